@@ -1,0 +1,224 @@
+"""The ASGI app and the middleware: routing, guards, errors, lifespan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import TypedDict
+
+import orjson
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match, Route
+from typing_extensions import Unpack
+
+from ..backends.base import Backend
+from ..backends.errors import LatimerError, RequestError
+from .endpoints.chat import create_chat_completion
+from .endpoints.completions import create_completion
+from .endpoints.health import health
+from .endpoints.models import list_models, retrieve_model
+from .errors import MethodNotAllowed, unexpected
+from .exchange import Exchange, Receive, Scope, Send
+from .guards import Keys
+from .service import DEFAULT_MAX_BODY, Service
+
+log = logging.getLogger("latimer")
+
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+Endpoint = Callable[[Exchange, Service], Awaitable[None]]
+
+# Paths without their `/v1`, which may be left out: many clients misconfigure their base URL.
+ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
+    ("POST", "/chat/completions", create_chat_completion),
+    ("POST", "/completions", create_completion),
+    ("GET", "/models", list_models),
+    ("GET", "/models/{model:path}", retrieve_model),
+)
+EXPOSED_HEADERS = (
+    "x-request-id", "openai-processing-ms", "x-latimer-ignored", "x-latimer-inexact",
+    "retry-after-ms",
+)  # fmt: skip
+
+
+class Options(TypedDict, total=False):
+    """How a backend is served.
+
+    Args:
+        model_names: how clients call the model; by default the engine's own name.
+        any_model: accept every model name.
+        api_keys: without one of these in `Authorization: Bearer …` the answer is a 401; none: open.
+        cors_origins: which web pages may use the API from a browser; by default all.
+        max_body: the largest request body, in bytes; by default 32 MiB.
+        strict: refuse unknown fields, and what the engine does only nearly.
+    """
+
+    model_names: Sequence[str]
+    any_model: bool
+    api_keys: Iterable[str]
+    cors_origins: Sequence[str]
+    max_body: int
+    strict: bool
+
+
+class OpenAIAdapter:
+    """OpenAI's API over a backend, as an ASGI app.
+
+    Serve it by itself, or mount it under any prefix of another app; it starts its backend with
+    the first request where nobody runs its lifespan, and `aclose` ends it.
+
+    Args:
+        backend: what answers.
+        prefixes: under which the API is found; an empty one serves `/health` too.
+        options: see `Options`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        prefixes: Sequence[str] = ("/v1", ""),
+        **options: Unpack[Options],
+    ) -> None:
+        self._service = Service(
+            backend,
+            tuple(options.get("model_names", ())),
+            options.get("any_model", False),
+            options.get("strict", False),
+            options.get("max_body", DEFAULT_MAX_BODY),
+        )
+        self._keys = Keys(options.get("api_keys", ()))
+        self._routes = [
+            Route(prefix + path, _Handler(partial(self._serve, method, endpoint, True)))
+            for prefix in prefixes
+            for method, path, endpoint in ENDPOINTS
+        ]
+        if "" in prefixes:
+            self._routes.append(
+                Route("/health", _Handler(partial(self._serve, "GET", health, False)))
+            )
+        self._app: ASGIApp = CORSMiddleware(
+            self._route,
+            allow_origins=options.get("cors_origins", ("*",)),
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+
+    def serves(self, scope: Scope) -> bool:
+        """Whether a request's path is one of OpenAI's that are served here."""
+        return any(route.matches(scope)[0] != Match.NONE for route in self._routes)
+
+    async def aclose(self) -> None:
+        """Release the backend."""
+        await self._service.backend.aclose()
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match != Match.NONE:
+                scope.update(found)
+                await route.app(scope, receive, send)
+                return
+        await self._guard(Exchange(scope, receive, send), _unknown_path)
+
+    async def _serve(
+        self,
+        method: str,
+        endpoint: Endpoint,
+        guarded: bool,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        exchange = Exchange(scope, receive, send)
+
+        async def answer(exchange: Exchange) -> None:
+            if guarded:
+                self._keys.check(exchange.header(b"authorization"))
+            if scope["method"] != method:
+                raise MethodNotAllowed(scope["method"], scope["path"], [method])
+            await endpoint(exchange, self._service)
+
+        await self._guard(exchange, answer)
+
+    async def _guard(
+        self, exchange: Exchange, answer: Callable[[Exchange], Awaitable[None]]
+    ) -> None:
+        """Turn every error into OpenAI's error object; what nobody expected is a 500 and a log."""
+        try:
+            await answer(exchange)
+        except LatimerError as error:
+            if exchange.started:
+                raise
+            await exchange.error(error)
+        except Exception:
+            log.exception("request %s failed", exchange.request_id)
+            if exchange.started:
+                raise
+            status, body = unexpected()
+            await exchange.reply(status, orjson.dumps(body))
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.aclose()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+
+class _Handler:
+    """An object, not a function: Starlette passes a request to it as it is."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+async def _unknown_path(exchange: Exchange) -> None:
+    scope = exchange.scope
+    raise RequestError(f"Invalid URL ({scope['method']} {scope['path']})", status=404)
+
+
+class OpenAIMiddleware:
+    """Answers OpenAI's paths under `/v1`, and passes everything else on to an app.
+
+    The app's lifespan runs as it is; when it ends, the backend is released.
+
+    Args:
+        app: what answers all other paths.
+        backend: what answers OpenAI's.
+        options: see `Options`.
+    """
+
+    def __init__(self, app: ASGIApp, backend: Backend, **options: Unpack[Options]) -> None:
+        self._outer = app
+        self._adapter = OpenAIAdapter(backend, ("/v1",), **options)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._adapter.serves(scope):
+            await self._adapter(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(scope, receive, send)
+        else:
+            await self._outer(scope, receive, send)
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def release(message: dict[str, object]) -> None:
+            if str(message["type"]).startswith("lifespan.shutdown."):
+                await self._adapter.aclose()
+            await send(message)
+
+        await self._outer(scope, receive, release)  # type: ignore[arg-type]

@@ -1,0 +1,209 @@
+"""`latimer serve` and `latimer check`.
+
+Exit codes: 0 fine, 1 a check failed, 2 usage, 3 could not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from ..backends.base import Backend
+    from .config import Settings
+
+EXIT_CHECK, EXIT_START = 1, 3
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """What both commands take: everything that says which engine, and how to reach it."""
+    decorators = (
+        click.argument("model", required=False, metavar="[MODEL.gguf | URL]"),
+        click.option(
+            "--config", type=click.Path(path_type=Path), help="A TOML file with the same settings."
+        ),
+        click.option(
+            "--backend",
+            type=click.Choice(["auto", "llama-cpp", "llama-server", "koboldcpp"]),
+            help="Which engine it is; found out by default.",
+        ),
+        click.option("--engine-key", help="The engine's own API key."),
+        click.option("--context", type=int, help="Tokens of prompt and completion, in process."),
+        click.option("--threads", type=int, help="CPU threads, in process."),
+        click.option("--gpu-layers", type=int, help="Layers on the GPU; -1 is all (the default)."),
+    )
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+def _loading(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn flags, environment and file into settings; what is wrong with them is exit code 2."""
+
+    @functools.wraps(command)
+    def run(config: Path | None, **flags: Any) -> None:
+        from .config import Settings
+
+        try:
+            settings = Settings.load(config, **flags)
+            settings.keys()
+        except (ValueError, OSError) as error:
+            raise click.UsageError(str(error)) from None
+        command(settings)
+
+    return run
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="latimer")
+def main() -> None:
+    """Every OpenAI client over local LLM engines, through their native interfaces.
+
+    \b
+    Examples:
+      latimer serve                                 the bundled demo model, in process
+      latimer serve model.gguf --gpu-layers -1      a model of yours, in process
+      latimer serve http://127.0.0.1:8080           in front of a llama-server
+      latimer serve http://127.0.0.1:5001           in front of a koboldcpp
+      latimer check http://127.0.0.1:8080           what that engine can do
+    """
+
+
+@main.command()
+@_options
+@click.option("--host", help="Address to listen on.  [127.0.0.1]")
+@click.option("--port", type=int, help="Port to listen on.  [8000]")
+@click.option("--model-name", multiple=True, help="How clients call the model; repeatable.")
+@click.option("--any-model", is_flag=True, default=None, help="Accept every model name.")
+@click.option("--api-key", multiple=True, help="A key that clients must send; repeatable.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="A file, one key a line.")
+@click.option("--cors-origin", multiple=True, help="Web pages that may call it.  [*]")
+@click.option("--max-body", type=int, help="Largest request body in bytes.  [33554432]")
+@click.option("--strict", is_flag=True, default=None, help="Refuse unknown fields and near misses.")
+@click.option("--drain", type=int, help="Seconds for running requests after SIGTERM.  [30]")
+@_loading
+def serve(settings: Settings) -> None:
+    """Serve OpenAI's API over a model or an engine.
+
+    \b
+    Examples:
+      latimer serve
+      latimer serve model.gguf --context 8192 --port 8080
+      latimer serve http://127.0.0.1:8080 --model-name gpt-4o --api-key secret
+      LATIMER_API_KEY=one,two latimer serve --config latimer.toml
+
+    Every setting can come from a flag, from the environment (LATIMER_PORT=8080), or from the
+    TOML file of --config (port = 8080), in this order.
+    """
+    asyncio.run(_serve(settings))
+
+
+@main.command()
+@_options
+@_loading
+def check(settings: Settings) -> None:
+    """Show what an engine can do, as a table; exit code 1 if it cannot be reached.
+
+    \b
+    Examples:
+      latimer check
+      latimer check http://127.0.0.1:5001
+    """
+    sys.exit(asyncio.run(_check(settings)))
+
+
+async def _check(settings: Settings) -> int:
+    from .discovery import describe
+
+    try:
+        backend = await _backend(settings)
+    except Exception as error:
+        click.echo(_printable(str(error)))
+        return EXIT_CHECK
+    try:
+        reachable, rows = await describe(backend)
+    finally:
+        await backend.aclose()
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        click.echo(f"{name:<{width}}  {_printable(value)}")
+    return 0 if reachable else EXIT_CHECK
+
+
+async def _backend(settings: Settings) -> Backend:
+    from .discovery import backend_of
+
+    return await backend_of(settings, _Progress() if sys.stderr.isatty() else None)
+
+
+async def _serve(settings: Settings) -> None:
+    import uvicorn
+
+    from ..backends.errors import LatimerError
+    from .app import OpenAIAdapter
+
+    try:
+        backend = await _backend(settings)
+        model = await backend.model()
+    except LatimerError as error:
+        _fail(error.message)
+    app = OpenAIAdapter(
+        backend,
+        model_names=settings.model_name,
+        any_model=settings.any_model,
+        api_keys=settings.keys(),
+        cors_origins=settings.cors_origin,
+        max_body=settings.max_body,
+        strict=settings.strict,
+    )
+    names = settings.model_name or [model.name]
+    listening = f"http://{settings.host}:{settings.port}/v1"
+    click.echo(
+        f"Latimer serves {_printable(', '.join(names))} ({backend.capabilities.engine}, "
+        f"{model.context} tokens) at {listening}",
+        err=True,
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=settings.drain,
+        )
+    )
+    await server.serve()
+    if not server.started:
+        sys.exit(EXIT_START)
+
+
+class _Progress:
+    """A line on the terminal that grows while a model loads."""
+
+    def __init__(self) -> None:
+        self._percent = -1
+
+    def __call__(self, fraction: float) -> None:
+        percent = int(fraction * 100)
+        if percent != self._percent:
+            self._percent = percent
+            end = "\n" if percent == 100 else ""
+            click.echo(f"\rLoading the model … {percent:3d} %{end}", nl=False, err=True)
+
+
+def _printable(text: str) -> str:
+    """Text of an engine or a request, with what would steer a terminal made visible."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"Latimer cannot start: {_printable(message)}", err=True)
+    sys.exit(EXIT_START)

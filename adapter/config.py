@@ -1,0 +1,90 @@
+"""Settings: flags over environment (`LATIMER_…`) over a TOML file, one model for all three."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
+Words = Annotated[list[str], NoDecode]
+
+
+class Settings(BaseSettings):
+    """Everything that `latimer serve` and `latimer check` can be told.
+
+    Lists are written with commas in the environment and as arrays in the file.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="LATIMER_", extra="forbid")
+
+    model: str | None = Field(None, description="A GGUF file or an engine's URL.")
+    backend: BackendName = Field("auto", description="Which engine it is; found out by default.")
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    model_name: Words = Field(default_factory=list, description="How clients call the model.")
+    any_model: bool = False
+    api_key: Annotated[list[SecretStr], NoDecode] = Field(default_factory=list)
+    api_key_file: Path | None = Field(None, description="A file with one key a line.")
+    cors_origin: Words = Field(default_factory=lambda: ["*"])
+    max_body: Annotated[int, Field(ge=1)] = 32 * 1024 * 1024
+    strict: bool = False
+    drain: Annotated[int, Field(ge=0)] = Field(
+        30, description="Seconds that running requests get to end after SIGTERM."
+    )
+    engine_key: SecretStr | None = Field(None, description="The engine's own API key.")
+    context: Annotated[int, Field(ge=1)] | None = None
+    threads: Annotated[int, Field(ge=1)] | None = None
+    gpu_layers: int = -1
+
+    @field_validator("model_name", "cors_origin", "api_key", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return [word.strip() for word in value.split(",") if word.strip()]
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags first, then the environment, then the file."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @classmethod
+    def load(cls, file: Path | None, **flags: Any) -> Settings:
+        """Settings of a command: the flags that were given, the environment, the file.
+
+        Raises:
+            ValueError: a value is not allowed, or the file has a key that no setting has.
+            OSError: the file cannot be read.
+        """
+        given = {name: value for name, value in flags.items() if value is not None and value != ()}
+        if file is None:
+            return cls(**given)
+        file.open().close()
+
+        class FromFile(cls):  # type: ignore[valid-type, misc]
+            model_config = SettingsConfigDict(**{**cls.model_config, "toml_file": file})
+
+        return FromFile(**given)
+
+    def keys(self) -> list[str]:
+        """Every API key, from wherever it was given."""
+        keys = [key.get_secret_value() for key in self.api_key]
+        if self.api_key_file is not None:
+            keys += self.api_key_file.read_text().split()
+        return keys

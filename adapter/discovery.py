@@ -1,0 +1,93 @@
+"""Which engine a setting means, found out by asking it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import orjson
+
+from ..backends.base import Backend
+from ..backends.errors import EngineError, LatimerError
+from ..backends.koboldcpp import KoboldCpp
+from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
+from ..backends.llama_server import LlamaServer
+from ..backends.upstream import AiohttpUpstream
+from .config import BackendName, Settings
+
+
+async def backend_of(
+    settings: Settings, progress: Callable[[float], None] | None = None
+) -> Backend:
+    """The backend that the settings name; a URL is probed unless they say what is there.
+
+    Raises:
+        EngineError: nothing answers there, or nothing that is known.
+    """
+    model = settings.model
+    key = settings.engine_key.get_secret_value() if settings.engine_key else None
+    if model is None or not model.startswith(("http://", "https://")):
+        if settings.backend not in ("auto", "llama-cpp"):
+            raise EngineError(f"The backend {settings.backend} needs a URL, not {model!r}.")
+        return LlamaCpp(
+            DEMO_MODEL if model is None else model,
+            context=settings.context,
+            threads=settings.threads,
+            gpu_layers=settings.gpu_layers,
+            progress=progress,
+        )
+    kind = settings.backend if settings.backend != "auto" else await _probe(model, key)
+    if kind == "koboldcpp":
+        return KoboldCpp(model, key)
+    if kind == "llama-server":
+        return LlamaServer(model, key)
+    raise EngineError(f"The backend {kind} needs a GGUF file, not a URL.")
+
+
+async def _probe(address: str, key: str | None) -> BackendName:
+    """Ask for what only one engine has; koboldcpp answers `/props` too, so it comes first."""
+    upstream = AiohttpUpstream(address, {"Authorization": f"Bearer {key}"} if key else {}, 10.0)
+    try:
+        if "KoboldCpp" in await _get(upstream, "/api/extra/version", "result"):
+            return "koboldcpp"
+        if await _get(upstream, "/props", "default_generation_settings"):
+            return "llama-server"
+    finally:
+        await upstream.aclose()
+    raise EngineError(
+        f"What answers at {address} is neither a llama-server nor a koboldcpp. If it is one that "
+        "is still loading or wants a key, say --backend, and --engine-key."
+    )
+
+
+async def _get(upstream: AiohttpUpstream, path: str, key: str) -> str:
+    try:
+        async with upstream.send("GET", path) as reply:
+            body = orjson.loads(await reply.read())
+    except orjson.JSONDecodeError:
+        return ""
+    return str(body.get(key, "")) if isinstance(body, dict) else ""
+
+
+async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
+    """Whether a backend is reachable, and rows that say what it can do."""
+    capabilities = backend.capabilities
+    rows = [("engine", capabilities.engine)]
+    try:
+        await backend.health()
+        model = await backend.model()
+    except LatimerError as error:
+        return False, [*rows, ("reachable", f"no: {error.message}")]
+    capabilities = backend.capabilities
+    rows += [
+        ("reachable", "yes"),
+        ("model", model.name),
+        ("context", f"{model.context} tokens"),
+        ("chat template", "the model's own" if model.template else "none: Alpaca is used"),
+        ("adds BOS", f"yes ({model.bos_token})" if model.adds_bos else "no, or by itself"),
+        ("fingerprint", model.fingerprint),
+        ("engine's own replies", "yes (oai_compat: false)" if capabilities.native else "no"),
+        ("sampling extras", ", ".join(sorted(capabilities.extras))),
+        ("refused", "; ".join(f"{k}: {v}" for k, v in sorted(capabilities.refused.items())) or "-"),
+        ("only nearly", ", ".join(sorted(capabilities.inexact)) or "-"),
+    ]
+    return True, rows

@@ -1,0 +1,192 @@
+"""One HTTP exchange: a body read within bounds, a reply with the headers that all have."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+import orjson
+
+from ..backends.errors import LatimerError, RequestError
+from .errors import Header, render
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MAX_NESTING = 128
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+_NOT_JSON = (
+    "We could not parse the JSON body of your request. (HINT: This likely means you aren't using "
+    "your HTTP library correctly. The OpenAI API expects a JSON payload, but what was sent was not "
+    "valid JSON.) "
+)
+
+
+class Exchange:
+    """A request's way in and its reply's way out."""
+
+    __slots__ = ("_receive", "_send", "_started_at", "headers", "request_id", "scope", "started")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self._started_at = time.perf_counter()
+        self.request_id = "req_" + secrets.token_hex(16)
+        self.headers: list[Header] = []
+        self.started = False
+
+    def header(self, name: bytes) -> str | None:
+        """A header of the request, None where it is missing."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return str(value, "latin-1")
+        return None
+
+    async def read_json(self, limit: int) -> dict[str, Any]:
+        """The body, an object of finite numbers and valid UTF-8, nested no deeper than allowed.
+
+        Raises:
+            RequestError: as contract 1.2 words it; 413 for a body of more than `limit` bytes.
+        """
+        content_type = self.header(b"content-type")
+        if content_type is not None:
+            media = content_type.partition(";")[0].strip().lower()
+            if media and media != "application/json":
+                media = _printable(media)
+                raise RequestError(
+                    f"Unsupported content type: '{media}'. This API method only accepts "
+                    "'application/json' requests, but you specified the header 'Content-Type: "
+                    f"{media}'. Please try again with a supported content type.",
+                    code="unsupported_content_type",
+                )
+        body = await self._read(limit)
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise RequestError(_NOT_JSON + f"It says: {error}.") from None
+        if not isinstance(value, dict):
+            raise RequestError(_NOT_JSON + "It must be an object.")
+        if body.count(b"[") + body.count(b"{") > MAX_NESTING and _depth(value) > MAX_NESTING:
+            raise RequestError(_NOT_JSON + f"It is nested deeper than {MAX_NESTING} levels.")
+        return value
+
+    async def _read(self, limit: int) -> bytes:
+        length = self.header(b"content-length")
+        if length is not None and length.isdigit() and int(length) > limit:
+            raise _too_large(limit)
+        message = await self._receive()
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body", False):
+            if len(body) > limit:
+                raise _too_large(limit)
+            return body
+        parts, size = [body], len(body)
+        while message.get("more_body", False):
+            message = await self._receive()
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limit:
+                raise _too_large(limit)
+        return b"".join(parts)
+
+    async def until_disconnect(self) -> None:
+        """Return when the client has gone away."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def reply(
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes = JSON,
+        headers: Iterable[Header] = (),
+    ) -> None:
+        """Send a whole reply."""
+        length = (b"content-length", str(len(body)).encode())
+        await self.start(status, content_type, [length, *headers])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def error(self, error: LatimerError) -> None:
+        """Send an error as a whole reply."""
+        status, body, headers = render(error)
+        await self.reply(status, orjson.dumps(body), headers=headers)
+
+    async def start(self, status: int, content_type: bytes, headers: Iterable[Header] = ()) -> None:
+        """Send the head of a reply; chunks follow."""
+        self.started = True
+        milliseconds = int((time.perf_counter() - self._started_at) * 1000)
+        head = [
+            (b"content-type", content_type),
+            (b"x-request-id", self.request_id.encode()),
+            (b"openai-processing-ms", str(milliseconds).encode()),
+            (b"openai-version", b"2020-10-01"),
+            *self.headers,
+            *headers,
+        ]
+        if content_type == EVENT_STREAM:
+            head += [
+                (b"cache-control", b"no-cache, must-revalidate"),
+                (b"x-accel-buffering", b"no"),
+            ]
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
+
+    async def chunk(self, data: bytes, more: bool = True) -> None:
+        """Send a part of the body."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+async def unless_disconnected(exchange: Exchange, work: Awaitable[None]) -> None:
+    """Do the work, and cancel it at once when the client goes away first."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        await exchange.until_disconnect()
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        await work
+    except asyncio.CancelledError:
+        # A cancellation from outside goes on its way; our own ends here.
+        if not gone or task.uncancel() > 0:
+            raise
+    finally:
+        watcher.cancel()
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(
+        f"The request's body is larger than {limit} bytes, the most this server takes.",
+        code="request_too_large",
+        status=413,
+    )
+
+
+def _printable(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()[:100]
+
+
+def _depth(value: Any) -> int:
+    """How deep arrays and objects are nested, up to just beyond what is allowed."""
+    level, here = 0, [value]
+    while here and level <= MAX_NESTING:
+        level += 1
+        here = [
+            inner
+            for outer in here
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+    return level

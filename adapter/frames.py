@@ -1,0 +1,111 @@
+"""Choice deltas to the bytes of a stream: prebuilt around each text, no model per chunk.
+
+The order of chunks is contract 2.7 for completions and 3.5 for chat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from ..backends.errors import LatimerError
+from ..schemas.openai.common import FinishReason, Usage
+from .errors import render
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Frames:
+    """What is alike in the frames of one reply.
+
+    Args:
+        head: the keys that every chunk has, in their order; `choices` and `usage` follow.
+        include_usage: whether `stream_options.include_usage` was set; every chunk then says
+            `"usage": null` but the last, which has no choices.
+    """
+
+    def __init__(self, head: Mapping[str, Any], include_usage: bool) -> None:
+        self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._include_usage = include_usage
+        self._cache: dict[int, tuple[bytes, bytes]] = {}
+
+    def start(self, index: int) -> bytes:
+        """The frames that come before a choice's first text."""
+        raise NotImplementedError
+
+    def text(self, index: int, text: str) -> bytes:
+        """A frame that adds text to a choice."""
+        around = self._cache.get(index)
+        if around is None:
+            around = self._cache[index] = self._around(index)
+        return around[0] + orjson.dumps(text) + around[1]
+
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        """The frame that ends a choice."""
+        raise NotImplementedError
+
+    def close(self, usage: Usage) -> bytes:
+        """What ends the stream."""
+        if not self._include_usage:
+            return DONE
+        return self._head + b'],"usage":' + orjson.dumps(usage) + b"}\n\n" + DONE
+
+    def error(self, error: LatimerError) -> bytes:
+        """An error in mid-stream, as the SDK notices it, and the end (contract 1.7)."""
+        _status, body, _headers = render(error)
+        return b"data: " + orjson.dumps(body) + b"\n\n" + DONE
+
+    def _around(self, index: int) -> tuple[bytes, bytes]:
+        raise NotImplementedError
+
+
+class CompletionFrames(Frames):
+    """Chunks of `/v1/completions`.
+
+    Args:
+        echoes: for each choice the prompt that is sent before its text; empty without echo.
+    """
+
+    def __init__(self, head: Mapping[str, Any], include_usage: bool, echoes: list[str]) -> None:
+        super().__init__(head, include_usage)
+        self._echoes = echoes
+
+    def start(self, index: int) -> bytes:
+        """See `Frames.start`."""
+        echo = self._echoes[index] if self._echoes else ""
+        return self.text(index, echo) if echo else b""
+
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        """See `Frames.end`."""
+        choice = {"text": "", "index": index, "logprobs": None, "finish_reason": reason}
+        return self._head + orjson.dumps(choice) + self._tail
+
+    def _around(self, index: int) -> tuple[bytes, bytes]:
+        end = b',"index":%d,"logprobs":null,"finish_reason":null}' % index
+        return self._head + b'{"text":', end + self._tail
+
+
+class ChatFrames(Frames):
+    """Chunks of `/v1/chat/completions`."""
+
+    def start(self, index: int) -> bytes:
+        """See `Frames.start`: the role, once."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return self._choice(index, delta, None)
+
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        """See `Frames.end`."""
+        return self._choice(index, {}, reason)
+
+    def _choice(self, index: int, delta: Mapping[str, Any], reason: FinishReason | None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return self._head + orjson.dumps(choice) + self._tail
+
+    def _around(self, index: int) -> tuple[bytes, bytes]:
+        return (
+            self._head + b'{"index":%d,"delta":{"content":' % index,
+            b'},"logprobs":null,"finish_reason":null}' + self._tail,
+        )

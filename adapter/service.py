@@ -1,0 +1,55 @@
+"""What the endpoints share: the backend, its names, and the rules it is served under."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..backends.base import Backend, Generation, Model
+from ..backends.errors import RequestError
+from .exchange import Exchange
+
+DEFAULT_MAX_BODY = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One backend as it is served.
+
+    Args:
+        names: how clients call the model; the engine's own name where there are none.
+        any_model: accept every name.
+        strict: refuse unknown fields, and what the engine does only nearly.
+        max_body: the largest body taken, in bytes.
+    """
+
+    backend: Backend
+    names: Sequence[str] = ()
+    any_model: bool = False
+    strict: bool = False
+    max_body: int = DEFAULT_MAX_BODY
+
+    async def names_of(self, model: Model) -> Sequence[str]:
+        """The names that `/v1/models` lists."""
+        return self.names or (model.name,)
+
+    async def resolve(self, name: str) -> Model:
+        """The model that a request means; an unknown name is a 404 (contract 1.4)."""
+        model = await self.backend.model()
+        if not self.any_model and name not in (self.names or (model.name,)):
+            raise RequestError(
+                f"The model `{name}` does not exist or you do not have access to it.",
+                None,
+                "model_not_found",
+                404,
+            )
+        return model
+
+
+async def pass_native(exchange: Exchange, service: Service, job: Generation, stream: bool) -> None:
+    """Send the engine's own reply: its status, its type, its bytes as they come."""
+    async with service.backend.native(job, stream) as reply:
+        await exchange.start(reply.status, reply.content_type.encode("latin-1"))
+        async for chunk in reply.body:
+            await exchange.chunk(chunk)
+    await exchange.chunk(b"", more=False)

@@ -1,0 +1,125 @@
+"""Chat messages to a prompt, by the model's own Jinja template, in a sandbox.
+
+The environment is the one that models' templates are written for (transformers'
+`apply_chat_template`): trimmed blocks, loop controls, `raise_exception`, `strftime_now`, and a
+`tojson` that does not escape for HTML.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..backends.base import Model
+from ..backends.errors import EngineError, RequestError
+from ..schemas.openai.chat import Message, RefusalPart, TextPart
+
+# For models without a template: what koboldcpp falls back to (its Alpaca adapter).
+ALPACA = (
+    "{%- for message in messages -%}"
+    "{%- if message['role'] == 'system' -%}{{ message['content'] }}"
+    "{%- elif message['role'] == 'user' -%}{{ '\n### Instruction:\n' + message['content'] }}"
+    "{%- else -%}{{ '\n### Response:\n' + message['content'] }}"
+    "{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '\n### Response:\n' }}{%- endif -%}"
+)
+
+
+class _TemplateError(Exception):
+    """What a template raises by itself."""
+
+
+def render(model: Model, messages: Sequence[Message]) -> str:
+    """The prompt for the assistant's next turn, without a BOS that the engine adds itself.
+
+    Raises:
+        RequestError: the template refuses the messages (roles that must alternate, for example).
+        EngineError: the template itself is broken.
+    """
+    source = model.template if model.template is not None else ALPACA
+    template = _compile(source)
+    try:
+        prompt = template.render(
+            messages=[_plain(message, source) for message in messages],
+            add_generation_prompt=True,
+            bos_token=model.bos_token,
+            eos_token=model.eos_token,
+            tools=None,
+            documents=None,
+        )
+    except _TemplateError as error:
+        raise RequestError(
+            f"The model's chat template refuses these messages: {error}", "messages"
+        ) from None
+    except Exception as error:
+        raise RequestError(
+            f"The model's chat template cannot render these messages: {error!r}", "messages"
+        ) from error
+    return without_bos(prompt, model)
+
+
+def without_bos(prompt: str, model: Model) -> str:
+    """A prompt that spells the BOS at its start, where the model adds one, would have two."""
+    if model.adds_bos and model.bos_token:
+        return prompt.removeprefix(model.bos_token)
+    return prompt
+
+
+def _plain(message: Message, template: str) -> Mapping[str, Any]:
+    """A message as templates expect it: content a string, roles that the template knows."""
+    role: str = message.role
+    if role == "developer" and "developer" not in template:
+        role = "system"
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(_text(part) for part in content)
+    plain: dict[str, Any] = {"role": role, "content": content if content is not None else ""}
+    name = getattr(message, "name", None)
+    if name is not None:
+        plain["name"] = name
+    return plain
+
+
+def _text(part: object) -> str:
+    if isinstance(part, TextPart):
+        return part.text
+    assert isinstance(part, RefusalPart), "other parts are refused before"
+    return part.refusal
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateError as error:
+        raise EngineError(f"The model's chat template is broken: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> None:
+    raise _TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)

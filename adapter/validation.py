@@ -1,0 +1,142 @@
+"""Request bodies to typed requests, and what is in them that nobody serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from pydantic import TypeAdapter, ValidationError
+
+from ..backends.base import Capabilities, Sampling
+from ..backends.errors import RequestError, Unsupported
+from ..schemas.openai.chat import ChatRequest
+from ..schemas.openai.common import SAMPLING_EXTRAS, Request
+from ..schemas.openai.completions import CompletionRequest
+from .errors import Header, from_validation
+
+T = TypeVar("T")
+
+MAX_LISTED = 20
+MAX_HEADER = 1024
+
+
+def parse(adapter: TypeAdapter[T], body: Mapping[str, Any]) -> T:
+    """Validate a body; raises `RequestError` in OpenAI's words."""
+    try:
+        return adapter.validate_python(body)
+    except ValidationError as error:
+        raise from_validation(error, body) from None
+
+
+def unknown_fields(request: Request, path: str = "") -> Iterator[str]:
+    """Paths of the fields that no schema knows, at every depth."""
+    for name in request.model_extra or ():
+        yield path + name
+    for name in request.model_fields_set:
+        value = getattr(request, name, None)
+        if isinstance(value, Request):
+            yield from unknown_fields(value, f"{path}{name}.")
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                if isinstance(item, Request):
+                    yield from unknown_fields(item, f"{path}{name}[{index}].")
+
+
+def refuse_unserved(
+    request: Request, unserved: Mapping[str, tuple[Callable[[Any], bool], str]], engine: str
+) -> None:
+    """Raise `Unsupported` for a valid field that asks for what nothing here does yet.
+
+    Args:
+        unserved: by field, which of its values ask for nothing, and what to do instead.
+    """
+    for name in request.model_fields_set:
+        if name in unserved:
+            neutral, hint = unserved[name]
+            value = getattr(request, name)
+            if value is not None and not neutral(value):
+                raise Unsupported(name, engine, hint)
+
+
+def sampling_of(request: CompletionRequest | ChatRequest, capabilities: Capabilities) -> Sampling:
+    """The request's sampling, with OpenAI's defaults; refuses what the engine cannot honour."""
+    extras: dict[str, Any] = {}
+    for name in SAMPLING_EXTRAS & request.model_fields_set:
+        value = getattr(request, name)
+        if value is None:
+            continue
+        if name not in capabilities.extras:
+            hint = capabilities.refused.get(name, "Leave it out, or use an engine that takes it.")
+            raise Unsupported(name, capabilities.engine, hint)
+        extras[name] = value
+    for name in ("presence_penalty", "frequency_penalty"):
+        if getattr(request, name) and name in capabilities.refused:
+            raise Unsupported(name, capabilities.engine, capabilities.refused[name])
+    bias = request.logit_bias or {}
+    return Sampling(
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logit_bias=tuple((int(token), value) for token, value in bias.items()),
+        extras=extras,
+    )
+
+
+def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Stop strings; null, an empty list and empty strings are none."""
+    stops = [stop] if isinstance(stop, str) else stop or []
+    return tuple(dict.fromkeys(text for text in stops if text))
+
+
+def seeds_of(seed: int | None, count: int) -> tuple[int | None, ...]:
+    """One seed per choice: the request's, counted up."""
+    return tuple(None if seed is None else seed + j for j in range(count))
+
+
+def notes(
+    request: Request, sampling: Sampling, capabilities: Capabilities, strict: bool
+) -> list[Header]:
+    """Headers that say what was ignored and what is done only nearly; under `strict`, errors."""
+    ignored = sorted(unknown_fields(request))
+    inexact = [
+        name
+        for name in sorted(capabilities.inexact)
+        if name in sampling.extras or name == "usage" or getattr(sampling, name, None)
+    ]
+    if strict and ignored:
+        raise RequestError(f"Unknown parameter: '{ignored[0]}'.", ignored[0], "unknown_parameter")
+    if strict and inexact:
+        raise Unsupported(
+            inexact[0], capabilities.engine, "It does so only nearly, and the server is strict."
+        )
+    headers = []
+    if ignored:
+        headers.append((b"x-latimer-ignored", _listed(ignored)))
+    if inexact:
+        headers.append((b"x-latimer-inexact", _listed(inexact)))
+    return headers
+
+
+def _listed(names: list[str]) -> bytes:
+    """Names for a header: percent-encoded, so that nothing in them can end it."""
+    value = ""
+    for name in names[:MAX_LISTED]:
+        longer = f"{value}, {quote(name, safe='[].')}" if value else quote(name, safe="[].")
+        if len(longer) > MAX_HEADER:
+            break
+        value = longer
+    return value.encode()
+
+
+def check_stream_options(request: CompletionRequest | ChatRequest) -> bool:
+    """Whether usage is wanted at the end of the stream (contract 2.1)."""
+    if request.stream_options is None:
+        return False
+    if not request.stream:
+        raise RequestError(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            "stream_options",
+        )
+    return bool(request.stream_options.include_usage)

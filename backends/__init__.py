@@ -1,0 +1,1 @@
+"""One translator per engine behind one small protocol."""

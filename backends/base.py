@@ -1,0 +1,187 @@
+"""The canonical job, the canonical stream, and the protocol that every engine's translator speaks.
+
+Engines differ only behind `Backend`: a job goes in as a `Generation`, events come out in batches.
+What arrived together stays together in one batch, so that it can be sent together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+Reason: TypeAlias = Literal["end", "stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A stretch of prompt text; `parse_special` says whether control tokens in it count as such."""
+
+    text: str
+    parse_special: bool = True
+
+
+TokenIds: TypeAlias = tuple[int, ...]
+Prompt: TypeAlias = TokenIds | Text
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to pick tokens: OpenAI's own knobs, and the engine extras that the request named.
+
+    `extras` holds only what the request named; everything else is neutral on every engine,
+    whatever the engine's own defaults are.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One prompt and the choices wanted for it.
+
+    Args:
+        prompt: text, or token ids that are used verbatim (nothing is added to them).
+        max_tokens: how many tokens to generate at most; None is to the end of the context.
+        seeds: one per choice; its length is the number of choices. None is a random seed.
+        stops: strings that end a choice; the cut is made before the first that completes.
+    """
+
+    prompt: Prompt
+    max_tokens: int | None
+    seeds: tuple[int | None, ...] = (None,)
+    stops: tuple[str, ...] = ()
+    sampling: Sampling = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes that were generated for a choice; they may end inside a character."""
+
+    choice: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A choice has ended.
+
+    Args:
+        reason: `end` by an end token, `stop` by a stop string, `length` by a limit.
+        stop: the stop string that the engine says it saw, None where it does not tell.
+        prompt_tokens: tokens of the prompt without a BOS that was added to it.
+        completion_tokens: tokens that begin before the cut; an end token is not counted.
+        cached_tokens: how many of the prompt's tokens were reused from an earlier evaluation.
+    """
+
+    choice: int
+    reason: Reason
+    stop: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+Event: TypeAlias = Piece | Finish
+Batch: TypeAlias = Sequence[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a backend serves.
+
+    Args:
+        name: how the engine calls the model.
+        context: the longest prompt plus completion, in tokens.
+        template: the model's own chat template (Jinja), None where it has none.
+        bos_token, eos_token: spellings for the template; empty where unknown.
+        adds_bos: whether a text prompt gets a BOS token in front.
+        fingerprint: changes when weights, engine or configuration do.
+        modified: when the model was made available, in seconds since 1970.
+    """
+
+    name: str
+    context: int
+    template: str | None
+    bos_token: str
+    eos_token: str
+    adds_bos: bool
+    fingerprint: str
+    modified: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Where an engine differs, as tables.
+
+    Args:
+        engine: the engine's name for messages.
+        extras: sampling extras that it takes, by the name the request uses.
+        refused: fields it cannot honour at all, with the hint that the error gives.
+        inexact: fields it honours only nearly.
+        native: whether `Backend.native` can show the engine's own reply.
+    """
+
+    engine: str
+    extras: frozenset[str]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    inexact: frozenset[str] = frozenset()
+    native: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NativeReply:
+    """An engine's own answer: status, content type, and the body's bytes as they come."""
+
+    status: int
+    content_type: str
+    body: AsyncIterator[bytes]
+
+
+Stream: TypeAlias = AbstractAsyncContextManager[AsyncIterator[Batch]]
+
+
+class Backend(Protocol):
+    """One engine. All coroutines raise `LatimerError`s and nothing else on purpose."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do, known before it was ever reached."""
+        ...
+
+    async def model(self) -> Model:
+        """What it serves; asks the engine once and remembers the answer."""
+        ...
+
+    def open(self, job: Generation) -> Stream:
+        """Start a job; leaving the context, or cancelling the task, ends the work in the engine.
+
+        Errors that the engine finds before the first token are raised on entering.
+        """
+        ...
+
+    def native(self, job: Generation, stream: bool) -> AbstractAsyncContextManager[NativeReply]:
+        """Run a job of one choice and pass the engine's own reply on, untouched."""
+        ...
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
+        """Token ids of a text; `add_special` puts a BOS in front where the model wants one."""
+        ...
+
+    async def detokenize(self, ids: TokenIds) -> bytes:
+        """The text of token ids, control tokens spelled out."""
+        ...
+
+    async def health(self) -> None:
+        """Return when the engine can answer; raises `EngineUnavailable` when it cannot."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release connections, threads and memory; running jobs end."""
+        ...

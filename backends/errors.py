@@ -1,0 +1,91 @@
+"""What can go wrong with a job, whichever engine runs it.
+
+* LatimerError
+  x RequestError            the client's fault; asking again unchanged cannot help
+    - Unsupported           valid, but this engine cannot do it
+    - ContextExceeded       prompt and completion do not fit into the context
+    - EmptyPrompt           nothing to start from
+  x Busy                    too much work at once; asking again later helps
+  x EngineError             the engine's fault
+    - EngineUnavailable     not reachable, or still loading its model
+"""
+
+from __future__ import annotations
+
+
+class LatimerError(Exception):
+    """Base of all errors; `message` is meant for the person who made the request."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class RequestError(LatimerError):
+    """The request is wrong; `param` names the field in the client's own words, if one is at fault.
+
+    `code` is OpenAI's machine-readable word (contract 1.2 and 1.4), `status` the HTTP status.
+    """
+
+    def __init__(
+        self, message: str, param: str | None = None, code: str | None = None, status: int = 400
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+        self.status = status
+
+
+class Unsupported(RequestError):
+    """A field is valid, but `engine` cannot honour it; the message says what would."""
+
+    def __init__(self, param: str, engine: str, hint: str) -> None:
+        super().__init__(
+            f"Unsupported parameter: '{param}' is not supported by {engine}. {hint}",
+            param,
+            "unsupported_parameter",
+        )
+
+
+class ContextExceeded(RequestError):
+    """Prompt and completion together are longer than the context (in tokens)."""
+
+    def __init__(self, context: int, prompt_tokens: int, max_tokens: int = 0) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context} tokens, however you requested "
+            f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in your prompt; {max_tokens} "
+            "for the completion). Please reduce your prompt; or completion length.",
+            "prompt",
+            "context_length_exceeded",
+        )
+        self.context = context
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+
+
+class EmptyPrompt(RequestError):
+    """Nothing to start from: no text, and no BOS that the model would begin with."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Invalid 'prompt': empty. This model has no BOS token to start from; send at least one "
+            "token.",
+            "prompt",
+            "empty_string",
+        )
+
+
+class Busy(LatimerError):
+    """Nothing can take the job now; `retry_after` says in how many seconds to ask again."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineError(LatimerError):
+    """The engine failed, or answered something that cannot be trusted."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine cannot be reached, or is not ready yet."""

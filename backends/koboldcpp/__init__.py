@@ -1,0 +1,5 @@
+"""koboldcpp through its native API."""
+
+from .backend import KoboldCpp
+
+__all__ = ["KoboldCpp"]

@@ -1,0 +1,395 @@
+"""The shell around koboldcpp: its queue, token counts, continuation, and abort."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from ...schemas.native.koboldcpp import LastLogprobs, Perf, TokenCount, TokenCountPayload
+from ..base import (
+    Batch,
+    Capabilities,
+    Event,
+    Finish,
+    Generation,
+    Model,
+    NativeReply,
+    Piece,
+    Text,
+    TokenIds,
+)
+from ..errors import ContextExceeded, EmptyPrompt, EngineError, LatimerError, Unsupported
+from ..sse import EventParser
+from ..upstream import AiohttpUpstream, Reply, Upstream
+from .queue import Turns
+from .translate import CAPABILITIES, ENGINE, ChoiceStream, longest_call, to_error, to_native
+
+TESTED = (1, 115)
+STOP_REASONS = {0: "length", 1: "stop", 2: "length"}
+
+
+class KoboldCpp:
+    """A running koboldcpp.
+
+    Args:
+        upstream: its address (`http://127.0.0.1:5001`), or an `Upstream` of one's own.
+        key: the server's own `--password`, where it has one.
+        max_waiting: requests that may wait for their turn; beyond it they are refused as busy.
+        silence: seconds without an event after which the engine is asked whether it still works.
+    """
+
+    def __init__(
+        self,
+        upstream: str | Upstream,
+        key: str | None = None,
+        max_waiting: int = 64,
+        silence: float = 5.0,
+    ) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._upstream = (
+            AiohttpUpstream(upstream, headers) if isinstance(upstream, str) else upstream
+        )
+        self._silence = silence
+        self._turns = Turns(max_waiting)
+        self._model: Model | None = None
+        self._tells_tokens = True
+        self._reading = asyncio.Lock()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `Backend.capabilities`; token counts of versions before 1.115 are the tokeniser's."""
+        if self._tells_tokens:
+            return CAPABILITIES
+        return replace(CAPABILITIES, inexact=CAPABILITIES.inexact | {"usage"})
+
+    async def model(self) -> Model:
+        """See `Backend.model`."""
+        if self._model is None:
+            async with self._reading:
+                if self._model is None:
+                    self._model = await self._read_model()
+        return self._model
+
+    @asynccontextmanager
+    async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
+        """See `Backend.open`; choices are generated one after the other, in one turn."""
+        model = await self.model()
+        self._turns.check()
+        prompt, count, tokens = await self._counted_prompt(job, model)
+        max_tokens = model.context - count if job.max_tokens is None else job.max_tokens
+        if max_tokens == 0:
+            yield _ended(job, tokens)
+            return
+        await self._turns.take()
+        run = _Run(self, job, model, prompt, max_tokens, tokens)
+        try:
+            yield run.batches()
+        finally:
+            # Shielded: a cancelled request must still abort its generation and give up its turn.
+            await asyncio.shield(self._background(self._leave(run)))
+
+    @asynccontextmanager
+    async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
+        """See `Backend.native`."""
+        model = await self.model()
+        self._turns.check()
+        prompt, count, _tokens = await self._counted_prompt(job, model)
+        room = model.context - count if job.max_tokens is None else job.max_tokens
+        cap = longest_call(model.context)
+        if job.max_tokens is not None and room > cap:
+            raise Unsupported("oai_compat", ENGINE, f"One call generates at most {cap} tokens.")
+        genkey = _genkey()
+        payload = to_native(job, 0, prompt, min(room, cap), model.context, genkey)
+        path = "/api/extra/generate/stream" if stream else "/api/v1/generate"
+        await self._turns.take()
+        done = False
+        try:
+            async with self._upstream.send("POST", path, orjson.dumps(payload)) as reply:
+                yield NativeReply(reply.status, reply.content_type, reply.chunks())
+            done = True
+        finally:
+            if not done:
+                await asyncio.shield(self._background(self._abort(genkey)))
+            self._turns.release()
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
+        """See `Backend.tokenize`; control tokens are always parsed here."""
+        if not parse_special:
+            raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
+        return tuple((await self._token_count(text, add_special))["ids"])
+
+    async def detokenize(self, ids: TokenIds) -> bytes:
+        """See `Backend.detokenize`; incomplete characters are left out by the engine."""
+        reply = await self._ask("POST", "/api/extra/detokenize", {"ids": ids, "special": True})
+        return str(reply["result"]).encode()
+
+    async def health(self) -> None:
+        """See `Backend.health`."""
+        await self._ask("GET", "/api/extra/version")
+
+    async def aclose(self) -> None:
+        """See `Backend.aclose`."""
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._upstream.aclose()
+
+    async def _counted_prompt(self, job: Generation, model: Model) -> tuple[str, int, int]:
+        """The prompt as text, and how many tokens it has with a BOS and without.
+
+        koboldcpp cuts what does not fit from the prompt's front, silently: so it is counted first.
+        """
+        if isinstance(job.prompt, Text):
+            if not job.prompt.parse_special:
+                raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
+            text = job.prompt.text
+        else:
+            text = await self._text_of(job.prompt)
+        tokens = len((await self._token_count(text, False))["ids"])
+        count = tokens + model.adds_bos
+        if not count:
+            raise EmptyPrompt
+        if count + (job.max_tokens or 0) > model.context or count >= model.context:
+            raise ContextExceeded(model.context, tokens, job.max_tokens or 0)
+        return text, count, tokens
+
+    async def _text_of(self, ids: TokenIds) -> str:
+        """The text of token ids, if koboldcpp reads the same ids out of it again."""
+        text = (await self.detokenize(ids)).decode()
+        if tuple((await self._token_count(text, False))["ids"]) != ids:
+            raise Unsupported(
+                "prompt", ENGINE, "These token ids do not survive its tokeniser; send text instead."
+            )
+        return text
+
+    async def _token_count(self, text: str, special: bool) -> TokenCount:
+        payload: TokenCountPayload = {"prompt": text, "special": special}
+        reply: TokenCount = await self._ask("POST", "/api/extra/tokencount", payload)
+        return reply
+
+    async def _perf(self) -> Perf:
+        perf: Perf = await self._ask("GET", "/api/extra/perf")
+        return perf
+
+    async def _told(self, genkey: str) -> LastLogprobs | None:
+        """The tokens of the call that has just ended, if they are still that call's."""
+        if not self._tells_tokens:
+            return None
+        reply = await self._ask("POST", "/api/extra/last_logprobs", {"genkey": genkey})
+        told: LastLogprobs | None = reply["logprobs"]
+        return told
+
+    async def _abort(self, genkey: str) -> None:
+        await self._ask("POST", "/api/extra/abort", {"genkey": genkey})
+
+    async def _leave(self, run: _Run) -> None:
+        try:
+            await run.aclose()
+        finally:
+            self._turns.release()
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
+
+    async def _ask(self, method: str, path: str, payload: Any = None) -> Any:
+        body = None if payload is None else orjson.dumps(payload)
+        async with self._upstream.send(method, path, body) as reply:
+            data = await reply.read()
+            if reply.status != 200:
+                raise to_error(reply.status, data)
+        try:
+            answer = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            raise EngineError(f"{ENGINE} answered {path} with no JSON.") from None
+        if answer is None:
+            # koboldcpp swallows its exceptions and answers 200 with a bare null.
+            raise EngineError(f"{ENGINE} failed to answer {path}.")
+        return answer
+
+    async def _read_model(self) -> Model:
+        version = await self._ask("GET", "/api/extra/version")
+        if version.get("result") != "KoboldCpp":
+            raise EngineError(f"{self._upstream.address} does not answer as {ENGINE} does.")
+        self._tells_tokens = _numbers(version["version"]) >= TESTED
+        name = str((await self._ask("GET", "/api/v1/model"))["result"])
+        context = int((await self._ask("GET", "/api/extra/true_max_context_length"))["value"])
+        template = None
+        try:
+            template = (await self._ask("GET", "/props")).get("chat_template") or None
+        except LatimerError:
+            if self._tells_tokens:
+                raise
+        bos = tuple((await self._token_count("", True))["ids"])
+        adds_bos, eos = await self._probe(context) if bos else (False, "")
+        facts = f"{version['version']}\n{name}\n{context}"
+        return Model(
+            name=name,
+            context=context,
+            template=template,
+            bos_token=(await self.detokenize(bos)).decode() if bos else "",
+            eos_token=eos,
+            adds_bos=adds_bos,
+            fingerprint="fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10],
+            modified=int(time.time()),
+        )
+
+    async def _probe(self, context: int) -> tuple[bool, str]:
+        """Whether prompts get a BOS, and the end token's spelling: no endpoint tells either.
+
+        A grammar of nothing ends a generation with its first token, and the reply counts the
+        prompt's tokens. Versions that do not count them add a BOS wherever there is one.
+        """
+        if not self._tells_tokens:
+            return True, ""
+        genkey = _genkey()
+        payload = to_native(Generation(Text("a"), 1), 0, "a", 1, context, genkey)
+        payload["grammar"] = 'root ::= ""'
+        await self._turns.take()
+        try:
+            reply = await self._ask("POST", "/api/v1/generate", payload)
+            told = await self._told(genkey)
+        finally:
+            self._turns.release()
+        counted = int(reply["results"][0]["prompt_tokens"])
+        plain = len((await self._token_count("a", False))["ids"])
+        return counted > plain, told["tokens"][-1] if told and told["tokens"] else ""
+
+
+class _Run:
+    """A job's calls, one after the other, in one turn of the queue."""
+
+    def __init__(
+        self,
+        backend: KoboldCpp,
+        job: Generation,
+        model: Model,
+        prompt: str,
+        max_tokens: int,
+        prompt_tokens: int,
+    ) -> None:
+        self._backend = backend
+        self._job = job
+        self._model = model
+        self._prompt = prompt
+        self._max_tokens = max_tokens
+        self._prompt_tokens = prompt_tokens
+        self._genkey = ""
+        self._exchange: AbstractAsyncContextManager[Reply] | None = None
+        self._running = False
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        for choice in range(len(self._job.seeds)):
+            stream = ChoiceStream(self._job, choice, self._prompt_tokens)
+            ended = False
+            # One call gives at most 80 % of the context, or what `--genlimit` allows.
+            while not ended and not stream.stopped and stream.tokens < self._max_tokens:
+                before = stream.tokens
+                reason = None
+                async for text, reason in self._call(stream):  # noqa: B007
+                    if text:
+                        yield (Piece(choice, stream.feed(text)),)
+                    if stream.stopped:
+                        break
+                await self.aclose()
+                ended = reason == "stop" and not stream.stopped
+                await self._count(stream, ended)
+                if stream.tokens == before:
+                    break
+            yield (stream.finish(ended),)
+
+    async def _call(self, stream: ChoiceStream) -> AsyncIterator[tuple[str, str | None]]:
+        """Text of one call as it comes, and its finish reason with the last."""
+        room = min(self._max_tokens - stream.tokens, longest_call(self._model.context))
+        prompt = self._prompt + stream.text.decode()
+        self._genkey = _genkey()
+        payload = to_native(
+            self._job, stream.choice, prompt, room, self._model.context, self._genkey
+        )
+        exchange = self._backend._upstream.send(
+            "POST", "/api/extra/generate/stream", orjson.dumps(payload)
+        )
+        reply = await exchange.__aenter__()
+        self._exchange = exchange
+        if reply.status != 200:
+            raise to_error(reply.status, await reply.read())
+        self._running = True
+        parser = EventParser()
+        async for chunk in self._chunks(reply):
+            for data in parser.feed(chunk):
+                event = stream.parse(data)
+                self._running = event["finish_reason"] is None
+                yield event["token"], event["finish_reason"]
+                if not self._running:
+                    return
+        self._running = False
+        # Everything was sent before the engine noticed that it had finished: no final event comes.
+        reason = STOP_REASONS.get((await self._backend._perf())["stop_reason"])
+        if reason is None:
+            raise EngineError(f"{ENGINE} ended its answer without saying why.")
+        yield "", reason
+
+    async def _chunks(self, reply: Reply) -> AsyncIterator[bytes]:
+        """The stream's bytes; a stream that stays open while the engine is idle is an error."""
+        idle = 0
+        chunks = reply.chunks()
+        while True:
+            try:
+                async with asyncio.timeout(self._backend._silence):
+                    chunk = await anext(chunks, None)
+            except TimeoutError:
+                idle = idle + 1 if (await self._backend._perf())["idle"] else 0
+                if idle >= 2:
+                    raise EngineError(f"{ENGINE} went idle without answering.") from None
+                chunks = reply.chunks()
+                continue
+            if chunk is None:
+                return
+            yield chunk
+
+    async def _count(self, stream: ChoiceStream, ended: bool) -> None:
+        told = await self._backend._told(self._genkey)
+        counted = 0
+        if told is None:
+            text = stream.text.decode()
+            counted = len((await self._backend._token_count(text, False))["ids"]) - stream.tokens
+        stream.end_call(told, counted, ended)
+
+    async def aclose(self) -> None:
+        """End the call that is open, if any: by its key, since closing takes half a second more."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        try:
+            if self._running:
+                await self._backend._abort(self._genkey)
+        except LatimerError:
+            pass  # The engine is gone: nothing runs there any more.
+        finally:
+            await exchange.__aexit__(None, None, None)
+
+
+async def _ended(job: Generation, prompt_tokens: int) -> AsyncIterator[Batch]:
+    """The stream of a job that wants no tokens."""
+    events: list[Event] = [
+        Finish(choice, "length", None, prompt_tokens, 0) for choice in range(len(job.seeds))
+    ]
+    yield events
+
+
+def _genkey() -> str:
+    return "LATIMER" + secrets.token_hex(8)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

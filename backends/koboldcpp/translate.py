@@ -1,0 +1,226 @@
+"""A job to koboldcpp's payload, and its stream back to canonical events (sans-I/O)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from ...schemas.native.koboldcpp import GeneratePayload, LastLogprobs, StreamEvent
+from ..base import Capabilities, Finish, Generation, Reason
+from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, RequestError
+from ..stops import StopMatcher
+
+ENGINE = "koboldcpp"
+MAX_LOGIT_BIAS = 512
+
+# koboldcpp's own defaults (temperature 0.7, top_p 0.9, top_k 100, trimming, placeholders …) apply
+# to whatever is left out, so neutral values go with every request.
+NEUTRAL: dict[str, Any] = {
+    "top_k": 0,
+    "min_p": 0.0,
+    "typical": 1.0,
+    "tfs": 1.0,
+    "top_a": 0.0,
+    "nsigma": 0.0,
+    "rep_pen": 1.0,
+    "rep_pen_range": 64,
+    "rep_pen_slope": 1.0,
+    "dynatemp_range": 0.0,
+    "smoothing_factor": 0.0,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "dry_multiplier": 0.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "adaptive_target": -1.0,
+    "trim_stop": False,
+    "bypass_eos": False,
+    "ban_eos_token": False,
+    "use_default_badwordsids": False,
+    "render_special": False,
+    "replace_instruct_placeholders": False,
+}
+
+# Sampling extras: the request's name to koboldcpp's.
+EXTRAS = {
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "typical_p": "typical",
+    "top_n_sigma": "nsigma",
+    "repeat_penalty": "rep_pen",
+    "repeat_last_n": "rep_pen_range",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "dry_multiplier": "dry_multiplier",
+    "dry_base": "dry_base",
+    "dry_allowed_length": "dry_allowed_length",
+    "dry_penalty_last_n": "dry_penalty_last_n",
+    "dry_sequence_breakers": "dry_sequence_breakers",
+    "ignore_eos": "ban_eos_token",
+    "grammar": "grammar",
+}
+
+CAPABILITIES = Capabilities(
+    engine=ENGINE,
+    extras=frozenset(EXTRAS),
+    refused={
+        "frequency_penalty": "koboldcpp has no such penalty; presence_penalty is the nearest.",
+        "parse_special": "koboldcpp always parses control tokens; leave it out or send true.",
+    },
+    # The penalty counts the prompt too; an invalid grammar is ignored without a word.
+    inexact=frozenset({"presence_penalty", "grammar"}),
+)
+
+
+def longest_call(context: int) -> int:
+    """The most tokens that one call generates: 80 % of the context (koboldcpp.py, generate())."""
+    return context - max(16, int(context * 0.2))
+
+
+def to_seed(seed: int | None) -> int:
+    """A seed in 1 … 2**31 - 1: zero and below mean "the clock's second" there."""
+    return random.randint(1, 2**31 - 1) if seed is None else seed % (2**31 - 1) + 1  # noqa: S311
+
+
+def to_native(
+    job: Generation, choice: int, prompt: str, max_length: int, context: int, genkey: str
+) -> GeneratePayload:
+    """The payload of one call; its seed is drawn anew for each call without one."""
+    sampling = job.sampling
+    payload: dict[str, Any] = {
+        "prompt": prompt,
+        "max_length": max_length,
+        "max_context_length": context,
+        "genkey": genkey,
+        "sampler_seed": to_seed(job.seeds[choice]),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "stop_sequence": list(job.stops),
+        **NEUTRAL,
+        **{EXTRAS[name]: value for name, value in sampling.extras.items()},
+    }
+    if sampling.presence_penalty and "repeat_last_n" not in sampling.extras:
+        payload["rep_pen_range"] = context
+    if sampling.logit_bias:
+        if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+            raise RequestError(
+                f"Invalid 'logit_bias': {ENGINE} takes at most {MAX_LOGIT_BIAS} entries, but got "
+                f"{len(sampling.logit_bias)} instead.",
+                "logit_bias",
+                "object_above_max_properties",
+            )
+        payload["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    return payload  # type: ignore[return-value]
+
+
+def to_error(status: int, body: bytes) -> LatimerError:
+    """The error that a refused request stands for."""
+    text = body[:200].decode(errors="replace")
+    if status == 503:
+        return Busy(f"{ENGINE} is busy with requests of other clients.", 1.0)
+    if status == 401:
+        return EngineUnavailable(f"{ENGINE} wants another API key than the one it was sent.")
+    return EngineError(f"{ENGINE} answered {status}: {text}")
+
+
+class ChoiceStream:
+    """The text of one choice as it comes, over as many calls as it takes.
+
+    koboldcpp's stream carries text only, and calls a stop string `length`: so stops are found
+    here, and tokens are counted from `/api/extra/last_logprobs` when a call has ended.
+    """
+
+    def __init__(self, job: Generation, choice: int, prompt_tokens: int) -> None:
+        self.choice = choice
+        self._prompt_tokens = prompt_tokens
+        self._matcher = StopMatcher(job.stops)
+        self._released = 0
+        self._call_start = 0
+        self._tokens = 0
+        self._cut_tokens: int | None = None
+        self.text = b""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has completed."""
+        return self._matcher.stop is not None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the calls that have ended, an end token not counted."""
+        return self._tokens
+
+    def parse(self, data: bytes) -> StreamEvent:
+        """Read an event.
+
+        Raises:
+            EngineError: the engine reports a failure, or the event is not what it sends.
+        """
+        try:
+            event: StreamEvent = orjson.loads(data)
+            reason = event["finish_reason"]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            raise EngineError(f"{ENGINE} sent an event that is none: {data[:200]!r}") from None
+        if reason == "error":
+            raise EngineError(f"{ENGINE} failed while generating.")
+        return event
+
+    def feed(self, text: str) -> bytes:
+        """Take text of the stream; returns its bytes, stop strings included."""
+        data = text.encode()
+        self.text += data
+        self._released += len(self._matcher.feed(data))
+        return data
+
+    def end_call(self, told: LastLogprobs | None, counted: int, ended: bool) -> None:
+        """Take the token count of a call that has ended.
+
+        Args:
+            told: the call's tokens, None where the engine does not tell them.
+            counted: tokens of the call's text as the engine tokenises it, used where it does not.
+            ended: whether an end token closed the call.
+        """
+        text = self.text[self._call_start :]
+        if told is None:
+            self._tokens += counted
+        else:
+            count = len(told["tokens"]) - ended
+            if self.stopped:
+                count = tokens_before(told["tokens"], text, self._released - self._call_start)
+            self._tokens += count
+        self._call_start = len(self.text)
+
+    def finish(self, ended: bool) -> Finish:
+        """The choice's last event."""
+        reason: Reason = "end" if ended else "length"
+        if self.stopped:
+            reason = "stop"
+        return Finish(self.choice, reason, self._matcher.stop, self._prompt_tokens, self._tokens)
+
+
+def tokens_before(tokens: Sequence[str], text: bytes, end: int) -> int:
+    """How many tokens begin before byte `end` of the text.
+
+    Tokens inside a character were decoded to less than their bytes; a run of them fills the text
+    up to where the next whole token is found, and shares it evenly.
+    """
+    count = position = pending = 0
+    for token in tokens:
+        data = token.encode()
+        found = text.find(data, position) if data else -1
+        if found < 0 or (found > position and not pending):
+            pending += 1
+            continue
+        count += sum(position + i * (found - position) // pending < end for i in range(pending))
+        count += found < end
+        position, pending = found + len(data), 0
+    rest = len(text) - position
+    return count + sum(position + i * rest // pending < end for i in range(pending))

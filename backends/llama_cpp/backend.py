@@ -1,0 +1,336 @@
+"""The shell around the engine's thread: loading, jobs from the event loop, hand-over back to it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import hashlib
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..base import (
+    Batch,
+    Capabilities,
+    Event,
+    Finish,
+    Generation,
+    Model,
+    NativeReply,
+    Text,
+    TokenIds,
+)
+from ..errors import (
+    Busy,
+    ContextExceeded,
+    EmptyPrompt,
+    EngineError,
+    LatimerError,
+    RequestError,
+    Unsupported,
+)
+
+if TYPE_CHECKING:
+    from .scheduler import Delivery, Scheduler, Task
+    from .vocabulary import Vocabulary
+
+ENGINE = "llama.cpp in process"
+DEMO_MODEL = Path(__file__).with_name("demo.gguf")
+# Continuous batching lifts this; the loop below it works on a list already.
+SEQUENCES = 1
+BATCH = 512
+DEFAULT_CONTEXT = 8192
+
+CAPABILITIES = Capabilities(
+    engine=ENGINE,
+    extras=frozenset(
+        {
+            "top_k",
+            "min_p",
+            "typical_p",
+            "top_n_sigma",
+            "xtc_probability",
+            "xtc_threshold",
+            "dynatemp_range",
+            "dynatemp_exponent",
+            "mirostat",
+            "mirostat_tau",
+            "mirostat_eta",
+            "repeat_penalty",
+            "repeat_last_n",
+            "ignore_eos",
+        }
+    ),
+    refused={
+        "grammar": "Put a llama-server behind Latimer to use grammars.",
+        "oai_compat": "An engine in this process has no reply of its own.",
+    },
+    native=False,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What the engine's thread has made ready."""
+
+    model: Model
+    vocabulary: Vocabulary
+    scheduler: Scheduler
+
+
+class LlamaCpp:
+    """A GGUF model in this process.
+
+    Args:
+        path: the model's file; the bundled demo model by default.
+        context: tokens of prompt and completion; by default what the model was trained with,
+            8192 at most.
+        threads: CPU threads; by default as many as there are cores.
+        gpu_layers: layers on the GPU, negative (the default) for all; without a GPU no matter.
+        sequences: how many choices run side by side.
+        max_waiting: jobs that may wait; beyond it they are refused as busy.
+        progress: told while loading how much is done, from 0 to 1.
+    """
+
+    capabilities: Capabilities = CAPABILITIES
+
+    def __init__(
+        self,
+        path: str | Path = DEMO_MODEL,
+        *,
+        context: int | None = None,
+        threads: int | None = None,
+        gpu_layers: int = -1,
+        sequences: int = SEQUENCES,
+        max_waiting: int = 256,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self._path = Path(path)
+        self._context = context
+        self._threads = threads or os.cpu_count() or 1
+        self._gpu_layers = gpu_layers
+        self._sequences = sequences
+        self._max_waiting = max_waiting
+        self._progress = progress
+        self._jobs = 0
+        self._loaded: Future[_Engine] | None = None
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    async def model(self) -> Model:
+        """See `Backend.model`; loads it at the first call."""
+        return (await self._engine()).model
+
+    @asynccontextmanager
+    async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
+        """See `Backend.open`."""
+        engine = await self._engine()
+        task, mailbox = self._task(job, engine)
+        if task.max_tokens == 0:
+            mailbox.deliver(
+                [Finish(i, "length", None, task.prompt_tokens, 0) for i in range(len(job.seeds))]
+            )
+            yield mailbox.batches(len(job.seeds))
+            return
+        if self._jobs >= self._max_waiting:
+            raise Busy(f"{self._jobs} requests are waiting for the engine already.", 1.0)
+        self._jobs += 1
+        engine.scheduler.submit(task)
+        try:
+            yield mailbox.batches(len(job.seeds))
+        finally:
+            task.cancelled = True
+            self._jobs -= 1
+
+    @asynccontextmanager
+    async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
+        """See `Backend.native`: there is none."""
+        raise Unsupported("oai_compat", ENGINE, CAPABILITIES.refused["oai_compat"])
+        yield  # pragma: no cover
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
+        """See `Backend.tokenize`."""
+        vocabulary = (await self._engine()).vocabulary
+        return vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    async def detokenize(self, ids: TokenIds) -> bytes:
+        """See `Backend.detokenize`."""
+        vocabulary = (await self._engine()).vocabulary
+        _check_ids(ids, vocabulary.size, "prompt")
+        return vocabulary.detokenize(ids)
+
+    async def health(self) -> None:
+        """See `Backend.health`."""
+        await self._engine()
+
+    async def aclose(self) -> None:
+        """See `Backend.aclose`."""
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """End the engine's thread and free its memory."""
+        thread, loaded = self._thread, self._loaded
+        self._thread = self._loaded = None
+        atexit.unregister(self.close)
+        if thread is None or loaded is None:
+            return
+        if loaded.exception() is None:
+            loaded.result().scheduler.stop()
+        thread.join(timeout=30)
+
+    async def _engine(self) -> _Engine:
+        loaded = self._loaded
+        if loaded is None:
+            with self._starting:
+                if self._loaded is None:
+                    self._loaded = Future()
+                    self._thread = threading.Thread(
+                        target=self._run, args=(self._loaded,), name="latimer-engine", daemon=True
+                    )
+                    # A daemon thread inside llama.cpp while Python shuts down would crash it.
+                    atexit.register(self.close)
+                    self._thread.start()
+                loaded = self._loaded
+        if not loaded.done():
+            await asyncio.wrap_future(loaded)
+        return loaded.result()
+
+    def _run(self, loaded: Future[_Engine]) -> None:
+        """The engine's thread: load, serve, free."""
+        try:
+            from .library import Context, LoadedModel, Settings
+            from .scheduler import Scheduler
+            from .vocabulary import Vocabulary
+        except ImportError as error:
+            loaded.set_exception(
+                EngineError(f"{error}. Install it with: pip install 'latimer[llama-cpp]'")
+            )
+            return
+        with contextlib.ExitStack() as stack:
+            try:
+                model = LoadedModel(self._path, self._gpu_layers, self._progress)
+                stack.callback(model.close)
+                length = self._context or min(model.trained_context, DEFAULT_CONTEXT)
+                settings = Settings(
+                    self._path, length, self._sequences, BATCH, self._threads, self._gpu_layers
+                )
+                context = Context(model, settings)
+                stack.callback(context.close)
+                vocabulary = Vocabulary(model)
+                scheduler = Scheduler(context, vocabulary, self._sequences, _post)
+                size = self._path.stat().st_size
+                facts = f"{model.describe()}\n{self._path.name}\n{size}\n{length}"
+                loaded.set_result(
+                    _Engine(
+                        Model(
+                            name=self._path.stem,
+                            context=length,
+                            template=model.template(),
+                            bos_token=vocabulary.bos,
+                            eos_token=vocabulary.eos,
+                            adds_bos=vocabulary.adds_bos,
+                            fingerprint="fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10],
+                            modified=int(self._path.stat().st_mtime),
+                        ),
+                        vocabulary,
+                        scheduler,
+                    )
+                )
+            except Exception as error:
+                loaded.set_exception(
+                    error if isinstance(error, LatimerError) else EngineError(repr(error))
+                )
+                return
+            scheduler.run()
+
+    def _task(self, job: Generation, engine: _Engine) -> tuple[Task, _Mailbox]:
+        from .scheduler import Task
+
+        model, vocabulary = engine.model, engine.vocabulary
+        if isinstance(job.prompt, Text):
+            prompt = vocabulary.tokenize(
+                job.prompt.text, add_special=True, parse_special=job.prompt.parse_special
+            )
+            count = len(prompt) - model.adds_bos
+        else:
+            prompt, count = job.prompt, len(job.prompt)
+            _check_ids(prompt, vocabulary.size, "prompt")
+        _check_ids(tuple(i for i, _ in job.sampling.logit_bias), vocabulary.size, "logit_bias")
+        if not prompt:
+            raise EmptyPrompt
+        room = model.context - len(prompt)
+        if room <= 0 or (job.max_tokens or 0) > room:
+            raise ContextExceeded(model.context, count, job.max_tokens or 0)
+        stop_tokens = {
+            token: stop
+            for stop in job.stops
+            if (token := vocabulary.control_token(stop)) is not None
+        }
+        mailbox = _Mailbox(asyncio.get_running_loop())
+        max_tokens = room if job.max_tokens is None else job.max_tokens
+        return Task(job, prompt, count, max_tokens, stop_tokens, mailbox), mailbox
+
+
+class _Mailbox:
+    """A job's end of the hand-over; what waits when the reader comes is one batch."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._events: deque[Event] = deque()
+        self._error: LatimerError | None = None
+        self._wake = asyncio.Event()
+
+    def deliver(self, events: Sequence[Event] | LatimerError) -> None:
+        """Take events, or the error that ended the job; runs in the event loop."""
+        if isinstance(events, LatimerError):
+            self._error = events
+        else:
+            self._events.extend(events)
+        self._wake.set()
+
+    async def batches(self, choices: int) -> AsyncIterator[Batch]:
+        """Events until every choice has finished."""
+        while choices:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._events:
+                batch = tuple(self._events)
+                self._events.clear()
+                choices -= sum(isinstance(event, Finish) for event in batch)
+                yield batch
+            if self._error is not None:
+                raise self._error
+
+
+def _post(deliveries: list[Delivery]) -> None:
+    """Hand a step's events over, with one wake-up for each event loop that waits for some."""
+    loops: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
+    for delivery in deliveries:
+        loops.setdefault(delivery[0].mailbox.loop, []).append(delivery)
+    for loop, batch in loops.items():
+        # A loop that has closed has nobody waiting.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_deliver, batch)
+
+
+def _deliver(deliveries: list[Delivery]) -> None:
+    for task, events in deliveries:
+        task.mailbox.deliver(events)
+
+
+def _check_ids(ids: TokenIds, size: int, param: str) -> None:
+    for token in ids:
+        if not 0 <= token < size:
+            raise RequestError(
+                f"Invalid '{param}': {token} is not a token id of this model; ids go from 0 to "
+                f"{size - 1}.",
+                param,
+                "invalid_value",
+            )

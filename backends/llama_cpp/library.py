@@ -1,0 +1,221 @@
+"""The ctypes edge: loading, decoding, memory. Everything that would abort the process is checked.
+
+A failed GGML_ASSERT ends the process, so ids, positions, and batch sizes are validated before
+llama.cpp sees them (`llama_batch_allocr::init` in src/llama-batch.cpp lists what it refuses).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import EngineError
+
+_START = threading.Lock()
+_messages: list[str] = []
+_started = False
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _keep_errors(level: int, text: bytes, _data: object) -> None:
+    # GGML_LOG_LEVEL_ERROR is 4; the rest would fill the user's terminal.
+    if level == 4:
+        _messages.append(text.decode(errors="replace").strip())
+        del _messages[:-20]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to load a model.
+
+    Args:
+        path: the GGUF file.
+        context: tokens of prompt and completion for each sequence.
+        sequences: how many run side by side.
+        batch: the most tokens that one decode takes.
+        threads: CPU threads.
+        gpu_layers: layers on the GPU; negative for all.
+    """
+
+    path: Path
+    context: int
+    sequences: int
+    batch: int
+    threads: int
+    gpu_layers: int
+
+
+def start() -> None:
+    """Initialise llama.cpp once for the process, and keep it from writing to the terminal."""
+    global _started
+    with _START:
+        if not _started:
+            llama_cpp.llama_log_set(_keep_errors, None)
+            llama_cpp.llama_backend_init()
+            _started = True
+
+
+class LoadedModel:
+    """A model's weights and vocabulary, as llama.cpp's pointers.
+
+    Raises:
+        EngineError: the file is missing, is no GGUF, or is of a kind that does not generate text.
+    """
+
+    def __init__(
+        self, path: Path, gpu_layers: int, progress: Callable[[float], None] | None = None
+    ) -> None:
+        if not path.is_file():
+            raise EngineError(f"There is no model at {path}.")
+        start()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+
+        @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
+        def report(fraction: float, _data: object) -> bool:
+            if progress is not None:
+                progress(fraction)
+            return True
+
+        params.progress_callback = report
+        _messages.clear()
+        self.pointer = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not self.pointer:
+            raise EngineError(f"llama.cpp cannot load {path}: {_last_error()}")
+        if llama_cpp.llama_model_has_encoder(self.pointer):
+            self.close()
+            raise EngineError(f"{path} is an encoder model; only decoders generate text here.")
+        self.vocab = llama_cpp.llama_model_get_vocab(self.pointer)
+        self.trained_context: int = llama_cpp.llama_model_n_ctx_train(self.pointer)
+
+    def meta(self, key: str) -> str | None:
+        """A value of the file's metadata."""
+        buffer = ctypes.create_string_buffer(1024)
+        size = llama_cpp.llama_model_meta_val_str(self.pointer, key.encode(), buffer, len(buffer))
+        return buffer.value.decode(errors="replace") if size >= 0 else None
+
+    def template(self) -> str | None:
+        """The chat template, None where the file has none."""
+        template = llama_cpp.llama_model_chat_template(self.pointer, None)
+        return template.decode(errors="replace") if template else None
+
+    def describe(self) -> str:
+        """Architecture, size and quantisation, in one line."""
+        buffer = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(self.pointer, buffer, len(buffer))
+        return buffer.value.decode(errors="replace")
+
+    def close(self) -> None:
+        """Free the weights; contexts must be closed before."""
+        if self.pointer:
+            llama_cpp.llama_model_free(self.pointer)
+            self.pointer = None
+
+
+class DecodeFailed(Exception):
+    """`llama_decode` returned something else than zero."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"llama_decode returned {status}: {_last_error()}")
+
+
+class Context:
+    """A model's working memory, and one batch that is filled anew for each decode.
+
+    Belongs to one thread.
+    """
+
+    def __init__(self, model: LoadedModel, settings: Settings) -> None:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = settings.context * settings.sequences
+        params.n_batch = settings.batch
+        params.n_ubatch = settings.batch
+        params.n_seq_max = settings.sequences
+        params.n_threads = settings.threads
+        params.n_threads_batch = settings.threads
+        params.kv_unified = True
+        params.no_perf = True
+        _messages.clear()
+        self.pointer = llama_cpp.llama_init_from_model(model.pointer, params)
+        if not self.pointer:
+            raise EngineError(f"llama.cpp cannot make a context: {_last_error()}")
+        self._memory = llama_cpp.llama_get_memory(self.pointer)
+        self._size = settings.batch
+        self._token = np.zeros(settings.batch, np.int32)
+        self._position = np.zeros(settings.batch, np.int32)
+        self._sequence = np.zeros(settings.batch, np.int32)
+        self._logits = np.zeros(settings.batch, np.int8)
+        ones = np.ones(settings.batch, np.int32)
+        # Each token's list of sequences has one entry: a pointer to its own element.
+        pointers = (
+            self._sequence.ctypes.data + np.arange(settings.batch, dtype=np.uint64) * 4
+        ).astype(np.uint64)
+        self._keep: list[NDArray[np.generic]] = [ones, pointers]
+        self._batch = llama_cpp.llama_batch(
+            0,
+            _pointer(self._token, ctypes.c_int32),
+            None,
+            _pointer(self._position, ctypes.c_int32),
+            _pointer(ones, ctypes.c_int32),
+            ctypes.cast(pointers.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+            _pointer(self._logits, ctypes.c_int8),
+        )
+        self.used = 0
+
+    @property
+    def room(self) -> int:
+        """How many tokens the batch still takes."""
+        return self._size - self.used
+
+    def add(self, sequence: int, position: int, tokens: Sequence[int], wants_logits: bool) -> int:
+        """Put consecutive tokens of a sequence into the batch.
+
+        Returns:
+            The row of the last token, for `Sampler.sample` after the decode.
+        """
+        start, end = self.used, self.used + len(tokens)
+        if not start < end <= self._size:
+            raise ValueError(f"{len(tokens)} tokens do not fit into a batch with {self.room} left")
+        self._token[start:end] = tokens
+        self._position[start:end] = np.arange(position, position + len(tokens), dtype=np.int32)
+        self._sequence[start:end] = sequence
+        self._logits[start:end] = 0
+        self._logits[end - 1] = wants_logits
+        self.used = end
+        return end - 1
+
+    def decode(self) -> None:
+        """Evaluate the batch and empty it.
+
+        Raises:
+            DecodeFailed: llama.cpp could not; sequences of the batch must be removed.
+        """
+        self._batch.n_tokens, self.used = self.used, 0
+        status = llama_cpp.llama_decode(self.pointer, self._batch)
+        if status:
+            raise DecodeFailed(status)
+
+    def remove(self, sequence: int) -> None:
+        """Forget a sequence; a whole one can be removed from every kind of memory."""
+        llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+
+    def close(self) -> None:
+        """Free the memory."""
+        if self.pointer:
+            llama_cpp.llama_free(self.pointer)
+            self.pointer = None
+
+
+def _pointer(array: NDArray[np.generic], kind: type) -> object:
+    return array.ctypes.data_as(ctypes.POINTER(kind))
+
+
+def _last_error() -> str:
+    return _messages[-1] if _messages else "no reason given"

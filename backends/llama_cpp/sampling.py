@@ -1,0 +1,108 @@
+"""A sequence's sampler chain, in llama.cpp's own samplers and order (common/sampling.cpp)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
+
+from ..base import Sampling
+from .library import Context
+from .vocabulary import Vocabulary
+
+
+class Sampler:
+    """Draws a sequence's tokens; must be closed.
+
+    OpenAI's penalties count generated tokens only; `repeat_penalty` counts the prompt's last
+    `repeat_last_n` too, as llama.cpp's users know it.
+    """
+
+    def __init__(
+        self, sampling: Sampling, seed: int | None, vocabulary: Vocabulary, prompt: Sequence[int]
+    ) -> None:
+        self._chain = llama_cpp.llama_sampler_chain_init(
+            llama_cpp.llama_sampler_chain_default_params()
+        )
+        seed = random.getrandbits(32) if seed is None else seed % (2**32 - 1)
+        size = vocabulary.size
+        extras = sampling.extras
+        self._add_bias(sampling, vocabulary)
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            self._add(
+                llama_cpp.llama_sampler_init_penalties(
+                    size, 2**30, 1.0, sampling.frequency_penalty, sampling.presence_penalty
+                )
+            )
+        if (repeat := extras.get("repeat_penalty", 1.0)) != 1.0:
+            last = extras.get("repeat_last_n", 64)
+            penalties = llama_cpp.llama_sampler_init_penalties(size, last, repeat, 0.0, 0.0)
+            for token in prompt[len(prompt) - min(last, len(prompt)) :]:
+                llama_cpp.llama_sampler_accept(penalties, token)
+            self._add(penalties)
+        if sampling.temperature <= 0:
+            self._add(llama_cpp.llama_sampler_init_greedy())
+        elif extras.get("mirostat"):
+            self._add_mirostat(sampling, seed, size)
+        else:
+            self._add_truncation(sampling, extras, seed)
+            self._add_temperature(sampling, extras)
+            self._add(llama_cpp.llama_sampler_init_dist(seed))
+
+    def sample(self, context: Context, row: int) -> int:
+        """Draw and accept the token after a row of the batch that was decoded last."""
+        token: int = llama_cpp.llama_sampler_sample(self._chain, context.pointer, row)
+        return token
+
+    def close(self) -> None:
+        """Free the chain and its members."""
+        if self._chain:
+            llama_cpp.llama_sampler_free(self._chain)
+            self._chain = None
+
+    def _add(self, sampler: Any) -> None:
+        llama_cpp.llama_sampler_chain_add(self._chain, sampler)
+
+    def _add_bias(self, sampling: Sampling, vocabulary: Vocabulary) -> None:
+        # -100 bans (contract 2.1).
+        biases = [(t, bias if bias > -100 else -math.inf) for t, bias in sampling.logit_bias]
+        if sampling.extras.get("ignore_eos"):
+            biases += [(token, -math.inf) for token in vocabulary.ends]
+        if biases:
+            entries = [llama_cpp.llama_logit_bias(token, bias) for token, bias in biases]
+            array = (llama_cpp.llama_logit_bias * len(entries))(*entries)
+            self._add(llama_cpp.llama_sampler_init_logit_bias(vocabulary.size, len(biases), array))
+
+    def _add_mirostat(self, sampling: Sampling, seed: int, size: int) -> None:
+        extras = sampling.extras
+        tau, eta = extras.get("mirostat_tau", 5.0), extras.get("mirostat_eta", 0.1)
+        self._add(llama_cpp.llama_sampler_init_temp(sampling.temperature))
+        if extras["mirostat"] == 1:
+            self._add(llama_cpp.llama_sampler_init_mirostat(size, seed, tau, eta, 100))
+        else:
+            self._add(llama_cpp.llama_sampler_init_mirostat_v2(seed, tau, eta))
+
+    def _add_truncation(self, sampling: Sampling, extras: Any, seed: int) -> None:
+        if (sigma := extras.get("top_n_sigma", -1.0)) > 0:
+            self._add(llama_cpp.llama_sampler_init_top_n_sigma(sigma))
+        if (top_k := extras.get("top_k", 0)) > 0:
+            self._add(llama_cpp.llama_sampler_init_top_k(top_k))
+        if (typical := extras.get("typical_p", 1.0)) < 1:
+            self._add(llama_cpp.llama_sampler_init_typical(typical, 1))
+        if sampling.top_p < 1:
+            self._add(llama_cpp.llama_sampler_init_top_p(sampling.top_p, 1))
+        if (min_p := extras.get("min_p", 0.0)) > 0:
+            self._add(llama_cpp.llama_sampler_init_min_p(min_p, 1))
+        if (probability := extras.get("xtc_probability", 0.0)) > 0:
+            threshold = extras.get("xtc_threshold", 0.1)
+            self._add(llama_cpp.llama_sampler_init_xtc(probability, threshold, 1, seed))
+
+    def _add_temperature(self, sampling: Sampling, extras: Any) -> None:
+        if spread := extras.get("dynatemp_range", 0.0):
+            exponent = extras.get("dynatemp_exponent", 1.0)
+            self._add(llama_cpp.llama_sampler_init_temp_ext(sampling.temperature, spread, exponent))
+        elif sampling.temperature != 1.0:
+            self._add(llama_cpp.llama_sampler_init_temp(sampling.temperature))

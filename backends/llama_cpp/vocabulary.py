@@ -1,0 +1,64 @@
+"""Tokens and their bytes."""
+
+from __future__ import annotations
+
+import ctypes
+
+import llama_cpp
+
+from ..base import TokenIds
+from .library import LoadedModel
+
+
+class Vocabulary:
+    """A model's vocabulary; read-only, so any thread may use it.
+
+    `pieces` holds what each token adds to the text, by id: exact bytes, which may end inside a
+    character; nothing for control and end tokens.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._vocab = model.vocab
+        self.size: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
+        self.ends = frozenset(
+            token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(self._vocab, token)
+        )
+        self.pieces = [self._piece(token, special=False) for token in range(self.size)]
+        self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self._vocab)
+        self.bos = self._spelling(llama_cpp.llama_vocab_bos(self._vocab))
+        self.eos = self._spelling(llama_cpp.llama_vocab_eos(self._vocab))
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
+        """Token ids of a text, as llama.cpp cuts it."""
+        data = text.encode()
+        # No token is shorter than a byte; BOS, EOS and a space may be added.
+        capacity = len(data) + 3
+        buffer = (llama_cpp.llama_token * capacity)()
+        count = llama_cpp.llama_tokenize(
+            self._vocab, data, len(data), buffer, capacity, add_special, parse_special
+        )
+        if count < 0:
+            raise ValueError(f"{-count} tokens for {len(data)} bytes")
+        return tuple(buffer[:count])
+
+    def detokenize(self, ids: TokenIds) -> bytes:
+        """The bytes of tokens one after the other, control tokens spelled out."""
+        return b"".join([self.pieces[token] or self._piece(token, special=True) for token in ids])
+
+    def control_token(self, spelling: str) -> int | None:
+        """The control token that a string spells, if it spells exactly one."""
+        ids = self.tokenize(spelling, add_special=False, parse_special=True)
+        if len(ids) == 1 and not self.pieces[ids[0]]:
+            return ids[0]
+        return None
+
+    def _spelling(self, token: int) -> str:
+        return self._piece(token, special=True).decode(errors="replace") if token >= 0 else ""
+
+    def _piece(self, token: int, special: bool) -> bytes:
+        buffer = ctypes.create_string_buffer(256)
+        size = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, 256, 0, special)
+        if size < 0:
+            buffer = ctypes.create_string_buffer(-size)
+            size = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, -size, 0, special)
+        return buffer.raw[:size]

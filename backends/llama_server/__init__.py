@@ -1,0 +1,5 @@
+"""llama-server through its native `POST /completion`."""
+
+from .backend import LlamaServer
+
+__all__ = ["LlamaServer"]

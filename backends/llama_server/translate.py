@@ -1,0 +1,272 @@
+"""A job to llama-server's payload, and its stream back to canonical events (sans-I/O)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from ...schemas.native.llama_server import CompletionPayload
+from ..base import Capabilities, Event, Finish, Generation, Piece, Reason, TokenIds
+from ..errors import (
+    ContextExceeded,
+    EngineError,
+    EngineUnavailable,
+    LatimerError,
+    RequestError,
+)
+from ..stops import cut
+
+ENGINE = "llama-server"
+
+# The server's own defaults and flags (top_k 40, min_p 0.05, temperature 0.8 …) apply to whatever
+# is left out, so neutral values go with every request.
+NEUTRAL: dict[str, Any] = {
+    "top_k": 0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "dry_multiplier": 0.0,
+    "adaptive_target": -1.0,
+    "repeat_penalty": 1.0,
+    "repeat_last_n": 64,
+    "ignore_eos": False,
+    "n_probs": 0,
+    "samplers": [
+        "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
+    ],
+}  # fmt: skip
+
+CAPABILITIES = Capabilities(
+    engine=ENGINE,
+    extras=frozenset(
+        {
+            "top_k",
+            "min_p",
+            "typical_p",
+            "top_n_sigma",
+            "xtc_probability",
+            "xtc_threshold",
+            "dynatemp_range",
+            "dynatemp_exponent",
+            "mirostat",
+            "mirostat_tau",
+            "mirostat_eta",
+            "dry_multiplier",
+            "dry_base",
+            "dry_allowed_length",
+            "dry_penalty_last_n",
+            "dry_sequence_breakers",
+            "repeat_penalty",
+            "repeat_last_n",
+            "ignore_eos",
+            "grammar",
+        }
+    ),
+    # It counts the prompt's tokens too; OpenAI counts generated ones only.
+    inexact=frozenset({"presence_penalty", "frequency_penalty"}),
+)
+
+
+def to_native(
+    job: Generation, choice: int, prompt: str | TokenIds, context: int, stream: bool = True
+) -> CompletionPayload:
+    """The payload of one choice.
+
+    Args:
+        prompt: the job's prompt as it is sent: text that the server tokenises, or token ids.
+        context: the slot's context in tokens; penalties look back over all of it.
+    """
+    sampling = job.sampling
+    seed = job.seeds[choice]
+    payload: dict[str, Any] = {
+        "prompt": prompt,
+        "n_predict": -1 if job.max_tokens is None else job.max_tokens,
+        "stream": stream,
+        # 2**32 - 1 means "random" there.
+        "seed": random.getrandbits(31) if seed is None else seed % (2**32 - 1),
+        # A reused prefix changes logits in the last digits: a seed promises to repeat.
+        "cache_prompt": seed is None or sampling.temperature == 0,
+        "stop": job.stops,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        # -100 bans (contract 2.1); a bias of -100 would only make it unlikely.
+        "logit_bias": [[i, bias if bias > -100 else False] for i, bias in sampling.logit_bias],
+        **NEUTRAL,
+        **sampling.extras,
+    }
+    if job.stops:
+        # A control token renders as nothing unless it is named here.
+        payload["preserved_tokens"] = job.stops
+    penalised = sampling.presence_penalty or sampling.frequency_penalty
+    if penalised and "repeat_last_n" not in sampling.extras:
+        payload["repeat_last_n"] = context
+    return payload  # type: ignore[return-value]
+
+
+def to_error(status: int, body: bytes, job: Generation | None = None) -> LatimerError:
+    """The error that a refused request, or an error event, stands for."""
+    try:
+        native = orjson.loads(body)["error"]
+        message, kind = str(native["message"]), str(native.get("type"))
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return EngineError(f"{ENGINE} answered {status}: {body[:200].decode(errors='replace')}")
+    if kind == "exceed_context_size_error":
+        return ContextExceeded(
+            int(native["n_ctx"]),
+            int(native["n_prompt_tokens"]),
+            (job.max_tokens or 0) if job is not None else 0,
+        )
+    if kind == "unavailable_error":
+        return EngineUnavailable(f"{ENGINE} is not ready: {message}")
+    if kind == "invalid_request_error":
+        param = "grammar" if "grammar" in message else None
+        param = "prompt" if message.startswith("Prompt") else param
+        return RequestError(f"{ENGINE} refused the request: {message}", param)
+    return EngineError(f"{ENGINE} failed: {message}")
+
+
+class Vocabulary:
+    """The exact bytes of every token, by id; control tokens have none."""
+
+    def __init__(self, reply: bytes) -> None:
+        """Read the reply of a `/completion` with one token and `n_probs` beyond the vocabulary."""
+        entries = orjson.loads(reply)["completion_probabilities"][0]["top_logprobs"]
+        self._pieces: list[bytes] = [b""] * len(entries)
+        for entry in entries:
+            self._pieces[entry["id"]] = bytes(entry["bytes"])
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to the text."""
+        return self._pieces[token]
+
+
+class Step:
+    """One event of the stream: how many tokens it stands for, the id of its last, what it sent."""
+
+    __slots__ = ("content", "id", "tokens")
+
+    def __init__(self, tokens: int, token: int, content: bytes) -> None:
+        self.tokens = tokens
+        self.id = token
+        self.content = content
+
+
+class ChoiceStream:
+    """Native events of one choice to canonical ones.
+
+    The server holds text back that may become a stop string, cuts it where one completes, and
+    loses it at the length limit; ids are sent all the same, so what was held comes back from the
+    vocabulary. `needs_vocabulary` says before the final event is fed whether it will be wanted.
+    """
+
+    def __init__(self, job: Generation, choice: int, adds_bos: bool) -> None:
+        self._job = job
+        self._choice = choice
+        self._bos = int(adds_bos)
+        self._steps: list[Step] = []
+        self._predicted = 0
+        self.vocabulary: Vocabulary | None = None
+        self.finished = False
+
+    def parse(self, data: bytes) -> dict[str, Any] | None:
+        """Read an event; a list of prompts or choices starts with an empty one.
+
+        Raises:
+            LatimerError: it is an error event, or not what the server sends.
+        """
+        try:
+            event = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            raise EngineError(f"{ENGINE} sent an event that is not JSON: {data[:200]!r}") from None
+        if event is None:
+            return None
+        if "error" in event:
+            raise to_error(200, data, self._job)
+        return event  # type: ignore[no-any-return]
+
+    def needs_vocabulary(self, event: dict[str, Any]) -> bool:
+        """Whether the final event can only be understood with the tokens' bytes at hand."""
+        if not event["stop"] or not self._job.stops or self.vocabulary is not None:
+            return False
+        return event["stop_type"] == "word" or bool(self._held())
+
+    def feed(self, event: dict[str, Any]) -> list[Event]:
+        """Translate one event."""
+        if event["stop"]:
+            return self._finish(event)
+        content = event["content"].encode()
+        if self._job.stops:
+            predicted = event["tokens_predicted"]
+            tokens = event["tokens"]
+            step = Step(predicted - self._predicted, tokens[-1] if tokens else -1, content)
+            self._steps.append(step)
+            self._predicted = predicted
+        return [Piece(self._choice, content)] if content else []
+
+    def _held(self) -> Sequence[Step]:
+        """The last steps whose text was not sent."""
+        kept = len(self._steps)
+        while kept and not self._steps[kept - 1].content:
+            kept -= 1
+        return self._steps[kept:]
+
+    def _finish(self, event: dict[str, Any]) -> list[Event]:
+        self.finished = True
+        events: list[Event] = []
+        kind = event["stop_type"]
+        word = event["stopping_word"] if kind == "word" else None
+        rest = b""
+        if word is not None:
+            rest = word.encode()
+        elif self.vocabulary is not None:
+            rest = b"".join(self.vocabulary.piece(step.id) for step in self._held() if step.id >= 0)
+        if rest:
+            events.append(Piece(self._choice, rest))
+        completion = event["tokens_predicted"] - (kind == "eos")
+        if self._job.stops and self._steps:
+            text = b"".join(step.content for step in self._steps) + rest
+            end, stop = cut(text, self._job.stops)
+            if stop is not None:
+                completion = self._tokens_before(end)
+        prompt = event["tokens_evaluated"] - self._bos
+        cached = event["timings"]["cache_n"] if "timings" in event else 0
+        reason: Reason = {"eos": "end", "word": "stop"}.get(kind, "length")  # type: ignore[assignment]
+        finish = Finish(
+            self._choice, reason, word, max(prompt, 0), completion, max(min(cached, prompt), 0)
+        )
+        return [*events, finish]
+
+    def _tokens_before(self, end: int) -> int:
+        """How many tokens begin before a byte of the text.
+
+        A step's last token ends where the step's text ends. Tokens without an event of their own
+        end inside a character of it; the first of them begins where the step begins.
+        """
+        assert self.vocabulary is not None
+        count = position = sent = 0
+        for index, step in enumerate(self._steps):
+            sent += len(step.content)
+            size = len(self.vocabulary.piece(step.id)) if step.id >= 0 else 0
+            last = index == len(self._steps) - 1
+            after = sent if step.content and not last else position + size
+            start = after - size
+            if step.tokens > 1:
+                count += (position < end) + (step.tokens - 2) * (position + 1 < end)
+            count += start < end
+            position = after
+        return count

@@ -1,0 +1,56 @@
+"""Several streams of batches as one, for choices that are separate native calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from .base import Batch, Event, Stream
+
+
+@asynccontextmanager
+async def merged(streams: Sequence[Stream]) -> AsyncIterator[AsyncIterator[Batch]]:
+    """Run streams side by side; what waits when the reader comes is handed over as one batch.
+
+    The first error of any of them is raised at the reader, and all others are cancelled, as they
+    are when the context is left. A slow reader never holds an engine back.
+    """
+    waiting: deque[Event] = deque()
+    wake = asyncio.Event()
+    errors: list[BaseException] = []
+
+    async def pump(stream: Stream) -> None:
+        try:
+            async with stream as batches:
+                async for batch in batches:
+                    waiting.extend(batch)
+                    wake.set()
+        except Exception as error:
+            errors.append(error)
+        finally:
+            wake.set()
+
+    async def read(tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[Batch]:
+        while True:
+            await wake.wait()
+            wake.clear()
+            if waiting:
+                batch = tuple(waiting)
+                waiting.clear()
+                yield batch
+            if errors:
+                raise errors[0]
+            if not waiting and all(task.done() for task in tasks):
+                return
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    for task in tasks:
+        task.add_done_callback(lambda _task: wake.set())
+    try:
+        yield read(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

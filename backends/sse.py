@@ -1,0 +1,65 @@
+"""Server-sent events from bytes (sans-I/O).
+
+Lines end with LF, CRLF or CR and nothing else: U+2028 and its kin are legal inside a data line,
+and splitting on them corrupts events (WHATWG HTML, section 9.2.5).
+"""
+
+from __future__ import annotations
+
+import re
+
+from .errors import EngineError
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+class EventParser:
+    """Turns chunks of any size into whole events; comments and fields but `data` are skipped.
+
+    Args:
+        max_event_size: bytes that may be waiting for the end of an event.
+    """
+
+    __slots__ = ("_buffer", "_data", "_limit")
+
+    def __init__(self, max_event_size: int = 64 * 1024 * 1024) -> None:
+        self._buffer = b""
+        self._data: list[bytes] = []
+        self._limit = max_event_size
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the data of each event that the chunk completes, lines joined by LF.
+
+        Raises:
+            EngineError: an event is larger than allowed.
+        """
+        buffer = self._buffer + chunk if self._buffer else chunk
+        events: list[bytes] = []
+        start = 0
+        if b"\r" not in buffer:
+            while (end := buffer.find(b"\n", start)) >= 0:
+                self._line(buffer[start:end], events)
+                start = end + 1
+        else:
+            for match in _LINE_END.finditer(buffer):
+                # A CR at the very end may be half of a CRLF: wait for the next byte.
+                if match.group() == b"\r" and match.end() == len(buffer):
+                    break
+                self._line(buffer[start : match.start()], events)
+                start = match.end()
+        self._buffer = buffer[start:]
+        if len(self._buffer) + sum(map(len, self._data)) > self._limit:
+            raise EngineError(f"The engine sent an event of more than {self._limit} bytes.")
+        return events
+
+    def _line(self, line: bytes, events: list[bytes]) -> None:
+        if not line:
+            if self._data:
+                events.append(b"\n".join(self._data))
+                self._data.clear()
+        elif line.startswith(b"data: "):
+            self._data.append(line[6:])
+        elif line.startswith(b"data:"):
+            self._data.append(line[5:])
+        elif line == b"data":
+            self._data.append(b"")

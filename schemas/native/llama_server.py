@@ -1,0 +1,123 @@
+"""llama-server's native API (llama.cpp b11434, tools/server)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class CompletionPayload(TypedDict):
+    """Body of `POST /completion`; server-schema.cpp lists every field.
+
+    `grammar` is left out rather than null: the key alone switches `json_schema` off.
+    """
+
+    prompt: str | list[int]
+    n_predict: int
+    stream: bool
+    seed: int
+    cache_prompt: bool
+    stop: list[str]
+    preserved_tokens: NotRequired[list[str]]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    dry_multiplier: float
+    adaptive_target: float
+    repeat_penalty: float
+    repeat_last_n: int
+    presence_penalty: float
+    frequency_penalty: float
+    ignore_eos: bool
+    logit_bias: list[list[int | float | bool]]
+    n_probs: int
+    samplers: NotRequired[list[str]]
+    grammar: NotRequired[str]
+    return_tokens: NotRequired[bool]
+
+
+class Timings(TypedDict):
+    """Counts and durations; `cache_n` is how many prompt tokens came from the cache."""
+
+    cache_n: int
+    prompt_n: int
+    predicted_n: int
+
+
+class PartialEvent(TypedDict):
+    """One step of the stream; `content` is what was sent, not what the token spells."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: Literal[False]
+    id_slot: int
+    tokens_predicted: int
+    tokens_evaluated: int
+    timings: NotRequired[Timings]
+
+
+class FinalEvent(TypedDict):
+    """The last event; its `content` is empty in a stream, whatever was held back."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: Literal[True]
+    id_slot: int
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    truncated: bool
+    stop_type: Literal["none", "eos", "limit", "word"]
+    stopping_word: str
+    tokens_cached: int
+    timings: Timings
+    generation_settings: dict[str, Any]
+
+
+class NativeError(TypedDict):
+    """The `error` of a refused request, or of an event in the middle of a stream."""
+
+    code: int
+    message: str
+    type: str
+    n_prompt_tokens: NotRequired[int]
+    n_ctx: NotRequired[int]
+
+
+class GenerationDefaults(TypedDict):
+    """What `/props` says of a slot; `n_ctx` is per slot."""
+
+    n_ctx: int
+
+
+class Props(TypedDict):
+    """`GET /props`."""
+
+    default_generation_settings: GenerationDefaults
+    total_slots: int
+    model_alias: str
+    model_path: str
+    model_ftype: NotRequired[str]
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+
+
+class TokenizePayload(TypedDict):
+    """Body of `POST /tokenize`."""
+
+    content: str
+    add_special: bool
+    parse_special: bool

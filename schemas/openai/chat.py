@@ -1,0 +1,394 @@
+"""`POST /v1/chat/completions` (contract, section 3)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from typing_extensions import NotRequired, TypedDict
+
+from .common import (
+    Count,
+    EngineExtras,
+    FinishReason,
+    JsonObject,
+    LogitBias,
+    Penalty,
+    Request,
+    Seed,
+    Stop,
+    StreamOptions,
+    Usage,
+    invalid,
+    kind_of,
+)
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+$", min_length=1, max_length=64)]
+
+
+class TextPart(Request):
+    """Text of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(Request):
+    """A refusal that the assistant gave earlier."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ImageUrl(Request):
+    """Where an image is."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImagePart(Request):
+    """An image of a user's message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class InputAudio(Request):
+    """Audio, base64."""
+
+    data: str
+    format: Literal["wav", "mp3"]
+
+
+class AudioPart(Request):
+    """Audio of a user's message."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class FilePart(Request):
+    """A file of a user's message."""
+
+    type: Literal["file"]
+    file: JsonObject
+
+
+Part = Annotated[
+    TextPart | RefusalPart | ImagePart | AudioPart | FilePart, Field(discriminator="type")
+]
+
+
+def _check_content(value: object) -> object:
+    if value is None or isinstance(value, str | list):
+        return value
+    raise invalid(
+        "Invalid type for '{param}': expected one of a string or array of objects, but got "
+        f"{kind_of(value)} instead.",
+        "invalid_type",
+    )
+
+
+def _content_kind(value: object) -> str:
+    return "array" if isinstance(value, list) else "string"
+
+
+Content = Annotated[
+    Annotated[str, Tag("string")] | Annotated[list[Part], Tag("array")],
+    Discriminator(_content_kind),
+    BeforeValidator(_check_content),
+]
+
+
+class FunctionCall(Request):
+    """A function's name and its arguments as a string of JSON."""
+
+    name: str
+    arguments: str
+
+
+class CustomCall(Request):
+    """A custom tool's name and its input."""
+
+    name: str
+    input: str
+
+
+class FunctionToolCall(Request):
+    """A call of a function, as the assistant made it."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class CustomToolCall(Request):
+    """A call of a custom tool, as the assistant made it."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CustomCall
+
+
+ToolCall = Annotated[FunctionToolCall | CustomToolCall, Field(discriminator="type")]
+
+
+class SystemMessage(Request):
+    """Instructions; `developer` is the newer word."""
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Request):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class AssistantMessage(Request):
+    """What the assistant said; `content` may be missing beside calls."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    refusal: str | None = None
+    name: str | None = None
+    audio: JsonObject | None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    function_call: FunctionCall | None = None
+
+
+class ToolMessage(Request):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+
+
+class FunctionMessage(Request):
+    """What a function answered (deprecated)."""
+
+    role: Literal["function"]
+    content: str | None
+    name: str
+
+
+Message = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage,
+    Field(discriminator="role"),
+]
+
+
+class JsonSchema(Request):
+    """A schema that the answer must follow."""
+
+    name: Name
+    description: str | None = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextFormat(Request):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Request):
+    """One JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Request):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+]
+
+
+class Function(Request):
+    """A function that may be called."""
+
+    name: Name
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Request):
+    """A function as a tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class CustomTool(Request):
+    """A tool with free input."""
+
+    type: Literal["custom"]
+    custom: JsonObject
+
+
+Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+
+
+def _check_word_or_object(*words: str) -> BeforeValidator:
+    """A field that is one of some words, or an object."""
+    listed = ", ".join(f"'{word}'" for word in words[:-1]) + f", and '{words[-1]}'"
+
+    def check(value: object) -> object:
+        if value is None or isinstance(value, dict) or value in words:
+            return value
+        if isinstance(value, str):
+            raise invalid(
+                f"Invalid value: '{value}'. Supported values are: {listed}.", "invalid_value"
+            )
+        raise invalid(
+            "Invalid type for '{param}': expected one of a string or object, but got "
+            f"{kind_of(value)} instead.",
+            "invalid_type",
+        )
+
+    return BeforeValidator(check)
+
+
+class Audio(Request):
+    """How to speak the answer."""
+
+    voice: str | JsonObject
+    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
+
+
+class Prediction(Request):
+    """Text that the answer will mostly repeat; of no effect here."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class WebSearchOptions(Request):
+    """Options of a web search."""
+
+    search_context_size: Literal["low", "medium", "high"] | None = None
+    user_location: JsonObject | None = None
+
+
+Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
+
+
+class ChatRequest(EngineExtras):
+    """Body of `POST /v1/chat/completions`."""
+
+    model: str
+    messages: Annotated[list[Message], Field(min_length=1)]
+    audio: Audio | None = None
+    frequency_penalty: Penalty | None = None
+    function_call: Annotated[str | JsonObject | None, _check_word_or_object("none", "auto")] = None
+    functions: Annotated[list[Function], Field(max_length=128)] | None = None
+    logit_bias: LogitBias = None
+    logprobs: bool | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    metadata: Annotated[Metadata, Field(max_length=16)] | None = None
+    modalities: list[Literal["text", "audio"]] | None = None
+    moderation: JsonObject | None = None
+    n: Count | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+    presence_penalty: Penalty | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: JsonObject | None = None
+    prompt_cache_retention: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    response_format: ResponseFormat | None = None
+    safety_identifier: Annotated[str, Field(max_length=128)] | None = None
+    seed: Seed | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    stop: Stop = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    tool_choice: Annotated[
+        str | JsonObject | None, _check_word_or_object("none", "auto", "required")
+    ] = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    user: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    web_search_options: WebSearchOptions | None = None
+
+
+class ChatMessage(TypedDict):
+    """The assistant's message; `refusal` is always there, and null."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+    annotations: list[Any]
+
+
+class ChatChoice(TypedDict):
+    """One choice."""
+
+    index: int
+    message: ChatMessage
+    logprobs: None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(TypedDict):
+    """The reply to an unstreamed request."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    service_tier: NotRequired[str]
+    system_fingerprint: str
+
+
+class ChatDelta(TypedDict, total=False):
+    """What a chunk adds; only the keys that change are there."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChunkChoice(TypedDict):
+    """A piece of one choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: None
+    finish_reason: FinishReason | None
+
+
+class ChatChunk(TypedDict):
+    """An event of the stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    service_tier: NotRequired[str]
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[Usage | None]

@@ -1,0 +1,192 @@
+"""What the requests of several endpoints share, and how strict they are.
+
+No coercion: an integer in quotes is an error. An explicit null is the default wherever the
+contract says so, so nullable fields are `None` when absent too. Unknown fields are kept aside.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+from typing_extensions import NotRequired, TypedDict
+
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Count = Annotated[int, Field(ge=1, le=128)]
+# Integers beyond this are not integers any more in JSON of other languages; OpenAI says int64.
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+
+_KINDS: dict[type, str] = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+    type(None): "null",
+}
+
+
+def kind_of(value: object) -> str:
+    """What a JSON value is, with its article, in the words of OpenAI's errors."""
+    return _KINDS.get(type(value), "an object")
+
+
+def invalid(message: str, code: str | None, path: str = "") -> PydanticCustomError:
+    """An error whose message is final; `{param}` stands for the field, `path` is put behind it."""
+    return PydanticCustomError(
+        "openai", "{text}", {"text": message, "code": code or "", "path": path}
+    )
+
+
+class Request(BaseModel):
+    """Base of requests and of their parts."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+def _check_stop(value: object) -> object:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise invalid(
+            "Invalid type for '{param}': expected one of a string or array of strings, but got "
+            f"{kind_of(value)} instead.",
+            "invalid_type",
+        )
+    for index, item in enumerate(value):
+        if not isinstance(item, str):
+            raise invalid(
+                f"Invalid type for '{{param}}': expected a string, but got {kind_of(item)} "
+                "instead.",
+                "invalid_type",
+                f"[{index}]",
+            )
+    if len(value) > 4:
+        raise invalid(
+            "Invalid '{param}': array too long. Expected an array with maximum length 4, but got "
+            f"an array with length {len(value)} instead.",
+            "array_above_max_length",
+        )
+    return value
+
+
+Stop = Annotated[str | list[str] | None, BeforeValidator(_check_stop)]
+
+
+def _check_logit_bias(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    for key, bias in value.items():
+        if not key.isascii() or not key.isdigit():
+            raise invalid(
+                f"Invalid key in '{{param}}': {key}. Keys are token ids, as strings of digits.",
+                "invalid_value",
+            )
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise invalid(
+                f"Invalid type for '{{param}}': expected a number, but got {kind_of(bias)} "
+                "instead.",
+                "invalid_type",
+                f".{key}",
+            )
+        if not -100 <= bias <= 100:
+            side, word = ("above", "maximum") if bias > 100 else ("below", "minimum")
+            raise invalid(
+                f"Invalid '{{param}}': decimal {side} {word} value. Expected a value "
+                f"{'<= 100' if bias > 100 else '>= -100'}, but got {bias} instead.",
+                f"decimal_{side}_{'max' if bias > 100 else 'min'}_value",
+                f".{key}",
+            )
+    return value
+
+
+LogitBias = Annotated[dict[str, float] | None, BeforeValidator(_check_logit_bias)]
+
+
+class StreamOptions(Request):
+    """Options of a stream; obfuscation is never added, so asking for it changes nothing."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class EngineExtras(Request):
+    """Sampling fields that are the engines' own, not OpenAI's; passed on when a request names them.
+
+    Which engine takes which is in the README's table; a field that an engine does not take is
+    refused. `oai_compat: false` asks for the engine's own reply.
+    """
+
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
+    xtc_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    dynatemp_range: Annotated[float, Field(ge=0)] | None = None
+    dynatemp_exponent: Annotated[float, Field(ge=0)] | None = None
+    mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
+    mirostat_tau: Annotated[float, Field(ge=0)] | None = None
+    mirostat_eta: Annotated[float, Field(ge=0)] | None = None
+    dry_multiplier: Annotated[float, Field(ge=0)] | None = None
+    dry_base: Annotated[float, Field(ge=0)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=0)] | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1)] | None = None
+    dry_sequence_breakers: list[str] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    grammar: str | None = None
+    oai_compat: bool | None = None
+
+
+SAMPLING_EXTRAS = frozenset(EngineExtras.model_fields) - {"oai_compat"}
+
+
+class PromptTokensDetails(TypedDict):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+    audio_tokens: int
+
+
+class CompletionTokensDetails(TypedDict):
+    """What the completion's tokens were."""
+
+    reasoning_tokens: int
+    audio_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(TypedDict):
+    """Token counts of a whole request; each prompt counts once however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: NotRequired[PromptTokensDetails]
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
+
+
+FinishReason = Literal["stop", "length"]
+
+
+class ErrorBody(TypedDict):
+    """The four keys of an error, all of them always there."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(TypedDict):
+    """An error, as a body or as an event of a stream."""
+
+    error: ErrorBody
+
+
+JsonObject = dict[str, Any]

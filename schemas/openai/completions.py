@@ -1,0 +1,155 @@
+"""`POST /v1/completions` (contract, section 2)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+from typing_extensions import NotRequired, TypedDict
+
+from .common import (
+    Count,
+    EngineExtras,
+    FinishReason,
+    LogitBias,
+    Penalty,
+    Seed,
+    Stop,
+    StreamOptions,
+    Usage,
+    invalid,
+    kind_of,
+)
+
+
+def _check_prompt(value: object) -> object:
+    """A string, strings, token ids, or lists of token ids; never a mixture (contract 2.2)."""
+    if value is None or isinstance(value, str):
+        return value
+    expected = "expected a string, array of strings, array of token ids, or array of such arrays"
+    if not isinstance(value, list):
+        raise invalid(
+            f"Invalid type for '{{param}}': {expected}, but got {kind_of(value)} instead.",
+            "invalid_type",
+        )
+    if not value:
+        raise invalid(
+            "Invalid '{param}': empty array. Expected an array with minimum length 1, but got an "
+            "empty array instead.",
+            "empty_array",
+        )
+    first = _shape(value[0])
+    for index, item in enumerate(value):
+        if first is None or _shape(item) != first:
+            raise invalid(
+                f"Invalid type for '{{param}}': {expected}, but got {kind_of(item)} instead.",
+                "invalid_type",
+                f"[{index}]",
+            )
+        if isinstance(item, list):
+            _check_ids(item, f"[{index}]")
+    if first is int:
+        _check_ids(value, "")
+    return value
+
+
+def _shape(item: object) -> type | None:
+    return type(item) if type(item) in (str, int, list) else None
+
+
+def _check_ids(ids: list[object], path: str) -> None:
+    if not ids:
+        raise invalid(
+            "Invalid '{param}': empty array. Expected an array with minimum length 1, but got an "
+            "empty array instead.",
+            "empty_array",
+            path,
+        )
+    for index, token in enumerate(ids):
+        if type(token) is not int:
+            raise invalid(
+                f"Invalid type for '{{param}}': expected an integer, but got {kind_of(token)} "
+                "instead.",
+                "invalid_type",
+                f"{path}[{index}]",
+            )
+        if not 0 <= token < 2**31:
+            side, sign, bound = ("below", ">=", 0) if token < 0 else ("above", "<=", 2**31 - 1)
+            name = "minimum" if token < 0 else "maximum"
+            raise invalid(
+                f"Invalid '{{param}}': integer {side} {name} value. Expected a value {sign} "
+                f"{bound}, but got {token} instead.",
+                f"integer_{side}_{name[:3]}_value",
+                f"{path}[{index}]",
+            )
+
+
+Prompt = Annotated[
+    str | list[str] | list[int] | list[list[int]] | None, BeforeValidator(_check_prompt)
+]
+
+
+class CompletionRequest(EngineExtras):
+    """Body of `POST /v1/completions`."""
+
+    model: str
+    prompt: Prompt = None
+    best_of: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: LogitBias = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Count | None = None
+    seed: Seed | None = None
+    stop: Stop = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    suffix: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    user: str | None = None
+    parse_special: bool | None = None
+
+
+class CompletionChoice(TypedDict):
+    """One choice; `logprobs` is always there, null unless it was asked for."""
+
+    text: str
+    index: int
+    logprobs: None
+    finish_reason: FinishReason
+
+
+class Completion(TypedDict):
+    """The reply to an unstreamed request."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunkChoice(TypedDict):
+    """A piece of one choice."""
+
+    text: str
+    index: int
+    logprobs: None
+    finish_reason: FinishReason | None
+
+
+class CompletionChunk(TypedDict):
+    """An event of the stream; `usage` is there only when it was asked for, null but in the last."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChunkChoice]
+    usage: NotRequired[Usage | None]
