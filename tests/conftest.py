@@ -1,0 +1,115 @@
+"""Fixtures: the three engines, each for real but koboldcpp, which is replayed unless one is live."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.base import Backend
+from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+from support.replay import Replay, replaying
+from support.servers import llama_server, serving
+
+ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
+MODELS = Path(__file__).parent / "models"
+
+
+@pytest.fixture(scope="session")
+def llama_server_url() -> Iterator[str]:
+    """A real llama-server with the demo model."""
+    with llama_server(DEMO_MODEL) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def koboldcpp_replay() -> Iterator[tuple[str, Replay | None]]:
+    """A live koboldcpp where `LATIMER_KOBOLDCPP_URL` names one, else the recorded one."""
+    live = os.environ.get("LATIMER_KOBOLDCPP_URL")
+    if live:
+        yield live, None
+        return
+    with replaying() as (address, replay):
+        yield address, replay
+        assert not replay.unknown, "requests without a recording"
+
+
+@pytest.fixture(scope="session")
+def make_backend(request: pytest.FixtureRequest) -> Callable[[str], Backend]:
+    """Make a backend by the name of its engine."""
+
+    def make(engine: str) -> Backend:
+        if engine == "llama_cpp":
+            return LlamaCpp()
+        if engine == "llama_server":
+            return LlamaServer(request.getfixturevalue("llama_server_url"))
+        return KoboldCpp(request.getfixturevalue("koboldcpp_replay")[0], max_waiting=256)
+
+    return make
+
+
+Client = Callable[..., AbstractAsyncContextManager[httpx2.AsyncClient]]
+
+
+@pytest.fixture(scope="session")
+def client_of() -> Client:
+    """A client of an ASGI app in the same event loop."""
+
+    @asynccontextmanager
+    async def make(app: Any) -> AsyncIterator[httpx2.AsyncClient]:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://latimer", timeout=60
+        ) as client:
+            yield client
+
+    return make
+
+
+@pytest.fixture(scope="session")
+async def apps(make_backend: Callable[[str], Backend]) -> AsyncIterator[Callable[[str], Any]]:
+    """An adapter for each engine, made when first wanted; every model name is accepted."""
+    made: dict[str, OpenAIAdapter] = {}
+
+    def app_of(engine: str) -> OpenAIAdapter:
+        if engine not in made:
+            made[engine] = OpenAIAdapter(make_backend(engine), any_model=True)
+        return made[engine]
+
+    yield app_of
+    for app in made.values():
+        await app.aclose()
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+async def client(
+    request: pytest.FixtureRequest, apps: Callable[[str], Any], client_of: Client
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of each engine's adapter."""
+    async with client_of(apps(request.param)) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+async def demo(
+    apps: Callable[[str], Any], client_of: Client
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of the in-process engine's adapter, for what does not depend on the engine."""
+    async with client_of(apps("llama_cpp")) as client:
+        yield client
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+def served_url(
+    request: pytest.FixtureRequest, make_backend: Callable[[str], Backend]
+) -> Iterator[str]:
+    """Each engine's adapter behind a real uvicorn."""
+    with serving(lambda: OpenAIAdapter(make_backend(request.param), any_model=True)) as address:
+        yield address

@@ -1,0 +1,103 @@
+"""The same request gives the same bytes over every engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import pytest
+from support.recordings import prompts
+
+PROMPTS = prompts()
+
+# Twenty prompts whose two best tokens never lie closer than 0.5; to the end, cut by limits, by
+# stops inside and across tokens, by stops that only nearly match, in characters of many bytes.
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"max_tokens": 64},
+    {"max_tokens": 4},
+    {"max_tokens": 64, "stop": "of"},
+    {"max_tokens": 64, "stop": ["5, 6", "pit", "r m"]},
+    {"max_tokens": 6, "stop": ["3, 4, 5", "2, 4"]},
+    {"max_tokens": 64, "stop": ["é", "🐱", "🔥"]},
+    {"max_tokens": 64, "stop": ["\n", "nothing like it"], "echo": True},
+)
+CASES = [
+    (prompt, variant, stream)
+    for number, prompt in enumerate(PROMPTS[:20])
+    for variant in (VARIANTS[number % len(VARIANTS)],)
+    for stream in (False, True)
+]
+
+
+def expected(prompt: dict[str, Any], variant: dict[str, Any]) -> str | None:
+    """The text that the recorded greedy answer gives; None where a limit cuts it by tokens."""
+    text: str = prompt["greedy"]
+    if variant["max_tokens"] < 64:
+        return None
+    stops = variant.get("stop", [])
+    ends = [text.find(s) for s in ([stops] if isinstance(stops, str) else stops) if s in text]
+    cut = text[: min(ends)] if ends else text
+    return prompt["prompt"] + cut if variant.get("echo") else cut
+
+
+async def ask(client: httpx2.AsyncClient, body: dict[str, Any]) -> tuple[str, str, str]:
+    """Text, finish reason and usage (as JSON) of a completion, streamed or not."""
+    reply = await client.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    if not body["stream"]:
+        value = reply.json()
+        choice = value["choices"][0]
+        return choice["text"], choice["finish_reason"], json.dumps(value["usage"])
+    *frames, done, rest = reply.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    chunks = [json.loads(frame.removeprefix("data: ")) for frame in frames]
+    choices = [chunk["choices"][0] for chunk in chunks[:-1]]
+    reasons = [c["finish_reason"] for c in choices if c["finish_reason"]]
+    assert len(reasons) == 1
+    assert choices[-1]["finish_reason"] == reasons[0]
+    return "".join(c["text"] for c in choices), reasons[0], json.dumps(chunks[-1]["usage"])
+
+
+@pytest.fixture(scope="session")
+async def reference(
+    apps: Callable[[str], Any], client_of: Any
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """The engine that the others are compared with."""
+    async with client_of(apps("llama_cpp")) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("prompt", "variant", "stream"),
+    CASES,
+    ids=[f"{number}-{'stream' if case[2] else 'plain'}" for number, case in enumerate(CASES)],
+)
+async def test_text_finish_reason_and_usage_are_the_same(
+    client: httpx2.AsyncClient,
+    reference: httpx2.AsyncClient,
+    prompt: dict[str, Any],
+    variant: dict[str, Any],
+    stream: bool,
+) -> None:
+    """Each engine gives the same text, finish_reason and usage, byte for byte."""
+    body = {
+        "model": "demo",
+        "prompt": prompt["prompt"],
+        "temperature": 0,
+        "stream": stream,
+        **variant,
+    }
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    answer = await ask(client, body)
+    assert answer == await ask(reference, body)
+    text = expected(prompt, variant)
+    assert text is None or answer[0] == text
+
+
+def test_the_forty_requests_are_forty() -> None:
+    """No request of the forty is lost, and every prompt is a sure one."""
+    assert len(CASES) == 40
+    assert min(prompt["margin"] for prompt in PROMPTS[:20]) > 0.5

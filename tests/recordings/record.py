@@ -1,0 +1,116 @@
+"""Record the exchanges that the tests have with a live koboldcpp, for the replay server.
+
+    koboldcpp --model backends/llama_cpp/demo.gguf --contextsize 2048 --port 5001
+    python tests/recordings/record.py http://127.0.0.1:5001
+
+It puts a recording proxy in front of the live server, runs the tests that talk to koboldcpp
+against it, and writes `koboldcpp/exchanges.jsonl`: one exchange a line, with the head of the
+answer as it was sent and every chunk of its body as it arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from support.replay import EXCHANGES, GENERATE, key_of  # noqa: E402
+
+# State of the engine rather than an answer: told for the generation that came before.
+STATE = ("/api/extra/last_logprobs", "/api/extra/perf")
+
+
+class Recorder:
+    """Passes requests on and keeps what comes back."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = (host, port)
+        self._last = ""
+        self.entries: dict[str, dict[str, Any]] = {}
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            text = head.decode("latin-1")
+            method, path, _version = text.splitlines()[0].split()
+            length = next(
+                (int(h.split(":")[1]) for h in text.lower().splitlines() if "content-length" in h),
+                0,
+            )
+            data = await reader.readexactly(length)
+            body = json.loads(data) if data else None
+            await self._pass(method, path, body, head + data, writer)
+        writer.close()
+
+    async def _pass(
+        self, method: str, path: str, body: Any, request: bytes, writer: asyncio.StreamWriter
+    ) -> None:
+        genkey = body.get("genkey", "") if isinstance(body, dict) else ""
+        if path in GENERATE:
+            self._last = genkey
+        after = (genkey or self._last) if path in STATE else None
+        reader, upstream = await asyncio.open_connection(*self._address)
+        chunks: list[bytes] = []
+        try:
+            upstream.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            writer.write(head)
+            while chunk := await reader.read(65536):
+                chunks.append(chunk)
+                writer.write(chunk)
+                await writer.drain()
+        finally:
+            upstream.close()
+        if path == "/api/extra/abort":
+            return
+        entry = {
+            "method": method,
+            "path": path,
+            "body": body,
+            "genkey": genkey,
+            "after": after,
+            "head": head.decode("latin-1"),
+            "chunks": [base64.b64encode(chunk).decode() for chunk in chunks],
+        }
+        key = f"{path} {after}" if after is not None else key_of(method, path, body)
+        self.entries[key] = entry
+
+    def write(self) -> None:
+        """Write what the replay needs: state only of the generations that are kept."""
+        kept = {e["genkey"] for e in self.entries.values() if e["path"] in GENERATE}
+        with EXCHANGES.open("w") as file:
+            for entry in self.entries.values():
+                if entry["after"] is None or entry["after"] in kept:
+                    file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+
+async def main(address: str) -> int:
+    parts = urlsplit(address)
+    recorder = Recorder(parts.hostname or "127.0.0.1", parts.port or 5001)
+    server = await asyncio.start_server(recorder.serve, "127.0.0.1", 0, backlog=512)
+    port = server.sockets[0].getsockname()[1]
+    tests = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-k", "koboldcpp"),
+        *sys.argv[2:],
+        cwd=HERE.parent.parent,
+        env={**os.environ, "LATIMER_KOBOLDCPP_URL": f"http://127.0.0.1:{port}"},
+    )
+    code = await tests.wait()
+    server.close()
+    if code == 0:
+        recorder.write()
+        print(f"{len(recorder.entries)} exchanges in {EXCHANGES}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""What tests share: real servers, the replay of a koboldcpp, recorded exchanges."""

