@@ -24,6 +24,7 @@ from ..base import (
     Model,
     NativeReply,
     Piece,
+    Sampling,
     Text,
     TokenIds,
 )
@@ -253,7 +254,8 @@ class KoboldCpp:
         if not self._tells_tokens:
             return True, ""
         genkey = _genkey()
-        payload = to_native(Generation(Text("a"), 1), 0, "a", 1, context, genkey)
+        job = Generation(Text("a"), 1, sampling=Sampling(temperature=0.0))
+        payload = to_native(job, 0, "a", 1, context, genkey)
         payload["grammar"] = 'root ::= ""'
         await self._turns.take()
         try:
