@@ -254,19 +254,19 @@ class ChoiceStream:
     def _tokens_before(self, end: int) -> int:
         """How many tokens begin before a byte of the text.
 
-        A step's last token ends where the step's text ends. Tokens without an event of their own
-        end inside a character of it; the first of them begins where the step begins.
+        A token begins where the one before it ends. Tokens without an event of their own end
+        inside a character: the first of them begins where the step begins, the step's last token
+        ends where the step's text does.
         """
         assert self.vocabulary is not None
         count = position = sent = 0
         for index, step in enumerate(self._steps):
-            sent += len(step.content)
             size = len(self.vocabulary.piece(step.id)) if step.id >= 0 else 0
-            last = index == len(self._steps) - 1
-            after = sent if step.content and not last else position + size
-            start = after - size
+            sent += len(step.content)
+            released = step.content and index < len(self._steps) - 1
+            after = sent if released else position + size
+            count += position < end
             if step.tokens > 1:
-                count += (position < end) + (step.tokens - 2) * (position + 1 < end)
-            count += start < end
+                count += (step.tokens - 2) * (position + 1 < end) + (after - size < end)
             position = after
         return count
