@@ -8,10 +8,10 @@ import orjson
 
 from ..backends.base import Backend
 from ..backends.errors import EngineError, LatimerError
+from ..backends.http import HttpUpstream
 from ..backends.koboldcpp import KoboldCpp
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_server import LlamaServer
-from ..backends.upstream import AiohttpUpstream
 from .config import BackendName, Settings
 
 
@@ -45,7 +45,7 @@ async def backend_of(
 
 async def _probe(address: str, key: str | None) -> BackendName:
     """Ask for what only one engine has; koboldcpp answers `/props` too, so it comes first."""
-    upstream = AiohttpUpstream(address, {"Authorization": f"Bearer {key}"} if key else {}, 10.0)
+    upstream = HttpUpstream(address, {"Authorization": f"Bearer {key}"} if key else {}, 10.0)
     try:
         if "KoboldCpp" in await _get(upstream, "/api/extra/version", "result"):
             return "koboldcpp"
@@ -59,7 +59,7 @@ async def _probe(address: str, key: str | None) -> BackendName:
     )
 
 
-async def _get(upstream: AiohttpUpstream, path: str, key: str) -> str:
+async def _get(upstream: HttpUpstream, path: str, key: str) -> str:
     try:
         async with upstream.send("GET", path) as reply:
             body = orjson.loads(await reply.read())

@@ -18,6 +18,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_NESTING = 128
+# Seconds until a disconnect is looked for.
+WATCH_AFTER = 0.02
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -144,10 +146,15 @@ class Exchange:
 
 
 async def unless_disconnected(exchange: Exchange, work: Awaitable[None]) -> None:
-    """Do the work, and cancel it at once when the client goes away first."""
+    """Do the work, and cancel it when the client goes away first.
+
+    A task that waits for the disconnect costs as much as a short request: it starts only when the
+    work has taken a moment.
+    """
     task = asyncio.current_task()
     assert task is not None
     gone = False
+    watcher: asyncio.Task[None] | None = None
 
     async def watch() -> None:
         nonlocal gone
@@ -155,7 +162,12 @@ async def unless_disconnected(exchange: Exchange, work: Awaitable[None]) -> None
         gone = True
         task.cancel()
 
-    watcher = asyncio.create_task(watch())
+    def start() -> None:
+        nonlocal watcher
+        watcher = loop.create_task(watch())
+
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(WATCH_AFTER, start)
     try:
         await work
     except asyncio.CancelledError:
@@ -163,7 +175,9 @@ async def unless_disconnected(exchange: Exchange, work: Awaitable[None]) -> None
         if not gone or task.uncancel() > 0:
             raise
     finally:
-        watcher.cancel()
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
 
 
 def _too_large(limit: int) -> RequestError:

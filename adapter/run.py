@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..backends.base import Backend, Batch, Event, Finish, Generation, Piece, Stream
 from ..backends.errors import EngineError, LatimerError
@@ -44,23 +44,23 @@ class Result:
 async def fold(backend: Backend, plan: Plan) -> tuple[list[Result], Usage]:
     """Run a plan to its end: the fold of the stream that would have been sent."""
     choices = _choices(plan)
-    parts: list[list[str]] = [[] for _ in choices]
-    reasons: list[FinishReason] = ["stop"] * len(choices)
+    parts: list[list[bytes]] = [[] for _ in choices]
+    results: list[Result | None] = [None] * len(choices)
     try:
         async with _opened(backend, plan.jobs, plan.choices) as batches:
             async for batch in batches:
                 for event in batch:
                     index = event.choice
                     if isinstance(event, Piece):
-                        parts[index].append(choices[index].feed(event.data))
+                        parts[index].append(event.data)
                     else:
-                        rest, reasons[index] = choices[index].end(event)
-                        parts[index].append(rest)
+                        text = choices[index].feed(b"".join(parts[index]))
+                        rest, reason = choices[index].end(event)
+                        results[index] = Result(text + rest, reason)
         usage = plan.usage(_finishes(choices), plan.choices)
     except LatimerError as error:
         raise plan.translate(error) from error
-    results = [Result("".join(p), r) for p, r in zip(parts, reasons, strict=True)]
-    return results, usage
+    return [result for result in results if result is not None], usage
 
 
 async def stream(exchange: Exchange, backend: Backend, plan: Plan) -> None:
@@ -153,7 +153,7 @@ async def _shifted(source: Stream, offset: int) -> AsyncIterator[AsyncIterator[B
 
     async def shift(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
         async for batch in batches:
-            yield [replace(event, choice=event.choice + offset) for event in batch]
+            yield [event._replace(choice=event.choice + offset) for event in batch]
 
     async with source as batches:
         yield shift(batches)

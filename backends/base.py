@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 Reason: TypeAlias = Literal["end", "stop", "length"]
 
@@ -60,16 +60,14 @@ class Generation:
     sampling: Sampling = Sampling()
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Bytes that were generated for a choice; they may end inside a character."""
 
     choice: int
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """A choice has ended.
 
     Args:

@@ -10,6 +10,15 @@ import re
 
 from .errors import EngineError
 
+
+def _whole_events(chunk: bytes) -> list[bytes] | None:
+    """The events of a chunk in which each is one `data: ` line, as engines nearly always send."""
+    if not chunk.startswith(b"data: ") or not chunk.endswith(b"\n\n") or b"\r" in chunk:
+        return None
+    events = chunk[6:-2].split(b"\n\ndata: ")
+    return events if all(b"\n" not in event for event in events) else None
+
+
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -33,8 +42,10 @@ class EventParser:
         Raises:
             EngineError: an event is larger than allowed.
         """
+        if not self._buffer and not self._data and (events := _whole_events(chunk)) is not None:
+            return events
         buffer = self._buffer + chunk if self._buffer else chunk
-        events: list[bytes] = []
+        events = []
         start = 0
         if b"\r" not in buffer:
             while (end := buffer.find(b"\n", start)) >= 0:

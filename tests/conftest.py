@@ -98,9 +98,7 @@ async def client(
 
 
 @pytest.fixture(scope="session")
-async def demo(
-    apps: Callable[[str], Any], client_of: Client
-) -> AsyncIterator[httpx2.AsyncClient]:
+async def demo(apps: Callable[[str], Any], client_of: Client) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of the in-process engine's adapter, for what does not depend on the engine."""
     async with client_of(apps("llama_cpp")) as client:
         yield client

@@ -29,8 +29,9 @@ from ..base import (
     TokenIds,
 )
 from ..errors import ContextExceeded, EmptyPrompt, EngineError, LatimerError, Unsupported
+from ..http import HttpUpstream
 from ..sse import EventParser
-from ..upstream import AiohttpUpstream, Reply, Upstream
+from ..upstream import Reply, Upstream
 from .queue import Turns
 from .translate import CAPABILITIES, ENGINE, ChoiceStream, longest_call, to_error, to_native
 
@@ -56,9 +57,7 @@ class KoboldCpp:
         silence: float = 5.0,
     ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._upstream = (
-            AiohttpUpstream(upstream, headers) if isinstance(upstream, str) else upstream
-        )
+        self._upstream = HttpUpstream(upstream, headers) if isinstance(upstream, str) else upstream
         self._silence = silence
         self._turns = Turns(max_waiting)
         self._model: Model | None = None

@@ -21,13 +21,15 @@ from ..base import (
     Generation,
     Model,
     NativeReply,
+    Stream,
     Text,
     TokenIds,
 )
 from ..errors import ContextExceeded, EmptyPrompt, EngineError, EngineUnavailable, RequestError
+from ..http import HttpUpstream
 from ..merge import merged
 from ..sse import EventParser
-from ..upstream import AiohttpUpstream, Upstream
+from ..upstream import Upstream
 from .translate import CAPABILITIES, ENGINE, ChoiceStream, Vocabulary, to_error, to_native
 
 
@@ -43,9 +45,7 @@ class LlamaServer:
 
     def __init__(self, upstream: str | Upstream, key: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._upstream = (
-            AiohttpUpstream(upstream, headers) if isinstance(upstream, str) else upstream
-        )
+        self.upstream = HttpUpstream(upstream, headers) if isinstance(upstream, str) else upstream
         self._model: Model | None = None
         self._vocabulary: Vocabulary | None = None
         self._control: dict[int, bytes] = {}
@@ -59,29 +59,30 @@ class LlamaServer:
                     self._model = await self._read_model()
         return self._model
 
-    @asynccontextmanager
-    async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
+    def open(self, job: Generation) -> Stream:
         """See `Backend.open`; choices are separate native calls, run at once."""
-        model = await self.model()
-        prompt = await self._native_prompt(job, model)
         if job.max_tokens == 0:
-            # The server would generate one token all the same.
-            ids = prompt if not isinstance(prompt, str) else await self._ids(prompt)
-            hidden = model.adds_bos and isinstance(job.prompt, Text)
-            yield _ended(job, len(ids) - hidden)
-            return
-        calls = [self._choice(job, choice, prompt, model) for choice in range(len(job.seeds))]
-        stream = calls[0] if len(calls) == 1 else merged(calls)
-        async with stream as batches:
-            yield batches
+            return self._nothing(job)
+        if len(job.seeds) == 1:
+            return _Call(self, job, 0)
+        return merged([_Call(self, job, choice) for choice in range(len(job.seeds))])
+
+    @asynccontextmanager
+    async def _nothing(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
+        """A job that wants no tokens: the server would generate one all the same."""
+        model = await self.model()
+        prompt = await self.native_prompt(job, model)
+        ids = await self._ids(prompt) if isinstance(prompt, str) else prompt
+        hidden = model.adds_bos and isinstance(job.prompt, Text)
+        yield _ended(job, len(ids) - hidden)
 
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
         """See `Backend.native`."""
         model = await self.model()
-        prompt = await self._native_prompt(job, model)
+        prompt = await self.native_prompt(job, model)
         payload = to_native(job, 0, prompt, model.context, stream)
-        async with self._upstream.send("POST", "/completion", orjson.dumps(payload)) as reply:
+        async with self.upstream.send("POST", "/completion", orjson.dumps(payload)) as reply:
             yield NativeReply(reply.status, reply.content_type, reply.chunks())
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
@@ -95,7 +96,7 @@ class LlamaServer:
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`; from the vocabulary, since `/detokenize` breaks characters."""
-        vocabulary = await self._read_vocabulary()
+        vocabulary = await self.vocabulary()
         if any(not 0 <= token < len(vocabulary) for token in ids):
             raise RequestError(
                 f"Token ids must be between 0 and {len(vocabulary) - 1}.", "prompt", "invalid_value"
@@ -106,11 +107,15 @@ class LlamaServer:
         """See `Backend.health`."""
         await self._ask("GET", "/health")
 
+    def forget(self) -> None:
+        """Forget what was read of the model: another may be there when the server comes back."""
+        self._model = self._vocabulary = None
+
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
-        await self._upstream.aclose()
+        await self.upstream.aclose()
 
-    async def _native_prompt(self, job: Generation, model: Model) -> str | TokenIds:
+    async def native_prompt(self, job: Generation, model: Model) -> str | TokenIds:
         """The prompt as it is sent, after making sure that prompt and completion fit.
 
         The server refuses a prompt that is too long, but shortens a completion without a word.
@@ -133,46 +138,12 @@ class LlamaServer:
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
         return ids
 
-    @asynccontextmanager
-    async def _choice(
-        self, job: Generation, choice: int, prompt: str | TokenIds, model: Model
-    ) -> AsyncIterator[AsyncIterator[Batch]]:
-        payload = orjson.dumps(to_native(job, choice, prompt, model.context))
-        try:
-            async with self._upstream.send("POST", "/completion", payload) as reply:
-                if reply.status != 200:
-                    raise to_error(reply.status, await reply.read(), job)
-                adds_bos = model.adds_bos and isinstance(job.prompt, Text)
-                yield self._events(reply.chunks(), ChoiceStream(job, choice, adds_bos))
-        except EngineUnavailable:
-            # Another model may be there when it comes back.
-            self._model = self._vocabulary = None
-            raise
-
-    async def _events(
-        self, chunks: AsyncIterator[bytes], stream: ChoiceStream
-    ) -> AsyncIterator[Batch]:
-        parser = EventParser()
-        async for chunk in chunks:
-            batch: list[Event] = []
-            for data in parser.feed(chunk):
-                event = stream.parse(data)
-                if event is None:
-                    continue
-                if event["stop"] and stream.needs_vocabulary(event):
-                    stream.vocabulary = await self._read_vocabulary()
-                batch += stream.feed(event)
-            if batch:
-                yield batch
-        if not stream.finished:
-            raise EngineError(f"{ENGINE} ended its answer before it was finished.")
-
     async def _ids(self, text: str) -> TokenIds:
         return await self.tokenize(text, add_special=True, parse_special=True)
 
     async def _ask(self, method: str, path: str, payload: Any = None) -> Any:
         body = None if payload is None else orjson.dumps(payload)
-        async with self._upstream.send(method, path, body) as reply:
+        async with self.upstream.send(method, path, body) as reply:
             data = await reply.read()
             if reply.status != 200:
                 raise to_error(reply.status, data)
@@ -187,7 +158,7 @@ class LlamaServer:
             context = props["default_generation_settings"]["n_ctx"]
             facts = [props["model_path"], props["build_info"], str(context)]
         except (KeyError, TypeError):
-            raise EngineError(f"{self._upstream.address} is no {ENGINE}.") from None
+            raise EngineError(f"{self.upstream.address} is no {ENGINE}.") from None
         return Model(
             name=props.get("model_alias") or PurePath(props["model_path"]).name,
             context=context,
@@ -199,7 +170,7 @@ class LlamaServer:
             modified=int(time.time()),
         )
 
-    async def _read_vocabulary(self) -> Vocabulary:
+    async def vocabulary(self) -> Vocabulary:
         """Every token's bytes, from one wide call; read once, when first wanted."""
         if self._vocabulary is None:
             payload = {"prompt": [0], "n_predict": 1, "n_probs": 1_000_000, "cache_prompt": False}
@@ -207,7 +178,7 @@ class LlamaServer:
             # ends inside a character yields no entry, so an ordinary one is forced.
             for bias in ([], [[" a", 1000]], [["a", 1000]]):
                 body = orjson.dumps({**payload, "logit_bias": bias})
-                async with self._upstream.send("POST", "/completion", body) as reply:
+                async with self.upstream.send("POST", "/completion", body) as reply:
                     data = await reply.read()
                     if reply.status != 200:
                         raise to_error(reply.status, data)
@@ -223,6 +194,66 @@ class LlamaServer:
             reply = await self._ask("POST", "/detokenize", {"tokens": [token]})
             self._control[token] = str(reply["content"]).encode()
         return self._control[token]
+
+
+class _Call:
+    """One native call: the stream of one choice.
+
+    A class rather than generators: this is the road of every token.
+    """
+
+    __slots__ = ("_backend", "_choice", "_chunks", "_exchange", "_job", "_parser", "_stream")
+
+    def __init__(self, backend: LlamaServer, job: Generation, choice: int) -> None:
+        self._backend = backend
+        self._job = job
+        self._choice = choice
+
+    async def __aenter__(self) -> _Call:
+        backend, job = self._backend, self._job
+        model = await backend.model()
+        prompt = await backend.native_prompt(job, model)
+        payload = to_native(job, self._choice, prompt, model.context)
+        exchange = backend.upstream.send("POST", "/completion", orjson.dumps(payload))
+        try:
+            reply = await exchange.__aenter__()
+        except EngineUnavailable:
+            backend.forget()
+            raise
+        self._exchange = exchange
+        if reply.status != 200:
+            try:
+                raise to_error(reply.status, await reply.read(), job)
+            finally:
+                await exchange.__aexit__(None, None, None)
+        self._chunks = reply.chunks()
+        self._parser = EventParser()
+        adds_bos = model.adds_bos and isinstance(job.prompt, Text)
+        self._stream = ChoiceStream(job, self._choice, adds_bos)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._exchange.__aexit__(None, None, None)
+
+    def __aiter__(self) -> _Call:
+        return self
+
+    async def __anext__(self) -> Batch:
+        stream = self._stream
+        async for chunk in self._chunks:
+            batch: list[Event] = []
+            for data in self._parser.feed(chunk):
+                event = stream.parse(data)
+                if event is None:
+                    continue
+                if event["stop"] and stream.needs_vocabulary(event):
+                    stream.vocabulary = await self._backend.vocabulary()
+                batch += stream.feed(event)
+            if batch:
+                return batch
+        if not stream.finished:
+            raise EngineError(f"{ENGINE} ended its answer before it was finished.")
+        raise StopAsyncIteration
 
 
 async def _ended(job: Generation, prompt_tokens: int) -> AsyncIterator[Batch]:

@@ -21,7 +21,14 @@ from support.servers import llama_server
 
 NAMES = ("spm", "bpe", "recurrent")
 VOCABULARY = 600
-PROMPTS = ("Hello the cat", "é über 12", " two  spaces", "the of", "tostra mira", "😀 no such piece")
+PROMPTS = (
+    "Hello the cat",
+    "é über 12",
+    " two  spaces",
+    "the of",
+    "tostra mira",
+    "😀 no such piece",
+)
 
 
 @pytest.fixture(scope="session", params=NAMES)

@@ -37,11 +37,51 @@ CHATML = (
 def corpus() -> list[str]:
     """Sentences of made-up and real words, with accents, digits and emoji."""
     rng = random.Random(1)
-    syllables = "ka to mi ra ne so lu vi pa de stra blo chi qué né über ço".split()
+    syllables = [
+        "ka",
+        "to",
+        "mi",
+        "ra",
+        "ne",
+        "so",
+        "lu",
+        "vi",
+        "pa",
+        "de",
+        "stra",
+        "blo",
+        "chi",
+        "qué",
+        "né",
+        "über",
+        "ço",
+    ]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(400)]
-    words += "the a of and to in is was he she it with for on that Hello world été 12 345".split()
+    words += [
+        "the",
+        "a",
+        "of",
+        "and",
+        "to",
+        "in",
+        "is",
+        "was",
+        "he",
+        "she",
+        "it",
+        "with",
+        "for",
+        "on",
+        "that",
+        "Hello",
+        "world",
+        "été",
+        "12",
+        "345",
+    ]
     return [
-        " ".join(rng.choices(words, k=rng.randint(3, 12))) + rng.choice([".", "!", "?", "\n", " 🐱"])
+        " ".join(rng.choices(words, k=rng.randint(3, 12)))
+        + rng.choice([".", "!", "?", "\n", " 🐱"])
         for _ in range(4000)
     ]
 

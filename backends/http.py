@@ -1,0 +1,336 @@
+"""The default upstream: HTTP/1.1 on an `asyncio.Protocol` and httptools, uvicorn's parser.
+
+A general client costs more per request than everything else between a client and its engine
+(`tests/benchmarks/proxy.py`), and this road is narrow: one host, no redirects, no cookies, no
+compression, bodies as bytes.
+
+llama-server closes a connection after 100 answers or 5 idle seconds, so idle ones are dropped after
+4 s, and a request whose reused connection dies before the first byte of the answer is sent once
+more on a fresh one. Only the headers given here are ever sent: nothing of a client's request
+reaches an engine (`X-Conversation-Id` would keep llama-server generating after a disconnect).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import httptools
+
+from .errors import EngineError, EngineUnavailable
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+IDLE_SECONDS = 4.0
+CONNECT_SECONDS = 5.0
+# A body waits here while its reader is slow; beyond this the socket is not read.
+HIGH_WATER = 2**20
+
+
+class _Dropped(Exception):
+    """A connection died before the first byte of an answer."""
+
+
+class HttpUpstream:
+    """An engine's address, and a pool of connections to it.
+
+    Args:
+        address: `http://host:port` or `https://…`, with a path where the engine has a prefix.
+        headers: sent with every request (an engine's own API key, for example).
+        silence: seconds without a byte after which an answer counts as lost.
+    """
+
+    def __init__(
+        self, address: str, headers: Mapping[str, str] | None = None, silence: float = 600.0
+    ) -> None:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{address!r} is no address like http://127.0.0.1:8080")
+        self.address = address.rstrip("/")
+        self.silence = silence
+        self._host = parts.hostname
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._prefix = parts.path.rstrip("/")
+        lines = {"Host": parts.netloc.rpartition("@")[2], **(headers or {})}
+        self._lines = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._heads: dict[tuple[str, str], bytes] = {}
+        self._idle: list[_Connection] = []
+
+    def send(self, method: str, path: str, body: bytes | None = None) -> _Exchange:
+        """See `Upstream.send`."""
+        return _Exchange(self, self._request(method, path, body))
+
+    async def aclose(self) -> None:
+        """Close the connections that wait for work; a later request opens new ones."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        # Lets the transports finish closing before the event loop goes away.
+        await asyncio.sleep(0)
+
+    def _request(self, method: str, path: str, body: bytes | None) -> bytes:
+        head = self._heads.get((method, path))
+        if head is None:
+            line = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._lines}"
+            head = self._heads[method, path] = line.encode("latin-1")
+        if body is None:
+            return head + b"\r\n"
+        content = b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        return head + content + body
+
+    def take(self) -> _Connection | None:
+        """An idle connection that is surely alive, the one used last first."""
+        oldest = time.monotonic() - IDLE_SECONDS
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since >= oldest and not connection.closed:
+                return connection
+            connection.close()
+        return None
+
+    def give(self, connection: _Connection) -> None:
+        """Take a connection back whose answer was read to its end."""
+        connection.idle_since = time.monotonic()
+        self._idle.append(connection)
+
+    async def connect(self) -> _Connection:
+        """Open a connection.
+
+        Raises:
+            EngineUnavailable: nobody answers there.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(loop), self._host, self._port, ssl=self._ssl
+                )
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {CONNECT_SECONDS} s"
+            raise EngineUnavailable(
+                f"The engine at {self.address} cannot be reached: {reason}. Is it running?"
+            ) from error
+        return connection
+
+
+class _Exchange:
+    """One request and its answer; also the `Reply`."""
+
+    __slots__ = ("_connection", "_request", "_timer", "_upstream", "content_type", "status")
+
+    def __init__(self, upstream: HttpUpstream, request: bytes) -> None:
+        self._upstream = upstream
+        self._request = request
+
+    async def __aenter__(self) -> _Exchange:
+        upstream = self._upstream
+        connection = upstream.take()
+        if connection is not None:
+            try:
+                await self._start(connection)
+                return self
+            except _Dropped:
+                pass
+        try:
+            await self._start(await upstream.connect())
+        except _Dropped as error:
+            raise EngineError(
+                f"The engine at {upstream.address} closed the connection without an answer."
+            ) from error
+        return self
+
+    async def _start(self, connection: _Connection) -> None:
+        self._connection = connection
+        try:
+            await connection.start(self._request, self._upstream)
+        except BaseException:
+            connection.close()
+            raise
+        self.status = connection.status
+        self.content_type = connection.content_type
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        connection = self._connection
+        connection.end()
+        if connection.complete and connection.keep_alive and not connection.closed:
+            self._upstream.give(connection)
+        else:
+            connection.close()
+
+    def chunks(self) -> _Exchange:
+        """See `Reply.chunks`."""
+        return self
+
+    def __aiter__(self) -> _Exchange:
+        return self
+
+    async def __anext__(self) -> bytes:
+        data = await self._connection.read()
+        if not data:
+            raise StopAsyncIteration
+        return data
+
+    async def read(self) -> bytes:
+        """See `Reply.read`."""
+        return b"".join([chunk async for chunk in self])
+
+
+class _Connection(asyncio.Protocol):
+    """A connection; parses one answer after the other."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: Any = None
+        self.closed = False
+        self.idle_since = 0.0
+        self._address = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._body: list[bytes] = []
+        self._size = 0
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._answered = False
+        self._headers_complete = False
+        self._until_close = True
+        self.status = 0
+        self.content_type = ""
+        self.complete = False
+        self.keep_alive = False
+
+    async def start(self, request: bytes, upstream: HttpUpstream) -> None:
+        """Send a request and wait for the answer's headers."""
+        self._reset()
+        if self.closed:
+            raise _Dropped
+        self._address = upstream.address
+        self._last = self._loop.time()
+        self._timer = self._loop.call_later(upstream.silence, self._check, upstream.silence)
+        self._transport.write(request)
+        while not self._headers_complete:
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """What has arrived of the body, at least a byte; empty at its end."""
+        while not self._body:
+            if self.complete:
+                return b""
+            await self._wait()
+        data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        self._size = 0
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    def end(self) -> None:
+        """The answer is not wanted any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """Close the connection at once."""
+        self.end()
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self._wake()
+
+    def _check(self, silence: float) -> None:
+        """End the wait for an answer that has been silent for too long."""
+        left = self._last + silence - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._check, silence)
+        else:
+            self._fail(EngineError(f"The engine at {self._address} was silent for {silence} s."))
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._answered = True
+        self._last = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(EngineError(f"The engine at {self._address} answers no HTTP: {error}."))
+            return
+        if self._size > HIGH_WATER and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        if self.complete:
+            return
+        if self._headers_complete and self._until_close and error is None:
+            self.complete = True
+            self._wake()
+        elif not self._answered:
+            self._fail(_Dropped())
+        else:
+            self._fail(
+                EngineError(f"The connection to the engine at {self._address} broke: {error!r}.")
+            )
+
+    # httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header of the answer."""
+        name = name.lower()
+        if name == b"content-type":
+            self.content_type = value.decode("latin-1")
+        elif name in (b"content-length", b"transfer-encoding"):
+            self._until_close = False
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        self.status = self._parser.get_status_code()
+        self._headers_complete = True
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body, chunks undone."""
+        self._body.append(body)
+        self._size += len(body)
+
+    def on_message_complete(self) -> None:
+        """The answer is complete."""
+        self.complete = True
+        self.keep_alive = self._parser.should_keep_alive()

@@ -1,0 +1,374 @@
+"""What Latimer costs in front of a llama-server that is never the bottleneck, and going directly.
+
+    python tests/benchmarks/proxy.py [--seconds 5] [--json FILE]
+
+Everything runs in one go on one machine: a fake llama-server that answers prebuilt bytes (shaped
+as the recorded ones), Latimer under uvicorn pinned to one core, and a client on asyncio protocols
+on another. Three measurements: translated requests per second with 32 clients, the latency that
+one client sees against going directly, and paced streams of 50 tokens a second each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
+import socket
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TOKENS = 8
+PACED_TOKENS = 100
+INTERVAL = 0.02
+CLOCK = os.sysconf("SC_CLK_TCK")
+
+
+def event(number: int) -> bytes:
+    """A partial event as llama-server sends it."""
+    body = {
+        "index": 0,
+        "content": f" word{number}",
+        "tokens": [number],
+        "stop": False,
+        "id_slot": -1,
+        "tokens_predicted": number + 1,
+        "tokens_evaluated": 12,
+    }
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
+def final(tokens: int) -> bytes:
+    """The final event, with the settings that make it long."""
+    recording = Path(__file__).parent.parent / "recordings" / "llama_server" / "limit-stream.json"
+    events = json.loads(recording.read_text())["response"]["body"].strip().split("\n\n")
+    body = json.loads(events[-1].removeprefix("data: "))
+    body["tokens_predicted"] = tokens
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked body."""
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nContent-Type: %s\r\n"
+STREAM_HEAD = HEAD % b"text/event-stream" + b"Transfer-Encoding: chunked\r\n\r\n"
+BURST = (
+    STREAM_HEAD
+    + b"".join(chunk(event(i)) for i in range(TOKENS))
+    + chunk(final(TOKENS))
+    + b"0\r\n\r\n"
+)
+PACED = [chunk(event(i)) for i in range(PACED_TOKENS)]
+PACED_END = chunk(final(PACED_TOKENS)) + b"0\r\n\r\n"
+PROPS = json.dumps(
+    {
+        "default_generation_settings": {"n_ctx": 8192},
+        "total_slots": 4,
+        "model_alias": "fake",
+        "model_path": "fake.gguf",
+        "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
+        "bos_token": "",
+        "eos_token": "",
+        "build_info": "fake",
+    }
+).encode()
+
+
+class FakeEngine(asyncio.Protocol):
+    """Answers prebuilt bytes; a prompt with `paced` in it gets one event every 20 ms."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            head = self._buffer[:end].lower()
+            at = head.find(b"content-length:")
+            length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+            if len(self._buffer) < end + 4 + length:
+                return
+            body = self._buffer[end + 4 : end + 4 + length]
+            self._buffer = self._buffer[end + 4 + length :]
+            self._answer(head, body)
+
+    def _answer(self, head: bytes, body: bytes) -> None:
+        if b" /completion" in head[:40]:
+            if b"paced" in body:
+                self._transport.write(STREAM_HEAD)
+                self._pace(0, asyncio.get_running_loop().time())
+            else:
+                self._transport.write(BURST)
+            return
+        reply = PROPS if b" /props" in head[:40] else b'{"tokens":[]}'
+        length = b"Content-Length: %d\r\n\r\n" % len(reply)
+        self._transport.write(HEAD % b"application/json" + length + reply)
+
+    def _pace(self, number: int, start: float) -> None:
+        if self._transport.is_closing():
+            return
+        if number == PACED_TOKENS:
+            self._transport.write(PACED_END)
+            return
+        self._transport.write(PACED[number])
+        loop = asyncio.get_running_loop()
+        loop.call_at(start + (number + 1) * INTERVAL, self._pace, number + 1, start)
+
+
+class Client(asyncio.Protocol):
+    """Sends one request after the other; a reply ends with its body's last bytes."""
+
+    def __init__(self, request: bytes, end: bytes, seconds: float) -> None:
+        self._request = request
+        self._end = end
+        self._until = time.perf_counter() + seconds
+        self._tail = b""
+        self._sent = 0.0
+        self.latencies: list[float] = []
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+        self._send()
+
+    def _send(self) -> None:
+        self._sent = time.perf_counter()
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-64:]
+        if not self._tail.endswith(self._end):
+            return
+        now = time.perf_counter()
+        self.latencies.append(now - self._sent)
+        self._tail = b""
+        if now < self._until:
+            self._send()
+        else:
+            self._transport.close()
+            self.done.set_result(None)
+
+
+class StreamClient(asyncio.Protocol):
+    """Reads one paced stream and notes when each frame came."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._last = b""
+        self.times: list[float] = []
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+        transport.write(self._request)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        self.times += [now] * data.count(b" word")
+        if b"0\r\n\r\n" in (self._last + data)[-7:] and not self.done.done():
+            self.done.set_result(None)
+            self._transport.close()
+        self._last = data[-8:]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+def http(path: str, body: dict[str, Any]) -> bytes:
+    """A request as bytes."""
+    data = json.dumps(body).encode()
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
+    ).encode() + data
+
+
+def direct(prompt: str) -> bytes:
+    """The request that goes to the engine itself."""
+    return http("/completion", {"prompt": prompt, "n_predict": TOKENS, "stream": True})
+
+
+def translated(prompt: str, stream: bool, tokens: int) -> bytes:
+    """The request that goes through Latimer."""
+    messages = [{"role": "user", "content": prompt}]
+    body = {"model": "fake", "messages": messages, "max_tokens": tokens, "stream": stream}
+    return http("/v1/chat/completions", body)
+
+
+async def load(port: int, request: bytes, end: bytes, clients: int, seconds: float) -> list[float]:
+    """Latencies in seconds of all requests of some clients."""
+    loop = asyncio.get_running_loop()
+    made: list[Client] = []
+    for _ in range(clients):
+        client = Client(request, end, seconds)
+        await loop.create_connection(lambda client=client: client, "127.0.0.1", port)  # type: ignore[misc]
+        made.append(client)
+    await asyncio.gather(*(client.done for client in made))
+    return [latency for client in made for latency in client.latencies]
+
+
+async def streams(port: int, request: bytes, count: int) -> list[StreamClient]:
+    """Paced streams side by side, begun within a second."""
+    loop = asyncio.get_running_loop()
+    made: list[StreamClient] = []
+    for _ in range(count):
+        client = StreamClient(request)
+        await loop.create_connection(lambda client=client: client, "127.0.0.1", port)  # type: ignore[misc]
+        made.append(client)
+        await asyncio.sleep(1.0 / count)
+    await asyncio.gather(*(client.done for client in made))
+    return made
+
+
+def run_engine(port: int, core: int) -> None:
+    """The fake engine's process."""
+    import uvloop
+
+    os.sched_setaffinity(0, {core})
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(FakeEngine, "127.0.0.1", port, backlog=2048)
+        await server.serve_forever()
+
+    uvloop.run(main())
+
+
+def run_latimer(port: int, engine: int, core: int) -> None:
+    """Latimer's process: one worker on one core."""
+    import uvicorn
+    from latimer.adapter import OpenAIAdapter
+    from latimer.backends.llama_server import LlamaServer
+
+    os.sched_setaffinity(0, {core})
+    app = OpenAIAdapter(LlamaServer(f"http://127.0.0.1:{engine}"))
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False, backlog=2048)
+
+
+def wait_for(port: int) -> None:
+    """Return when a port is listened on."""
+    for _ in range(200):
+        with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(port)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK
+
+
+def quantile(values: list[float], share: float) -> float:
+    """A quantile in milliseconds."""
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)] * 1000
+
+
+def pacing(clients: list[StreamClient]) -> dict[str, float]:
+    """How many frames came, and how many later than one whole interval."""
+    frames = sum(len(client.times) for client in clients)
+    gaps = [b - a for c in clients for a, b in zip(c.times, c.times[1:], strict=False)]
+    late = sum(gap > 2 * INTERVAL for gap in gaps)
+    return {
+        "streams": len(clients),
+        "frames": frames,
+        "lost": len(clients) * PACED_TOKENS - frames,
+        "late": late,
+        "gap_p99_ms": round(quantile(gaps, 0.99), 2),
+        "gap_max_ms": round(max(gaps) * 1000, 2),
+    }
+
+
+def measure(seconds: float, stream_counts: list[int]) -> dict[str, Any]:
+    """Run everything; returns the figures."""
+    ports = []
+    for _ in range(2):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            ports.append(probe.getsockname()[1])
+    engine_port, port = ports
+    cores = sorted(os.sched_getaffinity(0))
+    proxy_core, other = cores[0], cores[-1]
+    context = multiprocessing.get_context("spawn")
+    engine = context.Process(target=run_engine, args=(engine_port, other), daemon=True)
+    latimer = context.Process(target=run_latimer, args=(port, engine_port, proxy_core), daemon=True)
+    engine.start()
+    latimer.start()
+    assert latimer.pid is not None
+    os.sched_setaffinity(0, {other})
+    import uvloop
+
+    figures: dict[str, Any] = {"machine": platform.platform(), "python": platform.python_version()}
+    try:
+        wait_for(engine_port)
+        wait_for(port)
+        ask, end = translated("hello", False, TOKENS), b"}"
+        go, stop = direct("hello"), b"0\r\n\r\n"
+        uvloop.run(load(port, ask, end, 4, 1.0))
+        for name, where, request, last in (
+            ("direct", engine_port, go, stop),
+            ("latimer", port, ask, end),
+        ):
+            before, start = cpu_seconds(latimer.pid), time.perf_counter()
+            latencies = uvloop.run(load(where, request, last, 32, seconds))
+            elapsed = time.perf_counter() - start
+            used = cpu_seconds(latimer.pid) - before
+            figures[f"{name}_rps_32_clients"] = round(len(latencies) / elapsed)
+            if name == "latimer":
+                figures["cpu_us_per_request"] = round(used / len(latencies) * 1e6)
+                figures["rps_per_core"] = round(len(latencies) / used)
+        rounds = [
+            (
+                uvloop.run(load(engine_port, go, stop, 1, seconds / 4)),
+                uvloop.run(load(port, ask, end, 1, seconds / 4)),
+            )
+            for _ in range(4)
+        ]
+        for share, name in ((0.5, "p50"), (0.99, "p99")):
+            without = statistics.median(quantile(one, share) for one, _ in rounds)
+            with_it = statistics.median(quantile(two, share) for _, two in rounds)
+            figures[f"direct_{name}_ms"] = round(without, 3)
+            figures[f"added_{name}_ms"] = round(with_it - without, 3)
+        figures["paced"] = []
+        for count in stream_counts:
+            for name, where, request in (
+                ("direct", engine_port, direct("paced")),
+                ("latimer", port, translated("paced", True, PACED_TOKENS)),
+            ):
+                before = cpu_seconds(latimer.pid)
+                result: dict[str, Any] = {"through": name}
+                result |= pacing(uvloop.run(streams(where, request, count)))
+                if name == "latimer":
+                    used = cpu_seconds(latimer.pid) - before
+                    result["cpu_us_per_frame"] = round(used / result["frames"] * 1e6, 1)
+                figures["paced"].append(result)
+    finally:
+        latimer.terminate()
+        engine.terminate()
+    return figures
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--streams", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    result = measure(arguments.seconds, arguments.streams)
+    text = json.dumps(result, indent=2)
+    if arguments.json:
+        arguments.json.write_text(text + "\n")
+    sys.stdout.write(text + "\n")
