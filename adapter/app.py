@@ -129,7 +129,7 @@ class OpenAIAdapter:
                 scope.update(found)
                 await route.app(scope, receive, send)
                 return
-        await self._guard(Exchange(scope, receive, send), _unknown_path)
+        await self._serve(scope["method"], _unknown_path, False, scope, receive, send)
 
     async def _serve(
         self,
@@ -140,23 +140,17 @@ class OpenAIAdapter:
         receive: Receive,
         send: Send,
     ) -> None:
-        exchange = Exchange(scope, receive, send)
+        """Run an endpoint; every error becomes OpenAI's error object.
 
-        async def answer(exchange: Exchange) -> None:
+        What nobody expected is a 500 and a line in the log.
+        """
+        exchange = Exchange(scope, receive, send)
+        try:
             if guarded:
-                self._keys.check(exchange.header(b"authorization"))
+                self._keys.check(exchange)
             if scope["method"] != method:
                 raise MethodNotAllowed(scope["method"], scope["path"], [method])
             await endpoint(exchange, self._service)
-
-        await self._guard(exchange, answer)
-
-    async def _guard(
-        self, exchange: Exchange, answer: Callable[[Exchange], Awaitable[None]]
-    ) -> None:
-        """Turn every error into OpenAI's error object; what nobody expected is a 500 and a log."""
-        try:
-            await answer(exchange)
         except LatimerError as error:
             if exchange.started:
                 raise
@@ -180,16 +174,16 @@ class OpenAIAdapter:
 
 
 class _Handler:
-    """An object, not a function: Starlette passes a request to it as it is."""
+    """An object, not a function: Starlette takes it for an ASGI app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._app(scope, receive, send)
 
 
-async def _unknown_path(exchange: Exchange) -> None:
+async def _unknown_path(exchange: Exchange, _service: Service) -> None:
     scope = exchange.scope
     raise RequestError(f"Invalid URL ({scope['method']} {scope['path']})", status=404)
 

@@ -177,6 +177,7 @@ async def _serve(settings: Settings) -> None:
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=settings.drain,
         )
     )

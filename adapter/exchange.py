@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
@@ -41,7 +41,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._started_at = time.perf_counter()
-        self.request_id = "req_" + secrets.token_hex(16)
+        self.request_id = f"req_{random.getrandbits(128):032x}"
         self.headers: list[Header] = []
         self.started = False
 

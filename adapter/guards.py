@@ -7,6 +7,7 @@ import hmac
 from collections.abc import Iterable
 
 from ..backends.errors import RequestError
+from .exchange import Exchange
 
 _MISSING = (
     "You didn't provide an API key. You need to provide your API key in an Authorization header "
@@ -22,10 +23,11 @@ class Keys:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key) for key in keys if key]
 
-    def check(self, authorization: str | None) -> None:
+    def check(self, exchange: Exchange) -> None:
         """Raise the 401 that OpenAI answers; every key is compared, found or not."""
         if not self._digests:
             return
+        authorization = exchange.header(b"authorization")
         scheme, _, key = (authorization or "").partition(" ")
         key = key.strip()
         if scheme.lower() != "bearer" or not key:

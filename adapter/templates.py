@@ -97,9 +97,12 @@ def _text(part: object) -> str:
 @lru_cache(maxsize=16)
 def _compile(source: str) -> jinja2.Template:
     try:
-        return _environment().from_string(source)
+        template = _environment().from_string(source)
     except jinja2.TemplateError as error:
         raise EngineError(f"The model's chat template is broken: {error}") from error
+    # Jinja chains dictionaries here, and copies them slowly at each rendering.
+    template.globals = dict(template.globals)
+    return template
 
 
 @lru_cache(maxsize=1)

@@ -17,6 +17,15 @@ from .errors import Header, from_validation
 
 T = TypeVar("T")
 
+# The fields that hold objects with fields of their own.
+NESTED = frozenset(
+    {
+        "audio", "content", "custom", "function", "functions", "image_url", "input_audio",
+        "json_schema", "messages", "prediction", "response_format", "stream_options", "tool_calls",
+        "tools", "web_search_options",
+    }
+)  # fmt: skip
+
 MAX_LISTED = 20
 MAX_HEADER = 1024
 
@@ -31,10 +40,10 @@ def parse(adapter: TypeAdapter[T], body: Mapping[str, Any]) -> T:
 
 def unknown_fields(request: Request, path: str = "") -> Iterator[str]:
     """Paths of the fields that no schema knows, at every depth."""
-    for name in request.model_extra or ():
+    for name in request.__pydantic_extra__ or ():
         yield path + name
-    for name in request.model_fields_set:
-        value = getattr(request, name, None)
+    for name in request.__pydantic_fields_set__ & NESTED:
+        value = getattr(request, name)
         if isinstance(value, Request):
             yield from unknown_fields(value, f"{path}{name}.")
         elif isinstance(value, list):
@@ -51,18 +60,17 @@ def refuse_unserved(
     Args:
         unserved: by field, which of its values ask for nothing, and what to do instead.
     """
-    for name in request.model_fields_set:
-        if name in unserved:
-            neutral, hint = unserved[name]
-            value = getattr(request, name)
-            if value is not None and not neutral(value):
-                raise Unsupported(name, engine, hint)
+    for name in request.__pydantic_fields_set__ & unserved.keys():
+        neutral, hint = unserved[name]
+        value = getattr(request, name)
+        if value is not None and not neutral(value):
+            raise Unsupported(name, engine, hint)
 
 
 def sampling_of(request: CompletionRequest | ChatRequest, capabilities: Capabilities) -> Sampling:
     """The request's sampling, with OpenAI's defaults; refuses what the engine cannot honour."""
     extras: dict[str, Any] = {}
-    for name in SAMPLING_EXTRAS & request.model_fields_set:
+    for name in request.__pydantic_fields_set__ & SAMPLING_EXTRAS:
         value = getattr(request, name)
         if value is None:
             continue
@@ -100,11 +108,11 @@ def notes(
 ) -> list[Header]:
     """Headers that say what was ignored and what is done only nearly; under `strict`, errors."""
     ignored = sorted(unknown_fields(request))
-    inexact = [
+    inexact = sorted(
         name
-        for name in sorted(capabilities.inexact)
+        for name in capabilities.inexact
         if name in sampling.extras or name == "usage" or getattr(sampling, name, None)
-    ]
+    )
     if strict and ignored:
         raise RequestError(f"Unknown parameter: '{ignored[0]}'.", ignored[0], "unknown_parameter")
     if strict and inexact:

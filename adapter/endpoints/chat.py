@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -105,7 +105,7 @@ async def _answer(
 ) -> None:
     count = len(job.seeds)
     head: dict[str, Any] = {
-        "id": "chatcmpl-" + secrets.token_hex(12),
+        "id": f"chatcmpl-{random.getrandbits(96):024x}",
         "object": "chat.completion.chunk" if request.stream else "chat.completion",
         "created": int(time.time()),
         "model": request.model,

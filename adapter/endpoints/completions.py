@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -72,7 +72,7 @@ async def _answer(
 ) -> None:
     echoes = await _echoes(request, service, choices)
     head = {
-        "id": "cmpl-" + secrets.token_hex(12),
+        "id": f"cmpl-{random.getrandbits(96):024x}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": request.model,

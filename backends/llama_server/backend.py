@@ -82,6 +82,7 @@ class LlamaServer:
         model = await self.model()
         prompt = await self.native_prompt(job, model)
         payload = to_native(job, 0, prompt, model.context, stream)
+        del payload["response_fields"]
         async with self.upstream.send("POST", "/completion", orjson.dumps(payload)) as reply:
             yield NativeReply(reply.status, reply.content_type, reply.chunks())
 

@@ -41,6 +41,9 @@ NEUTRAL: dict[str, Any] = {
     "repeat_last_n": 64,
     "ignore_eos": False,
     "n_probs": 0,
+    # Filters the last event, which would repeat all settings and the whole prompt.
+    "response_fields": ["stop", "stop_type", "stopping_word", "tokens_predicted",
+                        "tokens_evaluated", "timings"],
     "samplers": [
         "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
     ],
@@ -89,6 +92,7 @@ def to_native(
     sampling = job.sampling
     seed = job.seeds[choice]
     payload: dict[str, Any] = {
+        **NEUTRAL,
         "prompt": prompt,
         "n_predict": -1 if job.max_tokens is None else job.max_tokens,
         "stream": stream,
@@ -103,7 +107,6 @@ def to_native(
         "frequency_penalty": sampling.frequency_penalty,
         # -100 bans (contract 2.1); a bias of -100 would only make it unlikely.
         "logit_bias": [[i, bias if bias > -100 else False] for i, bias in sampling.logit_bias],
-        **NEUTRAL,
         **sampling.extras,
     }
     if job.stops:
@@ -193,11 +196,9 @@ class ChoiceStream:
             event = orjson.loads(data)
         except orjson.JSONDecodeError:
             raise EngineError(f"{ENGINE} sent an event that is not JSON: {data[:200]!r}") from None
-        if event is None:
-            return None
-        if "error" in event:
+        if event is not None and "error" in event:
             raise to_error(200, data, self._job)
-        return event  # type: ignore[no-any-return]
+        return event
 
     def needs_vocabulary(self, event: dict[str, Any]) -> bool:
         """Whether the final event can only be understood with the tokens' bytes at hand."""

@@ -42,7 +42,7 @@ class CompletionPayload(TypedDict):
     n_probs: int
     samplers: NotRequired[list[str]]
     grammar: NotRequired[str]
-    return_tokens: NotRequired[bool]
+    response_fields: NotRequired[list[str]]
 
 
 class Timings(TypedDict):
