@@ -1,0 +1,299 @@
+"""The upstream client against servers that behave as engines do, and worse."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import httpx2
+import pytest
+from latimer.backends.errors import EngineError, EngineUnavailable
+from latimer.backends.http import HttpUpstream
+from latimer.backends.upstream import HttpxUpstream
+
+Answer = Callable[["Peer", bytes], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: text/plain\r\n\r\nok"
+
+
+class Peer:
+    """A connection as the server sees it."""
+
+    def __init__(
+        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.number = number
+        self.requests = 0
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        """Write and flush."""
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self.writer.close()
+
+
+@asynccontextmanager
+async def server(answer: Answer) -> AsyncIterator[tuple[HttpUpstream, list[Peer]]]:
+    """A raw server; yields a client of it and the connections that it had."""
+    peers: list[Peer] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(len(peers), reader, writer)
+        peers.append(peer)
+        try:
+            while True:
+                request = await reader.readuntil(b"\r\n\r\n")
+                length = [h for h in request.split(b"\r\n") if h.lower()[:15] == b"content-length:"]
+                if length:
+                    request += await reader.readexactly(int(length[0].split(b":")[1]))
+                peer.requests += 1
+                await answer(peer, request)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    running = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = running.sockets[0].getsockname()[1]
+    upstream = HttpUpstream(f"http://127.0.0.1:{port}/prefix/", {"X-Own": "1"}, silence=0.3)
+    try:
+        yield upstream, peers
+    finally:
+        await upstream.aclose()
+        running.close()
+        for peer in peers:
+            peer.writer.close()
+
+
+async def ask(upstream: HttpUpstream, body: bytes | None = b"{}") -> bytes:
+    """One exchange."""
+    async with upstream.send("POST", "/x", body) as reply:
+        assert reply.status == 200
+        return await reply.read()
+
+
+async def test_a_request_carries_our_headers_and_nothing_else() -> None:
+    """The line, the host, the configured headers, type and length of the body."""
+    seen: list[bytes] = []
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        seen.append(request)
+        await peer.send(OK)
+
+    async with server(answer) as (upstream, _):
+        assert await ask(upstream, b'{"a":1}') == b"ok"
+        host = upstream.address.removeprefix("http://").removesuffix("/prefix")
+    assert seen[0].decode().split("\r\n") == [
+        "POST /prefix/x HTTP/1.1",
+        f"Host: {host}",
+        "X-Own: 1",
+        "Content-Type: application/json",
+        "Content-Length: 7",
+        "",
+        '{"a":1}',
+    ]
+
+
+async def test_a_connection_is_reused() -> None:
+    """Requests one after the other share a connection."""
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        await peer.send(OK)
+
+    async with server(answer) as (upstream, peers):
+        for _ in range(150):
+            assert await ask(upstream) == b"ok"
+        assert len(peers) == 1
+
+
+async def test_a_server_that_closes_after_100_answers_causes_no_error() -> None:
+    """`Connection: close` on the hundredth answer makes the next one open a new connection."""
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        close = peer.requests == 100
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
+        await peer.send(head + (b"Connection: close\r\n" if close else b"") + b"\r\nok")
+        if close:
+            await peer.close()
+
+    async with server(answer) as (upstream, peers):
+        for _ in range(250):
+            assert await ask(upstream) == b"ok"
+        assert [peer.requests for peer in peers] == [100, 100, 50]
+
+
+async def test_a_reused_connection_that_dies_silently_is_replaced() -> None:
+    """A request whose reused connection is closed before an answer is sent once more."""
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        if peer.number == 0 and peer.requests == 2:
+            await peer.close()
+        else:
+            await peer.send(OK)
+
+    async with server(answer) as (upstream, peers):
+        assert [await ask(upstream) for _ in range(3)] == [b"ok"] * 3
+        assert [peer.requests for peer in peers] == [2, 2]
+
+
+async def test_a_fresh_connection_that_dies_is_an_error() -> None:
+    """A request that kills the server is not sent again and again."""
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        await peer.close()
+
+    async with server(answer) as (upstream, peers):
+        with pytest.raises(EngineError, match="without an answer"):
+            await ask(upstream)
+        assert len(peers) == 1
+
+
+async def test_an_idle_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that was idle for long is not trusted."""
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        await peer.send(OK)
+
+    monkeypatch.setattr("latimer.backends.http.IDLE_SECONDS", 0.01)
+    async with server(answer) as (upstream, peers):
+        await ask(upstream)
+        await asyncio.sleep(0.05)
+        await ask(upstream)
+        assert len(peers) == 2
+
+
+async def test_a_stream_comes_as_it_is_sent() -> None:
+    """Chunks are handed over when they arrive, not at the end."""
+    go = asyncio.Event()
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        await peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+        await go.wait()
+        await peer.send(b"3\r\ntwo\r\n0\r\n\r\n")
+
+    async with server(answer) as (upstream, _), upstream.send("GET", "/s") as reply:
+        chunks = reply.chunks()
+        assert await anext(chunks) == b"one"
+        go.set()
+        assert await anext(chunks) == b"two"
+        assert [chunk async for chunk in chunks] == []
+
+
+async def test_leaving_early_closes_the_connection() -> None:
+    """The server notices at once that nobody reads any more."""
+    closed = asyncio.Event()
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        await peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+        if not await peer.reader.read():
+            closed.set()
+
+    async with server(answer) as (upstream, _):
+        async with upstream.send("GET", "/s") as reply:
+            await anext(reply.chunks())
+        await asyncio.wait_for(closed.wait(), 1)
+
+
+async def test_a_body_may_end_with_the_connection() -> None:
+    """An HTTP/1.0 answer without a length ends when the server closes."""
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        await peer.send(b"HTTP/1.0 200 OK\r\nContent-Type: x/y\r\n\r\nall ")
+        await asyncio.sleep(0.01)
+        await peer.send(b"of it")
+        await peer.close()
+
+    async with server(answer) as (upstream, _):
+        assert await ask(upstream) == b"all of it"
+
+
+async def test_a_broken_body_is_an_error() -> None:
+    """A connection that breaks in the middle of an answer is not its end."""
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+        await peer.close()
+
+    async with server(answer) as (upstream, _):
+        with pytest.raises(EngineError, match="broke"):
+            await ask(upstream)
+
+
+async def test_silence_is_an_error() -> None:
+    """An engine that stays silent for too long is given up."""
+
+    async def answer(_peer: Peer, _request: bytes) -> None:
+        await asyncio.sleep(2)
+
+    async with server(answer) as (upstream, _):
+        with pytest.raises(EngineError, match=r"silent for 0\.3 s"):
+            await ask(upstream)
+
+
+async def test_something_else_than_http_is_an_error() -> None:
+    """A port on which no HTTP is spoken is named as such."""
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        await peer.send(b"220 mail.example ESMTP\r\n")
+
+    async with server(answer) as (upstream, _):
+        with pytest.raises(EngineError, match="no HTTP"):
+            await ask(upstream)
+
+
+async def test_nobody_there_is_unavailable() -> None:
+    """A refused connection says where nobody answers."""
+    upstream = HttpUpstream("http://127.0.0.1:1")
+    with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1 cannot be reached"):
+        await ask(upstream)
+
+
+async def test_a_slow_reader_stops_the_server() -> None:
+    """A body that nobody reads does not fill the memory."""
+    sent = 0
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        nonlocal sent
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
+        while sent < 100_000_000:
+            await peer.send(b"x" * 100_000)
+            sent += 100_000
+
+    async with server(answer) as (upstream, _), upstream.send("GET", "/s") as reply:
+        await anext(reply.chunks())
+        await asyncio.sleep(0.2)
+        assert sent < 50_000_000
+
+
+def test_an_address_must_be_one() -> None:
+    """A mistake in the address is found when it is made."""
+    with pytest.raises(ValueError, match="no address"):
+        HttpUpstream("localhost:8080")
+
+
+async def test_a_users_own_client_is_an_upstream_too() -> None:
+    """An httpx client (here over an app in the same process) works as the default one does."""
+
+    async def app(scope: object, receive: object, send: Callable[..., Awaitable[None]]) -> None:
+        start = {"type": "http.response.start", "status": 200}
+        await send({**start, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": b"inside"})
+
+    transport = httpx2.ASGITransport(app)  # type: ignore[arg-type]
+    async with httpx2.AsyncClient(transport=transport, base_url="http://inside") as client:
+        upstream = HttpxUpstream(client)
+        async with upstream.send("POST", "/x", b"{}") as reply:
+            assert (reply.status, reply.content_type) == (200, "text/plain")
+            assert await reply.read() == b"inside"
+
+
+async def test_a_users_own_client_fails_as_the_default_one_does() -> None:
+    """Its transport errors become ours."""
+    async with httpx2.AsyncClient() as client:
+        upstream = HttpxUpstream(client, "http://127.0.0.1:1")
+        with pytest.raises(EngineUnavailable):
+            async with upstream.send("GET", "/x"):
+                pass

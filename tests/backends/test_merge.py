@@ -1,0 +1,68 @@
+"""Several streams as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from latimer.backends.base import Batch, Piece
+from latimer.backends.errors import EngineError
+from latimer.backends.merge import merged
+
+ended: list[int] = []
+
+
+@asynccontextmanager
+async def source(
+    number: int, count: int, error: Exception | None = None
+) -> AsyncIterator[AsyncIterator[Batch]]:
+    """A stream of numbered pieces, with an error at its end if one is given."""
+
+    async def batches() -> AsyncIterator[Batch]:
+        for index in range(count):
+            await asyncio.sleep(0.001)
+            yield [Piece(number, b"%d" % index)]
+        if error is not None:
+            raise error
+
+    try:
+        yield batches()
+    finally:
+        ended.append(number)
+
+
+async def test_every_event_of_every_stream_comes_in_its_order() -> None:
+    """Nothing is lost, and each stream keeps its own order."""
+    async with merged([source(i, 20) for i in range(5)]) as batches:
+        events = [event async for batch in batches for event in batch]
+    for number in range(5):
+        data = [event.data for event in events if event.choice == number]
+        assert data == [b"%d" % index for index in range(20)]
+
+
+async def test_an_error_ends_all_of_them() -> None:
+    """The first error is raised at the reader and the other streams are left."""
+    ended.clear()
+    with pytest.raises(EngineError, match="broken"):
+        async with merged([source(0, 1000), source(1, 1, EngineError("broken"))]) as batches:
+            async for _batch in batches:
+                pass
+    assert sorted(ended) == [0, 1]
+
+
+async def test_leaving_ends_all_of_them() -> None:
+    """A reader that has enough leaves nothing running."""
+    ended.clear()
+    async with merged([source(i, 1000) for i in range(3)]) as batches:
+        await anext(batches)
+    assert sorted(ended) == [0, 1, 2]
+
+
+async def test_a_slow_reader_gets_larger_batches() -> None:
+    """What arrives while the reader is away comes as one batch."""
+    async with merged([source(0, 10)]) as batches:
+        await anext(batches)
+        await asyncio.sleep(0.1)
+        assert len(await anext(batches)) == 9

@@ -1,0 +1,69 @@
+"""Server-sent events from bytes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from latimer.backends.errors import EngineError
+from latimer.backends.sse import EventParser
+from support.recordings import RECORDINGS, body
+
+STREAMS = [
+    (engine, path.stem)
+    for engine in ("llama_server", "koboldcpp")
+    for path in sorted((RECORDINGS / engine).glob("*-stream.json"))
+]
+
+
+def feed(*chunks: bytes) -> list[bytes]:
+    """All events of some chunks."""
+    parser = EventParser()
+    return [event for chunk in chunks for event in parser.feed(chunk)]
+
+
+@pytest.mark.parametrize(("engine", "name"), STREAMS)
+def test_recordings_are_the_same_at_every_split(engine: str, name: str) -> None:
+    """A recorded stream gives the same events wherever it is cut, and byte by byte."""
+    data = body(engine, name)
+    whole = feed(data)
+    assert feed(*(data[i : i + 1] for i in range(len(data)))) == whole
+    for split in range(0, len(data), 7):
+        assert feed(data[:split], data[split:]) == whole
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_characters="\r\n"), min_size=1), max_size=5),
+    st.sampled_from(["\n", "\r\n", "\r"]),
+    st.lists(st.integers(0, 200), max_size=6),
+)
+def test_every_line_ending_and_every_split(
+    texts: list[str], ending: str, splits: list[int]
+) -> None:
+    """LF, CRLF and CR end lines; nothing else does, U+2028 and U+0085 included."""
+    data = "".join(f"data: {text}{ending}{ending}" for text in texts).encode() + b": end\n"
+    marks = [0, *sorted(min(mark, len(data)) for mark in splits), len(data)]
+    chunks = [data[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    assert feed(*chunks) == [text.encode() for text in texts]
+
+
+def test_pings_and_other_fields_are_skipped() -> None:
+    """Comments, event names and ids are no data."""
+    assert feed(b":\n\nevent: message\nid: 1\ndata: x\n\n:\n\n") == [b"x"]
+
+
+def test_lines_of_one_event_are_joined() -> None:
+    """Several data lines are one event."""
+    assert feed(b"data: a\ndata:b\ndata\n\n") == [b"a\nb\n"]
+
+
+def test_an_event_without_its_blank_line_is_no_event() -> None:
+    """What the stream's end cuts off is not handed out."""
+    assert feed(b"data: x\n") == []
+
+
+def test_an_endless_event_is_an_error() -> None:
+    """An engine cannot fill the memory with one event."""
+    parser = EventParser(max_event_size=10)
+    with pytest.raises(EngineError, match="more than 10 bytes"):
+        parser.feed(b"data: 123456789")

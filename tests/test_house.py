@@ -1,0 +1,125 @@
+"""The house: folders, the one-way road of imports, what the wheel holds."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from latimer.backends.llama_cpp import DEMO_MODEL
+
+ROOT = Path(__file__).parent.parent
+FLOORS = {"schemas": set(), "backends": {"schemas"}, "adapter": {"backends", "schemas"}}
+SOURCES = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+def imported_floors(path: Path) -> set[str]:
+    """The top-level folders that a module imports from."""
+    floors = set()
+    depth = len(path.relative_to(ROOT).parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level == depth:
+                floors.add(module.split(".")[0])
+            if module.startswith("latimer"):
+                floors.add(module.removeprefix("latimer").strip(".").split(".")[0])
+        elif isinstance(node, ast.Import):
+            floors |= {n.name.split(".")[1] for n in node.names if n.name.startswith("latimer.")}
+    return floors & FLOORS.keys()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_run_one_way(path: Path) -> None:
+    """The adapter may import backends and schemas, backends schemas, schemas nothing of ours."""
+    floor = path.relative_to(ROOT).parts[0]
+    assert imported_floors(path) <= FLOORS[floor]
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_rooms_are_small(path: Path) -> None:
+    """No module is longer than 500 lines."""
+    assert path.read_text().count("\n") <= 500
+
+
+def test_no_middleware_that_copies_streams() -> None:
+    """BaseHTTPMiddleware costs more per request than the translation: it is nowhere."""
+    assert not [path for path in SOURCES if "BaseHTTPMiddleware" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_test_says_what_it_promises(path: Path) -> None:
+    """Each test has a sentence for a docstring."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:5] == "test_":
+            assert (ast.get_docstring(node) or "").endswith((".", "!", "?")), node.name
+
+
+def test_shared_code_does_not_know_engines() -> None:
+    """Nothing in the adapter asks which engine it talks to, but where settings choose one."""
+    for path in (ROOT / "adapter").rglob("*.py"):
+        if path.name not in ("discovery.py", "config.py", "cli.py", "__init__.py"):
+            assert not re.search(r"LlamaServer|KoboldCpp|LlamaCpp", path.read_text()), path
+
+
+def test_the_demo_model_is_the_one_of_the_recordings() -> None:
+    """The shipped model is pinned by its SHA-256."""
+    digest = hashlib.sha256(DEMO_MODEL.read_bytes()).hexdigest()
+    assert digest == DEMO_SHA256
+
+
+DEMO_SHA256 = "2b7fe019de7479d7ab1082ce814ef9d0a4cf1bc79e5a84d82144b6637c86110d"
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built wheel."""
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation",
+         "-w", str(out), str(ROOT)],
+        check=True,
+    )  # fmt: skip
+    return next(out.glob("latimer-*.whl"))
+
+
+def test_every_package_is_in_the_wheel(wheel: Path) -> None:
+    """Each module, type marker and model of the folders is in the wheel, and nothing else."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {
+        f"latimer/{path.relative_to(ROOT)}"
+        for floor in FLOORS
+        for path in (ROOT / floor).rglob("*")
+        if path.suffix in (".py", ".gguf") or path.name == "py.typed"
+    }
+    assert {name for name in names if ".dist-info/" not in name} == expected
+    for floor in FLOORS:
+        assert f"latimer/{floor}/py.typed" in names
+
+
+def test_the_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    """A fresh environment with the wheel alone imports the adapter and shows the help."""
+    venv.create(tmp_path / "venv", system_site_packages=False, symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    site = next(Path(p) for p in sys.path if p.endswith("site-packages"))
+    target = next((tmp_path / "venv").rglob("site-packages"))
+    zipfile.ZipFile(wheel).extractall(target)
+    # Dependencies come from this environment, behind the wheel's own modules.
+    code = (
+        f"import sys; sys.path.append({str(site)!r})\n"
+        "import latimer.adapter, latimer.backends, latimer.schemas\n"
+        f"assert latimer.adapter.__file__.startswith({str(target)!r}), latimer.adapter.__file__\n"
+        "from latimer.adapter.cli import main\n"
+        "main(['--help'])"
+    )
+    done = subprocess.run(
+        [python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "latimer serve" in done.stdout
