@@ -93,7 +93,7 @@ class _HttpxReply:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         try:
-            async for chunk in self._response.aiter_raw():
+            async for chunk in self._response.aiter_bytes():
                 yield chunk
         except Exception as error:
             if not _is_transport_error(error):

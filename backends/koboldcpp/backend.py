@@ -345,16 +345,17 @@ class _Run:
         idle = 0
         chunks = reply.chunks()
         while True:
+            # A task, since a read that was cancelled cannot be taken up again.
+            reading = asyncio.ensure_future(anext(chunks, b""))
             try:
-                async with asyncio.timeout(self._backend._silence):
-                    chunk = await anext(chunks, None)
-            except TimeoutError:
-                idle = idle + 1 if (await self._backend._perf())["idle"] else 0
-                if idle >= 2:
-                    raise EngineError(f"{ENGINE} went idle without answering.") from None
-                chunks = reply.chunks()
-                continue
-            if chunk is None:
+                while not (await asyncio.wait([reading], timeout=self._backend._silence))[0]:
+                    idle = idle + 1 if (await self._backend._perf())["idle"] else 0
+                    if idle >= 2:
+                        raise EngineError(f"{ENGINE} went idle without answering.")
+                chunk = await reading
+            finally:
+                reading.cancel()
+            if not chunk:
                 return
             yield chunk
 

@@ -192,10 +192,9 @@ class ChoiceStream:
         if told is None:
             self._tokens += counted
         else:
-            count = len(told["tokens"]) - ended
-            if self.stopped:
-                count = tokens_before(told["tokens"], text, self._released - self._call_start)
-            self._tokens += count
+            tokens = told["tokens"][:-1] if ended else told["tokens"]
+            end = self._released - self._call_start
+            self._tokens += tokens_before(tokens, text, end) if self.stopped else len(tokens)
         self._call_start = len(self.text)
 
     def finish(self, ended: bool) -> Finish:

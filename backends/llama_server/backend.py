@@ -160,8 +160,10 @@ class LlamaServer:
             facts = [props["model_path"], props["build_info"], str(context)]
         except (KeyError, TypeError):
             raise EngineError(f"{self.upstream.address} is no {ENGINE}.") from None
+        # Without `--alias` the alias is the path, which is nobody's business.
+        path, alias = props["model_path"], props.get("model_alias")
         return Model(
-            name=props.get("model_alias") or PurePath(props["model_path"]).name,
+            name=alias if alias and alias != path else PurePath(path).name,
             context=context,
             template=props.get("chat_template") or None,
             bos_token=props.get("bos_token", ""),

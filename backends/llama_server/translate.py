@@ -204,7 +204,9 @@ class ChoiceStream:
         """Whether the final event can only be understood with the tokens' bytes at hand."""
         if not event["stop"] or not self._job.stops or self.vocabulary is not None:
             return False
-        return event["stop_type"] == "word" or bool(self._held())
+        if event["stop_type"] == "word" or self._held():
+            return True
+        return cut(b"".join(step.content for step in self._steps), self._job.stops)[1] is not None
 
     def feed(self, event: dict[str, Any]) -> list[Event]:
         """Translate one event."""

@@ -1,0 +1,309 @@
+"""koboldcpp behind the protocol: the recorded one, or a live one where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+from latimer.backends.base import Finish, Generation, Piece, Sampling, Text
+from latimer.backends.errors import (
+    Busy,
+    ContextExceeded,
+    EmptyPrompt,
+    EngineError,
+    RequestError,
+    Unsupported,
+)
+from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.upstream import HttpxUpstream
+from support.recordings import DEMO_CHATML, body, exchange
+from support.replay import Replay
+
+GREEDY = Sampling(temperature=0.0)
+COUNT = Text(DEMO_CHATML.format("Count to 12."))
+
+
+@pytest.fixture(scope="module")
+async def backend(koboldcpp_replay: tuple[str, Replay | None]) -> AsyncIterator[KoboldCpp]:
+    """A backend over koboldcpp."""
+    made = KoboldCpp(koboldcpp_replay[0], max_waiting=8)
+    yield made
+    await made.aclose()
+
+
+async def run(backend: KoboldCpp, job: Generation) -> tuple[list[bytes], list[Finish]]:
+    """Text and finish of each choice."""
+    texts = [b""] * len(job.seeds)
+    finishes: dict[int, Finish] = {}
+    async with backend.open(job) as batches:
+        async for batch in batches:
+            for event in batch:
+                if isinstance(event, Piece):
+                    texts[event.choice] += event.data
+                else:
+                    finishes[event.choice] = event
+    return texts, [finishes[index] for index in range(len(job.seeds))]
+
+
+async def test_koboldcpp_facts_of_the_model(backend: KoboldCpp) -> None:
+    """Name, context and template are told; BOS and end token are found out."""
+    model = await backend.model()
+    assert (model.context, model.adds_bos) == (2048, False)
+    assert model.name.startswith("koboldcpp/")
+    assert (model.bos_token, model.eos_token) == ("<|endoftext|>", "<|im_end|>")
+    assert "<|im_start|>" in (model.template or "")
+
+
+async def test_koboldcpp_answers_are_whole(backend: KoboldCpp) -> None:
+    """Twelve numbers, an end token, counts without it."""
+    texts, finishes = await run(backend, Generation(COUNT, 64, sampling=GREEDY))
+    assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
+    assert finishes == [Finish(0, "end", None, 12, 24, 0)]
+
+
+async def test_koboldcpp_choices_are_seeds_of_one_job(backend: KoboldCpp) -> None:
+    """Choices come one after the other, each of its own seed, the same again."""
+    job = Generation(Text("One day,"), 8, (7, 8, 9))
+    texts, finishes = await run(backend, job)
+    assert len(set(texts)) > 1
+    assert [finish.completion_tokens for finish in finishes] == [8, 8, 8]
+    assert (await run(backend, Generation(Text("One day,"), 8, (8,))))[0] == [texts[1]]
+
+
+async def test_koboldcpp_goes_on_beyond_its_cap(backend: KoboldCpp) -> None:
+    """More than 80 % of the context is generated in further calls of the same turn."""
+    sampling = Sampling(temperature=0.0, extras={"ignore_eos": True})
+    texts, finishes = await run(backend, Generation(Text("One day,"), 1700, sampling=sampling))
+    assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 1700)
+    assert len(texts[0]) > 4000
+
+
+async def test_koboldcpp_refuses_what_does_not_fit(backend: KoboldCpp) -> None:
+    """What koboldcpp would cut from the prompt's front is an error with the numbers."""
+    with pytest.raises(ContextExceeded) as caught:
+        await run(backend, Generation(Text("word " * 3000), 5))
+    assert caught.value.context == 2048
+    assert caught.value.prompt_tokens > 2048
+    with pytest.raises(ContextExceeded):
+        await run(backend, Generation(COUNT, 2040))
+
+
+async def test_koboldcpp_needs_no_call_for_no_tokens(backend: KoboldCpp) -> None:
+    """`max_tokens: 0` counts the prompt and generates nothing."""
+    texts, finishes = await run(backend, Generation(COUNT, 0, sampling=GREEDY))
+    assert texts == [b""]
+    assert finishes == [Finish(0, "length", None, 12, 0, 0)]
+
+
+async def test_koboldcpp_refuses_an_empty_prompt(backend: KoboldCpp) -> None:
+    """A model without BOS has nothing to start from."""
+    with pytest.raises(EmptyPrompt):
+        await run(backend, Generation(Text(""), 5))
+
+
+async def test_koboldcpp_takes_ids_that_survive_its_tokeniser(backend: KoboldCpp) -> None:
+    """Ids are served as their text where koboldcpp reads the same ids out of it again."""
+    ids = await backend.tokenize(COUNT.text, add_special=False, parse_special=True)
+    assert (await run(backend, Generation(ids, 20, sampling=GREEDY)))[0] == [
+        b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
+    ]
+    with pytest.raises(Unsupported, match="do not survive"):
+        await run(backend, Generation((130,), 5))
+
+
+async def test_koboldcpp_always_parses_control_tokens(backend: KoboldCpp) -> None:
+    """A prompt that must not be parsed is refused."""
+    with pytest.raises(Unsupported, match="always parses"):
+        await run(backend, Generation(Text("x", parse_special=False), 5))
+
+
+async def test_koboldcpp_ends_at_once_with_an_end_token(backend: KoboldCpp) -> None:
+    """An answer of no text at all has no final event in the stream, and ends properly."""
+    sampling = Sampling(temperature=0.0, extras={"grammar": 'root ::= ""'})
+    texts, finishes = await run(backend, Generation(COUNT, 10, sampling=sampling))
+    assert texts == [b""]
+    assert (finishes[0].reason, finishes[0].completion_tokens) == ("end", 0)
+
+
+async def test_koboldcpp_native_replies_are_untouched(backend: KoboldCpp) -> None:
+    """koboldcpp's own JSON comes back."""
+    async with backend.native(Generation(COUNT, 5, sampling=GREEDY), False) as reply:
+        value = orjson.loads(b"".join([chunk async for chunk in reply.body]))
+    assert reply.status == 200
+    assert value["results"][0]["text"] == "1, 2, 3"
+    with pytest.raises(Unsupported, match="1639"):
+        async with backend.native(Generation(COUNT, 1700), False):
+            pass
+
+
+Handler = Callable[[httpx2.Request], httpx2.Response]
+
+
+def fake(handler: Handler, **options: Any) -> KoboldCpp:
+    """A backend over a koboldcpp that behaves as recorded ones did in odd cases."""
+    plain = {
+        "/api/extra/version": "version",
+        "/api/v1/model": "model",
+        "/api/extra/true_max_context_length": "true-max-context",
+        "/props": "props",
+        "/api/extra/last_logprobs": "last-logprobs",
+    }
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        path = request.url.path
+        if path == "/api/extra/tokencount":
+            ids = [0] if orjson.loads(request.content)["special"] else [5, 6, 7]
+            return httpx2.Response(200, json={"value": len(ids), "ids": ids})
+        if path == "/api/extra/detokenize":
+            return httpx2.Response(200, json={"result": "<s>", "success": True})
+        if path == "/api/v1/generate":
+            return httpx2.Response(200, content=body("koboldcpp", "limit"))
+        if path in plain:
+            return httpx2.Response(200, content=body("koboldcpp", plain[path]))
+        return handler(request)
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
+    return KoboldCpp(HttpxUpstream(client), **options)
+
+
+def perf(stop_reason: int, idle: int = 1) -> httpx2.Response:
+    """What `/api/extra/perf` says."""
+    recorded = orjson.loads(body("koboldcpp", "perf"))
+    return httpx2.Response(200, json={**recorded, "stop_reason": stop_reason, "idle": idle})
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "reason"), [(0, "length"), (1, "end")], ids=["limit", "end"]
+)
+async def test_a_stream_without_a_final_event_ends_properly(stop_reason: int, reason: str) -> None:
+    """What the stream does not say, the engine's last state does."""
+    recorded = body("koboldcpp", "limit-stream").partition(b"\n\n")[0] + b"\n\n"
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/api/extra/perf":
+            return perf(stop_reason)
+        return httpx2.Response(200, content=recorded)
+
+    # As many tokens as the recorded generation had, so that no second call follows.
+    told = len(orjson.loads(body("koboldcpp", "last-logprobs"))["logprobs"]["tokens"])
+    texts, finishes = await run(fake(handler), Generation(COUNT, told))
+    assert texts == [b"1, 2, 3"]
+    assert finishes[0].reason == reason
+
+
+async def test_a_stream_that_ends_for_no_reason_is_an_error() -> None:
+    """An aborted or failed generation is not passed off as an answer."""
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        return perf(-2) if request.url.path == "/api/extra/perf" else httpx2.Response(200)
+
+    with pytest.raises(EngineError, match="without saying why"):
+        await run(fake(handler), Generation(COUNT, 5))
+
+
+class Silence(httpx2.AsyncByteStream):
+    """A body that never comes, as `prompt-null-stream` was recorded."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        await asyncio.sleep(3600)
+        yield b""
+
+
+async def test_a_stream_that_never_ends_is_an_error() -> None:
+    """An engine that is idle while its stream stays open will not answer any more."""
+    assert "stays open" in exchange("koboldcpp", "prompt-null-stream")["note"]
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/api/extra/generate/stream":
+            return httpx2.Response(200, stream=Silence())
+        return perf(0)
+
+    start = time.monotonic()
+    with pytest.raises(EngineError, match="idle"):
+        await run(fake(handler, silence=0.05), Generation(COUNT, 5))
+    assert time.monotonic() - start < 2
+
+
+async def test_a_null_body_is_an_error() -> None:
+    """koboldcpp answers 200 and `null` when it has failed inside."""
+    client = httpx2.AsyncClient(
+        transport=httpx2.MockTransport(lambda _: httpx2.Response(200, content=b"null")),
+        base_url="http://fake",
+    )
+    with pytest.raises(EngineError, match="failed to answer"):
+        await KoboldCpp(HttpxUpstream(client)).model()
+
+
+async def test_a_failure_while_generating_is_an_error() -> None:
+    """A finish reason of `error` ends the job with an error."""
+    event = b'event: message\ndata: {"token": "", "finish_reason": "error"}\n\n'
+    with pytest.raises(EngineError, match="failed while generating"):
+        await run(fake(lambda _: httpx2.Response(200, content=event)), Generation(COUNT, 5))
+
+
+async def test_busy_with_others_is_busy() -> None:
+    """A 503 of koboldcpp is the word to come back later."""
+    with pytest.raises(Busy):
+        await run(fake(lambda _: httpx2.Response(503, content=b"{}")), Generation(COUNT, 5))
+
+
+async def test_an_older_koboldcpp_counts_by_its_tokeniser() -> None:
+    """Before 1.115 no tokens are told: the text's are counted, and that is said."""
+    recorded = body("koboldcpp", "limit-stream")
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        path = request.url.path
+        if path == "/api/extra/version":
+            return httpx2.Response(200, json={"result": "KoboldCpp", "version": "1.76"})
+        if path == "/props":
+            return httpx2.Response(404)
+        if path == "/api/extra/tokencount":
+            value = orjson.loads(request.content)
+            ids = [0] * value["special"] + list(range(len(value["prompt"])))
+            return httpx2.Response(200, json={"value": len(ids), "ids": ids})
+        if path == "/api/extra/detokenize":
+            return httpx2.Response(200, json={"result": "<s>", "success": True})
+        if path == "/api/extra/generate/stream":
+            return httpx2.Response(200, content=recorded)
+        if path == "/api/v1/model":
+            return httpx2.Response(200, content=body("koboldcpp", "model"))
+        return httpx2.Response(200, content=body("koboldcpp", "true-max-context"))
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
+    backend = KoboldCpp(HttpxUpstream(client))
+    assert (await backend.model()).template is None
+    assert "usage" in backend.capabilities.inexact
+    texts, finishes = await run(backend, Generation(COUNT, 7))
+    assert texts == [b"1, 2, 3"]
+    assert finishes[0].completion_tokens == 7
+
+
+async def test_koboldcpp_work_ends_when_its_client_leaves(
+    koboldcpp_replay: tuple[str, Replay | None],
+) -> None:
+    """Leaving aborts the generation by its key, and the next one runs within a second."""
+    address, replay = koboldcpp_replay
+    backend = KoboldCpp(address)
+    sampling = Sampling(temperature=0.0, extras={"ignore_eos": True})
+    async with backend.open(Generation(Text("One day,"), 1700, sampling=sampling)) as batches:
+        await anext(aiter(batches))
+    start = time.monotonic()
+    await run(backend, Generation(COUNT, 5, sampling=GREEDY))
+    # A generation of five tokens takes half a second by itself: the stream starts after 0.35 s.
+    assert time.monotonic() - start < 1.5
+    if replay is not None:
+        assert replay.aborted
+    await backend.aclose()
+
+
+async def test_koboldcpp_seeds_are_requests_of_their_own() -> None:
+    """A bias that koboldcpp would cut off is refused before anything is sent."""
+    biases = tuple((token, 1.0) for token in range(600))
+    job = Generation(COUNT, 5, sampling=Sampling(logit_bias=biases))
+    with pytest.raises(RequestError, match="512"):
+        await run(fake(lambda _: httpx2.Response(500)), job)

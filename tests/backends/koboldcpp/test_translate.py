@@ -1,0 +1,152 @@
+"""koboldcpp's translator, fed with recordings of a real one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from latimer.backends.base import Generation, Sampling, Text
+from latimer.backends.errors import Busy, EngineError, EngineUnavailable, RequestError
+from latimer.backends.koboldcpp.translate import (
+    NEUTRAL,
+    ChoiceStream,
+    longest_call,
+    to_error,
+    to_native,
+    to_seed,
+    tokens_before,
+)
+from latimer.backends.sse import EventParser
+from support.recordings import body
+
+TOLD = json.loads(body("koboldcpp", "last-logprobs"))["logprobs"]
+BYTE_PIECES = json.loads(body("koboldcpp", "logprobs-byte-pieces"))["results"][0]["logprobs"]
+
+
+def run(name: str, *stops: str, split: int | None = None) -> tuple[ChoiceStream, str | None]:
+    """Feed a recorded stream; returns the state and the engine's finish reason."""
+    data = body("koboldcpp", name)
+    stream = ChoiceStream(Generation(Text("x"), 40, stops=stops), 0, 12)
+    parser, reason = EventParser(), None
+    for chunk in (data[:split], data[split:]) if split else (data,):
+        for event_data in parser.feed(chunk):
+            event = stream.parse(event_data)
+            stream.feed(event["token"])
+            reason = event["finish_reason"] or reason
+    return stream, reason
+
+
+@pytest.mark.parametrize("name", ["greedy-stream", "stop-word-stream", "story-stream"])
+def test_recordings_are_the_same_at_every_split(name: str) -> None:
+    """A recorded stream gives the same text wherever its bytes are cut."""
+    whole, reason = run(name)
+    for split in range(1, len(body("koboldcpp", name)), 3):
+        again, same = run(name, split=split)
+        assert (again.text, same) == (whole.text, reason)
+
+
+def test_a_stop_string_is_a_stop() -> None:
+    """koboldcpp calls a stop string `length`; here it is a stop, cut where it begins."""
+    stream, reason = run("stop-word-stream", "5, 6")
+    assert (reason, stream.stopped) == ("length", True)
+    stream.end_call(TOLD, 0, ended=False)
+    finish = stream.finish(ended=False)
+    assert (finish.reason, finish.stop) == ("stop", "5, 6")
+
+
+def test_a_stop_inside_a_token_counts_the_token() -> None:
+    """The token that the cut goes through begins before it."""
+    stream, _ = run("stop-mid-token-stream", "pit")
+    stream.end_call({"tokens": ["The", " capital"], "token_ids": [1, 2]}, 0, ended=False)
+    assert stream.finish(ended=False).completion_tokens == 2
+
+
+def test_an_end_token_is_not_counted() -> None:
+    """The end token stands in what the engine tells, and is taken off."""
+    stream, reason = run("emoji-stream")
+    assert reason == "stop"
+    stream.end_call({"tokens": ["🔥", "<|im_end|>"], "token_ids": [938, 2]}, 0, ended=True)
+    finish = stream.finish(ended=True)
+    assert (finish.reason, finish.completion_tokens, finish.prompt_tokens) == ("end", 1, 12)
+
+
+def test_without_told_tokens_the_tokenisers_count_is_taken() -> None:
+    """Versions that do not tell tokens have their text counted."""
+    stream, _ = run("limit-stream")
+    stream.end_call(None, 5, ended=False)
+    assert stream.finish(ended=False).completion_tokens == 5
+
+
+def test_fragments_of_characters_are_counted_where_they_lie() -> None:
+    """Tokens inside a character were decoded to nothing, and still have their place."""
+    *tokens, end = BYTE_PIECES["tokens"]
+    assert end == "<|im_end|>"
+    assert "" in tokens
+    text = "Zoë 漢".encode()
+    assert tokens_before(tokens, text, len(text)) == len(tokens) == 7
+    assert tokens_before(tokens, text, len(b"Zo")) == 1
+    assert tokens_before(tokens, text, len("Zoë".encode())) == 3
+    assert tokens_before(tokens, text, len("Zoë ".encode())) == 4
+
+
+def test_an_engine_error_is_raised() -> None:
+    """A finish reason of `error` is an error, not an answer."""
+    stream = ChoiceStream(Generation(Text("x"), 4), 0, 1)
+    with pytest.raises(EngineError, match="failed while generating"):
+        stream.parse(b'{"token": "", "finish_reason": "error"}')
+    with pytest.raises(EngineError, match="is none"):
+        stream.parse(b"null")
+
+
+def test_neutral_values_are_sent_every_time() -> None:
+    """Nothing of koboldcpp's own sampling, trimming or placeholders applies."""
+    job = Generation(Text("x"), 5, stops=("a", "b"))
+    sent = dict(to_native(job, 0, "x", 5, 2048, "KEY"))
+    assert all(sent[name] == value for name, value in NEUTRAL.items())
+    assert sent["stop_sequence"] == ["a", "b"]
+    assert (sent["trim_stop"], sent["replace_instruct_placeholders"]) == (False, False)
+    assert (sent["temperature"], sent["top_p"], sent["genkey"]) == (1.0, 1.0, "KEY")
+
+
+def test_extras_have_koboldcpps_names() -> None:
+    """What the request names goes through under koboldcpp's name."""
+    sampling = Sampling(
+        presence_penalty=0.5, extras={"typical_p": 0.9, "repeat_penalty": 1.1, "ignore_eos": True}
+    )
+    sent = to_native(Generation(Text("x"), 5, sampling=sampling), 0, "x", 5, 2048, "")
+    assert (sent["typical"], sent["rep_pen"], sent["ban_eos_token"]) == (0.9, 1.1, True)
+    assert (sent["presence_penalty"], sent["rep_pen_range"]) == (0.5, 2048)
+
+
+def test_a_bias_is_an_object_of_at_most_512() -> None:
+    """Beyond koboldcpp's limit entries would be dropped: the request is refused."""
+    biases = tuple((token, 1.0) for token in range(513))
+    job = Generation(Text("x"), 5, sampling=Sampling(logit_bias=biases[:2]))
+    assert to_native(job, 0, "x", 5, 2048, "")["logit_bias"] == {"0": 1.0, "1": 1.0}
+    job = Generation(Text("x"), 5, sampling=Sampling(logit_bias=biases))
+    with pytest.raises(RequestError, match="at most 512"):
+        to_native(job, 0, "x", 5, 2048, "")
+
+
+@pytest.mark.parametrize("seed", [None, 0, -1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63)])
+def test_seeds_are_positive_and_31_bits(seed: int | None) -> None:
+    """Zero and below would be the clock's second."""
+    assert 1 <= to_seed(seed) <= 2**31 - 1
+
+
+def test_seeds_that_differ_stay_different() -> None:
+    """Neighbouring seeds do not fall together."""
+    assert len({to_seed(seed) for seed in range(1000)}) == 1000
+
+
+def test_one_call_gives_80_percent_of_the_context() -> None:
+    """As the live server did: 1639 of 2048."""
+    assert longest_call(2048) == 1639
+    assert longest_call(64) == 48
+
+
+def test_errors_of_the_server() -> None:
+    """Full is busy, a wrong password is unavailable, the rest is quoted."""
+    assert isinstance(to_error(503, b"{}"), Busy)
+    assert isinstance(to_error(401, b"{}"), EngineUnavailable)
+    assert "bad_input" in to_error(500, body("koboldcpp", "error-bad-json")).message

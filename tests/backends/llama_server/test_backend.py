@@ -1,0 +1,217 @@
+"""A real llama-server behind the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+from latimer.backends.base import Finish, Generation, Piece, Sampling, Text
+from latimer.backends.errors import (
+    ContextExceeded,
+    EngineError,
+    EngineUnavailable,
+    RequestError,
+)
+from latimer.backends.llama_server import LlamaServer
+from latimer.backends.upstream import HttpxUpstream
+from support.recordings import DEMO_CHATML, body
+
+GREEDY = Sampling(temperature=0.0)
+COUNT = Text(DEMO_CHATML.format("Count to 12."))
+
+
+@pytest.fixture(scope="module")
+async def backend(llama_server_url: str) -> AsyncIterator[LlamaServer]:
+    """A backend over the real server."""
+    made = LlamaServer(llama_server_url)
+    yield made
+    await made.aclose()
+
+
+async def run(backend: LlamaServer, job: Generation) -> tuple[list[bytes], list[Finish]]:
+    """Text and finish of each choice."""
+    texts = [b""] * len(job.seeds)
+    finishes: dict[int, Finish] = {}
+    async with backend.open(job) as batches:
+        async for batch in batches:
+            for event in batch:
+                if isinstance(event, Piece):
+                    texts[event.choice] += event.data
+                else:
+                    finishes[event.choice] = event
+    return texts, [finishes[index] for index in range(len(job.seeds))]
+
+
+def slots(url: str) -> list[dict[str, Any]]:
+    """What the server says of its slots."""
+    with urllib.request.urlopen(f"{url}/slots") as reply:  # noqa: S310
+        loaded: list[dict[str, Any]] = json.load(reply)
+        return loaded
+
+
+async def test_facts_of_the_model(backend: LlamaServer) -> None:
+    """Name, context, template and tokens come from the server."""
+    model = await backend.model()
+    assert (model.name, model.context, model.adds_bos) == ("demo.gguf", 2048, False)
+    assert "<|im_start|>" in (model.template or "")
+    assert model.eos_token == "<|im_end|>"
+
+
+async def test_a_long_answer_is_whole(backend: LlamaServer) -> None:
+    """Twelve numbers, an end token, counts without it."""
+    texts, finishes = await run(backend, Generation(COUNT, 64, sampling=GREEDY))
+    assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
+    assert (finishes[0].reason, finishes[0].completion_tokens) == ("end", 24)
+
+
+async def test_no_tokens_need_no_call(backend: LlamaServer) -> None:
+    """`max_tokens: 0` generates nothing, where the server would generate one."""
+    texts, finishes = await run(backend, Generation(COUNT, 0, sampling=GREEDY))
+    assert texts == [b""]
+    assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 0)
+    assert finishes[0].prompt_tokens == 12
+
+
+async def test_choices_are_calls_of_one_job(backend: LlamaServer) -> None:
+    """Nine choices on four slots: all come, each of its own seed, the same again."""
+    job = Generation(Text("One day,"), 12, tuple(range(7, 16)))
+    first, finishes = await run(backend, job)
+    assert len(set(first)) > 1
+    assert all(finish.prompt_tokens == 3 for finish in finishes)
+    assert (await run(backend, job))[0] == first
+    alone, _ = await run(backend, Generation(Text("One day,"), 12, (9,)))
+    assert alone == [first[2]]
+
+
+async def test_what_does_not_fit_is_refused(backend: LlamaServer) -> None:
+    """A prompt or a completion beyond the context is an error with the numbers."""
+    with pytest.raises(ContextExceeded) as caught:
+        await run(backend, Generation(Text("word " * 3000), 5))
+    assert caught.value.context == 2048
+    assert caught.value.prompt_tokens > 2048
+    with pytest.raises(ContextExceeded):
+        await run(backend, Generation(COUNT, 2040))
+    texts, _ = await run(backend, Generation(COUNT, 2036, sampling=GREEDY))
+    assert texts[0].endswith(b"12.")
+
+
+async def test_bad_ids_are_refused(backend: LlamaServer) -> None:
+    """An id beyond the vocabulary is the client's mistake."""
+    with pytest.raises(RequestError) as caught:
+        await run(backend, Generation((1, 99999), 5))
+    assert caught.value.param == "prompt"
+
+
+async def test_ids_are_used_verbatim(backend: LlamaServer) -> None:
+    """Token ids give what their text gives, and are counted as they are."""
+    ids = await backend.tokenize(COUNT.text, add_special=True, parse_special=True)
+    assert await run(backend, Generation(ids, 20, sampling=GREEDY)) == await run(
+        backend, Generation(COUNT, 20, sampling=GREEDY)
+    )
+
+
+async def test_control_tokens_can_be_text(backend: LlamaServer) -> None:
+    """Without `parse_special`, a control token's spelling is ordinary text."""
+    plain = Text("<|im_end|>", parse_special=False)
+    _, finishes = await run(backend, Generation(plain, 1))
+    assert finishes[0].prompt_tokens > 1
+
+
+async def test_control_tokens_can_be_stops(backend: LlamaServer) -> None:
+    """A stop string that spells a control token stops there, and says so."""
+    stops = ("<|im_end|>",)
+    texts, finishes = await run(backend, Generation(COUNT, 64, stops=stops, sampling=GREEDY))
+    assert texts[0].startswith(b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.")
+    assert finishes[0].completion_tokens == 24
+
+
+async def test_leaving_ends_the_work_in_the_server(
+    backend: LlamaServer, llama_server_url: str
+) -> None:
+    """A slot is free again within a second and a half of leaving."""
+    bans = Sampling(temperature=0.0, extras={"ignore_eos": True})
+    async with backend.open(Generation(COUNT, 2000, sampling=bans)) as batches:
+        await anext(aiter(batches))
+        assert any(slot["is_processing"] for slot in slots(llama_server_url))
+    start = time.monotonic()
+    while any(slot["is_processing"] for slot in await asyncio.to_thread(slots, llama_server_url)):
+        assert time.monotonic() - start < 1.5
+        await asyncio.sleep(0.02)
+
+
+async def test_more_requests_than_a_connection_lives(backend: LlamaServer) -> None:
+    """The server closes a connection after 100 answers; nobody notices."""
+    for _ in range(120):
+        await run(backend, Generation((1, 2), 1, sampling=GREEDY))
+
+
+async def test_the_native_reply_is_untouched(backend: LlamaServer) -> None:
+    """The server's own JSON comes back, its own keys included."""
+    async with backend.native(Generation(COUNT, 5, sampling=GREEDY), False) as reply:
+        value = orjson.loads(b"".join([chunk async for chunk in reply.body]))
+    assert reply.status == 200
+    assert value["content"] == "1, 2, 3"
+    assert value["generation_settings"]["n_predict"] == 5
+
+
+async def test_health_is_the_servers(backend: LlamaServer) -> None:
+    """A healthy server is healthy; one that is not there is unavailable."""
+    await backend.health()
+    with pytest.raises(EngineUnavailable):
+        await LlamaServer("http://127.0.0.1:1").health()
+
+
+def fake(handler: Callable[[httpx2.Request], httpx2.Response]) -> LlamaServer:
+    """A backend over a server that cannot be had for real."""
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/props":
+            return httpx2.Response(200, content=body("llama_server", "props"))
+        if request.url.path == "/tokenize":
+            return httpx2.Response(200, json={"tokens": []})
+        return handler(request)
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
+    return LlamaServer(HttpxUpstream(client))
+
+
+async def test_a_reverse_prompt_of_the_server_is_passed_on_as_told() -> None:
+    """A native stop keeps its word, so that the adapter can refuse what nobody asked for."""
+    stream = body("llama_server", "stop-word-stream")
+    backend = fake(lambda request: httpx2.Response(200, content=stream))
+    _, finishes = await run(backend, Generation(COUNT, 40))
+    assert (finishes[0].reason, finishes[0].stop) == ("stop", "5, 6")
+
+
+async def test_a_stream_that_just_ends_is_an_error() -> None:
+    """Without a final event the answer is not finished."""
+    stream = body("llama_server", "greedy-stream").rpartition(b"data:")[0]
+    backend = fake(lambda request: httpx2.Response(200, content=stream))
+    with pytest.raises(EngineError, match="before it was finished"):
+        await run(backend, Generation(COUNT, 40))
+
+
+async def test_an_error_in_mid_stream_surfaces() -> None:
+    """Text before it is kept, then the error is raised."""
+    first = body("llama_server", "greedy-stream").partition(b"\n\n")[0] + b"\n\n"
+    event = b'data: {"error":{"code":500,"message":"out of luck","type":"server_error"}}\n\n'
+    backend = fake(lambda request: httpx2.Response(200, content=first + b":\n\n" + event))
+    with pytest.raises(EngineError, match="out of luck"):
+        await run(backend, Generation(COUNT, 40))
+
+
+async def test_a_server_that_is_no_llama_server_is_named() -> None:
+    """Something else at the address is an error that says so."""
+    client = httpx2.AsyncClient(
+        transport=httpx2.MockTransport(lambda _: httpx2.Response(200, json={})),
+        base_url="http://fake",
+    )
+    with pytest.raises(EngineError, match="is no llama-server"):
+        await LlamaServer(HttpxUpstream(client)).model()

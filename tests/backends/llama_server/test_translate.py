@@ -1,0 +1,250 @@
+"""llama-server's translator, fed with recordings of a real one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from latimer.backends.base import Event, Finish, Generation, Piece, Sampling, Text
+from latimer.backends.errors import (
+    ContextExceeded,
+    EngineError,
+    EngineUnavailable,
+    RequestError,
+)
+from latimer.backends.llama_server.translate import (
+    NEUTRAL,
+    ChoiceStream,
+    Vocabulary,
+    to_error,
+    to_native,
+)
+from latimer.backends.sse import EventParser
+from support.recordings import RECORDINGS, body, exchange
+
+STREAMS = [
+    path.stem
+    for path in sorted((RECORDINGS / "llama_server").glob("*-stream.json"))
+    # Two prompts or choices in one call are never asked for.
+    if "list" not in path.stem and "n-2" not in path.stem and "exceeded" not in path.stem
+]
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    """The demo model's vocabulary, as a real llama-server tells it."""
+    return Vocabulary((Path(__file__).parent / "vocabulary.json").read_bytes())
+
+
+def job_of(name: str) -> Generation:
+    """The job that a recorded request would have come from."""
+    asked = exchange("llama_server", name)["request"]["json"]
+    stops = tuple(asked.get("stop", ()))
+    return Generation(Text(asked["prompt"]), asked.get("n_predict"), stops=stops)
+
+
+def translate(job: Generation, vocabulary: Vocabulary, *chunks: bytes) -> list[Event]:
+    """All canonical events of a stream."""
+    parser, stream = EventParser(), ChoiceStream(job, 0, adds_bos=False)
+    events: list[Event] = []
+    for chunk in chunks:
+        for data in parser.feed(chunk):
+            event = stream.parse(data)
+            if event is None:
+                continue
+            if event["stop"] and stream.needs_vocabulary(event):
+                stream.vocabulary = vocabulary
+            events += stream.feed(event)
+    assert stream.finished
+    return events
+
+
+def text_of(events: list[Event]) -> bytes:
+    """What the pieces come to."""
+    return b"".join(event.data for event in events if isinstance(event, Piece))
+
+
+def finish_of(events: list[Event]) -> Finish:
+    """The one last event."""
+    assert [isinstance(event, Finish) for event in events].count(True) == 1
+    assert isinstance(events[-1], Finish)
+    return events[-1]
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_recordings_are_the_same_at_every_split(name: str, vocabulary: Vocabulary) -> None:
+    """A recorded stream gives the same events wherever its bytes are cut."""
+    data = body("llama_server", name)
+    whole = translate(job_of(name), vocabulary, data)
+    finish_of(whole)
+    for split in range(1, len(data), 11):
+        assert translate(job_of(name), vocabulary, data[:split], data[split:]) == whole
+    bytewise = [data[i : i + 1] for i in range(len(data))]
+    assert translate(job_of(name), vocabulary, *bytewise) == whole
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_stream_loses_nothing_of_the_plain_reply(name: str, vocabulary: Vocabulary) -> None:
+    """The text before a stop is the unstreamed reply's, held text at the limit included."""
+    events = translate(job_of(name), vocabulary, body("llama_server", name))
+    plain = json.loads(body("llama_server", name.removesuffix("-stream")))
+    text = text_of(events).decode(errors="ignore")
+    assert text == (plain["content"] + plain["stopping_word"]).rstrip("\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "tokens"),
+    [
+        ("greedy-stream", "end", 7),
+        ("limit-stream", "length", 5),
+        ("emoji-stream", "end", 1),
+        # "1, 2, 3, 4, " are nine tokens, and the one that holds the cut begins before it.
+        ("stop-word-stream", "stop", 9),
+        ("stop-mid-token-stream", "stop", 2),
+        ("stop-held-at-limit-stream", "length", 6),
+        ("byte-pieces-stream", "length", 6),
+    ],
+)
+def test_reasons_and_counts(name: str, reason: str, tokens: int, vocabulary: Vocabulary) -> None:
+    """An end token is not counted, nor is what begins behind the cut."""
+    finish = finish_of(translate(job_of(name), vocabulary, body("llama_server", name)))
+    assert (finish.reason, finish.completion_tokens) == (reason, tokens)
+
+
+def test_cached_tokens_are_told() -> None:
+    """What the server reused of the prompt is passed on, never more than the prompt."""
+    finish = finish_of(
+        translate(job_of("greedy-stream"), None, body("llama_server", "greedy-stream"))  # type: ignore[arg-type]
+    )
+    assert (finish.prompt_tokens, finish.cached_tokens) == (15, 14)
+
+
+def test_a_bos_that_was_added_is_not_counted() -> None:
+    """With a BOS in front, the prompt has one token less than the server evaluated."""
+    stream = ChoiceStream(job_of("greedy-stream"), 0, adds_bos=True)
+    parser = EventParser()
+    events: list[Event] = []
+    for data in parser.feed(body("llama_server", "greedy-stream")):
+        event = stream.parse(data)
+        assert event is not None
+        events += stream.feed(event)
+    assert finish_of(events).prompt_tokens == 14
+
+
+def test_the_vocabulary_is_exact(vocabulary: Vocabulary) -> None:
+    """Pieces are bytes, half characters too; control tokens have none."""
+    assert len(vocabulary) == 1024
+    for entry in json.loads(body("llama_server", "tokenize-pieces"))["tokens"]:
+        piece = entry["piece"]
+        expected = piece.encode() if isinstance(piece, str) else bytes(piece)
+        assert vocabulary.piece(entry["id"]) == expected
+    assert vocabulary.piece(2) == b""
+
+
+def test_an_error_event_is_raised() -> None:
+    """An error in mid-stream surfaces with the server's own words."""
+    stream = ChoiceStream(job_of("greedy-stream"), 0, False)
+    data = orjson.dumps({"error": {"code": 500, "message": "boom", "type": "server_error"}})
+    with pytest.raises(EngineError, match="boom"):
+        stream.parse(data)
+
+
+def test_an_event_that_is_none_is_an_error() -> None:
+    """What is not JSON is never guessed at."""
+    with pytest.raises(EngineError, match="not JSON"):
+        ChoiceStream(job_of("greedy-stream"), 0, False).parse(b"{nope")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "param"),
+    [
+        ("error-bad-grammar", RequestError, "grammar"),
+        ("error-bad-token", RequestError, "prompt"),
+        ("error-type", RequestError, None),
+        ("error-404", EngineError, None),
+        ("context-exceeded", ContextExceeded, "prompt"),
+        ("embedding-off", EngineError, None),
+    ],
+)
+def test_errors_of_the_server(name: str, kind: type[Exception], param: str | None) -> None:
+    """What is the client's fault is a request error with the field, the rest the engine's."""
+    response = exchange("llama_server", name)["response"]
+    error = to_error(response["status"], response["body"].encode(), job_of_any())
+    assert isinstance(error, kind)
+    assert getattr(error, "param", None) == param
+
+
+def job_of_any() -> Generation:
+    """A job for errors that speak of one."""
+    return Generation(Text("x"), 10)
+
+
+def test_a_loading_server_is_unavailable() -> None:
+    """`Loading model` is worth another try."""
+    data = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
+    assert isinstance(to_error(503, data), EngineUnavailable)
+
+
+def test_a_reply_that_is_no_error_object_is_shown() -> None:
+    """A proxy's page in between is quoted, not swallowed."""
+    assert "502: <html>" in to_error(502, b"<html>").message
+
+
+def payload(**sampling: Any) -> dict[str, Any]:
+    """The payload of a job with this sampling."""
+    seeds = sampling.pop("seeds", (None,))
+    job = Generation(Text("x"), 5, seeds, ("a",), Sampling(**sampling))
+    return dict(to_native(job, 0, "x", 2048))
+
+
+def test_neutral_values_are_sent_every_time() -> None:
+    """Whatever the server's flags are, nothing but OpenAI's sampling applies."""
+    sent = payload()
+    assert all(sent[name] == value for name, value in NEUTRAL.items())
+    assert (sent["temperature"], sent["top_p"], sent["stream"]) == (1.0, 1.0, True)
+    assert "grammar" not in sent
+    assert "json_schema" not in sent
+
+
+def test_extras_replace_neutral_values() -> None:
+    """What the request names goes through under the same name."""
+    sent = payload(extras={"top_k": 5, "min_p": 0.1, "grammar": "root ::= [a-z]"})
+    assert (sent["top_k"], sent["min_p"], sent["grammar"]) == (5, 0.1, "root ::= [a-z]")
+
+
+def test_penalties_look_back_over_the_whole_context() -> None:
+    """Penalties have the context for a window, unless the request names one."""
+    assert payload(presence_penalty=0.5)["repeat_last_n"] == 2048
+    assert payload(frequency_penalty=0.5, extras={"repeat_last_n": 7})["repeat_last_n"] == 7
+
+
+def test_a_bias_of_minus_100_bans() -> None:
+    """-100 is a ban, everything else a number."""
+    assert payload(logit_bias=((5, -100.0), (6, 1.5)))["logit_bias"] == [[5, False], [6, 1.5]]
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**32 - 1, 2**63 - 1, -(2**63)])
+def test_seeds_fit_and_are_never_the_random_one(seed: int) -> None:
+    """Every int64 becomes a seed that the server does not take for "random"."""
+    sent = payload(seeds=(seed,))
+    assert 0 <= sent["seed"] < 2**32 - 1
+    assert sent["cache_prompt"] is False
+
+
+def test_without_a_seed_each_call_draws_one() -> None:
+    """Two calls without a seed differ, and may use the cache."""
+    assert payload()["seed"] != payload()["seed"]
+    assert payload()["cache_prompt"] is True
+
+
+def test_characters_that_take_several_tokens_are_counted_with_a_stop(
+    vocabulary: Vocabulary,
+) -> None:
+    """Tokens that the stream does not show begin where their character does."""
+    job = Generation(Text("x"), 6, stops=(" ",))
+    data = body("llama_server", "byte-pieces-stream")
+    events = translate(job, vocabulary, data)
+    assert finish_of(events).completion_tokens == 3
