@@ -1,0 +1,218 @@
+"""llama.cpp in this process behind the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MODELS
+from latimer.backends.base import Finish, Generation, Piece, Sampling, Text
+from latimer.backends.errors import (
+    Busy,
+    ContextExceeded,
+    EmptyPrompt,
+    EngineError,
+    RequestError,
+    Unsupported,
+)
+from latimer.backends.llama_cpp import LlamaCpp
+from support.recordings import DEMO_CHATML
+
+GREEDY = Sampling(temperature=0.0)
+COUNT = Text(DEMO_CHATML.format("Count to 12."))
+ENDLESS = Sampling(temperature=0.0, extras={"ignore_eos": True})
+
+
+@pytest.fixture(scope="module")
+async def backend() -> AsyncIterator[LlamaCpp]:
+    """The demo model."""
+    made = LlamaCpp(context=2048)
+    yield made
+    await made.aclose()
+
+
+async def run(backend: LlamaCpp, job: Generation) -> tuple[list[bytes], list[Finish]]:
+    """Text and finish of each choice."""
+    texts = [b""] * len(job.seeds)
+    finishes: dict[int, Finish] = {}
+    async with backend.open(job) as batches:
+        async for batch in batches:
+            for event in batch:
+                if isinstance(event, Piece):
+                    texts[event.choice] += event.data
+                else:
+                    finishes[event.choice] = event
+    return texts, [finishes[index] for index in range(len(job.seeds))]
+
+
+async def test_facts_of_the_model(backend: LlamaCpp) -> None:
+    """Name, context, template and tokens come from the file."""
+    model = await backend.model()
+    assert (model.name, model.context, model.adds_bos) == ("demo", 2048, False)
+    assert "<|im_start|>" in (model.template or "")
+    assert (model.bos_token, model.eos_token) == ("<|endoftext|>", "<|im_end|>")
+    assert model.fingerprint.startswith("fp_")
+
+
+async def test_a_long_answer_is_whole(backend: LlamaCpp) -> None:
+    """Twelve numbers, an end token, counts without it."""
+    texts, finishes = await run(backend, Generation(COUNT, 64, sampling=GREEDY))
+    assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
+    assert finishes == [Finish(0, "end", None, 12, 24)]
+
+
+async def test_choices_have_seeds_of_their_own(backend: LlamaCpp) -> None:
+    """Nine choices of nine seeds: each is the same again, alone or among others."""
+    job = Generation(Text("One day,"), 12, tuple(range(7, 16)))
+    first, _ = await run(backend, job)
+    assert len(set(first)) > 1
+    assert (await run(backend, job))[0] == first
+    assert (await run(backend, Generation(Text("One day,"), 12, (9,))))[0] == [first[2]]
+
+
+async def test_what_does_not_fit_is_refused(backend: LlamaCpp) -> None:
+    """A prompt or a completion beyond the context is an error with the numbers."""
+    with pytest.raises(ContextExceeded) as caught:
+        await run(backend, Generation(Text("word " * 3000), 5))
+    assert caught.value.context == 2048
+    with pytest.raises(ContextExceeded):
+        await run(backend, Generation(COUNT, 2040))
+    texts, _ = await run(backend, Generation(COUNT, 2036, sampling=GREEDY))
+    assert texts[0].endswith(b"12.")
+
+
+async def test_without_a_limit_the_context_is_the_limit(backend: LlamaCpp) -> None:
+    """The completion ends where the context does, neither before nor behind."""
+    _, finishes = await run(backend, Generation(COUNT, None, sampling=ENDLESS))
+    assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 2048 - 12)
+
+
+@pytest.mark.parametrize("ids", [(99999,), (-1,), (1, 1024)])
+async def test_bad_ids_are_refused(backend: LlamaCpp, ids: tuple[int, ...]) -> None:
+    """An id beyond the vocabulary would abort the process: it is refused."""
+    with pytest.raises(RequestError) as caught:
+        await run(backend, Generation(ids, 5))
+    assert caught.value.param == "prompt"
+    with pytest.raises(RequestError):
+        await backend.detokenize(ids)
+    biased = Sampling(logit_bias=tuple((token, 1.0) for token in ids))
+    with pytest.raises(RequestError) as caught:
+        await run(backend, Generation(COUNT, 5, sampling=biased))
+    assert caught.value.param == "logit_bias"
+
+
+@pytest.mark.parametrize("prompt", [Text(""), ()], ids=["text", "ids"])
+async def test_an_empty_prompt_is_refused(backend: LlamaCpp, prompt: Any) -> None:
+    """A model without BOS has nothing to start from."""
+    with pytest.raises(EmptyPrompt):
+        await run(backend, Generation(prompt, 5))
+
+
+async def test_control_tokens_can_be_text(backend: LlamaCpp) -> None:
+    """Without `parse_special`, a control token's spelling is ordinary text."""
+    _, parsed = await run(backend, Generation(Text("<|im_end|>"), 1))
+    _, plain = await run(backend, Generation(Text("<|im_end|>", parse_special=False), 1))
+    assert (parsed[0].prompt_tokens, plain[0].prompt_tokens) == (1, 5)
+
+
+async def test_control_tokens_can_be_stops(backend: LlamaCpp) -> None:
+    """A stop string that spells a control token stops there."""
+    _, finishes = await run(backend, Generation(COUNT, 64, stops=("<|im_end|>",), sampling=GREEDY))
+    assert finishes == [Finish(0, "stop", "<|im_end|>", 12, 24)]
+
+
+async def test_leaving_ends_the_work(backend: LlamaCpp) -> None:
+    """The engine is free for the next job within one decode."""
+    start = time.monotonic()
+    async with backend.open(Generation(COUNT, 2000, sampling=ENDLESS)) as batches:
+        await anext(aiter(batches))
+    await run(backend, Generation(COUNT, 1, sampling=GREEDY))
+    assert time.monotonic() - start < 0.5
+
+
+async def test_jobs_of_many_threads_do_not_mix() -> None:
+    """Event loops in several threads may use one backend at once."""
+    backend = LlamaCpp(context=512)
+    answers: list[bytes] = []
+
+    def work() -> None:
+        async def ask() -> None:
+            texts, _ = await run(backend, Generation(COUNT, 64, sampling=GREEDY))
+            answers.append(texts[0])
+
+        asyncio.run(ask())
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    assert answers == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."] * 8
+    await backend.aclose()
+
+
+async def test_too_many_jobs_are_busy() -> None:
+    """Beyond the bound a job is refused at once."""
+    backend = LlamaCpp(context=512, max_waiting=1)
+    async with backend.open(Generation(COUNT, 400, sampling=ENDLESS)) as batches:
+        await anext(aiter(batches))
+        with pytest.raises(Busy):
+            await run(backend, Generation(COUNT, 5))
+    await backend.aclose()
+
+
+async def test_a_closed_engine_starts_again() -> None:
+    """Closing frees the model; the next job loads it anew."""
+    backend = LlamaCpp(context=512)
+    for _ in range(2):
+        texts, _ = await run(backend, Generation(COUNT, 5, sampling=GREEDY))
+        assert texts == [b"1, 2, 3"]
+        await backend.aclose()
+
+
+async def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """The error says which file is not there."""
+    backend = LlamaCpp(tmp_path / "none.gguf")
+    with pytest.raises(EngineError, match=r"none\.gguf"):
+        await backend.model()
+    await backend.aclose()
+
+
+async def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
+    """llama.cpp's reason is told, and the process lives on."""
+    (tmp_path / "text.gguf").write_text("not a model")
+    backend = LlamaCpp(tmp_path / "text.gguf")
+    with pytest.raises(EngineError, match="cannot load"):
+        await backend.model()
+    await backend.aclose()
+
+
+async def test_loading_shows_progress() -> None:
+    """The fractions grow up to one."""
+    seen: list[float] = []
+    backend = LlamaCpp(MODELS / "bpe.gguf", progress=seen.append)
+    await backend.model()
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    await backend.aclose()
+
+
+async def test_there_is_no_native_reply(backend: LlamaCpp) -> None:
+    """An engine in process has no reply of its own to show."""
+    with pytest.raises(Unsupported):
+        async with backend.native(Generation(COUNT, 5), False):
+            pass
+
+
+async def test_two_sequences_answer_as_one_does() -> None:
+    """A backend with room for two gives the same answers."""
+    backend = LlamaCpp(context=256, sequences=2)
+    jobs = [Generation(COUNT, 64, sampling=GREEDY) for _ in range(6)]
+    answers = await asyncio.gather(*(run(backend, job) for job in jobs))
+    assert {texts[0] for texts, _ in answers} == {b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."}
+    await backend.aclose()

@@ -1,0 +1,128 @@
+"""Sampling in process: OpenAI's knobs, and llama.cpp's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from latimer.backends.base import Generation, Piece, Sampling, Text
+from latimer.backends.llama_cpp import LlamaCpp
+from support.recordings import DEMO_CHATML
+
+STORY = Text("One day,")
+FRANCE = Text(DEMO_CHATML.format("What is the capital of France?"))
+
+
+@pytest.fixture(scope="module")
+async def backend() -> AsyncIterator[LlamaCpp]:
+    """The demo model."""
+    made = LlamaCpp(context=512)
+    yield made
+    await made.aclose()
+
+
+async def sample(
+    backend: LlamaCpp, prompt: Text, tokens: int, seed: int | None = 1, **sampling: Any
+) -> str:
+    """The text of one choice."""
+    job = Generation(prompt, tokens, (seed,), sampling=Sampling(**sampling))
+    async with backend.open(job) as batches:
+        events = [event async for batch in batches for event in batch]
+    return b"".join(event.data for event in events if isinstance(event, Piece)).decode()
+
+
+async def test_temperature_zero_is_greedy(backend: LlamaCpp) -> None:
+    """Whatever the seed, the answer is the most likely one."""
+    answers = {await sample(backend, FRANCE, 20, seed, temperature=0.0) for seed in (1, 2, None)}
+    assert answers == {"The capital of France is Paris."}
+
+
+async def test_a_seed_repeats_and_another_differs(backend: LlamaCpp) -> None:
+    """The same seed gives the same text, others and none give others."""
+    first = await sample(backend, STORY, 30, 5)
+    assert await sample(backend, STORY, 30, 5) == first
+    assert len({await sample(backend, STORY, 30, seed) for seed in range(8)}) > 3
+    assert len({await sample(backend, STORY, 30, None) for _ in range(8)}) > 3
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32 - 1, 2**63 - 1, -(2**63)])
+async def test_every_int64_is_a_seed(backend: LlamaCpp, seed: int) -> None:
+    """Seeds beyond 32 bits repeat too."""
+    assert await sample(backend, STORY, 10, seed) == await sample(backend, STORY, 10, seed)
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        {"top_p": 0.0001},
+        {"extras": {"top_k": 1}},
+        {"extras": {"min_p": 0.999}},
+        {"temperature": 0.0001},
+        {"extras": {"top_n_sigma": 0.0001}},
+    ],
+    ids=lambda narrow: str(narrow),
+)
+async def test_narrow_sampling_is_greedy(backend: LlamaCpp, narrow: dict[str, Any]) -> None:
+    """Each way of leaving only the best token leaves it."""
+    greedy = await sample(backend, STORY, 20, temperature=0.0)
+    assert await sample(backend, STORY, 20, **narrow) == greedy
+
+
+async def test_a_bias_bans_and_forces(backend: LlamaCpp) -> None:
+    """-100 never, 100 always."""
+    token = (await backend.tokenize(" Paris", add_special=False, parse_special=False))[0]
+    other = (await backend.tokenize(" Lisbon", add_special=False, parse_special=False))[0]
+    banned = await sample(backend, FRANCE, 20, temperature=0.0, logit_bias=((token, -100.0),))
+    assert "Paris" not in banned
+    forced = await sample(backend, FRANCE, 3, temperature=0.0, logit_bias=((other, 100.0),))
+    assert forced == " Lisbon" * 3
+
+
+async def test_penalties_count_generated_tokens_only(backend: LlamaCpp) -> None:
+    """A token of the prompt is not punished before it was generated; afterwards it is."""
+    prompt = Text(DEMO_CHATML.format("Say: apple"))
+    for name in ("presence_penalty", "frequency_penalty"):
+        assert await sample(backend, prompt, 5, temperature=0.0, **{name: 2.0}) == "apple"
+    token = (await backend.tokenize(" Lisbon", add_special=False, parse_special=False))[0]
+    bias = ((token, 20.0),)
+    plain = await sample(backend, FRANCE, 12, temperature=0.0, logit_bias=bias)
+    punished = await sample(
+        backend, FRANCE, 12, temperature=0.0, logit_bias=bias, frequency_penalty=2.0
+    )
+    assert plain.count("Lisbon") == 12
+    assert punished.count("Lisbon") < 12
+
+
+async def test_the_repeat_penalty_counts_the_prompt_too(backend: LlamaCpp) -> None:
+    """llama.cpp's own penalty works as its users know it."""
+    prompt = Text(DEMO_CHATML.format("Say: apple"))
+    extras = {"repeat_penalty": 10.0}
+    assert await sample(backend, prompt, 5, temperature=0.0, extras=extras) != "apple"
+    unseen = {"repeat_penalty": 10.0, "repeat_last_n": 0}
+    assert await sample(backend, prompt, 5, temperature=0.0, extras=unseen) == "apple"
+
+
+async def test_the_end_can_be_ignored(backend: LlamaCpp) -> None:
+    """With `ignore_eos` the text goes on to the limit."""
+    text = await sample(backend, FRANCE, 30, temperature=0.0, extras={"ignore_eos": True})
+    assert text.startswith("The capital of France is Paris.")
+    assert len(text) > len("The capital of France is Paris.")
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        {"mirostat": 1},
+        {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.05},
+        {"dynatemp_range": 0.3, "dynatemp_exponent": 1.2},
+        {"typical_p": 0.5},
+    ],
+    ids=lambda extras: next(iter(extras)),
+)
+async def test_every_other_sampler_runs(backend: LlamaCpp, extras: dict[str, Any]) -> None:
+    """Each gives text, the same for the same seed, and not what plain sampling gives."""
+    texts = [await sample(backend, STORY, 40, seed, extras=extras) for seed in (3, 4, 5)]
+    assert texts == [await sample(backend, STORY, 40, seed, extras=extras) for seed in (3, 4, 5)]
+    assert texts != [await sample(backend, STORY, 40, seed) for seed in (3, 4, 5)]

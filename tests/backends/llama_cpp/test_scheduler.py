@@ -1,0 +1,197 @@
+"""The engine's loop, step by step, over a real context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import pytest
+from latimer.backends.base import Event, Finish, Generation, Piece, Sampling, Text
+from latimer.backends.errors import EngineError, LatimerError
+from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedModel, Settings
+from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler, Task
+from latimer.backends.llama_cpp.vocabulary import Vocabulary
+from support.recordings import DEMO_CHATML, prompts
+
+GREEDY = Sampling(temperature=0.0)
+
+
+class Box:
+    """A mailbox that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.close()
+        self.events: list[Event] = []
+        self.error: LatimerError | None = None
+
+    def deliver(self, events: Sequence[Event] | LatimerError) -> None:
+        """Keep them."""
+        if isinstance(events, LatimerError):
+            self.error = events
+        else:
+            self.events += events
+
+    @property
+    def text(self) -> bytes:
+        """What the pieces come to."""
+        return b"".join(event.data for event in self.events if isinstance(event, Piece))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last event has come."""
+        return bool(self.events) and isinstance(self.events[-1], Finish)
+
+
+class Engine:
+    """Everything that the engine's thread owns, in the test's own thread."""
+
+    def __init__(self, sequences: int) -> None:
+        self.model = LoadedModel(DEMO_MODEL, 0)
+        settings = Settings(DEMO_MODEL, 512, sequences, 64, 2, 0)
+        self.context = Context(self.model, settings)
+        self.vocabulary = Vocabulary(self.model)
+        self.posts: list[list[Delivery]] = []
+        self.scheduler = Scheduler(self.context, self.vocabulary, sequences, self._post)
+
+    def _post(self, deliveries: list[Delivery]) -> None:
+        self.posts.append(deliveries)
+        for task, events in deliveries:
+            task.mailbox.deliver(events)
+
+    def submit(self, prompt: str, max_tokens: int, **job: object) -> tuple[Task, Box]:
+        """Queue a job."""
+        ids = self.vocabulary.tokenize(prompt, add_special=True, parse_special=True)
+        box = Box()
+        generation = Generation(Text(prompt), max_tokens, sampling=GREEDY, **job)  # type: ignore[arg-type]
+        task = Task(generation, ids, len(ids), max_tokens, {}, box)
+        self.scheduler.submit(task)
+        return task, box
+
+    def close(self) -> None:
+        """Free everything."""
+        self.context.close()
+        self.model.close()
+
+
+@pytest.fixture(params=[1, 2], ids=["one", "two"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """An engine with one sequence, and with two."""
+    made = Engine(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def two() -> Iterator[Engine]:
+    """An engine with two sequences."""
+    made = Engine(2)
+    yield made
+    made.close()
+
+
+def finish(engine: Engine, *boxes: Box, steps: int = 500) -> None:
+    """Step until all are done."""
+    for _ in range(steps):
+        if all(box.finished or box.error for box in boxes):
+            return
+        engine.scheduler.step()
+    raise AssertionError("not finished")
+
+
+def test_answers_are_the_recorded_ones(engine: Engine) -> None:
+    """Several jobs, side by side where there is room, each give the recorded greedy answer."""
+    known = prompts()[:8]
+    boxes = [engine.submit(prompt["prompt"], 64)[1] for prompt in known]
+    finish(engine, *boxes)
+    assert [box.text.decode() for box in boxes] == [prompt["greedy"] for prompt in known]
+
+
+def test_two_sequences_share_a_step(two: Engine) -> None:
+    """With room for two, both draw a token in the same step, handed over in one post."""
+    _, one = two.submit(DEMO_CHATML.format("Count to 12."), 20)
+    _, other = two.submit(DEMO_CHATML.format("Count to 7."), 20)
+    for _ in range(5):
+        two.scheduler.step()
+    assert len(one.events) == len(other.events) == 5
+    assert all(len(post) == 2 for post in two.posts)
+
+
+def test_a_long_prompt_goes_in_pieces_and_stops_nobody(two: Engine) -> None:
+    """A prompt longer than the batch is evaluated over several steps while another goes on."""
+    _, short = two.submit(DEMO_CHATML.format("Count to 12."), 30)
+    two.scheduler.step()
+    drawn = len(short.events)
+    _, long = two.submit("word " * 300, 1)
+    while not long.finished:
+        two.scheduler.step()
+        if not short.finished:
+            assert len(short.events) == drawn + 1
+            drawn += 1
+    assert drawn > 3
+
+
+def test_a_cancelled_job_is_gone_within_a_step(engine: Engine) -> None:
+    """Nothing is drawn for it any more, and its sequence is free."""
+    task, box = engine.submit(DEMO_CHATML.format("Count to 12."), 40)
+    engine.scheduler.step()
+    drawn = len(box.events)
+    task.cancelled = True
+    engine.scheduler.step()
+    engine.scheduler.step()
+    assert len(box.events) == drawn
+    _, after = engine.submit(DEMO_CHATML.format("Count to 7."), 40)
+    finish(engine, after)
+    assert after.text == b"1, 2, 3, 4, 5, 6, 7."
+
+
+def test_a_failed_decode_fails_its_own_jobs(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The jobs of the failed batch get the reason; what comes later is answered."""
+    _, box = engine.submit(DEMO_CHATML.format("Count to 12."), 40)
+    engine.scheduler.step()
+
+    def fail() -> None:
+        engine.context.used = 0
+        raise DecodeFailed(-3)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.context, "decode", fail)
+        engine.scheduler.step()
+    assert isinstance(box.error, EngineError)
+    assert "llama_decode returned -3" in box.error.message
+    _, after = engine.submit(DEMO_CHATML.format("Count to 7."), 40)
+    finish(engine, after)
+    assert after.text == b"1, 2, 3, 4, 5, 6, 7."
+
+
+def test_stopping_ends_what_runs_with_an_error() -> None:
+    """Jobs that are not finished when the engine is shut down hear of it."""
+    engine = Engine(1)
+    _, running = engine.submit(DEMO_CHATML.format("Count to 12."), 40)
+    _, waiting = engine.submit(DEMO_CHATML.format("Count to 12."), 40)
+    engine.scheduler.step()
+    engine.scheduler.stop()
+    engine.scheduler.run()
+    assert "shut down" in str(running.error)
+    assert "shut down" in str(waiting.error)
+    engine.close()
+
+
+def test_a_batch_is_never_overfilled(engine: Engine) -> None:
+    """What would abort the process is an error before it reaches llama.cpp."""
+    with pytest.raises(ValueError, match="do not fit"):
+        engine.context.add(0, 0, [1] * 65, True)
+    with pytest.raises(ValueError, match="do not fit"):
+        engine.context.add(0, 0, [], True)
+
+
+def test_one_wake_up_a_step(two: Engine) -> None:
+    """Whatever a step has to tell, it is handed over in one call."""
+    for _ in range(2):
+        two.submit(DEMO_CHATML.format("Count to 12."), 40)
+    for steps in range(1, 8):
+        two.scheduler.step()
+        assert len(two.posts) == steps
