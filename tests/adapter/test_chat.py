@@ -1,0 +1,168 @@
+"""`/v1/chat/completions` over every engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+from latimer.schemas.openai.chat import ChatChunk, ChatCompletion
+from pydantic import TypeAdapter
+
+REPLY = TypeAdapter(ChatCompletion)
+CHUNK = TypeAdapter(ChatChunk)
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+
+
+async def chat(client: httpx2.AsyncClient, **body: Any) -> Any:
+    """A greedy answer."""
+    reply = await client.post(
+        "/v1/chat/completions",
+        json={"model": "demo", "temperature": 0, "messages": FRANCE, **body},
+    )
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def chunks_of(client: httpx2.AsyncClient, **body: Any) -> list[Any]:
+    """The chunks of a greedy answer."""
+    reply = await client.post(
+        "/v1/chat/completions",
+        json={"model": "demo", "temperature": 0, "messages": FRANCE, "stream": True, **body},
+    )
+    assert reply.status_code == 200, reply.text
+    *events, done, rest = reply.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+async def test_a_reply_is_openais_to_the_last_key(client: httpx2.AsyncClient) -> None:
+    """Keys, types and the message of a plain reply (contract 3.3)."""
+    reply = await chat(client)
+    REPLY.validate_python(reply, strict=True)
+    assert list(reply) == [
+        "id", "object", "created", "model", "system_fingerprint", "choices", "usage",
+    ]  # fmt: skip
+    assert reply["id"].startswith("chatcmpl-")
+    assert reply["choices"] == [
+        {
+            "index": 0,
+            "message": {
+                "role": "assistant", "content": ANSWER, "refusal": None, "annotations": [],
+            },
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]  # fmt: skip
+    usage = reply["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (15, 7, 22)
+    assert set(usage["prompt_tokens_details"]) == {"cached_tokens", "audio_tokens"}
+    assert set(usage["completion_tokens_details"]) == {
+        "reasoning_tokens", "audio_tokens", "accepted_prediction_tokens",
+        "rejected_prediction_tokens",
+    }  # fmt: skip
+
+
+async def test_a_stream_has_openais_order(client: httpx2.AsyncClient) -> None:
+    """Role, content, an empty delta, usage (contract 3.5)."""
+    chunks = await chunks_of(client, stream_options={"include_usage": True}, service_tier="flex")
+    for chunk in chunks:
+        CHUNK.validate_python(chunk, strict=True)
+        assert chunk["object"] == "chat.completion.chunk"
+        assert chunk["service_tier"] == "flex"
+    first, *middle, end, usage = chunks
+    assert first["choices"] == [
+        {
+            "index": 0,
+            "delta": {"role": "assistant", "content": "", "refusal": None},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+    ]
+    assert all(set(chunk["choices"][0]["delta"]) == {"content"} for chunk in middle)
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in middle) == ANSWER
+    assert end["choices"] == [
+        {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
+    ]
+    assert usage["choices"] == []
+    assert usage["usage"]["total_tokens"] == 22
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+async def test_an_answer_goes_to_the_end_of_the_context(client: httpx2.AsyncClient) -> None:
+    """Without a limit nothing is cut at 16 or 128 tokens."""
+    messages = [{"role": "user", "content": "Count to 12."}]
+    reply = await chat(client, messages=messages)
+    assert reply["choices"][0]["message"]["content"].endswith("12.")
+    assert reply["usage"]["completion_tokens"] == 24
+
+
+async def test_limits_have_two_names(client: httpx2.AsyncClient) -> None:
+    """`max_tokens`, `max_completion_tokens`, and both alike."""
+    for limit in (
+        {"max_tokens": 5},
+        {"max_completion_tokens": 5},
+        {"max_tokens": 5, "max_completion_tokens": 5},
+    ):
+        reply = await chat(client, **limit)
+        assert reply["choices"][0]["message"]["content"] == "The capital of France is"
+        assert reply["choices"][0]["finish_reason"] == "length"
+
+
+async def test_parts_and_names_and_developers(client: httpx2.AsyncClient) -> None:
+    """Parts are joined, a name changes nothing here, a developer is a system for this template."""
+    parts = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": " of France?"}]
+    reply = await chat(client, messages=[{"role": "user", "content": parts, "name": "Ann"}])
+    assert reply["choices"][0]["message"]["content"] == ANSWER
+    counts = {
+        role: (await chat(client, messages=[{"role": role, "content": "Be brief."}, *FRANCE]))[
+            "usage"
+        ]["prompt_tokens"]
+        for role in ("system", "developer")
+    }
+    assert counts["system"] == counts["developer"] > 15
+
+
+async def test_several_choices(client: httpx2.AsyncClient) -> None:
+    """n choices, in order; streams show index 0 first, one role each."""
+    reply = await chat(client, n=3, seed=1)
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+    assert {choice["message"]["content"] for choice in reply["choices"]} == {ANSWER}
+    assert reply["usage"]["completion_tokens"] == 21
+    assert reply["usage"]["prompt_tokens"] == 15
+    chunks = [chunk["choices"][0] for chunk in await chunks_of(client, n=3, seed=1)]
+    assert list(dict.fromkeys(chunk["index"] for chunk in chunks)) == [0, 1, 2]
+    for index in range(3):
+        mine = [chunk for chunk in chunks if chunk["index"] == index]
+        assert mine[0]["delta"]["role"] == "assistant"
+        assert all("role" not in chunk["delta"] for chunk in mine[1:])
+        assert "".join(chunk["delta"].get("content", "") for chunk in mine) == ANSWER
+        assert mine[-1]["finish_reason"] == "stop"
+
+
+async def test_characters_are_never_split(client: httpx2.AsyncClient) -> None:
+    """An emoji comes whole, streamed or not."""
+    messages = [{"role": "user", "content": "Show me an emoji of fire."}]
+    assert (await chat(client, messages=messages))["choices"][0]["message"]["content"] == "🔥"
+    chunks = await chunks_of(client, messages=messages)
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks[1:-1]] == ["🔥"]
+
+
+async def test_stops_cut_chat_answers(client: httpx2.AsyncClient) -> None:
+    """A stop ends the answer before it."""
+    reply = await chat(client, stop=" of")
+    assert reply["choices"][0]["message"]["content"] == "The capital"
+    assert reply["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_conversation_goes_on(client: httpx2.AsyncClient) -> None:
+    """Earlier turns are part of the prompt, null contents of refusals too."""
+    messages = [
+        {"role": "user", "content": "Hello!"},
+        {"role": "assistant", "content": None, "refusal": "No."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No!"}]},
+        *FRANCE,
+    ]
+    reply = await chat(client, messages=messages)
+    assert reply["usage"]["prompt_tokens"] > 30

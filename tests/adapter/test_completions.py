@@ -1,0 +1,232 @@
+"""`/v1/completions` over every engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.schemas.openai.completions import Completion, CompletionChunk
+from pydantic import TypeAdapter
+from support.recordings import DEMO_CHATML
+
+COUNT = DEMO_CHATML.format("Count to 12.")
+FRANCE = DEMO_CHATML.format("What is the capital of France?")
+REPLY = TypeAdapter(Completion)
+CHUNK = TypeAdapter(CompletionChunk)
+
+
+async def complete(client: httpx2.AsyncClient, **body: Any) -> Any:
+    """A greedy completion."""
+    reply = await client.post(
+        "/v1/completions", json={"model": "demo", "temperature": 0, "prompt": COUNT, **body}
+    )
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def chunks_of(client: httpx2.AsyncClient, **body: Any) -> list[Any]:
+    """The chunks of a greedy stream."""
+    reply = await client.post(
+        "/v1/completions",
+        json={"model": "demo", "temperature": 0, "prompt": COUNT, "stream": True, **body},
+    )
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *events, done, rest = reply.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+async def test_a_reply_is_openais_to_the_last_key(client: httpx2.AsyncClient) -> None:
+    """Keys, types, ids and the headers of a plain reply."""
+    response = await client.post("/v1/completions", json={"model": "x", "prompt": COUNT})
+    reply = response.json()
+    REPLY.validate_python(reply, strict=True)
+    assert list(reply) == [
+        "id", "object", "created", "model", "system_fingerprint", "choices", "usage",
+    ]  # fmt: skip
+    assert reply["id"].startswith("cmpl-")
+    assert reply["model"] == "x"
+    assert set(reply["choices"][0]) == {"text", "index", "logprobs", "finish_reason"}
+    assert set(reply["usage"]) == {"prompt_tokens", "completion_tokens", "total_tokens"}
+    assert response.headers["x-request-id"].startswith("req_")
+    assert len(response.headers["x-request-id"]) == 36
+    assert response.headers["openai-processing-ms"].isdigit()
+    assert response.headers["openai-version"] == "2020-10-01"
+
+
+async def test_sixteen_tokens_are_the_default(client: httpx2.AsyncClient) -> None:
+    """Without `max_tokens`, or with null, sixteen tokens come."""
+    for body in ({}, {"max_tokens": None}):
+        reply = await complete(client, **body)
+        assert reply["usage"]["completion_tokens"] == 16
+        assert reply["choices"][0]["finish_reason"] == "length"
+        assert reply["choices"][0]["text"] == "1, 2, 3, 4, 5, 6, 7, 8,"
+
+
+async def test_a_stream_has_openais_order(client: httpx2.AsyncClient) -> None:
+    """Text, one finish, usage at the end, null before it (contract 2.7)."""
+    plain = await complete(client, max_tokens=64)
+    chunks = await chunks_of(client, max_tokens=64, stream_options={"include_usage": True})
+    for chunk in chunks:
+        CHUNK.validate_python(chunk, strict=True)
+    for key in ("id", "created", "model", "system_fingerprint", "object"):
+        assert len({chunk[key] for chunk in chunks}) == 1
+    *texts, last = chunks
+    assert all(chunk["usage"] is None and len(chunk["choices"]) == 1 for chunk in texts)
+    assert last["choices"] == []
+    assert last["usage"] == plain["usage"]
+    choices = [chunk["choices"][0] for chunk in texts]
+    assert [choice["finish_reason"] for choice in choices].count(None) == len(choices) - 1
+    assert choices[-1] == {"text": "", "index": 0, "logprobs": None, "finish_reason": "stop"}
+    assert "".join(choice["text"] for choice in choices) == plain["choices"][0]["text"]
+
+
+async def test_without_include_usage_there_is_none(client: httpx2.AsyncClient) -> None:
+    """No chunk has the key, and none is without choices."""
+    for options in ({}, {"stream_options": None}, {"stream_options": {"include_usage": False}}):
+        chunks = await chunks_of(client, max_tokens=3, **options)
+        assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "tokens"),
+    [
+        (",", "1", 1),
+        ([","], "1", 1),
+        (["nothing", " 4"], "1, 2, 3,", 6),
+        ("5, 6", "1, 2, 3, 4, ", 9),
+        ("1", "", 0),
+        (None, "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.", 24),
+        ([], "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.", 24),
+        ("", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.", 24),
+        (["12", "1, 2, 3, 4, 5, 6, 7, 8"], "", 0),
+    ],
+)
+async def test_stops(
+    client: httpx2.AsyncClient, stop: Any, text: str, tokens: int
+) -> None:
+    """The text ends before the stop, streamed or not, and so do the counted tokens."""
+    reply = await complete(client, max_tokens=64, stop=stop)
+    assert reply["choices"][0]["text"] == text
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    assert reply["usage"]["completion_tokens"] == tokens
+    chunks = await chunks_of(client, max_tokens=64, stop=stop)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+
+
+async def test_a_stop_inside_a_token(client: httpx2.AsyncClient) -> None:
+    """The cut goes through the token, and the token is counted."""
+    reply = await complete(client, prompt=FRANCE, max_tokens=64, stop="pit")
+    assert reply["choices"][0]["text"] == "The ca"
+    assert reply["usage"]["completion_tokens"] == 2
+
+
+async def test_a_stop_in_the_prompt_is_no_stop(client: httpx2.AsyncClient) -> None:
+    """Only generated text is searched; an echoed prompt comes whole."""
+    reply = await complete(client, max_tokens=64, stop="Count", echo=True)
+    assert reply["choices"][0]["text"] == COUNT + "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."
+
+
+async def test_echo(client: httpx2.AsyncClient) -> None:
+    """The prompt comes first, streamed or not, and is not counted as completion."""
+    reply = await complete(client, max_tokens=3, echo=True)
+    assert reply["choices"][0]["text"] == COUNT + "1, 2"
+    assert reply["usage"]["completion_tokens"] == 3
+    chunks = await chunks_of(client, max_tokens=3, echo=True)
+    assert chunks[0]["choices"][0]["text"] == COUNT
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == COUNT + "1, 2"
+
+
+@pytest.mark.parametrize("echo", [False, True])
+async def test_no_tokens(client: httpx2.AsyncClient, echo: bool) -> None:
+    """`max_tokens: 0` counts the prompt, and echoes it if asked to (contract 2.4)."""
+    reply = await complete(client, max_tokens=0, echo=echo)
+    assert reply["choices"][0]["text"] == (COUNT if echo else "")
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert reply["usage"] == {"prompt_tokens": 12, "completion_tokens": 0, "total_tokens": 12}
+
+
+async def test_prompts_times_choices(client: httpx2.AsyncClient) -> None:
+    """index = prompt × n + j, in order; each prompt counts once (contract 2.2)."""
+    prompts = ["One day,", COUNT]
+    body = {"prompt": prompts, "n": 2, "max_tokens": 4, "seed": 7, "temperature": 1}
+    reply = await complete(client, **body)
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
+    assert reply["choices"][2]["text"] == reply["choices"][3]["text"] == "1, 2,"
+    single = [await complete(client, **{**body, "prompt": p, "n": 1}) for p in prompts]
+    assert reply["choices"][0]["text"] == single[0]["choices"][0]["text"]
+    assert reply["usage"] == {
+        "prompt_tokens": 15, "completion_tokens": 16, "total_tokens": 31,
+    }  # fmt: skip
+
+
+async def test_streams_of_several_choices(client: httpx2.AsyncClient) -> None:
+    """Choices may interleave, but appear in ascending order, and each ends once."""
+    body = {"prompt": ["One day,", COUNT], "n": 2, "max_tokens": 4, "seed": 7, "temperature": 1}
+    chunks = [chunk["choices"][0] for chunk in await chunks_of(client, **body)]
+    first = list(dict.fromkeys(chunk["index"] for chunk in chunks))
+    assert first == [0, 1, 2, 3]
+    reply = await complete(client, **body)
+    for index in range(4):
+        mine = [chunk for chunk in chunks if chunk["index"] == index]
+        assert "".join(chunk["text"] for chunk in mine) == reply["choices"][index]["text"]
+        assert [chunk["finish_reason"] for chunk in mine][:-1] == [None] * (len(mine) - 1)
+        assert mine[-1]["finish_reason"] == "length"
+
+
+async def test_a_list_of_one(client: httpx2.AsyncClient) -> None:
+    """A list of one prompt is that prompt."""
+    one = await complete(client, prompt=[COUNT], max_tokens=4)
+    assert [choice["text"] for choice in one["choices"]] == ["1, 2,"]
+
+
+async def test_token_ids(client: httpx2.AsyncClient) -> None:
+    """Ids are one prompt, lists of ids several, and both are taken verbatim."""
+    ids = [1, 288, 201, 37, 505, 298, 223, 515, 16, 2, 201, 1, 285, 201]
+    # "Hi" in the demo model's vocabulary, as its own tokeniser cuts it.
+    plain = await complete(client, prompt=ids[:3], max_tokens=1)
+    assert plain["usage"]["prompt_tokens"] == 3
+    several = await complete(client, prompt=[ids[:3], [360, 323, 14]], max_tokens=1)
+    assert several["usage"]["prompt_tokens"] == 6
+    assert several["choices"][0] == plain["choices"][0]
+    assert (await complete(client, prompt=[[360, 323, 14]], max_tokens=4))["choices"][0][
+        "text"
+    ] == (await complete(client, prompt="One day,", max_tokens=4))["choices"][0]["text"]
+
+
+async def test_a_seed_repeats(client: httpx2.AsyncClient) -> None:
+    """The same seed gives the same text, others give others."""
+    body = {"prompt": "One day,", "temperature": 1, "max_tokens": 8}
+    texts = [
+        (await complete(client, **body, seed=seed))["choices"][0]["text"] for seed in (7, 7, 8, 9)
+    ]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) > 1
+
+
+async def test_a_bias_bans(client: httpx2.AsyncClient) -> None:
+    """A token with -100 never comes."""
+    reply = await complete(client, prompt=FRANCE, max_tokens=20)
+    assert "Paris" in reply["choices"][0]["text"]
+    bias = {str(token): -100 for token in (PARIS,)}
+    reply = await complete(client, prompt=FRANCE, max_tokens=20, logit_bias=bias)
+    assert "Paris" not in reply["choices"][0]["text"]
+
+
+# " Paris" in the demo model's vocabulary.
+PARIS = 876
+
+
+async def test_best_of_that_asks_for_nothing_more(client: httpx2.AsyncClient) -> None:
+    """`best_of` equal to `n` is served; HELM always sends it."""
+    reply = await complete(client, best_of=1, max_tokens=2)
+    assert len(reply["choices"]) == 1
+
+
+async def test_paths_without_v1(client: httpx2.AsyncClient) -> None:
+    """A base URL without `/v1` works too."""
+    reply = await client.post("/completions", json={"model": "m", "prompt": COUNT, "max_tokens": 0})
+    assert reply.status_code == 200

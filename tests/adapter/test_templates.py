@@ -1,0 +1,110 @@
+"""Chat templates: the models' own, in a sandbox."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from latimer.adapter.templates import render
+from latimer.backends.base import Model
+from latimer.backends.errors import EngineError, RequestError
+from latimer.schemas.openai.chat import ChatRequest
+
+MODEL = Model("m", 100, None, "<s>", "</s>", False, "fp", 0)
+LLAMA_2 = (
+    "{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "{% if message['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + message['content'].strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}"
+    "{{ ' ' + message['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def prompt_of(
+    template: str | None, *messages: tuple[str, Any], adds_bos: bool = False, **extra: Any
+) -> str:
+    """The prompt of some messages."""
+    body = [{"role": role, "content": content, **extra} for role, content in messages]
+    request = ChatRequest.model_validate({"model": "m", "messages": body})
+    return render(replace(MODEL, template=template, adds_bos=adds_bos), request.messages)
+
+
+def test_a_template_with_bos_and_eos() -> None:
+    """Llama 2's turns, with the tokens' spellings."""
+    text = prompt_of(LLAMA_2, ("user", " Hi "), ("assistant", "Yes"), ("user", "So"))
+    assert text == "<s>[INST] Hi [/INST] Yes </s><s>[INST] So [/INST]"
+
+
+def test_a_bos_that_the_model_adds_is_not_written_twice() -> None:
+    """The first one is left to the engine, the others are the template's."""
+    text = prompt_of(
+        LLAMA_2, ("user", "Hi"), ("assistant", "Yes"), ("user", "So"), adds_bos=True
+    )
+    assert text == "[INST] Hi [/INST] Yes </s><s>[INST] So [/INST]"
+
+
+def test_what_a_template_refuses_is_the_clients_mistake() -> None:
+    """`raise_exception` is a 400 on `messages`, in the template's words."""
+    with pytest.raises(RequestError, match="roles must alternate") as caught:
+        prompt_of(LLAMA_2, ("assistant", "Hi"))
+    assert caught.value.param == "messages"
+
+
+def test_a_broken_template_is_the_models_mistake() -> None:
+    """A syntax error is no 400."""
+    with pytest.raises(EngineError, match="broken"):
+        prompt_of("{% for %}", ("user", "Hi"))
+
+
+def test_the_environment_that_models_expect() -> None:
+    """Trimmed blocks, loop controls, dates, JSON that is not escaped for HTML, no tools."""
+    template = (
+        "{% for m in messages %}\n  {% if loop.first %}\n{% continue %}\n  {% endif %}\n"
+        "{{ m.content | tojson }}\n{% endfor %}\n{{ strftime_now('%Y') }}"
+        "{% if tools is none %} none{% endif %}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
+    text = prompt_of(template, ("user", "first"), ("user", "<é'&>"))
+    assert re.fullmatch(r'"<é\'&>"\n20\d\d none>', text)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(template: str) -> None:
+    """What a file from the internet must not do ends the request, nothing else."""
+    with pytest.raises(RequestError):
+        assert prompt_of(template, ("user", "Hi")) is None
+
+
+def test_developers_are_systems_where_the_template_knows_none() -> None:
+    """A template that knows the role gets it as it is."""
+    show = "{% for m in messages %}{{ m.role }};{% endfor %}"
+    assert prompt_of(show, ("developer", "x"), ("user", "y")) == "system;user;"
+    knows = show + "{# developer #}"
+    assert prompt_of(knows, ("developer", "x"), ("user", "y")) == "developer;user;"
+
+
+def test_parts_are_joined_and_names_kept() -> None:
+    """Content is a string for the template, whatever form it came in."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    show = "{% for m in messages %}{{ m.name }}:{{ m.content }}{% endfor %}"
+    assert prompt_of(show, ("user", parts), name="Ann") == "Ann:ab"
+    assert prompt_of(show, ("system", []), name="Bob") == "Bob:"
+
+
+def test_without_a_template_it_is_alpaca() -> None:
+    """As koboldcpp does for models without one."""
+    text = prompt_of(None, ("system", "Be kind."), ("user", "Hi"), ("assistant", "Yo"), ("user", "?"))
+    assert text == (
+        "Be kind.\n### Instruction:\nHi\n### Response:\nYo\n### Instruction:\n?\n### Response:\n"
+    )
