@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -181,6 +182,9 @@ async def _serve(settings: Settings) -> None:
             timeout_graceful_shutdown=settings.drain,
         )
     )
+    # uvicorn drains, and then raises the signal again: for us a stop that went well is no death.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     await server.serve()
     if not server.started:
         sys.exit(EXIT_START)

@@ -56,7 +56,11 @@ async def test_a_reply_is_openais_to_the_last_key(client: httpx2.AsyncClient) ->
         }
     ]  # fmt: skip
     usage = reply["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (15, 7, 22)
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (
+        15,
+        7,
+        22,
+    )
     assert set(usage["prompt_tokens_details"]) == {"cached_tokens", "audio_tokens"}
     assert set(usage["completion_tokens_details"]) == {
         "reasoning_tokens", "audio_tokens", "accepted_prediction_tokens",
@@ -82,9 +86,7 @@ async def test_a_stream_has_openais_order(client: httpx2.AsyncClient) -> None:
     ]
     assert all(set(chunk["choices"][0]["delta"]) == {"content"} for chunk in middle)
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in middle) == ANSWER
-    assert end["choices"] == [
-        {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
-    ]
+    assert end["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
     assert usage["choices"] == []
     assert usage["usage"]["total_tokens"] == 22
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
@@ -112,7 +114,10 @@ async def test_limits_have_two_names(client: httpx2.AsyncClient) -> None:
 
 async def test_parts_and_names_and_developers(client: httpx2.AsyncClient) -> None:
     """Parts are joined, a name changes nothing here, a developer is a system for this template."""
-    parts = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": " of France?"}]
+    parts = [
+        {"type": "text", "text": "What is the capital"},
+        {"type": "text", "text": " of France?"},
+    ]
     reply = await chat(client, messages=[{"role": "user", "content": parts, "name": "Ann"}])
     assert reply["choices"][0]["message"]["content"] == ANSWER
     counts = {

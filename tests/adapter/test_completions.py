@@ -105,9 +105,7 @@ async def test_without_include_usage_there_is_none(client: httpx2.AsyncClient) -
         (["12", "1, 2, 3, 4, 5, 6, 7, 8"], "", 0),
     ],
 )
-async def test_stops(
-    client: httpx2.AsyncClient, stop: Any, text: str, tokens: int
-) -> None:
+async def test_stops(client: httpx2.AsyncClient, stop: Any, text: str, tokens: int) -> None:
     """The text ends before the stop, streamed or not, and so do the counted tokens."""
     reply = await complete(client, max_tokens=64, stop=stop)
     assert reply["choices"][0]["text"] == text

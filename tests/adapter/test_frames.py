@@ -13,7 +13,13 @@ from latimer.backends.errors import EngineError
 from latimer.schemas.openai.chat import ChatChunk, ChatChunkChoice
 from latimer.schemas.openai.completions import CompletionChunk, CompletionChunkChoice
 
-HEAD: dict[str, Any] = {"id": "x", "object": "o", "created": 1, "model": "é\n", "system_fingerprint": "f"}
+HEAD: dict[str, Any] = {
+    "id": "x",
+    "object": "o",
+    "created": 1,
+    "model": "é\n",
+    "system_fingerprint": "f",
+}
 USAGE: Any = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
 
 

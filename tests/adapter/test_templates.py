@@ -41,9 +41,7 @@ def test_a_template_with_bos_and_eos() -> None:
 
 def test_a_bos_that_the_model_adds_is_not_written_twice() -> None:
     """The first one is left to the engine, the others are the template's."""
-    text = prompt_of(
-        LLAMA_2, ("user", "Hi"), ("assistant", "Yes"), ("user", "So"), adds_bos=True
-    )
+    text = prompt_of(LLAMA_2, ("user", "Hi"), ("assistant", "Yes"), ("user", "So"), adds_bos=True)
     assert text == "[INST] Hi [/INST] Yes </s><s>[INST] So [/INST]"
 
 
@@ -104,7 +102,9 @@ def test_parts_are_joined_and_names_kept() -> None:
 
 def test_without_a_template_it_is_alpaca() -> None:
     """As koboldcpp does for models without one."""
-    text = prompt_of(None, ("system", "Be kind."), ("user", "Hi"), ("assistant", "Yo"), ("user", "?"))
+    text = prompt_of(
+        None, ("system", "Be kind."), ("user", "Hi"), ("assistant", "Yo"), ("user", "?")
+    )
     assert text == (
         "Be kind.\n### Instruction:\nHi\n### Response:\nYo\n### Instruction:\n?\n### Response:\n"
     )

@@ -1,0 +1,284 @@
+"""The app and the middleware: routes, guards, mounting, lifespan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from latimer.adapter import OpenAIAdapter, OpenAIMiddleware
+from latimer.backends.base import Capabilities, Generation, Model
+from latimer.backends.errors import Busy, EngineError, EngineUnavailable
+from latimer.backends.llama_cpp import LlamaCpp
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+from starlette.testclient import TestClient
+
+HI = {"model": "m", "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
+GREETING = "Hello! How can I help you today?"
+
+
+class Broken:
+    """A backend that always fails; counts how often it was closed."""
+
+    capabilities = Capabilities("broken", frozenset())
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.closed = 0
+
+    async def model(self) -> Model:
+        """A model without a context."""
+        return Model("m", 1, None, "", "", False, "fp_0", 7)
+
+    @asynccontextmanager
+    async def open(self, job: Generation) -> AsyncIterator[Any]:
+        """Fail."""
+        raise self.error
+        yield
+
+    native = open
+
+    async def health(self) -> None:
+        """Fail."""
+        raise self.error
+
+    async def aclose(self) -> None:
+        """Count."""
+        self.closed += 1
+
+
+@asynccontextmanager
+async def client_of(app: Any, path: str = "") -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of an app, at a path of it."""
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://x" + path) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+async def backend() -> AsyncIterator[LlamaCpp]:
+    """The demo model."""
+    made = LlamaCpp(context=512)
+    yield made
+    await made.aclose()
+
+
+async def test_models_are_listed_and_found(backend: LlamaCpp) -> None:
+    """Every listed name is accepted, slashes URL-encoded or not; others are not found."""
+    app = OpenAIAdapter(backend, model_names=["gpt-4o", "org/model"])
+    async with client_of(app) as client:
+        listed = (await client.get("/v1/models")).json()
+        assert listed["object"] == "list"
+        assert [model["id"] for model in listed["data"]] == ["gpt-4o", "org/model"]
+        for model in listed["data"]:
+            assert set(model) == {"id", "object", "created", "owned_by"}
+            assert isinstance(model["created"], int)
+        for path in ("gpt-4o", "org/model", "org%2Fmodel", "org%252Fmodel"):
+            reply = await client.get(f"/v1/models/{path}")
+            assert reply.status_code == 200, path
+            assert reply.json()["object"] == "model"
+        assert (await client.get("/models/gpt-4o")).json()["id"] == "gpt-4o"
+        assert (await client.post("/v1/chat/completions", json={**HI, "model": "gpt-4o"})).json()[
+            "model"
+        ] == "gpt-4o"
+        for reply in (
+            await client.get("/v1/models/gpt-5"),
+            await client.post("/v1/chat/completions", json={**HI, "model": "gpt-5"}),
+        ):
+            assert reply.status_code == 404
+            assert reply.json()["error"] == {
+                "message": "The model `gpt-5` does not exist or you do not have access to it.",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": "model_not_found",
+            }
+
+
+async def test_the_engines_own_name_is_the_default(backend: LlamaCpp) -> None:
+    """Without names the engine's is listed and accepted."""
+    async with client_of(OpenAIAdapter(backend)) as client:
+        assert (await client.get("/v1/models")).json()["data"][0]["id"] == "demo"
+        assert (await client.post("/v1/chat/completions", json={**HI, "model": "demo"})).is_success
+        assert (await client.post("/v1/chat/completions", json=HI)).status_code == 404
+
+
+async def test_health(backend: LlamaCpp) -> None:
+    """200 when the engine can answer, 503 when not; no key is needed."""
+    async with client_of(OpenAIAdapter(backend, api_keys=["k"])) as client:
+        assert (await client.get("/health")).json() == {"status": "ok"}
+    broken = OpenAIAdapter(Broken(EngineUnavailable("down")))  # type: ignore[arg-type]
+    async with client_of(broken) as client:
+        reply = await client.get("/health")
+        assert reply.status_code == 503
+        assert reply.json()["error"]["message"] == "down"
+
+
+async def test_keys(backend: LlamaCpp) -> None:
+    """Several keys work; without one, or with a wrong one, it is the contract's 401."""
+    app = OpenAIAdapter(backend, api_keys=["sk-first-key-of-all", "other"], any_model=True)
+    async with client_of(app) as client:
+        for key in ("sk-first-key-of-all", "other"):
+            reply = await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+            assert reply.status_code == 200
+        for value in (None, "", "Bearer", "Bearer ", "Basic eDp5"):
+            headers = {} if value is None else {"authorization": value}
+            reply = await client.get("/v1/models", headers=headers)
+            assert reply.status_code == 401
+            error = reply.json()["error"]
+            assert error["message"].startswith("You didn't provide an API key.")
+            assert (error["type"], error["code"]) == ("invalid_request_error", None)
+        headers = {"authorization": "Bearer sk-first-key-of-alk"}
+        reply = await client.post("/v1/completions", headers=headers, json={"stream": True})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"]) == (401, "invalid_api_key")
+        assert error["message"].startswith("Incorrect API key provided: sk-first****-alk.")
+        assert "sk-first-key-of-alk" not in reply.text
+
+
+async def test_an_empty_bearer_passes_without_keys(backend: LlamaCpp) -> None:
+    """lm-eval sends `Bearer ` and nothing behind it."""
+    async with client_of(OpenAIAdapter(backend)) as client:
+        assert (await client.get("/v1/models", headers={"authorization": "Bearer "})).is_success
+
+
+async def test_bodies_have_a_limit(backend: LlamaCpp) -> None:
+    """Beyond it a body is a 413, announced or not."""
+    app = OpenAIAdapter(backend, any_model=True, max_body=1000)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b"x" * 100
+
+    headers = {"content-type": "application/json"}
+    async with client_of(app) as client:
+        for content in (b"x" * 1001, parts()):
+            reply = await client.post("/v1/completions", content=content, headers=headers)
+            assert reply.status_code == 413
+            assert reply.json()["error"]["code"] == "request_too_large"
+        assert (
+            await client.post("/v1/completions", json={"model": "m", "prompt": "Hi"})
+        ).is_success
+
+
+async def test_browsers_may_call_it(backend: LlamaCpp) -> None:
+    """Preflights and simple requests of web pages are answered, for the pages that are allowed."""
+    preflight = {
+        "origin": "app://obsidian.md",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    async with client_of(OpenAIAdapter(backend, any_model=True)) as client:
+        reply = await client.options("/v1/chat/completions", headers=preflight)
+        assert reply.status_code == 200
+        assert reply.headers["access-control-allow-origin"] == "*"
+        assert "authorization" in reply.headers["access-control-allow-headers"]
+        reply = await client.post(
+            "/v1/chat/completions", json=HI, headers={"origin": "app://obsidian.md"}
+        )
+        assert reply.headers["access-control-allow-origin"] == "*"
+        assert "x-request-id" in reply.headers["access-control-expose-headers"].lower()
+        bad = await client.post("/v1/foo", headers={"origin": "app://obsidian.md"})
+        assert bad.headers["access-control-allow-origin"] == "*"
+    app = OpenAIAdapter(backend, cors_origins=["https://one.example"])
+    async with client_of(app) as client:
+        for origin, allowed in (("https://one.example", True), ("https://two.example", False)):
+            reply = await client.get("/v1/models", headers={"origin": origin})
+            assert ("access-control-allow-origin" in reply.headers) is allowed
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (Busy("later", 0.25), 429, "requests", "rate_limit_exceeded"),
+        (EngineUnavailable("gone"), 503, "service_unavailable_error", "engine_unavailable"),
+        (EngineError("boom"), 500, "server_error", "engine_error"),
+        (RuntimeError("secret"), 500, "server_error", None),
+    ],
+    ids=["busy", "unavailable", "engine", "ours"],
+)
+async def test_errors_of_engines(
+    error: Exception, status: int, kind: str, code: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each has its status and object, streamed or not; our own mistakes tell nothing of inside."""
+    app = OpenAIAdapter(Broken(error), any_model=True)  # type: ignore[arg-type]
+    with caplog.at_level(logging.CRITICAL, "latimer"):
+        async with client_of(app) as client:
+            for stream in (False, True):
+                reply = await client.post("/v1/chat/completions", json={**HI, "stream": stream})
+                assert reply.status_code == status
+                body = reply.json()["error"]
+                assert (body["type"], body["code"], body["param"]) == (kind, code, None)
+                assert "secret" not in reply.text
+                if status == 429:
+                    assert reply.headers["retry-after-ms"] == "250"
+                    assert reply.headers["retry-after"] == "1"
+
+
+async def test_strict_refuses_what_is_ignored(backend: LlamaCpp) -> None:
+    """Under `strict` an unknown field is an error in the contract's words."""
+    async with client_of(OpenAIAdapter(backend, any_model=True, strict=True)) as client:
+        assert (await client.post("/v1/chat/completions", json=HI)).is_success
+        reply = await client.post("/v1/chat/completions", json={**HI, "foo": 1})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"] == "Unknown parameter: 'foo'."
+        assert reply.json()["error"]["code"] == "unknown_parameter"
+
+
+async def test_mounted_under_a_prefix(backend: LlamaCpp) -> None:
+    """In Starlette and in FastAPI, though neither runs the mounted app's lifespan."""
+    adapter = OpenAIAdapter(backend, any_model=True)
+    fastapi = FastAPI()
+    fastapi.mount("/ai", adapter)
+    starlette = Starlette(routes=[Mount("/ai", adapter)])
+    for outer in (fastapi, starlette):
+        async with client_of(outer) as client:
+            reply = await client.post("/ai/v1/chat/completions", json=HI)
+            assert reply.json()["choices"][0]["message"]["content"] == GREETING
+            assert (await client.get("/ai/v1/models")).is_success
+            reply = await client.get("/ai/v1/nothing")
+            assert reply.json()["error"]["message"] == "Invalid URL (GET /ai/v1/nothing)"
+
+
+async def test_the_middleware_answers_openais_paths_only(backend: LlamaCpp) -> None:
+    """Everything outside `/v1`'s known paths is the app's own."""
+
+    async def home(request: Any) -> PlainTextResponse:
+        return PlainTextResponse(f"mine: {request.url.path}")
+
+    paths = ("/", "/health", "/models", "/v1/own")
+    app = OpenAIMiddleware(Starlette(routes=[Route(path, home) for path in paths]), backend,
+                           any_model=True)  # fmt: skip
+    mounted = Starlette(routes=[Mount("/deep", app)])
+    for outer, prefix in ((app, ""), (mounted, "/deep")):
+        async with client_of(outer) as client:
+            for path in paths:
+                assert (await client.get(prefix + path)).text.startswith("mine: ")
+            reply = await client.post(f"{prefix}/v1/chat/completions", json=HI)
+            assert reply.json()["choices"][0]["message"]["content"] == GREETING
+            assert (await client.get(f"{prefix}/v1/chat/completions")).status_code == 405
+
+
+def test_the_lifespan_releases_the_backend() -> None:
+    """The app's, and the middleware's around an app with a lifespan of its own."""
+    backend = Broken(EngineError("x"))
+    with TestClient(OpenAIAdapter(backend)):  # type: ignore[arg-type]
+        assert backend.closed == 0
+    assert backend.closed == 1
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        seen.append("up")
+        yield
+        seen.append("down")
+
+    with TestClient(OpenAIMiddleware(Starlette(lifespan=lifespan), backend)):  # type: ignore[arg-type]
+        assert seen == ["up"]
+    assert seen == ["up", "down"]
+    assert backend.closed == 2

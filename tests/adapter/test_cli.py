@@ -1,0 +1,200 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from click.testing import CliRunner
+from latimer.adapter.cli import main
+from latimer.adapter.config import Settings
+from support.servers import command, free_port
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command to its end."""
+    return subprocess.run(
+        ["latimer", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
+def test_help_shows_examples() -> None:
+    """Each command says what to type."""
+    for arguments in ([], ["serve"], ["check"]):
+        shown = CliRunner().invoke(main, [*arguments, "--help"]).output
+        assert "Examples:" in shown
+        assert "latimer " in shown
+
+
+def test_help_is_quick_and_light() -> None:
+    """Nothing heavy is imported for help: neither a server nor an engine."""
+    code = (
+        "import sys\nfrom latimer.adapter.cli import main\n"
+        "try:\n main(['serve', '--help'])\nexcept SystemExit:\n pass\n"
+        "heavy = {'uvicorn', 'starlette', 'llama_cpp', 'numpy', 'jinja2'} & sys.modules.keys()\n"
+        "assert not heavy, heavy"
+    )
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    assert time.monotonic() - start < 2
+
+
+def test_a_proxy_needs_no_llama_cpp() -> None:
+    """The adapter and both upstream backends import without the in-process engine, in 60 MB."""
+    code = (
+        "import sys\nfrom latimer.adapter import OpenAIAdapter\n"
+        "import latimer.backends.llama_server, latimer.backends.koboldcpp\n"
+        "assert not {'llama_cpp', 'numpy'} & sys.modules.keys()\n"
+        "print(open('/proc/self/status').read().split('VmRSS:')[1].split()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 60_000
+
+
+def test_serve_answers_with_the_demo_model() -> None:
+    """`latimer serve` alone answers, and says at once what is served where."""
+    with command() as (process, address):
+        body = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "temperature": 0,
+        }
+        reply = httpx2.post(f"{address}/v1/chat/completions", json=body, timeout=30)
+        message = reply.json()["choices"][0]["message"]["content"]
+        assert message == "The capital of France is Paris."
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30)
+        assert f"Latimer serves demo (llama.cpp in process, 2048 tokens) at {address}/v1" in (
+            said.decode()
+        )
+        assert process.returncode == 0
+
+
+def test_serve_finds_out_which_engine_it_is(llama_server_url: str) -> None:
+    """A URL is probed; names, keys and limits come from flags, environment and file."""
+    with command(llama_server_url, "--model-name", "one", LATIMER_API_KEY="secret,other") as (
+        _,
+        address,
+    ):
+        reply = httpx2.get(f"{address}/v1/models")
+        assert reply.status_code == 401
+        reply = httpx2.get(f"{address}/v1/models", headers={"authorization": "Bearer other"})
+        assert reply.json()["data"][0]["id"] == "one"
+
+
+def test_check_shows_a_table(llama_server_url: str) -> None:
+    """Reachable: what it can do and exit code 0. Not: exit code 1."""
+    done = run("check", llama_server_url)
+    assert done.returncode == 0
+    assert "llama-server" in done.stdout
+    assert "2048 tokens" in done.stdout
+    done = run("check", "http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "cannot be reached" in done.stdout
+
+
+def test_check_of_a_koboldcpp(koboldcpp_replay: tuple[str, Any]) -> None:
+    """koboldcpp answers llama-server's paths too, and is still known as what it is."""
+    done = run("check", koboldcpp_replay[0])
+    assert done.returncode == 0, done.stdout
+    assert "engine                koboldcpp" in done.stdout
+    assert "frequency_penalty" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["serve", "--port", "x"], 2, "--port"),
+        (["serve", "--port", "99999"], 2, "port"),
+        (["serve", "--config", "/nowhere.toml"], 2, "nowhere.toml"),
+        (["serve", "/nowhere.gguf"], 3, "no model at /nowhere.gguf"),
+        (["serve", "http://127.0.0.1:1"], 3, "cannot be reached"),
+        (["serve", "--backend", "koboldcpp"], 3, "needs a URL"),
+        (["serve", "http://127.0.0.1:1", "--backend", "llama-cpp"], 3, "needs a GGUF file"),
+    ],
+)
+def test_exit_codes(arguments: list[str], code: int, words: str) -> None:
+    """2 for a mistake in the call, 3 where it could not start; the message says why."""
+    done = run(*arguments)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_no_start() -> None:
+    """Exit code 3 when somebody else listens there."""
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = run("serve", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 3
+
+
+def test_flags_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each setting comes from the first that names it."""
+    file = tmp_path / "latimer.toml"
+    file.write_text('port = 1\nhost = "0.0.0.0"\ndrain = 7\nmodel_name = ["a", "b"]\n')
+    monkeypatch.setenv("LATIMER_PORT", "2")
+    monkeypatch.setenv("LATIMER_HOST", "::1")
+    settings = Settings.load(file, port=3, host=None, model_name=())
+    assert (settings.port, settings.host, settings.drain) == (3, "::1", 7)
+    assert settings.model_name == ["a", "b"]
+
+
+def test_a_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
+    """A typo in the file is found when it is read."""
+    file = tmp_path / "latimer.toml"
+    file.write_text("prot = 1\n")
+    with pytest.raises(ValueError, match="prot"):
+        Settings.load(file)
+
+
+def test_keys_from_a_file(tmp_path: Path) -> None:
+    """One key a line, beside those that flags name; none of them is shown."""
+    file = tmp_path / "keys"
+    file.write_text("one\ntwo\n")
+    settings = Settings.load(None, api_key=("zero",), api_key_file=file)
+    assert settings.keys() == ["zero", "one", "two"]
+    assert "zero" not in repr(settings)
+
+
+def test_a_running_stream_ends_after_sigterm() -> None:
+    """SIGTERM lets what runs come to its end, and then the server stops."""
+    with command("--drain", "20") as (process, address):
+        body = {
+            "model": "demo",
+            "prompt": "One day,",
+            "max_tokens": 1500,
+            "ignore_eos": True,
+            "stream": True,
+            "temperature": 0,
+        }
+        with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as reply:
+            chunks = reply.iter_raw()
+            text = next(chunks)
+            process.send_signal(signal.SIGTERM)
+            text += b"".join(chunks)
+        assert text.endswith(b"data: [DONE]\n\n")
+        assert text.count(b'"finish_reason":"length"') == 1
+        process.communicate(timeout=30)
+        with pytest.raises(OSError, match="refused"):
+            urllib.request.urlopen(f"{address}/health")  # noqa: S310
+
+
+def test_a_free_port_is_free() -> None:
+    """What the tests bind to is on the loopback only."""
+    assert 1024 < free_port() < 65536

@@ -1,0 +1,175 @@
+"""Streams on a real socket: pace, disconnects, errors in the middle, crowds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
+from latimer.backends.errors import EngineError
+from support.recordings import prompts
+from support.servers import serving
+
+PROMPTS = prompts()
+
+
+class Slow:
+    """A backend whose tokens come when the test says so."""
+
+    capabilities = Capabilities("slow", frozenset())
+
+    def __init__(self, error: EngineError | None = None) -> None:
+        self.error = error
+        self.left = asyncio.Event()
+        self.running = 0
+
+    async def model(self) -> Model:
+        """A model without a template."""
+        return Model("m", 1000, None, "", "", False, "fp_0", 7)
+
+    @asynccontextmanager
+    async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
+        """Two pieces, then an error, or nothing for an hour."""
+
+        async def batches() -> AsyncIterator[Batch]:
+            yield [Piece(0, b"one "), Piece(0, b"two ")]
+            await asyncio.sleep(0.05)
+            if self.error is not None:
+                raise self.error
+            await asyncio.sleep(3600)
+
+        self.running += 1
+        try:
+            yield batches()
+        finally:
+            self.running -= 1
+            self.left.set()
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
+
+
+async def test_an_error_in_mid_stream_is_an_event() -> None:
+    """What was said stays said; then the error, no finish, and the end."""
+    app = OpenAIAdapter(Slow(EngineError("lost power")), any_model=True)  # type: ignore[arg-type]
+    with serving(lambda: app) as address:
+        async with httpx2.AsyncClient(base_url=address) as client:
+            for path, text in (
+                ("/v1/completions", {"prompt": "x"}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            ):
+                options = {"stream": True, "stream_options": {"include_usage": True}}
+                reply = await client.post(path, json={"model": "m", **text, **options})
+                *chunks, error, done, rest = reply.text.split("\n\n")
+                assert (done, rest) == ("data: [DONE]", "")
+                assert json.loads(error.removeprefix("data: ")) == {
+                    "error": {
+                        "message": "lost power",
+                        "type": "server_error",
+                        "param": None,
+                        "code": "engine_error",
+                    }
+                }
+                assert "one " in chunks[-2]
+                assert all('"finish_reason":null' in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_ends_the_job(stream: bool) -> None:
+    """The backend's context is left at once, streaming or not."""
+    backend = Slow()
+    with serving(lambda: OpenAIAdapter(backend, any_model=True)) as address:  # type: ignore[arg-type]
+        async with httpx2.AsyncClient(base_url=address) as client:
+            body = {"model": "m", "prompt": "x", "stream": stream}
+            with pytest.raises(httpx2.ReadTimeout):
+                await client.post("/v1/completions", json=body, timeout=0.3)
+        start = time.monotonic()
+        while backend.running or not backend.left.is_set():
+            assert time.monotonic() - start < 0.5
+            await asyncio.sleep(0.01)
+
+
+async def test_what_arrived_together_is_sent_together() -> None:
+    """Two tokens of one batch come in one read, before the third exists."""
+    backend = Slow()
+    with serving(lambda: OpenAIAdapter(backend, any_model=True)) as address:  # type: ignore[arg-type]
+        async with (
+            httpx2.AsyncClient(base_url=address) as client,
+            client.stream(
+                "POST", "/v1/completions", json={"model": "m", "prompt": "x", "stream": True}
+            ) as reply,
+        ):
+            first = await anext(reply.aiter_raw())
+            assert first.count(b"data: ") == 2
+
+
+async def test_two_hundred_clients_at_once(served_url: str) -> None:
+    """Every one gets its own whole answer, or a clean 429 that says when to come back."""
+    limits = httpx2.Limits(max_connections=None)
+    refused = 0
+    async with httpx2.AsyncClient(base_url=served_url, limits=limits, timeout=110) as client:
+
+        async def ask(number: int) -> None:
+            nonlocal refused
+            prompt = PROMPTS[number % 20]
+            body = {
+                "model": "m",
+                "prompt": prompt["prompt"],
+                "max_tokens": 64,
+                "temperature": 0,
+                "stream": number % 2 == 0,
+            }
+            reply = await client.post("/v1/completions", json=body)
+            if reply.status_code == 429:
+                assert 0 < int(reply.headers["retry-after-ms"]) <= 60_000
+                assert reply.json()["error"]["code"] == "rate_limit_exceeded"
+                refused += 1
+                return
+            assert reply.status_code == 200, reply.text
+            if not body["stream"]:
+                assert reply.json()["choices"][0]["text"] == prompt["greedy"]
+                return
+            events = reply.text.split("\n\n")[:-2]
+            chunks: list[Any] = [json.loads(event.removeprefix("data: ")) for event in events]
+            assert "".join(c["choices"][0]["text"] for c in chunks) == prompt["greedy"]
+            assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+        await asyncio.gather(*(ask(number) for number in range(200)))
+    assert refused < 200
+
+
+async def test_a_slow_reader_loses_nothing(served_url: str) -> None:
+    """A client that reads late gets everything."""
+    body = {
+        "model": "m",
+        "prompt": PROMPTS[4]["prompt"],
+        "max_tokens": 64,
+        "temperature": 0,
+        "stream": True,
+    }
+    async with (
+        httpx2.AsyncClient(base_url=served_url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=body) as reply,
+    ):
+        await asyncio.sleep(1)
+        text = (await reply.aread()).decode()
+    chunks = [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n")[:-2]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == PROMPTS[4]["greedy"]
+
+
+def test_finishes_are_counted() -> None:
+    """A stream that leaves a choice unfinished cannot pass for a whole one."""
+    from latimer.adapter.choice import Choice
+    from latimer.adapter.run import _finishes
+
+    done, open_ = Choice(()), Choice(())
+    done.end(Finish(0, "end", None, 1, 1))
+    with pytest.raises(EngineError, match="every choice"):
+        _finishes([done, open_])

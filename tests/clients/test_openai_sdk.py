@@ -1,0 +1,109 @@
+"""The official `openai` client over every engine."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+ANSWER = "The capital of France is Paris."
+ASK = [{"role": "user", "content": "What is the capital of France?"}]
+STORY = [{"role": "user", "content": "Tell me a story."}]
+
+
+@pytest.fixture
+def client(served_url: str) -> OpenAI:
+    """The synchronous client, strict about what it gets."""
+    return OpenAI(base_url=f"{served_url}/v1", api_key="x", _strict_response_validation=True)
+
+
+def test_chat(client: OpenAI) -> None:
+    """A plain answer, typed to the last key."""
+    with client:
+        reply = client.chat.completions.create(model="m", messages=ASK, temperature=0)  # type: ignore[arg-type]
+        assert reply.choices[0].message.content == ANSWER
+        assert reply.choices[0].finish_reason == "stop"
+        assert reply.usage is not None
+        assert reply.usage.total_tokens == 22
+        assert reply._request_id is not None
+        assert reply._request_id.startswith("req_")
+
+
+def test_a_chat_stream(client: OpenAI) -> None:
+    """A streamed answer with usage at its end."""
+    with client, client.chat.completions.create(
+        model="m",
+        messages=ASK,  # type: ignore[arg-type]
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    ) as stream:  # fmt: skip
+        chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+    assert text == ANSWER
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 7
+
+
+def test_the_stream_helper(client: OpenAI) -> None:
+    """The SDK's accumulating helper puts three choices together."""
+    with client, client.chat.completions.stream(
+        model="m", messages=ASK, temperature=0, n=3, seed=1  # type: ignore[arg-type]
+    ) as stream:  # fmt: skip
+        final = stream.get_final_completion()
+    assert [choice.message.content for choice in final.choices] == [ANSWER] * 3
+    assert [choice.message.role for choice in final.choices] == ["assistant"] * 3
+
+
+def test_completions(served_url: str) -> None:
+    """The legacy endpoint, streamed (which the SDK's strict types do not allow) and not."""
+    with OpenAI(base_url=f"{served_url}/v1", api_key="x") as client:
+        prompt = "Q: What is the capital of Japan?\nA:"
+        reply = client.completions.create(model="m", prompt=prompt, stop="\n", temperature=0)
+        assert reply.choices[0].text == " The capital of Japan is Tokyo."
+        with client.completions.create(
+            model="m", prompt=prompt, stop=["\n"], temperature=0, stream=True
+        ) as stream:
+            assert "".join(chunk.choices[0].text for chunk in stream) == reply.choices[0].text
+
+
+def test_models(client: OpenAI) -> None:
+    """Listing and retrieving, slashes in the name included."""
+    with client:
+        (model,) = client.models.list().data
+        assert client.models.retrieve(model.id).id == model.id
+
+
+def test_errors_have_their_classes(client: OpenAI) -> None:
+    """The SDK finds code, param and message where it looks for them."""
+    with client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="m", messages=[], temperature=0)
+        assert (caught.value.code, caught.value.param) == ("empty_array", "messages")
+        with pytest.raises(openai.NotFoundError):
+            client.post("/nothing", cast_to=object)
+
+
+async def test_async_clients_of_game_mods(served_url: str) -> None:
+    """As mods use it: AsyncOpenAI, a stream, stops as a string and as a list, read sentence by
+    sentence, left as soon as enough is said."""
+    async with AsyncOpenAI(base_url=f"{served_url}/v1", api_key="x") as client:
+        for stop in ("#", ["#", "\n\n"]):
+            sentences: list[str] = []
+            pending = ""
+            stream = await client.chat.completions.create(
+                model="m",
+                messages=STORY,  # type: ignore[arg-type]
+                temperature=0,
+                stream=True,
+                stop=stop,
+                max_tokens=120,
+            )
+            async for chunk in stream:
+                pending += chunk.choices[0].delta.content or ""
+                *done, pending = pending.split(". ")
+                sentences += done
+                if len(sentences) >= 2:
+                    break
+            await stream.close()
+            assert sentences[:2] == ["One day, Ben went to the park", "Ben saw a little bird"]
