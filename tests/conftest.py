@@ -1,4 +1,4 @@
-"""Fixtures: the three engines, each for real but koboldcpp, which is replayed unless one is live."""
+"""Fixtures: the three engines, each for real but koboldcpp, which is replayed or live."""
 
 from __future__ import annotations
 

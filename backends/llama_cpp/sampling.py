@@ -15,14 +15,19 @@ from .vocabulary import Vocabulary
 
 
 class Sampler:
-    """Draws a sequence's tokens; must be closed.
+    """Draws a sequence's tokens, `max_tokens` at most; must be closed.
 
     OpenAI's penalties count generated tokens only; `repeat_penalty` counts the prompt's last
     `repeat_last_n` too, as llama.cpp's users know it.
     """
 
     def __init__(
-        self, sampling: Sampling, seed: int | None, vocabulary: Vocabulary, prompt: Sequence[int]
+        self,
+        sampling: Sampling,
+        seed: int | None,
+        vocabulary: Vocabulary,
+        prompt: Sequence[int],
+        max_tokens: int,
     ) -> None:
         self._chain = llama_cpp.llama_sampler_chain_init(
             llama_cpp.llama_sampler_chain_default_params()
@@ -34,7 +39,7 @@ class Sampler:
         if sampling.presence_penalty or sampling.frequency_penalty:
             self._add(
                 llama_cpp.llama_sampler_init_penalties(
-                    size, 2**30, 1.0, sampling.frequency_penalty, sampling.presence_penalty
+                    size, max_tokens, 1.0, sampling.frequency_penalty, sampling.presence_penalty
                 )
             )
         if (repeat := extras.get("repeat_penalty", 1.0)) != 1.0:

@@ -163,7 +163,11 @@ class Scheduler:
             choice = self._waiting.popleft()
             task = choice.task
             sampler = Sampler(
-                task.job.sampling, task.job.seeds[choice.index], self._vocabulary, task.prompt
+                task.job.sampling,
+                task.job.seeds[choice.index],
+                self._vocabulary,
+                task.prompt,
+                task.max_tokens,
             )
             matcher = StopMatcher(task.job.stops)
             self._running.append(_Sequence(self._free.pop(), choice, sampler, matcher, task.prompt))

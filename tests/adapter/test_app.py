@@ -127,8 +127,8 @@ async def test_keys(backend: LlamaCpp) -> None:
             reply = await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
             assert reply.status_code == 200
         for value in (None, "", "Bearer", "Bearer ", "Basic eDp5"):
-            headers = {} if value is None else {"authorization": value}
-            reply = await client.get("/v1/models", headers=headers)
+            none = {} if value is None else {"authorization": value}
+            reply = await client.get("/v1/models", headers=none)
             assert reply.status_code == 401
             error = reply.json()["error"]
             assert error["message"].startswith("You didn't provide an API key.")

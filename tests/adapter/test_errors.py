@@ -11,7 +11,10 @@ import pytest
 C = "/v1/completions"
 H = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
-BASE = {C: {"model": "demo", "prompt": "Hi"}, H: {"model": "demo", "messages": USER}}
+BASE: dict[str, dict[str, Any]] = {
+    C: {"model": "demo", "prompt": "Hi"},
+    H: {"model": "demo", "messages": USER},
+}
 DROP = object()
 
 
@@ -196,7 +199,7 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
      "This model's maximum context length is 2048 tokens, however you requested 5001 tokens (1 in "
      "your prompt; 5000 for the completion). Please reduce your prompt; or completion length."),
     (H, {"messages": [{"role": "user", "content": "word " * 5000}]}, "messages",
-     "context_length_exceeded", "This model's maximum context length is 2048 tokens. However, you…"),
+     "context_length_exceeded", "This model's maximum context length is 2048 tokens. However…"),
     (H, {"max_tokens": 5000}, "messages", "context_length_exceeded",
      "This model's maximum context length is 2048 tokens. However, you requested 50…"),
 ]  # fmt: skip
@@ -230,7 +233,7 @@ async def test_malformed_requests(
     message: str,
     stream: bool,
 ) -> None:
-    """Status 400, all four keys, the contract's words, the field's name; as JSON for streams too."""
+    """Status 400, all four keys, the contract's words, the field; as JSON for streams too."""
     body = body_of(path, changes)
     if stream:
         if "stream" in changes or "stream_options" in changes or "best_of" in changes:

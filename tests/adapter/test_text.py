@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ def test_text_comes_out_as_it_went_in(text: str, splits: list[int]) -> None:
     marks = [0, *sorted(min(mark, len(data)) for mark in splits), len(data)]
     assembler = TextAssembler(())
     shown = ""
-    for start, end in zip(marks, marks[1:], strict=False):
+    for start, end in pairwise(marks):
         shown += assembler.feed(data[start:end])
         assert text.startswith(shown)
     assert shown + assembler.flush() == text
@@ -34,7 +36,7 @@ def test_broken_bytes_do_not_depend_on_splits(data: bytes, splits: list[int]) ->
     """Bytes that are no UTF-8 give the same text however they arrive."""
     marks = [0, *sorted(min(mark, len(data)) for mark in splits), len(data)]
     assembler, whole = TextAssembler(()), TextAssembler(())
-    pieces = [assembler.feed(data[a:b]) for a, b in zip(marks, marks[1:], strict=False)]
+    pieces = [assembler.feed(data[a:b]) for a, b in pairwise(marks)]
     assert "".join(pieces) + assembler.flush() == whole.feed(data) + whole.flush()
 
 

@@ -282,7 +282,7 @@ async def test_a_users_own_client_is_an_upstream_too() -> None:
         await send({**start, "headers": [(b"content-type", b"text/plain")]})
         await send({"type": "http.response.body", "body": b"inside"})
 
-    transport = httpx2.ASGITransport(app)  # type: ignore[arg-type]
+    transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://inside") as client:
         upstream = HttpxUpstream(client)
         async with upstream.send("POST", "/x", b"{}") as reply:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 from latimer.backends.stops import StopMatcher, cut
@@ -35,7 +37,7 @@ def test_any_split_gives_the_cut_by_definition(
     """However the bytes arrive, the text is cut where the first stop completes."""
     data = text.encode()
     marks = [0, *sorted(min(mark, len(data)) for mark in splits), len(data)]
-    parts = [data[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    parts = [data[a:b] for a, b in pairwise(marks)]
     assert run(parts, stops) == naive(data, stops)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
 
 ANSWER = "The capital of France is Paris."
-ASK = [{"role": "user", "content": "What is the capital of France?"}]
-STORY = [{"role": "user", "content": "Tell me a story."}]
+ASK: list[ChatCompletionMessageParam] = [
+    {"role": "user", "content": "What is the capital of France?"}
+]
+STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story."}]
 
 
 @pytest.fixture
@@ -20,7 +23,7 @@ def client(served_url: str) -> OpenAI:
 def test_chat(client: OpenAI) -> None:
     """A plain answer, typed to the last key."""
     with client:
-        reply = client.chat.completions.create(model="m", messages=ASK, temperature=0)  # type: ignore[arg-type]
+        reply = client.chat.completions.create(model="m", messages=ASK, temperature=0)
         assert reply.choices[0].message.content == ANSWER
         assert reply.choices[0].finish_reason == "stop"
         assert reply.usage is not None
@@ -33,7 +36,7 @@ def test_a_chat_stream(client: OpenAI) -> None:
     """A streamed answer with usage at its end."""
     with client, client.chat.completions.create(
         model="m",
-        messages=ASK,  # type: ignore[arg-type]
+        messages=ASK,
         temperature=0,
         stream=True,
         stream_options={"include_usage": True},
@@ -48,7 +51,7 @@ def test_a_chat_stream(client: OpenAI) -> None:
 def test_the_stream_helper(client: OpenAI) -> None:
     """The SDK's accumulating helper puts three choices together."""
     with client, client.chat.completions.stream(
-        model="m", messages=ASK, temperature=0, n=3, seed=1  # type: ignore[arg-type]
+        model="m", messages=ASK, temperature=0, n=3, seed=1
     ) as stream:  # fmt: skip
         final = stream.get_final_completion()
     assert [choice.message.content for choice in final.choices] == [ANSWER] * 3
@@ -93,7 +96,7 @@ async def test_async_clients_of_game_mods(served_url: str) -> None:
             pending = ""
             stream = await client.chat.completions.create(
                 model="m",
-                messages=STORY,  # type: ignore[arg-type]
+                messages=STORY,
                 temperature=0,
                 stream=True,
                 stop=stop,

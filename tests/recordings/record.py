@@ -5,7 +5,8 @@
 
 It puts a recording proxy in front of the live server, runs the tests that talk to koboldcpp
 against it, and writes `koboldcpp/exchanges.jsonl`: one exchange a line, with the head of the
-answer as it was sent and every chunk of its body as it arrived.
+answer as it was sent and every chunk of its body as it arrived. Exchanges that were recorded
+before stay; remove the file to begin anew. More arguments go to pytest: which tests to run.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ class Recorder:
         self._address = (host, port)
         self._last = ""
         self.entries: dict[str, dict[str, Any]] = {}
+        if EXCHANGES.exists():
+            for line in EXCHANGES.read_text().splitlines():
+                self._keep(json.loads(line))
+
+    def _keep(self, entry: dict[str, Any]) -> None:
+        """Keep an exchange; the newest of the same request counts."""
+        path, after = entry["path"], entry["after"]
+        request = key_of(entry["method"], path, entry["body"])
+        self.entries[request if after is None else f"{path} {after}"] = entry
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -81,8 +91,7 @@ class Recorder:
             "head": head.decode("latin-1"),
             "chunks": [base64.b64encode(chunk).decode() for chunk in chunks],
         }
-        key = f"{path} {after}" if after is not None else key_of(method, path, body)
-        self.entries[key] = entry
+        self._keep(entry)
 
     def write(self) -> None:
         """Write what the replay needs: state only of the generations that are kept."""
@@ -94,6 +103,7 @@ class Recorder:
 
 
 async def main(address: str) -> int:
+    """Record what the tests exchange with a live server; returns their exit code."""
     parts = urlsplit(address)
     recorder = Recorder(parts.hostname or "127.0.0.1", parts.port or 5001)
     server = await asyncio.start_server(recorder.serve, "127.0.0.1", 0, backlog=512)

@@ -40,7 +40,6 @@ class Replay:
         self._recorded: dict[str, str] = {}
         self._last = ""
         self.unknown: list[str] = []
-        self.open_streams = 0
         self.aborted: list[str] = []
         for line in path.read_text().splitlines():
             entry = json.loads(line)
@@ -83,14 +82,12 @@ class Replay:
             message = f"no recording of {self.unknown[-1]}".encode()
             await _send(writer, b"HTTP/1.0 500 No Recording\r\n\r\n", [message])
             return
-        self.open_streams += 1
-        try:
-            chunks = [base64.b64decode(chunk) for chunk in entry["chunks"]]
-            await _send(writer, entry["head"].encode("latin-1"), chunks)
-            if entry.get("hangs"):
-                await asyncio.sleep(3600)
-        finally:
-            self.open_streams -= 1
+        chunks = [base64.b64decode(chunk) for chunk in entry["chunks"]]
+        await _send(writer, entry["head"].encode("latin-1"), chunks)
+        if path == GENERATE[0] and chunks and b'"finish_reason": "' not in b"".join(chunks):
+            # The recorded one went on until it was aborted.
+            while genkey not in self.aborted and not writer.is_closing():
+                await asyncio.sleep(0.01)
 
 
 async def _send(writer: asyncio.StreamWriter, head: bytes, chunks: list[bytes]) -> None:
@@ -112,7 +109,7 @@ def replaying() -> Iterator[tuple[str, Replay]]:
 
     async def main() -> None:
         server = await asyncio.start_server(replay.serve, "127.0.0.1", 0, backlog=512)
-        address.append("http://127.0.0.1:%d" % server.sockets[0].getsockname()[1])
+        address.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         ready.set()
         async with server:
             with contextlib.suppress(asyncio.CancelledError):

@@ -68,7 +68,8 @@ def serving(make_app: Callable[[], Any]) -> Iterator[str]:
     thread.start()
     end = time.monotonic() + 30
     while not server.started:
-        assert thread.is_alive() and time.monotonic() < end, "uvicorn did not start"
+        assert thread.is_alive(), "uvicorn did not start"
+        assert time.monotonic() < end, "uvicorn did not start in time"
         time.sleep(0.01)
     try:
         yield f"http://127.0.0.1:{port}"

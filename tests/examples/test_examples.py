@@ -1,0 +1,74 @@
+"""Each example runs as its first lines say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+from support.servers import free_port, wait_for
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+@contextmanager
+def running(name: str, *arguments: str, path: str = "/") -> Iterator[str]:
+    """An example that serves; yields its address."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, EXAMPLES / name, *arguments, str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(address + path, process)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def ask(base_url: str, api_key: str = "x") -> str:
+    """What the client's example prints."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "openai_client.py", base_url, api_key],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout
+
+
+def test_in_front_of_llama_server(llama_server_url: str) -> None:
+    """The proxy answers the client under the name that it gives the model."""
+    with running("in_front_of_llama_server.py", llama_server_url, path="/health") as address:
+        assert ask(f"{address}/v1") == "The capital of France is Paris.\n"
+        listed = httpx2.get(f"{address}/v1/models").json()["data"]
+        assert [model["id"] for model in listed] == ["gpt-4o-mini"]
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "home"),
+    [
+        ("mounted_in_starlette.py", "/ai/v1", "Home"),
+        ("mounted_in_fastapi.py", "/ai/v1", '{"page":"home"}'),
+        ("as_middleware.py", "/v1", "Home"),
+    ],
+)
+def test_inside_another_app(name: str, prefix: str, home: str) -> None:
+    """The app's own page and OpenAI's paths are both there."""
+    with running(name) as address:
+        assert httpx2.get(address).text == home
+        assert ask(address + prefix, "secret") == "The capital of France is Paris.\n"
+
+
+def test_every_example_is_tested() -> None:
+    """No example is there that these tests do not run."""
+    tested = Path(__file__).read_text()
+    assert all(path.name in tested for path in EXAMPLES.glob("*.py"))
