@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import hypothesis
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
@@ -17,6 +18,10 @@ from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support.replay import Replay, replaying
 from support.servers import llama_server, serving
+
+# Two busy cores make a deadline a coin toss.
+hypothesis.settings.register_profile("latimer", deadline=None)
+hypothesis.settings.load_profile("latimer")
 
 ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
 MODELS = Path(__file__).parent / "models"

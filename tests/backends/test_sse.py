@@ -35,7 +35,9 @@ def test_recordings_are_the_same_at_every_split(engine: str, name: str) -> None:
 
 
 @given(
-    st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1), max_size=5),
+    st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1), max_size=5
+    ),
     st.sampled_from(["\n", "\r\n", "\r"]),
     st.lists(st.integers(0, 200), max_size=6),
 )
