@@ -9,7 +9,6 @@ from typing import TypedDict
 
 import orjson
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Match, Route
 from typing_extensions import Unpack
 
 from ..backends.base import Backend
@@ -27,14 +26,14 @@ log = logging.getLogger("latimer")
 
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Endpoint = Callable[[Exchange, Service], Awaitable[None]]
+Found = tuple[str, Endpoint, bool]
 
 # Paths without their `/v1`, which may be left out: many clients misconfigure their base URL.
-ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
-    ("POST", "/chat/completions", create_chat_completion),
-    ("POST", "/completions", create_completion),
-    ("GET", "/models", list_models),
-    ("GET", "/models/{model:path}", retrieve_model),
-)
+ENDPOINTS: dict[str, tuple[str, Endpoint]] = {
+    "/chat/completions": ("POST", create_chat_completion),
+    "/completions": ("POST", create_completion),
+    "/models": ("GET", list_models),
+}
 EXPOSED_HEADERS = (
     "x-request-id", "openai-processing-ms", "x-latimer-ignored", "x-latimer-inexact",
     "retry-after-ms",
@@ -87,17 +86,17 @@ class OpenAIAdapter:
             options.get("max_body", DEFAULT_MAX_BODY),
         )
         self._keys = Keys(options.get("api_keys", ()))
-        self._routes = [
-            Route(prefix + path, _Handler(partial(self._serve, method, endpoint, True)))
+        endpoints = {
+            prefix + path: (method, endpoint, True)
             for prefix in prefixes
-            for method, path, endpoint in ENDPOINTS
-        ]
+            for path, (method, endpoint) in ENDPOINTS.items()
+        }
         if "" in prefixes:
-            self._routes.append(
-                Route("/health", _Handler(partial(self._serve, "GET", health, False)))
-            )
+            endpoints["/health"] = ("GET", health, False)
+        self._endpoints = endpoints
+        self._models = tuple(f"{prefix}/models/" for prefix in prefixes)
         self._cors: ASGIApp = CORSMiddleware(
-            self._route,
+            self._serve,
             allow_origins=options.get("cors_origins", ("*",)),
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
@@ -108,7 +107,7 @@ class OpenAIAdapter:
         if scope["type"] == "http":
             # Only browsers send an origin; for everybody else CORS would cost and change nothing.
             browser = any(name == b"origin" for name, _ in scope["headers"])
-            await (self._cors if browser else self._route)(scope, receive, send)
+            await (self._cors if browser else self._serve)(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "websocket":
@@ -116,36 +115,34 @@ class OpenAIAdapter:
 
     def serves(self, scope: Scope) -> bool:
         """Whether a request's path is one of OpenAI's that are served here."""
-        return any(route.matches(scope)[0] != Match.NONE for route in self._routes)
+        return self._find(scope) is not None
+
+    def _find(self, scope: Scope) -> Found | None:
+        """The endpoint of a path, below the prefix that the app is mounted under."""
+        path, root = scope["path"], scope.get("root_path", "")
+        if root and path.startswith(root):
+            path = path[len(root) :]
+        found = self._endpoints.get(path)
+        if found is None and path.startswith(self._models):
+            name = path.partition("/models/")[2]
+            return ("GET", partial(retrieve_model, name=name), True) if name else None
+        return found
 
     async def aclose(self) -> None:
         """Release the backend."""
         await self._service.backend.aclose()
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for route in self._routes:
-            match, found = route.matches(scope)
-            if match != Match.NONE:
-                scope.update(found)
-                await route.app(scope, receive, send)
-                return
-        await self._serve(scope["method"], _unknown_path, False, scope, receive, send)
-
-    async def _serve(
-        self,
-        method: str,
-        endpoint: Endpoint,
-        guarded: bool,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run an endpoint; every error becomes OpenAI's error object.
 
         What nobody expected is a 500 and a line in the log.
         """
         exchange = Exchange(scope, receive, send)
         try:
+            found = self._find(scope)
+            if found is None:
+                raise RequestError(f"Invalid URL ({scope['method']} {scope['path']})", status=404)
+            method, endpoint, guarded = found
             if guarded:
                 self._keys.check(exchange)
             if scope["method"] != method:
@@ -171,21 +168,6 @@ class OpenAIAdapter:
                 await self.aclose()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
-
-
-class _Handler:
-    """An object, not a function: Starlette takes it for an ASGI app."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        return self._app(scope, receive, send)
-
-
-async def _unknown_path(exchange: Exchange, _service: Service) -> None:
-    scope = exchange.scope
-    raise RequestError(f"Invalid URL ({scope['method']} {scope['path']})", status=404)
 
 
 class OpenAIMiddleware:

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import orjson
 
@@ -146,38 +147,63 @@ class Exchange:
 
 
 async def unless_disconnected(exchange: Exchange, work: Awaitable[None]) -> None:
-    """Do the work, and cancel it when the client goes away first.
-
-    A task that waits for the disconnect costs as much as a short request: it starts only when the
-    work has taken a moment.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
-    watcher: asyncio.Task[None] | None = None
-
-    async def watch() -> None:
-        nonlocal gone
-        await exchange.until_disconnect()
-        gone = True
-        task.cancel()
-
-    def start() -> None:
-        nonlocal watcher
-        watcher = loop.create_task(watch())
-
+    """Do the work, and cancel it when the client goes away first."""
+    watch = _Watch(exchange)
     loop = asyncio.get_running_loop()
-    timer = loop.call_later(WATCH_AFTER, start)
+    watches = _watches.get(loop)
+    if watches is None:
+        watches = _watches[loop] = []
+        loop.call_later(WATCH_AFTER, _start_watches, loop)
+    watches.append(watch)
     try:
         await work
     except asyncio.CancelledError:
         # A cancellation from outside goes on its way; our own ends here.
-        if not gone or task.uncancel() > 0:
+        if not watch.gone or watch.task.uncancel() > 0:
             raise
     finally:
-        timer.cancel()
-        if watcher is not None:
-            watcher.cancel()
+        watch.end()
+
+
+class _Watch:
+    """Looks for a client's disconnect while its request is worked on.
+
+    A task that waits for it costs as much as a short request: it starts only when the work has
+    taken a moment, and one timer of the event loop starts those of all requests.
+    """
+
+    __slots__ = ("_exchange", "_watcher", "done", "gone", "task")
+
+    def __init__(self, exchange: Exchange) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        self._exchange = exchange
+        self._watcher: asyncio.Task[None] | None = None
+        self.gone = False
+        self.done = False
+
+    def start(self) -> None:
+        if not self.done:
+            self._watcher = asyncio.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        await self._exchange.until_disconnect()
+        self.gone = True
+        self.task.cancel()
+
+    def end(self) -> None:
+        self.done = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+
+_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Watch]] = WeakKeyDictionary()
+
+
+def _start_watches(loop: asyncio.AbstractEventLoop) -> None:
+    for watch in _watches.pop(loop, ()):
+        watch.start()
 
 
 def _too_large(limit: int) -> RequestError:

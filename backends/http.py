@@ -61,6 +61,8 @@ class HttpUpstream:
         self._lines = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._heads: dict[tuple[str, str], bytes] = {}
         self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
 
     def send(self, method: str, path: str, body: bytes | None = None) -> _Exchange:
         """See `Upstream.send`."""
@@ -68,6 +70,9 @@ class HttpUpstream:
 
     async def aclose(self) -> None:
         """Close the connections that wait for work; a later request opens new ones."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
@@ -98,6 +103,23 @@ class HttpUpstream:
         """Take a connection back whose answer was read to its end."""
         connection.idle_since = time.monotonic()
         self._idle.append(connection)
+
+    def watch(self, connection: _Connection) -> None:
+        """Look after an exchange: one timer for all of them, which runs while there are any."""
+        self._busy.add(connection)
+        if self._sweep is None:
+            self._sweep = connection.loop.call_later(self.silence / 4, self._look, connection.loop)
+
+    def unwatch(self, connection: _Connection) -> None:
+        """The exchange has ended."""
+        self._busy.discard(connection)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        oldest = loop.time() - self.silence
+        for connection in [one for one in self._busy if one.last < oldest]:
+            connection.lose(self.silence)
+        again = loop.call_later(self.silence / 4, self._look, loop) if self._busy else None
+        self._sweep = again
 
     async def connect(self) -> _Connection:
         """Open a connection.
@@ -150,6 +172,7 @@ class _Exchange:
         try:
             await connection.start(self._request, self._upstream)
         except BaseException:
+            self._upstream.unwatch(connection)
             connection.close()
             raise
         self.status = connection.status
@@ -162,7 +185,7 @@ class _Exchange:
         trace: TracebackType | None,
     ) -> None:
         connection = self._connection
-        connection.end()
+        self._upstream.unwatch(connection)
         if connection.complete and connection.keep_alive and not connection.closed:
             self._upstream.give(connection)
         else:
@@ -190,12 +213,12 @@ class _Connection(asyncio.Protocol):
     """A connection; parses one answer after the other."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._transport: Any = None
         self.closed = False
         self.idle_since = 0.0
+        self.last = 0.0
         self._address = ""
-        self._timer: asyncio.TimerHandle | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -219,8 +242,8 @@ class _Connection(asyncio.Protocol):
         if self.closed:
             raise _Dropped
         self._address = upstream.address
-        self._last = self._loop.time()
-        self._timer = self._loop.call_later(upstream.silence, self._check, upstream.silence)
+        self.last = self.loop.time()
+        upstream.watch(self)
         self._transport.write(request)
         while not self._headers_complete:
             await self._wait()
@@ -239,15 +262,8 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
-    def end(self) -> None:
-        """The answer is not wanted any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def close(self) -> None:
         """Close the connection at once."""
-        self.end()
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
@@ -255,7 +271,7 @@ class _Connection(asyncio.Protocol):
     async def _wait(self) -> None:
         if self._error is not None:
             raise self._error
-        self._waiter = self._loop.create_future()
+        self._waiter = self.loop.create_future()
         try:
             await self._waiter
         finally:
@@ -270,13 +286,9 @@ class _Connection(asyncio.Protocol):
         self._error = error
         self._wake()
 
-    def _check(self, silence: float) -> None:
-        """End the wait for an answer that has been silent for too long."""
-        left = self._last + silence - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._check, silence)
-        else:
-            self._fail(EngineError(f"The engine at {self._address} was silent for {silence} s."))
+    def lose(self, silence: float) -> None:
+        """Give an answer up that has been silent for too long."""
+        self._fail(EngineError(f"The engine at {self._address} was silent for {silence} s."))
 
     # asyncio.Protocol
 
@@ -285,7 +297,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._answered = True
-        self._last = self._loop.time()
+        self.last = self.loop.time()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:

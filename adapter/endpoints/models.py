@@ -22,9 +22,8 @@ async def list_models(exchange: Exchange, service: Service) -> None:
     await exchange.reply(200, orjson.dumps(reply))
 
 
-async def retrieve_model(exchange: Exchange, service: Service) -> None:
+async def retrieve_model(exchange: Exchange, service: Service, name: str) -> None:
     """Answer with one model; slashes in its name may be URL-encoded, once or twice."""
-    name = exchange.scope["path_params"]["model"]
     names = service.names or ((await service.backend.model()).name,)
     if name not in names and unquote(name) in names:
         name = unquote(name)

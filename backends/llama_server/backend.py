@@ -244,14 +244,17 @@ class _Call:
     async def __anext__(self) -> Batch:
         stream = self._stream
         async for chunk in self._chunks:
+            data = self._parser.feed(chunk)
+            if not data:
+                continue
+            events = stream.parse(data)
             batch: list[Event] = []
-            for data in self._parser.feed(chunk):
-                event = stream.parse(data)
-                if event is None:
-                    continue
-                if event["stop"] and stream.needs_vocabulary(event):
+            if self._job.stops and events:
+                batch = stream.feed(events[:-1])
+                events = events[-1:]
+                if stream.needs_vocabulary(events[0]):
                     stream.vocabulary = await self._backend.vocabulary()
-                batch += stream.feed(event)
+            batch += stream.feed(events)
             if batch:
                 return batch
         if not stream.finished:

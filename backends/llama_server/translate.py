@@ -186,40 +186,50 @@ class ChoiceStream:
         self.vocabulary: Vocabulary | None = None
         self.finished = False
 
-    def parse(self, data: bytes) -> dict[str, Any] | None:
-        """Read an event; a list of prompts or choices starts with an empty one.
+    def parse(self, events: list[bytes]) -> list[dict[str, Any]]:
+        """Read the events of a chunk; a list of prompts or choices starts with an empty one.
 
         Raises:
-            LatimerError: it is an error event, or not what the server sends.
+            LatimerError: one is an error event, or not what the server sends.
         """
         try:
-            event = orjson.loads(data)
+            parsed = orjson.loads(b"[" + b",".join(events) + b"]")
         except orjson.JSONDecodeError:
-            raise EngineError(f"{ENGINE} sent an event that is not JSON: {data[:200]!r}") from None
-        if event is not None and "error" in event:
-            raise to_error(200, data, self._job)
-        return event
+            raise EngineError(f"{ENGINE} sent no JSON: {events[0][:200]!r}") from None
+        for event, data in zip(parsed, events, strict=True):
+            if event is not None and "error" in event:
+                raise to_error(200, data, self._job)
+        return [event for event in parsed if event is not None]
 
     def needs_vocabulary(self, event: dict[str, Any]) -> bool:
-        """Whether the final event can only be understood with the tokens' bytes at hand."""
+        """Whether an event can only be understood with the tokens' bytes at hand."""
         if not event["stop"] or not self._job.stops or self.vocabulary is not None:
             return False
         if event["stop_type"] == "word" or self._held():
             return True
         return cut(b"".join(step.content for step in self._steps), self._job.stops)[1] is not None
 
-    def feed(self, event: dict[str, Any]) -> list[Event]:
-        """Translate one event."""
-        if event["stop"]:
-            return self._finish(event)
-        content = event["content"].encode()
-        if self._job.stops:
-            predicted = event["tokens_predicted"]
-            tokens = event["tokens"]
-            step = Step(predicted - self._predicted, tokens[-1] if tokens else -1, content)
-            self._steps.append(step)
-            self._predicted = predicted
-        return [Piece(self._choice, content)] if content else []
+    def feed(self, events: list[dict[str, Any]]) -> list[Event]:
+        """Translate the events of a chunk."""
+        out: list[Event] = []
+        stops = self._job.stops
+        for event in events:
+            if event["stop"]:
+                out += self._finish(event)
+                continue
+            content = event["content"].encode()
+            if stops:
+                self._note(event, content)
+            if content:
+                out.append(Piece(self._choice, content))
+        return out
+
+    def _note(self, event: dict[str, Any], content: bytes) -> None:
+        """Remember a step: a stop may cut it, or hold its text back."""
+        predicted, tokens = event["tokens_predicted"], event["tokens"]
+        step = Step(predicted - self._predicted, tokens[-1] if tokens else -1, content)
+        self._steps.append(step)
+        self._predicted = predicted
 
     def _held(self) -> Sequence[Step]:
         """The last steps whose text was not sent."""

@@ -51,13 +51,10 @@ def translate(job: Generation, vocabulary: Vocabulary, *chunks: bytes) -> list[E
     parser, stream = EventParser(), ChoiceStream(job, 0, adds_bos=False)
     events: list[Event] = []
     for chunk in chunks:
-        for data in parser.feed(chunk):
-            event = stream.parse(data)
-            if event is None:
-                continue
-            if event["stop"] and stream.needs_vocabulary(event):
+        for event in stream.parse(parser.feed(chunk)):
+            if stream.needs_vocabulary(event):
                 stream.vocabulary = vocabulary
-            events += stream.feed(event)
+            events += stream.feed([event])
     assert stream.finished
     return events
 
@@ -125,13 +122,8 @@ def test_cached_tokens_are_told() -> None:
 def test_a_bos_that_was_added_is_not_counted() -> None:
     """With a BOS in front, the prompt has one token less than the server evaluated."""
     stream = ChoiceStream(job_of("greedy-stream"), 0, adds_bos=True)
-    parser = EventParser()
-    events: list[Event] = []
-    for data in parser.feed(body("llama_server", "greedy-stream")):
-        event = stream.parse(data)
-        assert event is not None
-        events += stream.feed(event)
-    assert finish_of(events).prompt_tokens == 14
+    data = EventParser().feed(body("llama_server", "greedy-stream"))
+    assert finish_of(stream.feed(stream.parse(data))).prompt_tokens == 14
 
 
 def test_the_vocabulary_is_exact(vocabulary: Vocabulary) -> None:
@@ -149,13 +141,13 @@ def test_an_error_event_is_raised() -> None:
     stream = ChoiceStream(job_of("greedy-stream"), 0, False)
     data = orjson.dumps({"error": {"code": 500, "message": "boom", "type": "server_error"}})
     with pytest.raises(EngineError, match="boom"):
-        stream.parse(data)
+        stream.parse([data])
 
 
 def test_an_event_that_is_none_is_an_error() -> None:
     """What is not JSON is never guessed at."""
-    with pytest.raises(EngineError, match="not JSON"):
-        ChoiceStream(job_of("greedy-stream"), 0, False).parse(b"{nope")
+    with pytest.raises(EngineError, match="no JSON"):
+        ChoiceStream(job_of("greedy-stream"), 0, False).parse([b"{nope"])
 
 
 @pytest.mark.parametrize(
