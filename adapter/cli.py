@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -102,7 +103,7 @@ def serve(settings: Settings) -> None:
     Every setting can come from a flag, from the environment (LATIMER_PORT=8080), or from the
     TOML file of --config (port = 8080), in this order.
     """
-    asyncio.run(_serve(settings))
+    _run(_serve(settings))
 
 
 @main.command()
@@ -135,6 +136,16 @@ async def _check(settings: Settings) -> int:
     for name, value in rows:
         click.echo(f"{name:<{width}}  {_printable(value)}")
     return 0 if reachable else EXIT_CHECK
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run on uvloop where there is one; there is none for Windows."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(work)
+    else:
+        uvloop.run(work)
 
 
 async def _backend(settings: Settings) -> Backend:
@@ -182,6 +193,11 @@ async def _serve(settings: Settings) -> None:
             timeout_graceful_shutdown=settings.drain,
         )
     )
+    # A request leaves no cycles behind, and what start-up made stays: looking for garbage in it
+    # again and again costs a tenth of all requests.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     # uvicorn drains, and then raises the signal again: for us a stop that went well is no death.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

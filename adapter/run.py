@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..backends.base import Backend, Batch, Event, Finish, Generation, Piece, Stream
 from ..backends.errors import EngineError, LatimerError
@@ -15,8 +15,7 @@ from .exchange import EVENT_STREAM, Exchange
 from .frames import Frames
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What a request comes to.
 
     Args:
@@ -33,8 +32,7 @@ class Plan:
     translate: Callable[[LatimerError], LatimerError] = lambda error: error
 
 
-@dataclass(slots=True)
-class Result:
+class Result(NamedTuple):
     """A choice that has ended."""
 
     text: str

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 Reason: TypeAlias = Literal["end", "stop", "length"]
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """A stretch of prompt text; `parse_special` says whether control tokens in it count as such."""
 
     text: str
@@ -26,8 +26,7 @@ TokenIds: TypeAlias = tuple[int, ...]
 Prompt: TypeAlias = TokenIds | Text
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(NamedTuple):
     """How to pick tokens: OpenAI's own knobs, and the engine extras that the request named.
 
     `extras` holds only what the request named; everything else is neutral on every engine,
@@ -39,11 +38,10 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(NamedTuple):
     """One prompt and the choices wanted for it.
 
     Args:

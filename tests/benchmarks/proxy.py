@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from latimer.backends.llama_server.translate import NEUTRAL
+
 TOKENS = 8
 PACED_TOKENS = 100
 INTERVAL = 0.02
@@ -45,11 +47,12 @@ def event(number: int) -> bytes:
 
 
 def final(tokens: int) -> bytes:
-    """The final event, with the settings that make it long."""
+    """The final event, with the fields that are asked for by `response_fields`."""
     recording = Path(__file__).parent.parent / "recordings" / "llama_server" / "limit-stream.json"
     events = json.loads(recording.read_text())["response"]["body"].strip().split("\n\n")
     body = json.loads(events[-1].removeprefix("data: "))
     body["tokens_predicted"] = tokens
+    body = {name: body[name] for name in NEUTRAL["response_fields"]}
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -247,14 +250,11 @@ def run_engine(port: int, core: int) -> None:
 
 
 def run_latimer(port: int, engine: int, core: int) -> None:
-    """Latimer's process: one worker on one core."""
-    import uvicorn
-    from latimer.adapter import OpenAIAdapter
-    from latimer.backends.llama_server import LlamaServer
+    """Latimer's process, as the command runs it: one worker on one core."""
+    from latimer.adapter.cli import main
 
     os.sched_setaffinity(0, {core})
-    app = OpenAIAdapter(LlamaServer(f"http://127.0.0.1:{engine}"))
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False, backlog=2048)
+    main(["serve", f"http://127.0.0.1:{engine}", "--port", str(port)])
 
 
 def wait_for(port: int) -> None:

@@ -80,6 +80,8 @@ class Recorder:
                 await writer.drain()
         finally:
             upstream.close()
+        if path in GENERATE:
+            await self._ask_state(genkey)
         if path == "/api/extra/abort":
             return
         entry = {
@@ -92,6 +94,27 @@ class Recorder:
             "chunks": [base64.b64encode(chunk).decode() for chunk in chunks],
         }
         self._keep(entry)
+
+    async def _ask_state(self, genkey: str) -> None:
+        """Ask for the engine's state after a generation, whether the tests will or not."""
+        body = json.dumps({"genkey": genkey}).encode()
+        for method, path, data in (("POST", STATE[0], body), ("GET", STATE[1], b"")):
+            reader, upstream = await asyncio.open_connection(*self._address)
+            head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+            upstream.write(head.encode() + data)
+            answer, _, content = (await reader.read()).partition(b"\r\n\r\n")
+            upstream.close()
+            self._keep(
+                {
+                    "method": method,
+                    "path": path,
+                    "body": json.loads(body) if data else None,
+                    "genkey": genkey,
+                    "after": genkey,
+                    "head": answer.decode("latin-1") + "\r\n\r\n",
+                    "chunks": [base64.b64encode(content).decode()],
+                }
+            )
 
     def write(self) -> None:
         """Write what the replay needs: state only of the generations that are kept."""
