@@ -106,8 +106,11 @@ class OpenAIAdapter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             # Only browsers send an origin; for everybody else CORS would cost and change nothing.
-            browser = any(name == b"origin" for name, _ in scope["headers"])
-            await (self._cors if browser else self._serve)(scope, receive, send)
+            for name, _ in scope["headers"]:
+                if name == b"origin":
+                    await self._cors(scope, receive, send)
+                    return
+            await self._serve(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "websocket":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..backends.base import Finish
 from ..backends.errors import EngineError
-from ..schemas.openai.common import FinishReason, Usage
+from ..schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
 from .text import TextAssembler
 
 
@@ -60,10 +60,13 @@ def detailed_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Us
     return {
         **usage_of(finishes, choices_per_prompt),
         "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
-        "completion_tokens_details": {
-            "reasoning_tokens": 0,
-            "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
-        },
+        "completion_tokens_details": _NO_DETAILS,
     }
+
+
+_NO_DETAILS: CompletionTokensDetails = {
+    "reasoning_tokens": 0,
+    "audio_tokens": 0,
+    "accepted_prediction_tokens": 0,
+    "rejected_prediction_tokens": 0,
+}

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import orjson
 
@@ -148,8 +147,10 @@ class Exchange:
 
 async def unless_disconnected(exchange: Exchange, work: Awaitable[None]) -> None:
     """Do the work, and cancel it when the client goes away first."""
-    watch = _Watch(exchange)
     loop = asyncio.get_running_loop()
+    task = asyncio.current_task(loop)
+    assert task is not None
+    watch = _Watch(exchange, task)
     watches = _watches.get(loop)
     if watches is None:
         watches = _watches[loop] = []
@@ -159,10 +160,12 @@ async def unless_disconnected(exchange: Exchange, work: Awaitable[None]) -> None
         await work
     except asyncio.CancelledError:
         # A cancellation from outside goes on its way; our own ends here.
-        if not watch.gone or watch.task.uncancel() > 0:
+        if not watch.gone or task.uncancel() > 0:
             raise
     finally:
-        watch.end()
+        watch.done = True
+        if watch.watcher is not None:
+            watch.watcher.cancel()
 
 
 class _Watch:
@@ -172,38 +175,29 @@ class _Watch:
     taken a moment, and one timer of the event loop starts those of all requests.
     """
 
-    __slots__ = ("_exchange", "_watcher", "done", "gone", "task")
+    __slots__ = ("_exchange", "_task", "done", "gone", "watcher")
 
-    def __init__(self, exchange: Exchange) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.task = task
+    def __init__(self, exchange: Exchange, task: asyncio.Task[Any]) -> None:
         self._exchange = exchange
-        self._watcher: asyncio.Task[None] | None = None
+        self._task = task
+        self.watcher: asyncio.Task[None] | None = None
         self.gone = False
         self.done = False
 
-    def start(self) -> None:
-        if not self.done:
-            self._watcher = asyncio.create_task(self._wait())
-
-    async def _wait(self) -> None:
+    async def wait(self) -> None:
         await self._exchange.until_disconnect()
         self.gone = True
-        self.task.cancel()
-
-    def end(self) -> None:
-        self.done = True
-        if self._watcher is not None:
-            self._watcher.cancel()
+        self._task.cancel()
 
 
-_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Watch]] = WeakKeyDictionary()
+# An entry lives for one tick of its event loop.
+_watches: dict[asyncio.AbstractEventLoop, list[_Watch]] = {}
 
 
 def _start_watches(loop: asyncio.AbstractEventLoop) -> None:
     for watch in _watches.pop(loop, ()):
-        watch.start()
+        if not watch.done:
+            watch.watcher = loop.create_task(watch.wait())
 
 
 def _too_large(limit: int) -> RequestError:

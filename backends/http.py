@@ -153,30 +153,29 @@ class _Exchange:
     async def __aenter__(self) -> _Exchange:
         upstream = self._upstream
         connection = upstream.take()
-        if connection is not None:
+        fresh = connection is None
+        while True:
+            if connection is None:
+                connection = await upstream.connect()
             try:
-                await self._start(connection)
-                return self
-            except _Dropped:
-                pass
-        try:
-            await self._start(await upstream.connect())
-        except _Dropped as error:
-            raise EngineError(
-                f"The engine at {upstream.address} closed the connection without an answer."
-            ) from error
-        return self
-
-    async def _start(self, connection: _Connection) -> None:
-        self._connection = connection
-        try:
-            await connection.start(self._request, self._upstream)
-        except BaseException:
-            self._upstream.unwatch(connection)
-            connection.close()
-            raise
-        self.status = connection.status
-        self.content_type = connection.content_type
+                connection.start(self._request, upstream)
+                while not connection.headers_complete:
+                    await connection.wait()
+            except BaseException as error:
+                upstream.unwatch(connection)
+                connection.close()
+                if not isinstance(error, _Dropped):
+                    raise
+                if fresh:
+                    raise EngineError(
+                        f"The engine at {upstream.address} closed the connection without an answer."
+                    ) from error
+                connection, fresh = None, True
+                continue
+            self._connection = connection
+            self.status = connection.status
+            self.content_type = connection.content_type
+            return self
 
     async def __aexit__(
         self,
@@ -229,15 +228,15 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._answered = False
-        self._headers_complete = False
+        self.headers_complete = False
         self._until_close = True
         self.status = 0
         self.content_type = ""
         self.complete = False
         self.keep_alive = False
 
-    async def start(self, request: bytes, upstream: HttpUpstream) -> None:
-        """Send a request and wait for the answer's headers."""
+    def start(self, request: bytes, upstream: HttpUpstream) -> None:
+        """Send a request."""
         self._reset()
         if self.closed:
             raise _Dropped
@@ -245,15 +244,13 @@ class _Connection(asyncio.Protocol):
         self.last = self.loop.time()
         upstream.watch(self)
         self._transport.write(request)
-        while not self._headers_complete:
-            await self._wait()
 
     async def read(self) -> bytes:
         """What has arrived of the body, at least a byte; empty at its end."""
         while not self._body:
             if self.complete:
                 return b""
-            await self._wait()
+            await self.wait()
         data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
         self._size = 0
@@ -268,7 +265,8 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def _wait(self) -> None:
+    async def wait(self) -> None:
+        """Return when something has happened; raises what went wrong."""
         if self._error is not None:
             raise self._error
         self._waiter = self.loop.create_future()
@@ -312,7 +310,7 @@ class _Connection(asyncio.Protocol):
         self.closed = True
         if self.complete:
             return
-        if self._headers_complete and self._until_close and error is None:
+        if self.headers_complete and self._until_close and error is None:
             self.complete = True
             self._wake()
         elif not self._answered:
@@ -335,7 +333,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """The head is complete."""
         self.status = self._parser.get_status_code()
-        self._headers_complete = True
+        self.headers_complete = True
 
     def on_body(self, body: bytes) -> None:
         """A part of the body, chunks undone."""

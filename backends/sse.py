@@ -16,7 +16,7 @@ def _whole_events(chunk: bytes) -> list[bytes] | None:
     if not chunk.startswith(b"data: ") or not chunk.endswith(b"\n\n") or b"\r" in chunk:
         return None
     events = chunk[6:-2].split(b"\n\ndata: ")
-    return events if all(b"\n" not in event for event in events) else None
+    return events if chunk.count(b"\n") == 2 * len(events) else None
 
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")

@@ -192,13 +192,15 @@ class ChoiceStream:
         Raises:
             LatimerError: one is an error event, or not what the server sends.
         """
+        data = b"[" + b",".join(events) + b"]"
         try:
-            parsed = orjson.loads(b"[" + b",".join(events) + b"]")
+            parsed: list[dict[str, Any] | None] = orjson.loads(data)
         except orjson.JSONDecodeError:
             raise EngineError(f"{ENGINE} sent no JSON: {events[0][:200]!r}") from None
-        for event, data in zip(parsed, events, strict=True):
-            if event is not None and "error" in event:
-                raise to_error(200, data, self._job)
+        if b'"error"' in data:
+            for event in parsed:
+                if event is not None and "error" in event:
+                    raise to_error(200, orjson.dumps(event), self._job)
         return [event for event in parsed if event is not None]
 
     def needs_vocabulary(self, event: dict[str, Any]) -> bool:
