@@ -4,8 +4,13 @@
 
 Everything runs in one go on one machine: a fake llama-server that answers prebuilt bytes (shaped
 as the recorded ones), Latimer under uvicorn pinned to one core, and a client on asyncio protocols
-on another. Three measurements: translated requests per second with 32 clients, the latency that
-one client sees against going directly, and paced streams of 50 tokens a second each.
+on another. Beside it the floor: an ASGI app on the same server and the same upstream client that
+passes bytes through and translates nothing. Three measurements:
+
+* requests per second with 32 clients, the proxy alone on its core, and CPU per request
+* the latency that one client sees against going directly; engine and proxy share a core, so that
+  both roads cross between cores as often
+* paced streams of 50 tokens a second, the proxy alone on its core
 """
 
 from __future__ import annotations
@@ -257,6 +262,37 @@ def run_latimer(port: int, engine: int, core: int) -> None:
     main(["serve", f"http://127.0.0.1:{engine}", "--port", str(port)])
 
 
+def run_floor(port: int, engine: int, core: int) -> None:
+    """The least that any proxy on this server costs: bytes in, bytes out."""
+    import uvicorn
+    from latimer.backends.http import HttpUpstream
+
+    os.sched_setaffinity(0, {core})
+    upstream = HttpUpstream(f"http://127.0.0.1:{engine}")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        body = (await receive())["body"]
+        async with upstream.send("POST", "/completion", body) as reply:
+            headers = [(b"content-type", reply.content_type.encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async for data in reply.chunks():
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    uvicorn.run(
+        app, host="127.0.0.1", port=port, log_level="error", access_log=False, lifespan="off"
+    )
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def wait_for(port: int) -> None:
     """Return when a port is listened on."""
     for _ in range(200):
@@ -292,79 +328,126 @@ def pacing(clients: list[StreamClient]) -> dict[str, float]:
     }
 
 
-def measure(seconds: float, stream_counts: list[int]) -> dict[str, Any]:
-    """Run everything; returns the figures."""
-    ports = []
-    for _ in range(2):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports.append(probe.getsockname()[1])
-    engine_port, port = ports
-    cores = sorted(os.sched_getaffinity(0))
-    proxy_core, other = cores[0], cores[-1]
-    context = multiprocessing.get_context("spawn")
-    engine = context.Process(target=run_engine, args=(engine_port, other), daemon=True)
-    latimer = context.Process(target=run_latimer, args=(port, engine_port, proxy_core), daemon=True)
-    engine.start()
-    latimer.start()
-    assert latimer.pid is not None
-    os.sched_setaffinity(0, {other})
+class Run:
+    """The processes of one run, and where they listen."""
+
+    def __init__(self) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        self.proxy_core, self.other = cores[0], cores[-1]
+        self.ports = {name: free_port() for name in ("direct", "floor", "latimer")}
+        context = multiprocessing.get_context("spawn")
+        engine = self.ports["direct"]
+        self.processes = {
+            "direct": context.Process(target=run_engine, args=(engine, self.other)),
+            "floor": context.Process(
+                target=run_floor, args=(self.ports["floor"], engine, self.proxy_core)
+            ),
+            "latimer": context.Process(
+                target=run_latimer, args=(self.ports["latimer"], engine, self.proxy_core)
+            ),
+        }
+
+    def __enter__(self) -> Run:
+        for name, process in self.processes.items():
+            process.start()
+            wait_for(self.ports[name])
+        os.sched_setaffinity(0, {self.other})
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.processes.values():
+            process.terminate()
+            process.join()
+
+    def cpu(self, name: str) -> float:
+        """CPU seconds that a process has used."""
+        pid = self.processes[name].pid
+        assert pid is not None
+        return cpu_seconds(pid)
+
+    def move_engine(self, core: int) -> None:
+        """Pin the fake engine to another core."""
+        pid = self.processes["direct"].pid
+        assert pid is not None
+        os.sched_setaffinity(pid, {core})
+
+
+PLAIN = {
+    "direct": (direct("hello"), b"0\r\n\r\n"),
+    "floor": (direct("hello"), b"0\r\n\r\n"),
+    "latimer": (translated("hello", False, TOKENS), b"}"),
+}
+PACED_REQUESTS = {
+    "direct": direct("paced"),
+    "floor": direct("paced"),
+    "latimer": translated("paced", True, PACED_TOKENS),
+}
+
+
+def throughput(run: Run, name: str, seconds: float) -> dict[str, Any]:
+    """Requests per second of 32 clients, and what each costs the process."""
     import uvloop
 
-    figures: dict[str, Any] = {"machine": platform.platform(), "python": platform.python_version()}
-    try:
-        wait_for(engine_port)
-        wait_for(port)
-        ask, end = translated("hello", False, TOKENS), b"}"
-        go, stop = direct("hello"), b"0\r\n\r\n"
-        uvloop.run(load(port, ask, end, 4, 1.0))
-        for name, where, request, last in (
-            ("direct", engine_port, go, stop),
-            ("latimer", port, ask, end),
-        ):
-            before, start = cpu_seconds(latimer.pid), time.perf_counter()
-            latencies = uvloop.run(load(where, request, last, 32, seconds))
-            elapsed = time.perf_counter() - start
-            used = cpu_seconds(latimer.pid) - before
-            figures[f"{name}_rps_32_clients"] = round(len(latencies) / elapsed)
-            if name == "latimer":
-                figures["cpu_us_per_request"] = round(used / len(latencies) * 1e6)
-                figures["rps_per_core"] = round(len(latencies) / used)
-        rounds = [
-            (
-                uvloop.run(load(engine_port, go, stop, 1, seconds / 4)),
-                uvloop.run(load(port, ask, end, 1, seconds / 4)),
-            )
-            for _ in range(4)
-        ]
-        for share, name in ((0.5, "p50"), (0.99, "p99")):
-            without = statistics.median(quantile(one, share) for one, _ in rounds)
-            with_it = statistics.median(quantile(two, share) for _, two in rounds)
-            figures[f"direct_{name}_ms"] = round(without, 3)
-            figures[f"added_{name}_ms"] = round(with_it - without, 3)
-        figures["paced"] = []
-        for count in stream_counts:
-            for name, where, request in (
-                ("direct", engine_port, direct("paced")),
-                ("latimer", port, translated("paced", True, PACED_TOKENS)),
-            ):
-                before = cpu_seconds(latimer.pid)
-                result: dict[str, Any] = {"through": name}
-                result |= pacing(uvloop.run(streams(where, request, count)))
-                if name == "latimer":
-                    used = cpu_seconds(latimer.pid) - before
-                    result["cpu_us_per_frame"] = round(used / result["frames"] * 1e6, 1)
-                figures["paced"].append(result)
-    finally:
-        latimer.terminate()
-        engine.terminate()
+    request, end = PLAIN[name]
+    uvloop.run(load(run.ports[name], request, end, 32, 1.0))
+    before, start = run.cpu(name), time.perf_counter()
+    latencies = uvloop.run(load(run.ports[name], request, end, 32, seconds))
+    elapsed, used = time.perf_counter() - start, run.cpu(name) - before
+    return {
+        "requests_per_second": round(len(latencies) / elapsed),
+        "cpu_us_per_request": round(used / len(latencies) * 1e6),
+    }
+
+
+def added_latency(run: Run, seconds: float) -> dict[str, Any]:
+    """Milliseconds that one client waits more than directly; the median of five rounds."""
+    import uvloop
+
+    run.move_engine(run.proxy_core)
+    rounds = [
+        {name: uvloop.run(load(run.ports[name], *PLAIN[name], 1, seconds / 5)) for name in PLAIN}
+        for _ in range(5)
+    ]
+    run.move_engine(run.other)
+    figures: dict[str, Any] = {}
+    for share, label in ((0.5, "p50"), (0.99, "p99")):
+        times = {
+            name: statistics.median(quantile(one[name], share) for one in rounds) for name in PLAIN
+        }
+        figures[f"direct_{label}_ms"] = round(times["direct"], 3)
+        for name in ("floor", "latimer"):
+            figures[f"{name}_adds_{label}_ms"] = round(times[name] - times["direct"], 3)
     return figures
+
+
+def paced(run: Run, name: str, count: int) -> dict[str, Any]:
+    """Streams of 50 tokens a second side by side."""
+    import uvloop
+
+    before = run.cpu(name)
+    figures: dict[str, Any] = pacing(
+        uvloop.run(streams(run.ports[name], PACED_REQUESTS[name], count))
+    )
+    used = run.cpu(name) - before
+    return {**figures, "cpu_us_per_frame": round(used / figures["frames"] * 1e6, 1)}
+
+
+def measure(seconds: float, stream_counts: list[int]) -> dict[str, Any]:
+    """Run everything; returns the figures."""
+    with Run() as run:
+        return {
+            "machine": platform.platform(),
+            "python": platform.python_version(),
+            "throughput": {name: throughput(run, name, seconds) for name in PLAIN},
+            "latency": added_latency(run, seconds),
+            "paced": {name: [paced(run, name, count) for count in stream_counts] for name in PLAIN},
+        }
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--streams", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--streams", type=int, nargs="+", default=[256, 512])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     result = measure(arguments.seconds, arguments.streams)
