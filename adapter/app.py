@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TypedDict
@@ -156,7 +157,7 @@ class OpenAIAdapter:
                 raise
             await exchange.error(error)
         except Exception:
-            log.exception("request %s failed", exchange.request_id)
+            log.error("request %s failed\n%s", exchange.request_id, _trace())
             if exchange.started:
                 raise
             status, body = unexpected()
@@ -171,6 +172,14 @@ class OpenAIAdapter:
                 await self.aclose()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+def _trace() -> str:
+    """The traceback of the error at hand; what a request put into it cannot steer a terminal."""
+    text = traceback.format_exc()
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 class OpenAIMiddleware:

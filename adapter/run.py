@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..backends.base import Backend, Batch, Event, Finish, Generation, Piece, Stream
 from ..backends.errors import EngineError, LatimerError
-from ..backends.merge import merged
+from ..backends.streams import merged
 from ..schemas.openai.common import FinishReason, Usage
 from .choice import Choice
 from .exchange import EVENT_STREAM, Exchange

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -80,11 +81,14 @@ DEMO_SHA256 = "2b7fe019de7479d7ab1082ce814ef9d0a4cf1bc79e5a84d82144b6637c86110d"
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built wheel."""
-    out = tmp_path_factory.mktemp("dist")
+    """The built wheel, of a copy: what an earlier build left behind must not get into it."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for name in (*FLOORS, "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation",
-         "-w", str(out), str(ROOT)],
+         "-w", str(out), str(source)],
         check=True,
     )  # fmt: skip
     return next(out.glob("latimer-*.whl"))
@@ -98,6 +102,7 @@ def test_every_package_is_in_the_wheel(wheel: Path) -> None:
         for floor in FLOORS
         for path in (ROOT / floor).rglob("*")
         if path.suffix in (".py", ".gguf") or path.name == "py.typed"
+        if "__pycache__" not in path.parts
     }
     assert {name for name in names if ".dist-info/" not in name} == expected
     for floor in FLOORS:

@@ -18,8 +18,6 @@ from ...schemas.native.koboldcpp import LastLogprobs, Perf, TokenCount, TokenCou
 from ..base import (
     Batch,
     Capabilities,
-    Event,
-    Finish,
     Generation,
     Model,
     NativeReply,
@@ -31,6 +29,7 @@ from ..base import (
 from ..errors import ContextExceeded, EmptyPrompt, EngineError, LatimerError, Unsupported
 from ..http import HttpUpstream
 from ..sse import EventParser
+from ..streams import ended
 from ..upstream import Reply, Upstream
 from .queue import Turns
 from .translate import CAPABILITIES, ENGINE, ChoiceStream, longest_call, to_error, to_native
@@ -88,7 +87,7 @@ class KoboldCpp:
         prompt, count, tokens = await self._counted_prompt(job, model)
         max_tokens = model.context - count if job.max_tokens is None else job.max_tokens
         if max_tokens == 0:
-            yield _ended(job, tokens)
+            yield ended(job, tokens)
             return
         await self._turns.take()
         run = _Run(self, job, model, prompt, max_tokens, tokens)
@@ -379,14 +378,6 @@ class _Run:
             pass  # The engine is gone: nothing runs there any more.
         finally:
             await exchange.__aexit__(None, None, None)
-
-
-async def _ended(job: Generation, prompt_tokens: int) -> AsyncIterator[Batch]:
-    """The stream of a job that wants no tokens."""
-    events: list[Event] = [
-        Finish(choice, "length", None, prompt_tokens, 0) for choice in range(len(job.seeds))
-    ]
-    yield events
 
 
 def _genkey() -> str:

@@ -36,6 +36,7 @@ from ..errors import (
     RequestError,
     Unsupported,
 )
+from ..streams import ended
 
 if TYPE_CHECKING:
     from .scheduler import Delivery, Scheduler, Task
@@ -134,10 +135,7 @@ class LlamaCpp:
         engine = await self._engine()
         task, mailbox = self._task(job, engine)
         if task.max_tokens == 0:
-            mailbox.deliver(
-                [Finish(i, "length", None, task.prompt_tokens, 0) for i in range(len(job.seeds))]
-            )
-            yield mailbox.batches(len(job.seeds))
+            yield ended(job, task.prompt_tokens)
             return
         if self._jobs >= self._max_waiting:
             raise Busy(f"{self._jobs} requests are waiting for the engine already.", 1.0)

@@ -17,7 +17,6 @@ from ..base import (
     Batch,
     Capabilities,
     Event,
-    Finish,
     Generation,
     Model,
     NativeReply,
@@ -27,8 +26,8 @@ from ..base import (
 )
 from ..errors import ContextExceeded, EmptyPrompt, EngineError, EngineUnavailable, RequestError
 from ..http import HttpUpstream
-from ..merge import merged
 from ..sse import EventParser
+from ..streams import ended, merged
 from ..upstream import Upstream
 from .translate import CAPABILITIES, ENGINE, ChoiceStream, Vocabulary, to_error, to_native
 
@@ -74,7 +73,7 @@ class LlamaServer:
         prompt = await self.native_prompt(job, model)
         ids = await self._ids(prompt) if isinstance(prompt, str) else prompt
         hidden = model.adds_bos and isinstance(job.prompt, Text)
-        yield _ended(job, len(ids) - hidden)
+        yield ended(job, len(ids) - hidden)
 
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
@@ -260,8 +259,3 @@ class _Call:
         if not stream.finished:
             raise EngineError(f"{ENGINE} ended its answer before it was finished.")
         raise StopAsyncIteration
-
-
-async def _ended(job: Generation, prompt_tokens: int) -> AsyncIterator[Batch]:
-    """The stream of a job that wants no tokens."""
-    yield [Finish(choice, "length", None, prompt_tokens, 0) for choice in range(len(job.seeds))]

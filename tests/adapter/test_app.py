@@ -220,6 +220,15 @@ async def test_errors_of_engines(
                     assert reply.headers["retry-after"] == "1"
 
 
+async def test_a_log_cannot_steer_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    """Control characters that an error carries are spelled out in the log."""
+    app = OpenAIAdapter(Broken(RuntimeError("\x1b]0;evil\x07")), any_model=True)  # type: ignore[arg-type]
+    async with client_of(app) as client:
+        await client.post("/v1/chat/completions", json=HI)
+    assert "\\x1b]0;evil\\x07" in caplog.text
+    assert "\x1b" not in caplog.text
+
+
 async def test_strict_refuses_what_is_ignored(backend: LlamaCpp) -> None:
     """Under `strict` an unknown field is an error in the contract's words."""
     async with client_of(OpenAIAdapter(backend, any_model=True, strict=True)) as client:

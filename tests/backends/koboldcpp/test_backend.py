@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-from latimer.backends.base import Finish, Generation, Piece, Sampling, Text
+from latimer.backends.base import Finish, Generation, Sampling, Text
 from latimer.backends.errors import (
     Busy,
     ContextExceeded,
@@ -21,6 +21,7 @@ from latimer.backends.errors import (
 )
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.upstream import HttpxUpstream
+from support.jobs import run
 from support.recordings import DEMO_CHATML, body, exchange
 from support.replay import Replay
 
@@ -34,20 +35,6 @@ async def backend(koboldcpp_replay: tuple[str, Replay | None]) -> AsyncIterator[
     made = KoboldCpp(koboldcpp_replay[0], max_waiting=8)
     yield made
     await made.aclose()
-
-
-async def run(backend: KoboldCpp, job: Generation) -> tuple[list[bytes], list[Finish]]:
-    """Text and finish of each choice."""
-    texts = [b""] * len(job.seeds)
-    finishes: dict[int, Finish] = {}
-    async with backend.open(job) as batches:
-        async for batch in batches:
-            for event in batch:
-                if isinstance(event, Piece):
-                    texts[event.choice] += event.data
-                else:
-                    finishes[event.choice] = event
-    return texts, [finishes[index] for index in range(len(job.seeds))]
 
 
 async def test_koboldcpp_facts_of_the_model(backend: KoboldCpp) -> None:

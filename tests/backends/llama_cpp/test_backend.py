@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import MODELS
-from latimer.backends.base import Finish, Generation, Piece, Sampling, Text
+from latimer.backends.base import Finish, Generation, Sampling, Text
 from latimer.backends.errors import (
     Busy,
     ContextExceeded,
@@ -21,6 +21,7 @@ from latimer.backends.errors import (
     Unsupported,
 )
 from latimer.backends.llama_cpp import LlamaCpp
+from support.jobs import run
 from support.recordings import DEMO_CHATML
 
 GREEDY = Sampling(temperature=0.0)
@@ -34,20 +35,6 @@ async def backend() -> AsyncIterator[LlamaCpp]:
     made = LlamaCpp(context=2048)
     yield made
     await made.aclose()
-
-
-async def run(backend: LlamaCpp, job: Generation) -> tuple[list[bytes], list[Finish]]:
-    """Text and finish of each choice."""
-    texts = [b""] * len(job.seeds)
-    finishes: dict[int, Finish] = {}
-    async with backend.open(job) as batches:
-        async for batch in batches:
-            for event in batch:
-                if isinstance(event, Piece):
-                    texts[event.choice] += event.data
-                else:
-                    finishes[event.choice] = event
-    return texts, [finishes[index] for index in range(len(job.seeds))]
 
 
 async def test_facts_of_the_model(backend: LlamaCpp) -> None:

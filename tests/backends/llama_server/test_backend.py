@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-from latimer.backends.base import Finish, Generation, Piece, Sampling, Text
+from latimer.backends.base import Generation, Sampling, Text
 from latimer.backends.errors import (
     ContextExceeded,
     EngineError,
@@ -21,6 +21,7 @@ from latimer.backends.errors import (
 )
 from latimer.backends.llama_server import LlamaServer
 from latimer.backends.upstream import HttpxUpstream
+from support.jobs import run
 from support.recordings import DEMO_CHATML, body
 
 GREEDY = Sampling(temperature=0.0)
@@ -33,20 +34,6 @@ async def backend(llama_server_url: str) -> AsyncIterator[LlamaServer]:
     made = LlamaServer(llama_server_url)
     yield made
     await made.aclose()
-
-
-async def run(backend: LlamaServer, job: Generation) -> tuple[list[bytes], list[Finish]]:
-    """Text and finish of each choice."""
-    texts = [b""] * len(job.seeds)
-    finishes: dict[int, Finish] = {}
-    async with backend.open(job) as batches:
-        async for batch in batches:
-            for event in batch:
-                if isinstance(event, Piece):
-                    texts[event.choice] += event.data
-                else:
-                    finishes[event.choice] = event
-    return texts, [finishes[index] for index in range(len(job.seeds))]
 
 
 def slots(url: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from latimer.backends.base import Batch, Piece
 from latimer.backends.errors import EngineError
-from latimer.backends.merge import merged
+from latimer.backends.streams import merged
 
 ended: list[int] = []
 

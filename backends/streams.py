@@ -1,4 +1,4 @@
-"""Several streams of batches as one, for choices that are separate native calls."""
+"""Streams of batches that are made of others, or of nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from .base import Batch, Event, Stream
+from .base import Batch, Event, Finish, Generation, Stream
 
 
 @asynccontextmanager
@@ -54,3 +54,8 @@ async def merged(streams: Sequence[Stream]) -> AsyncIterator[AsyncIterator[Batch
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def ended(job: Generation, prompt_tokens: int) -> AsyncIterator[Batch]:
+    """The batches of a job that wants no tokens: every choice at its limit."""
+    yield [Finish(choice, "length", None, prompt_tokens, 0) for choice in range(len(job.seeds))]
