@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -249,7 +249,7 @@ class ChoiceStream:
         if word is not None:
             rest = word.encode()
         elif self.vocabulary is not None:
-            rest = b"".join(self.vocabulary.piece(step.id) for step in self._held() if step.id >= 0)
+            rest = b"".join(self._restored(step) for step in self._held() if step.id >= 0)
         if rest:
             events.append(Piece(self._choice, rest))
         completion = event["tokens_predicted"] - (kind == "eos")
@@ -265,6 +265,27 @@ class ChoiceStream:
             self._choice, reason, word, max(prompt, 0), completion, max(min(cached, prompt), 0)
         )
         return [*events, finish]
+
+    def _restored(self, step: Step) -> bytes:
+        """The text of a step that was held back.
+
+        Tokens inside a character have no event, so their ids are not known. But text is held only
+        because it may become a stop string: the character whose last token is known is one of a
+        stop's, and what comes before that token in it is what is missing.
+
+        Raises:
+            EngineError: the stops leave more than one possibility, or none.
+        """
+        assert self.vocabulary is not None
+        piece = self.vocabulary.piece(step.id)
+        if step.tokens == 1:
+            return piece
+        heads = {head for stop in self._job.stops for head in _heads(stop.encode(), piece)}
+        if len(heads) != 1:
+            raise EngineError(
+                f"{ENGINE} held back text that ends in {piece!r} and does not tell how it begins."
+            )
+        return heads.pop() + piece
 
     def _tokens_before(self, end: int) -> int:
         """How many tokens begin before a byte of the text.
@@ -285,3 +306,16 @@ class ChoiceStream:
                 count += (step.tokens - 2) * (position + 1 < end) + (after - size < end)
             position = after
         return count
+
+
+def _heads(stop: bytes, piece: bytes) -> Iterator[bytes]:
+    """What stands in a stop string before a piece that begins inside one of its characters."""
+    at = stop.find(piece)
+    while at > 0:
+        start = at
+        # Continuation bytes are 10xxxxxx.
+        while start > 0 and stop[start] & 0xC0 == 0x80:
+            start -= 1
+        if start < at:
+            yield stop[start:at]
+        at = stop.find(piece, at + 1)

@@ -99,9 +99,9 @@ async def test_bad_ids_are_refused(backend: LlamaServer) -> None:
 async def test_ids_are_used_verbatim(backend: LlamaServer) -> None:
     """Token ids give what their text gives, and are counted as they are."""
     ids = await backend.tokenize(COUNT.text, add_special=True, parse_special=True)
-    assert await run(backend, Generation(ids, 20, sampling=GREEDY)) == await run(
-        backend, Generation(COUNT, 20, sampling=GREEDY)
-    )
+    texts, finishes = await run(backend, Generation(ids, 20, sampling=GREEDY))
+    assert texts == (await run(backend, Generation(COUNT, 20, sampling=GREEDY)))[0]
+    assert finishes[0].prompt_tokens == len(ids) == 12
 
 
 async def test_control_tokens_can_be_text(backend: LlamaServer) -> None:
@@ -117,6 +117,17 @@ async def test_control_tokens_can_be_stops(backend: LlamaServer) -> None:
     texts, finishes = await run(backend, Generation(COUNT, 64, stops=stops, sampling=GREEDY))
     assert texts[0].startswith(b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.")
     assert finishes[0].completion_tokens == 24
+
+
+async def test_held_characters_of_several_tokens_are_not_lost(backend: LlamaServer) -> None:
+    """At the limit a character that may begin a stop comes back whole, its hidden token too."""
+    sampling = Sampling(temperature=0.0, extras={"grammar": 'root ::= "Zoë 漢"'})
+    prompt = Text(DEMO_CHATML.format("Say"))
+    for stops in (("ë !",), ("ë ?", "no", "xë !")):
+        job = Generation(prompt, 4, stops=stops, sampling=sampling)
+        texts, finishes = await run(backend, job)
+        assert texts[0].decode() == "Zoë "
+        assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 4)
 
 
 async def test_leaving_ends_the_work_in_the_server(
