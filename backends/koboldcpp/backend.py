@@ -7,8 +7,8 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,14 @@ from ..base import (
     Text,
     TokenIds,
 )
-from ..errors import ContextExceeded, EmptyPrompt, EngineError, LatimerError, Unsupported
+from ..errors import (
+    ContextExceeded,
+    EmptyPrompt,
+    EngineError,
+    EngineUnavailable,
+    LatimerError,
+    Unsupported,
+)
 from ..http import HttpUpstream
 from ..sse import EventParser
 from ..streams import ended
@@ -203,10 +210,15 @@ class KoboldCpp:
 
     async def _ask(self, method: str, path: str, payload: Any = None) -> Any:
         body = None if payload is None else orjson.dumps(payload)
-        async with self._upstream.send(method, path, body) as reply:
-            data = await reply.read()
-            if reply.status != 200:
-                raise to_error(reply.status, data)
+        try:
+            async with self._upstream.send(method, path, body) as reply:
+                data = await reply.read()
+                if reply.status != 200:
+                    raise to_error(reply.status, data)
+        except EngineUnavailable:
+            # Another model may be there when it comes back.
+            self._model = None
+            raise
         try:
             answer = orjson.loads(data)
         except orjson.JSONDecodeError:
@@ -296,11 +308,13 @@ class _Run:
             while not ended and not stream.stopped and stream.tokens < self._max_tokens:
                 before = stream.tokens
                 reason = None
-                async for text, reason in self._call(stream):  # noqa: B007
-                    if text:
-                        yield (Piece(choice, stream.feed(text)),)
-                    if stream.stopped:
-                        break
+                async with aclosing(self._call(stream)) as call:
+                    async for text, told in call:
+                        reason = told
+                        if text:
+                            yield (Piece(choice, stream.feed(text)),)
+                        if stream.stopped:
+                            break
                 await self.aclose()
                 ended = reason == "stop" and not stream.stopped
                 await self._count(stream, ended)
@@ -308,7 +322,7 @@ class _Run:
                     break
             yield (stream.finish(ended),)
 
-    async def _call(self, stream: ChoiceStream) -> AsyncIterator[tuple[str, str | None]]:
+    async def _call(self, stream: ChoiceStream) -> AsyncGenerator[tuple[str, str | None], None]:
         """Text of one call as it comes, and its finish reason with the last."""
         room = min(self._max_tokens - stream.tokens, longest_call(self._model.context))
         prompt = self._prompt + stream.text.decode()

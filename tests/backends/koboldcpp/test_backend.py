@@ -16,6 +16,7 @@ from latimer.backends.errors import (
     ContextExceeded,
     EmptyPrompt,
     EngineError,
+    EngineUnavailable,
     RequestError,
     Unsupported,
 )
@@ -231,6 +232,34 @@ async def test_a_failure_while_generating_is_an_error() -> None:
     event = b'event: message\ndata: {"token": "", "finish_reason": "error"}\n\n'
     with pytest.raises(EngineError, match="failed while generating"):
         await run(fake(lambda _: httpx2.Response(200, content=event)), Generation(COUNT, 5))
+
+
+async def test_a_koboldcpp_that_went_away_is_asked_anew() -> None:
+    """When it comes back, its model is read again: it may be another one."""
+    names = ["koboldcpp/one", None, "koboldcpp/two"]
+    seen: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/api/extra/version":
+            seen.append("version")
+            return httpx2.Response(200, json={"result": "KoboldCpp", "version": "1.76"})
+        if request.url.path == "/api/v1/model":
+            return httpx2.Response(200, json={"result": names[0]})
+        if request.url.path == "/api/extra/tokencount" and names[0] is None:
+            raise httpx2.ConnectError("gone")
+        if request.url.path == "/api/extra/true_max_context_length":
+            return httpx2.Response(200, json={"value": 2048})
+        return httpx2.Response(200, json={"value": 1, "ids": [0], "result": "<s>"})
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
+    backend = KoboldCpp(HttpxUpstream(client))
+    assert (await backend.model()).name == "koboldcpp/one"
+    names.pop(0)
+    with pytest.raises(EngineUnavailable):
+        await run(backend, Generation(COUNT, 5))
+    names.pop(0)
+    assert (await backend.model()).name == "koboldcpp/two"
+    assert len(seen) == 2
 
 
 async def test_busy_with_others_is_busy() -> None:
