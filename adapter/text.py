@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ..backends.stops import StopMatcher
 
@@ -19,19 +19,21 @@ class TextAssembler:
 
     __slots__ = ("_decoder", "_matcher")
 
-    def __init__(self, stops: Iterable[str]) -> None:
-        self._matcher = StopMatcher(stops)
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._matcher = StopMatcher(stops) if stops else None
         self._decoder = _decoder("replace")
 
     @property
     def stop(self) -> str | None:
         """The stop string that completed, if one did."""
-        return self._matcher.stop
+        return self._matcher.stop if self._matcher is not None else None
 
     def feed(self, data: bytes) -> str:
         """Return the text that is final after these bytes."""
-        return self._decoder.decode(self._matcher.feed(data))
+        if self._matcher is not None:
+            data = self._matcher.feed(data)
+        return self._decoder.decode(data)
 
     def flush(self) -> str:
         """Return what was held back, at the end of the stream."""
-        return self._decoder.decode(self._matcher.flush())
+        return self._decoder.decode(self._matcher.flush()) if self._matcher is not None else ""

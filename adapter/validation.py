@@ -81,26 +81,35 @@ def sampling_of(request: CompletionRequest | ChatRequest, capabilities: Capabili
     for name in ("presence_penalty", "frequency_penalty"):
         if getattr(request, name) and name in capabilities.refused:
             raise Unsupported(name, capabilities.engine, capabilities.refused[name])
-    bias = request.logit_bias or {}
     return Sampling(
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias=tuple((int(token), value) for token, value in bias.items()),
+        logit_bias=_biases(request.logit_bias),
         extras=extras,
     )
 
 
+def _biases(logit_bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+    if not logit_bias:
+        return ()
+    return tuple((int(token), bias) for token, bias in logit_bias.items())
+
+
 def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
     """Stop strings; null, an empty list and empty strings are none."""
-    stops = [stop] if isinstance(stop, str) else stop or []
+    if not stop:
+        return ()
+    stops = [stop] if isinstance(stop, str) else stop
     return tuple(dict.fromkeys(text for text in stops if text))
 
 
 def seeds_of(seed: int | None, count: int) -> tuple[int | None, ...]:
     """One seed per choice: the request's, counted up."""
-    return tuple(None if seed is None else seed + j for j in range(count))
+    if seed is None:
+        return (None,) * count
+    return tuple(range(seed, seed + count))
 
 
 def notes(
