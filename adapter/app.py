@@ -21,6 +21,7 @@ from .endpoints.models import list_models, retrieve_model
 from .errors import MethodNotAllowed, unexpected
 from .exchange import Exchange, Receive, Scope, Send
 from .guards import Keys
+from .printable import printable
 from .service import DEFAULT_MAX_BODY, Service
 
 log = logging.getLogger("latimer")
@@ -124,7 +125,7 @@ class OpenAIAdapter:
     def _find(self, scope: Scope) -> Found | None:
         """The endpoint of a path, below the prefix that the app is mounted under."""
         path, root = scope["path"], scope.get("root_path", "")
-        if root and path.startswith(root):
+        if root and path.startswith(root + "/"):
             path = path[len(root) :]
         found = self._endpoints.get(path)
         if found is None and path.startswith(self._models):
@@ -157,7 +158,9 @@ class OpenAIAdapter:
                 raise
             await exchange.error(error)
         except Exception:
-            log.error("request %s failed\n%s", exchange.request_id, _trace())
+            # What a request put into an error must not steer the terminal of who reads the log.
+            trace = printable(traceback.format_exc(), keep="\n")
+            log.error("request %s failed\n%s", exchange.request_id, trace)
             if exchange.started:
                 raise
             status, body = unexpected()
@@ -172,14 +175,6 @@ class OpenAIAdapter:
                 await self.aclose()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
-
-
-def _trace() -> str:
-    """The traceback of the error at hand; what a request put into it cannot steer a terminal."""
-    text = traceback.format_exc()
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
-    )
 
 
 class OpenAIMiddleware:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from .printable import printable
+
 if TYPE_CHECKING:
     from ..backends.base import Backend
     from .config import Settings
@@ -126,7 +128,7 @@ async def _check(settings: Settings) -> int:
     try:
         backend = await _backend(settings)
     except Exception as error:
-        click.echo(_printable(str(error)))
+        click.echo(printable(str(error)))
         return EXIT_CHECK
     try:
         reachable, rows = await describe(backend)
@@ -134,7 +136,7 @@ async def _check(settings: Settings) -> int:
         await backend.aclose()
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        click.echo(f"{name:<{width}}  {_printable(value)}")
+        click.echo(f"{name:<{width}}  {printable(value)}")
     return 0 if reachable else EXIT_CHECK
 
 
@@ -177,7 +179,7 @@ async def _serve(settings: Settings) -> None:
     names = settings.model_name or [model.name]
     listening = f"http://{settings.host}:{settings.port}/v1"
     click.echo(
-        f"Latimer serves {_printable(', '.join(names))} ({backend.capabilities.engine}, "
+        f"Latimer serves {printable(', '.join(names))} ({backend.capabilities.engine}, "
         f"{model.context} tokens) at {listening}",
         err=True,
     )
@@ -220,11 +222,6 @@ class _Progress:
             click.echo(f"\rLoading the model … {percent:3d} %{end}", nl=False, err=True)
 
 
-def _printable(text: str) -> str:
-    """Text of an engine or a request, with what would steer a terminal made visible."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def _fail(message: str) -> NoReturn:
-    click.echo(f"Latimer cannot start: {_printable(message)}", err=True)
+    click.echo(f"Latimer cannot start: {printable(message)}", err=True)
     sys.exit(EXIT_START)

@@ -83,7 +83,7 @@ async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
         ("model", model.name),
         ("context", f"{model.context} tokens"),
         ("chat template", "the model's own" if model.template else "none: Alpaca is used"),
-        ("adds BOS", f"yes ({model.bos_token})" if model.adds_bos else "no, or by itself"),
+        ("adds BOS", f"yes ({model.bos_token})" if model.adds_bos else "no"),
         ("fingerprint", model.fingerprint),
         ("engine's own replies", "yes (oai_compat: false)" if capabilities.native else "no"),
         ("sampling extras", ", ".join(sorted(capabilities.extras))),

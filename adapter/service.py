@@ -29,14 +29,14 @@ class Service:
     strict: bool = False
     max_body: int = DEFAULT_MAX_BODY
 
-    async def names_of(self, model: Model) -> Sequence[str]:
+    def names_of(self, model: Model) -> Sequence[str]:
         """The names that `/v1/models` lists."""
         return self.names or (model.name,)
 
     async def resolve(self, name: str) -> Model:
         """The model that a request means; an unknown name is a 404 (contract 1.4)."""
         model = await self.backend.model()
-        if not self.any_model and name not in (self.names or (model.name,)):
+        if not self.any_model and name not in self.names_of(model):
             raise RequestError(
                 f"The model `{name}` does not exist or you do not have access to it.",
                 None,

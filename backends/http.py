@@ -144,7 +144,7 @@ class HttpUpstream:
 class _Exchange:
     """One request and its answer; also the `Reply`."""
 
-    __slots__ = ("_connection", "_request", "_timer", "_upstream", "content_type", "status")
+    __slots__ = ("_connection", "_request", "_upstream", "content_type", "status")
 
     def __init__(self, upstream: HttpUpstream, request: bytes) -> None:
         self._upstream = upstream

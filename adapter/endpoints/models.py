@@ -17,14 +17,14 @@ async def list_models(exchange: Exchange, service: Service) -> None:
     model = await service.backend.model()
     reply: ModelList = {
         "object": "list",
-        "data": [_object(name, model) for name in service.names or (model.name,)],
+        "data": [_object(name, model) for name in service.names_of(model)],
     }
     await exchange.reply(200, orjson.dumps(reply))
 
 
 async def retrieve_model(exchange: Exchange, service: Service, name: str) -> None:
     """Answer with one model; slashes in its name may be URL-encoded, once or twice."""
-    names = service.names or ((await service.backend.model()).name,)
+    names = service.names_of(await service.backend.model())
     if name not in names and unquote(name) in names:
         name = unquote(name)
     model = await service.resolve(name)

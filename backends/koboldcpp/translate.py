@@ -145,7 +145,6 @@ class ChoiceStream:
         self._released = 0
         self._call_start = 0
         self._tokens = 0
-        self._cut_tokens: int | None = None
         self.text = b""
 
     @property

@@ -216,9 +216,7 @@ class LlamaCpp:
                 model = LoadedModel(self._path, self._gpu_layers, self._progress)
                 stack.callback(model.close)
                 length = self._context or min(model.trained_context, DEFAULT_CONTEXT)
-                settings = Settings(
-                    self._path, length, self._sequences, BATCH, self._threads, self._gpu_layers
-                )
+                settings = Settings(length, self._sequences, BATCH, self._threads)
                 context = Context(model, settings)
                 stack.callback(context.close)
                 vocabulary = Vocabulary(model)

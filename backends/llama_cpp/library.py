@@ -33,23 +33,19 @@ def _keep_errors(level: int, text: bytes, _data: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to load a model.
+    """How large a context is, and how it computes.
 
     Args:
-        path: the GGUF file.
         context: tokens of prompt and completion for each sequence.
         sequences: how many run side by side.
         batch: the most tokens that one decode takes.
         threads: CPU threads.
-        gpu_layers: layers on the GPU; negative for all.
     """
 
-    path: Path
     context: int
     sequences: int
     batch: int
     threads: int
-    gpu_layers: int
 
 
 def start() -> None:
@@ -94,12 +90,6 @@ class LoadedModel:
             raise EngineError(f"{path} is an encoder model; only decoders generate text here.")
         self.vocab = llama_cpp.llama_model_get_vocab(self.pointer)
         self.trained_context: int = llama_cpp.llama_model_n_ctx_train(self.pointer)
-
-    def meta(self, key: str) -> str | None:
-        """A value of the file's metadata."""
-        buffer = ctypes.create_string_buffer(1024)
-        size = llama_cpp.llama_model_meta_val_str(self.pointer, key.encode(), buffer, len(buffer))
-        return buffer.value.decode(errors="replace") if size >= 0 else None
 
     def template(self) -> str | None:
         """The chat template, None where the file has none."""

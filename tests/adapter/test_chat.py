@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx2
 from latimer.schemas.openai.chat import ChatChunk, ChatCompletion
 from pydantic import TypeAdapter
+from support.replies import chunks_in
 
 REPLY = TypeAdapter(ChatCompletion)
 CHUNK = TypeAdapter(ChatChunk)
@@ -31,10 +31,7 @@ async def chunks_of(client: httpx2.AsyncClient, **body: Any) -> list[Any]:
         "/v1/chat/completions",
         json={"model": "demo", "temperature": 0, "messages": FRANCE, "stream": True, **body},
     )
-    assert reply.status_code == 200, reply.text
-    *events, done, rest = reply.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events]
+    return chunks_in(reply)
 
 
 async def test_a_reply_is_openais_to_the_last_key(client: httpx2.AsyncClient) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx2
@@ -10,6 +9,7 @@ import pytest
 from latimer.schemas.openai.completions import Completion, CompletionChunk
 from pydantic import TypeAdapter
 from support.recordings import DEMO_CHATML
+from support.replies import chunks_in
 
 COUNT = DEMO_CHATML.format("Count to 12.")
 FRANCE = DEMO_CHATML.format("What is the capital of France?")
@@ -32,11 +32,7 @@ async def chunks_of(client: httpx2.AsyncClient, **body: Any) -> list[Any]:
         "/v1/completions",
         json={"model": "demo", "temperature": 0, "prompt": COUNT, "stream": True, **body},
     )
-    assert reply.status_code == 200, reply.text
-    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
-    *events, done, rest = reply.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events]
+    return chunks_in(reply)
 
 
 async def test_a_reply_is_openais_to_the_last_key(client: httpx2.AsyncClient) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 from support.recordings import prompts
+from support.replies import chunks_in
 
 PROMPTS = prompts()
 
@@ -50,9 +51,7 @@ async def ask(client: httpx2.AsyncClient, body: dict[str, Any]) -> tuple[str, st
         value = reply.json()
         choice = value["choices"][0]
         return choice["text"], choice["finish_reason"], json.dumps(value["usage"])
-    *frames, done, rest = reply.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    chunks = [json.loads(frame.removeprefix("data: ")) for frame in frames]
+    chunks = chunks_in(reply)
     choices = [chunk["choices"][0] for chunk in chunks[:-1]]
     reasons = [c["finish_reason"] for c in choices if c["finish_reason"]]
     assert len(reasons) == 1

@@ -49,7 +49,7 @@ class Engine:
 
     def __init__(self, sequences: int) -> None:
         self.model = LoadedModel(DEMO_MODEL, 0)
-        settings = Settings(DEMO_MODEL, 512, sequences, 64, 2, 0)
+        settings = Settings(512, sequences, 64, 2)
         self.context = Context(self.model, settings)
         self.vocabulary = Vocabulary(self.model)
         self.posts: list[list[Delivery]] = []
