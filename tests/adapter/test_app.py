@@ -254,6 +254,13 @@ async def test_mounted_under_a_prefix(backend: LlamaCpp) -> None:
             assert reply.json()["error"]["message"] == "Invalid URL (GET /ai/v1/nothing)"
 
 
+async def test_a_root_path_is_a_whole_segment(backend: LlamaCpp) -> None:
+    """A proxy's root path that only begins like a path of ours takes nothing off it."""
+    transport = httpx2.ASGITransport(OpenAIAdapter(backend), root_path="/v")
+    async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
+        assert (await client.get("/v1/models")).is_success
+
+
 async def test_the_middleware_answers_openais_paths_only(backend: LlamaCpp) -> None:
     """Everything outside `/v1`'s known paths is the app's own."""
 

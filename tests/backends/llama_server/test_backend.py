@@ -89,6 +89,13 @@ async def test_what_does_not_fit_is_refused(backend: LlamaServer) -> None:
     assert texts[0].endswith(b"12.")
 
 
+async def test_without_a_limit_the_context_is_the_limit(backend: LlamaServer) -> None:
+    """The completion ends where the context does, as it does in process."""
+    endless = Sampling(temperature=0.0, extras={"ignore_eos": True})
+    _, finishes = await run(backend, Generation(COUNT, None, sampling=endless))
+    assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 2048 - 12)
+
+
 async def test_bad_ids_are_refused(backend: LlamaServer) -> None:
     """An id beyond the vocabulary is the client's mistake."""
     with pytest.raises(RequestError) as caught:
