@@ -140,9 +140,9 @@ class Exchange:
             ]
         await self._send({"type": "http.response.start", "status": status, "headers": head})
 
-    async def chunk(self, data: bytes, more: bool = True) -> None:
-        """Send a part of the body."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+    def chunk(self, data: bytes, more: bool = True) -> Awaitable[None]:
+        """Send a part of the body; no coroutine of its own, as this is the road of every token."""
+        return self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 async def unless_disconnected(exchange: Exchange, work: Awaitable[None]) -> None:

@@ -46,14 +46,20 @@ def render(model: Model, messages: Sequence[Message]) -> str:
     source = model.template if model.template is not None else ALPACA
     template = _compile(source)
     try:
-        prompt = template.render(
-            messages=[_plain(message, source) for message in messages],
-            add_generation_prompt=True,
-            bos_token=model.bos_token,
-            eos_token=model.eos_token,
-            tools=None,
-            documents=None,
+        variables = {
+            **template.globals,
+            "messages": [_plain(message, source) for message in messages],
+            "add_generation_prompt": True,
+            "bos_token": model.bos_token,
+            "eos_token": model.eos_token,
+            "tools": None,
+            "documents": None,
+        }
+        # What `template.render` does, without copying the variables two times more.
+        context = template.environment.context_class(
+            template.environment, variables, template.name, template.blocks
         )
+        prompt = "".join(template.root_render_func(context))
     except _TemplateError as error:
         raise RequestError(
             f"The model's chat template refuses these messages: {error}", "messages"

@@ -190,26 +190,20 @@ class _Exchange:
         else:
             connection.close()
 
-    def chunks(self) -> _Exchange:
+    def chunks(self) -> _Connection:
         """See `Reply.chunks`."""
-        return self
-
-    def __aiter__(self) -> _Exchange:
-        return self
-
-    async def __anext__(self) -> bytes:
-        data = await self._connection.read()
-        if not data:
-            raise StopAsyncIteration
-        return data
+        return self._connection
 
     async def read(self) -> bytes:
         """See `Reply.read`."""
-        return b"".join([chunk async for chunk in self])
+        return b"".join([chunk async for chunk in self._connection])
 
 
 class _Connection(asyncio.Protocol):
-    """A connection; parses one answer after the other."""
+    """A connection; parses one answer after the other, and iterates over its body.
+
+    Every coroutine between a token and its task costs: iterating is one, and waits by itself.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -218,10 +212,10 @@ class _Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.last = 0.0
         self._address = ""
+        self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
         self._size = 0
         self._paused = False
@@ -245,12 +239,17 @@ class _Connection(asyncio.Protocol):
         upstream.watch(self)
         self._transport.write(request)
 
-    async def read(self) -> bytes:
-        """What has arrived of the body, at least a byte; empty at its end."""
+    def __aiter__(self) -> _Connection:
+        return self
+
+    async def __anext__(self) -> bytes:
         while not self._body:
             if self.complete:
-                return b""
-            await self.wait()
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            self._waiter = self.loop.create_future()
+            await self._waiter
         data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
         self._size = 0
@@ -270,15 +269,14 @@ class _Connection(asyncio.Protocol):
         if self._error is not None:
             raise self._error
         self._waiter = self.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        await self._waiter
 
     def _wake(self) -> None:
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _fail(self, error: Exception) -> None:
         self._error = error

@@ -32,7 +32,8 @@ from typing import Any
 from latimer.backends.llama_server.translate import NEUTRAL
 
 TOKENS = 8
-PACED_TOKENS = 100
+PACED_TOKENS = 250
+RAMP_SECONDS = 2.0
 INTERVAL = 0.02
 CLOCK = os.sysconf("SC_CLK_TCK")
 
@@ -228,14 +229,14 @@ async def load(port: int, request: bytes, end: bytes, clients: int, seconds: flo
 
 
 async def streams(port: int, request: bytes, count: int) -> list[StreamClient]:
-    """Paced streams side by side, begun within a second."""
+    """Paced streams side by side; the last begins when the first has three fifths left."""
     loop = asyncio.get_running_loop()
     made: list[StreamClient] = []
     for _ in range(count):
         client = StreamClient(request)
         await loop.create_connection(lambda client=client: client, "127.0.0.1", port)  # type: ignore[misc]
         made.append(client)
-        await asyncio.sleep(1.0 / count)
+        await asyncio.sleep(RAMP_SECONDS / count)
     await asyncio.gather(*(client.done for client in made))
     return made
 
