@@ -48,7 +48,7 @@ record: $(VENV)/test
 lock:
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv
 	$(VENV)-lock/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --upgrade \
-		--universal --python-version 3.11 --extra llama-cpp --group test pyproject.toml \
+		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --group test pyproject.toml \
 		-o requirements.lock
 	rm -rf $(VENV)-lock
 

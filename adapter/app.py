@@ -52,6 +52,8 @@ class Options(TypedDict, total=False):
         cors_origins: which web pages may use the API from a browser; by default all.
         max_body: the largest request body, in bytes; by default 32 MiB.
         strict: refuse unknown fields, and what the engine does only nearly.
+        logit_bias_vocabulary: the vocabulary that requests' token ids are of, by tiktoken's name
+            (`cl100k_base`); by default the model's own.
     """
 
     model_names: Sequence[str]
@@ -60,6 +62,7 @@ class Options(TypedDict, total=False):
     cors_origins: Sequence[str]
     max_body: int
     strict: bool
+    logit_bias_vocabulary: str | None
 
 
 class OpenAIAdapter:
@@ -86,6 +89,7 @@ class OpenAIAdapter:
             options.get("any_model", False),
             options.get("strict", False),
             options.get("max_body", DEFAULT_MAX_BODY),
+            options.get("logit_bias_vocabulary"),
         )
         self._keys = Keys(options.get("api_keys", ()))
         endpoints = {

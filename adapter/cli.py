@@ -41,6 +41,12 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--context", type=int, help="Tokens of prompt and completion, in process."),
         click.option("--threads", type=int, help="CPU threads, in process."),
         click.option("--gpu-layers", type=int, help="Layers on the GPU; -1 is all (the default)."),
+        click.option(
+            "--exact",
+            is_flag=True,
+            default=None,
+            help="In process: log-probabilities that do not depend on what else runs; slower.",
+        ),
     )
     for decorator in reversed(decorators):
         command = decorator(command)
@@ -90,6 +96,11 @@ def main() -> None:
 @click.option("--cors-origin", multiple=True, help="Web pages that may call it.  [*]")
 @click.option("--max-body", type=int, help="Largest request body in bytes.  [33554432]")
 @click.option("--strict", is_flag=True, default=None, help="Refuse unknown fields and near misses.")
+@click.option(
+    "--logit-bias-vocabulary",
+    metavar="NAME",
+    help="Token ids of requests are of this vocabulary: cl100k_base, o200k_base …",
+)
 @click.option("--drain", type=int, help="Seconds for running requests after SIGTERM.  [30]")
 @_loading
 def serve(settings: Settings) -> None:
@@ -161,8 +172,11 @@ async def _serve(settings: Settings) -> None:
 
     from ..backends.errors import LatimerError
     from .app import OpenAIAdapter
+    from .vocabularies import load
 
     try:
+        if settings.logit_bias_vocabulary is not None:
+            load(settings.logit_bias_vocabulary)
         backend = await _backend(settings)
         model = await backend.model()
     except LatimerError as error:
@@ -175,6 +189,7 @@ async def _serve(settings: Settings) -> None:
         cors_origins=settings.cors_origin,
         max_body=settings.max_body,
         strict=settings.strict,
+        logit_bias_vocabulary=settings.logit_bias_vocabulary,
     )
     names = settings.model_name or [model.name]
     listening = f"http://{settings.host}:{settings.port}/v1"

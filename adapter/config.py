@@ -44,6 +44,10 @@ class Settings(BaseSettings):
     context: Annotated[int, Field(ge=1)] | None = None
     threads: Annotated[int, Field(ge=1)] | None = None
     gpu_layers: int = -1
+    exact: bool = False
+    logit_bias_vocabulary: str | None = Field(
+        None, description="Whose token ids clients send: cl100k_base, o200k_base …"
+    )
 
     @field_validator("model_name", "cors_origin", "api_key", mode="before")
     @classmethod

@@ -33,6 +33,7 @@ async def backend_of(
             context=settings.context,
             threads=settings.threads,
             gpu_layers=settings.gpu_layers,
+            exact=settings.exact,
             progress=progress,
         )
     kind = settings.backend if settings.backend != "auto" else await _probe(model, key)

@@ -43,7 +43,11 @@ class Frames:
             around = self._cache[index] = self._around(index)
         return around[0] + orjson.dumps(text) + around[1]
 
-    def end(self, index: int, reason: FinishReason) -> bytes:
+    def logged(self, index: int, text: str, logprobs: Any) -> bytes:
+        """A frame that adds text with its tokens; None where no token begins in the text."""
+        raise NotImplementedError
+
+    def end(self, index: int, reason: FinishReason, logprobs: Any = None) -> bytes:
         """The frame that ends a choice."""
         raise NotImplementedError
 
@@ -63,24 +67,22 @@ class Frames:
 
 
 class CompletionFrames(Frames):
-    """Chunks of `/v1/completions`.
-
-    Args:
-        echoes: for each choice the prompt that is sent before its text; empty without echo.
-    """
-
-    def __init__(self, head: Mapping[str, Any], include_usage: bool, echoes: list[str]) -> None:
-        super().__init__(head, include_usage)
-        self._echoes = echoes
+    """Chunks of `/v1/completions`."""
 
     def start(self, index: int) -> bytes:
-        """See `Frames.start`."""
-        echo = self._echoes[index] if self._echoes else ""
-        return self.text(index, echo) if echo else b""
+        """See `Frames.start`: a completion has nothing before its text."""
+        return b""
 
-    def end(self, index: int, reason: FinishReason) -> bytes:
+    def logged(self, index: int, text: str, logprobs: Any) -> bytes:
+        """See `Frames.logged`."""
+        return self._choice(index, text, logprobs, None)
+
+    def end(self, index: int, reason: FinishReason, logprobs: Any = None) -> bytes:
         """See `Frames.end`."""
-        choice = {"text": "", "index": index, "logprobs": None, "finish_reason": reason}
+        return self._choice(index, "", logprobs, reason)
+
+    def _choice(self, index: int, text: str, logprobs: Any, reason: FinishReason | None) -> bytes:
+        choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
         return self._head + orjson.dumps(choice) + self._tail
 
     def _around(self, index: int) -> tuple[bytes, bytes]:
@@ -89,19 +91,33 @@ class CompletionFrames(Frames):
 
 
 class ChatFrames(Frames):
-    """Chunks of `/v1/chat/completions`."""
+    """Chunks of `/v1/chat/completions`.
+
+    Args:
+        logprobs: what the first chunk's `logprobs` is: null, or an object without tokens.
+    """
+
+    def __init__(self, head: Mapping[str, Any], include_usage: bool, logprobs: Any = None) -> None:
+        super().__init__(head, include_usage)
+        self._logprobs = logprobs
 
     def start(self, index: int) -> bytes:
         """See `Frames.start`: the role, once."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return self._choice(index, delta, None)
+        return self._choice(index, delta, self._logprobs, None)
 
-    def end(self, index: int, reason: FinishReason) -> bytes:
-        """See `Frames.end`."""
-        return self._choice(index, {}, reason)
+    def logged(self, index: int, text: str, logprobs: Any) -> bytes:
+        """See `Frames.logged`."""
+        return self._choice(index, {"content": text}, logprobs, None)
 
-    def _choice(self, index: int, delta: Mapping[str, Any], reason: FinishReason | None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def end(self, index: int, reason: FinishReason, logprobs: Any = None) -> bytes:
+        """See `Frames.end`; the last chunk of chat has no log-probabilities (contract 3.5)."""
+        return self._choice(index, {}, None, reason)
+
+    def _choice(
+        self, index: int, delta: Mapping[str, Any], logprobs: Any, reason: FinishReason | None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self._head + orjson.dumps(choice) + self._tail
 
     def _around(self, index: int) -> tuple[bytes, bytes]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..backends.base import Backend, Batch, Event, Finish, Generation, Piece, Stream
+from ..backends.base import Backend, Batch, Event, Finish, Generation, Piece, PromptTokens, Stream
 from ..backends.errors import EngineError, LatimerError
 from ..backends.streams import merged
 from ..schemas.openai.common import FinishReason, Usage
-from .choice import Choice
+from .choice import Choice, Delta, Echo
 from .exchange import EVENT_STREAM, Exchange
 from .frames import Frames
+from .logprobs import Entry, mean
+from .validation import note_inexact
 
 
 class Plan(NamedTuple):
@@ -20,45 +22,56 @@ class Plan(NamedTuple):
 
     Args:
         jobs: one per prompt; choice j of job i has the index `i * choices + j`.
+        choices: how many each prompt gets.
         usage: how the endpoint counts tokens.
         frames: how it streams.
+        echoes: what of its prompt each job's choices show; empty where none shows anything.
+        logprobs: how entries are shown, None where nobody asked for them.
+        best: how many choices of each prompt are kept: those with the highest mean
+            log-probability, best first (contract 2.8). None keeps all, in their order.
+        strict: whether an answer that is only nearly right is refused.
         translate: turns an error of the jobs into the endpoint's own words.
     """
 
     jobs: Sequence[Generation]
     choices: int
     usage: Callable[[Sequence[Finish], int], Usage]
-    frames: Frames | None
+    frames: Frames | None = None
+    echoes: Sequence[Echo] = ()
+    logprobs: Callable[[Sequence[Entry]], Any] | None = None
+    best: int | None = None
+    strict: bool = False
     translate: Callable[[LatimerError], LatimerError] = lambda error: error
 
 
 class Result(NamedTuple):
-    """A choice that has ended."""
+    """A choice that has ended; `score` is its mean log-probability, where it is to be ranked."""
 
     text: str
     finish_reason: FinishReason
+    logprobs: Any
+    score: float
 
 
-async def fold(backend: Backend, plan: Plan) -> tuple[list[Result], Usage]:
+async def fold(exchange: Exchange, backend: Backend, plan: Plan) -> tuple[list[Result], Usage]:
     """Run a plan to its end: the fold of the stream that would have been sent."""
-    choices = _choices(plan)
-    parts: list[list[bytes]] = [[] for _ in choices]
-    results: list[Result | None] = [None] * len(choices)
+    folds = [_Fold(choice, plan) for choice in _choices(plan)]
     try:
         async with _opened(backend, plan.jobs, plan.choices) as batches:
             async for batch in batches:
                 for event in batch:
-                    index = event.choice
-                    if isinstance(event, Piece):
-                        parts[index].append(event.data)
+                    if isinstance(event, PromptTokens):
+                        for one in folds[event.choice : event.choice + plan.choices]:
+                            one.prompt(event)
                     else:
-                        text = choices[index].feed(b"".join(parts[index]))
-                        rest, reason = choices[index].end(event)
-                        results[index] = Result(text + rest, reason)
-        usage = plan.usage(_finishes(choices), plan.choices)
+                        folds[event.choice].feed(event)
+        finishes = _finishes([one.choice for one in folds])
+        _note(exchange, backend, plan, finishes)
+        usage = plan.usage(finishes, plan.choices)
     except LatimerError as error:
         raise plan.translate(error) from error
-    return [result for result in results if result is not None], usage
+    results = [one.result for one in folds if one.result is not None]
+    return _best(results, plan), usage
 
 
 async def stream(exchange: Exchange, backend: Backend, plan: Plan) -> None:
@@ -69,12 +82,17 @@ async def stream(exchange: Exchange, backend: Backend, plan: Plan) -> None:
     frames = plan.frames
     assert frames is not None
     choices = _choices(plan)
-    writer = _Writer(frames, choices)
+    writer = _Writer(frames, choices, plan)
+    late = plan.logprobs is not None and backend.capabilities.late_logprobs
     try:
         async with _opened(backend, plan.jobs, plan.choices) as batches:
+            if late:
+                batches = _all_at_once(batches)
             async for batch in batches:
                 data = writer.write(batch)
                 if not exchange.started:
+                    if late:
+                        _note(exchange, backend, plan, _finishes(choices))
                     await exchange.start(200, EVENT_STREAM)
                 if data:
                     await exchange.chunk(data)
@@ -87,49 +105,123 @@ async def stream(exchange: Exchange, backend: Backend, plan: Plan) -> None:
     await exchange.chunk(frames.close(usage), more=False)
 
 
+class _Fold:
+    """A choice whose events are put together.
+
+    Text is joined as bytes and fed at its end: nobody sees it before.
+    """
+
+    __slots__ = ("_entries", "_parts", "_plan", "_prompt", "_tokens", "choice", "result")
+
+    def __init__(self, choice: Choice, plan: Plan) -> None:
+        self.choice = choice
+        self._plan = plan
+        self._prompt = choice.start()
+        self._parts: list[bytes] = []
+        self._tokens: list[Any] = []
+        self.result: Result | None = None
+
+    def prompt(self, event: PromptTokens) -> None:
+        self._prompt = self.choice.prompt(event)
+
+    def feed(self, event: Piece | Finish) -> None:
+        if isinstance(event, Piece):
+            self._parts.append(event.data)
+            if event.tokens:
+                self._tokens += event.tokens
+            return
+        plan = self._plan
+        delta = self.choice.feed(b"".join(self._parts), self._tokens)
+        rest, reason = self.choice.end(event)
+        text = self._prompt.text + delta.text + rest.text
+        shown, score = None, 0.0
+        if plan.logprobs is not None or plan.best is not None:
+            generated = [*delta.entries, *rest.entries]
+            if plan.logprobs is not None:
+                shown = plan.logprobs([*self._prompt.entries, *generated])
+            score = mean(generated, event.end)
+        self.result = Result(text, reason, shown, score)
+
+
+def _best(results: list[Result], plan: Plan) -> list[Result]:
+    """The choices that are kept, best first for each prompt."""
+    if plan.best is None:
+        return results
+    kept: list[Result] = []
+    for start in range(0, len(results), plan.choices):
+        candidates = results[start : start + plan.choices]
+        kept += sorted(candidates, key=lambda result: -result.score)[: plan.best]
+    return kept
+
+
 class _Writer:
     """Events to frames, so that no choice appears before the one with the next lower index.
 
     The SDK's stream helper fails when index 1 comes before index 0 (contract 3.5).
     """
 
-    def __init__(self, frames: Frames, choices: Sequence[Choice]) -> None:
+    def __init__(self, frames: Frames, choices: Sequence[Choice], plan: Plan) -> None:
         self._frames = frames
         self._choices = choices
+        self._plan = plan
+        self._starts = [choice.start() for choice in choices]
         self._shown = 0
         self._waiting: dict[int, list[bytes]] = {}
 
     def write(self, batch: Batch) -> bytes:
         out: list[bytes] = []
         for event in batch:
-            index = event.choice
-            data = self._frame(event)
-            if index > self._shown:
-                self._waiting.setdefault(index, []).append(data)
-                continue
-            if index == self._shown:
-                out.append(self._frames.start(index))
-                self._shown += 1
-            out.append(data)
-            while self._shown in self._waiting:
-                out.append(self._frames.start(self._shown))
-                out += self._waiting.pop(self._shown)
-                self._shown += 1
+            if isinstance(event, PromptTokens):
+                for index in range(event.choice, event.choice + self._plan.choices):
+                    self._place(index, self._delta(index, self._choices[index].prompt(event)), out)
+            else:
+                self._place(event.choice, self._frame(event), out)
         return b"".join(out)
 
-    def _frame(self, event: Event) -> bytes:
+    def _place(self, index: int, data: bytes, out: list[bytes]) -> None:
+        """Put a choice's frame out, or aside while a choice before it has not begun."""
+        if index > self._shown:
+            self._waiting.setdefault(index, []).append(data)
+            return
+        if index == self._shown:
+            out.append(self._start(index))
+            self._shown += 1
+        out.append(data)
+        while self._shown in self._waiting:
+            out.append(self._start(self._shown))
+            out += self._waiting.pop(self._shown)
+            self._shown += 1
+
+    def _start(self, index: int) -> bytes:
+        return self._frames.start(index) + self._delta(index, self._starts[index])
+
+    def _frame(self, event: Piece | Finish) -> bytes:
         index = event.choice
         choice = self._choices[index]
         if isinstance(event, Piece):
-            text = choice.feed(event.data)
-            return self._frames.text(index, text) if text else b""
+            return self._delta(index, choice.feed(event.data, event.tokens))
         rest, reason = choice.end(event)
-        end = self._frames.end(index, reason)
-        return self._frames.text(index, rest) + end if rest else end
+        show = self._plan.logprobs
+        end = self._frames.end(index, reason, show(()) if show is not None else None)
+        return self._delta(index, rest) + end
+
+    def _delta(self, index: int, delta: Delta) -> bytes:
+        text, entries = delta
+        if not text and not entries:
+            return b""
+        if self._plan.logprobs is None:
+            return self._frames.text(index, text)
+        return self._frames.logged(index, text, self._plan.logprobs(entries))
 
 
 def _choices(plan: Plan) -> list[Choice]:
-    return [Choice(job.stops) for job in plan.jobs for _ in range(plan.choices)]
+    if not plan.echoes:
+        return [Choice(job.stops) for job in plan.jobs for _ in range(plan.choices)]
+    return [
+        Choice(job.stops, echo)
+        for job, echo in zip(plan.jobs, plan.echoes, strict=True)
+        for _ in range(plan.choices)
+    ]
 
 
 def _finishes(choices: Sequence[Choice]) -> list[Finish]:
@@ -137,6 +229,20 @@ def _finishes(choices: Sequence[Choice]) -> list[Finish]:
     if len(finishes) != len(choices):
         raise EngineError("The engine ended its answer before every choice was finished.")
     return finishes
+
+
+def _note(exchange: Exchange, backend: Backend, plan: Plan, finishes: Sequence[Finish]) -> None:
+    """Say in a header what of the answer is only nearly right; under `strict`, refuse."""
+    names = {name for finish in finishes for name in finish.inexact}
+    if names:
+        note_inexact(exchange, names, backend.capabilities, plan.strict)
+
+
+async def _all_at_once(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
+    events: list[Event] = []
+    async for batch in batches:
+        events += batch
+    yield events
 
 
 def _opened(backend: Backend, jobs: Sequence[Generation], choices: int) -> Stream:

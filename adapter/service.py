@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..backends.base import Backend, Generation, Model
+from ..backends.base import Backend, Generation, Model, Sampling
 from ..backends.errors import RequestError
+from ..schemas.openai.chat import ChatRequest
+from ..schemas.openai.completions import CompletionRequest
 from .exchange import Exchange
+from .vocabularies import to_model
 
 DEFAULT_MAX_BODY = 32 * 1024 * 1024
 
@@ -21,6 +24,8 @@ class Service:
         any_model: accept every name.
         strict: refuse unknown fields, and what the engine does only nearly.
         max_body: the largest body taken, in bytes.
+        vocabulary: the vocabulary that requests' token ids are of, by tiktoken's name; the
+            model's own by default.
     """
 
     backend: Backend
@@ -28,6 +33,7 @@ class Service:
     any_model: bool = False
     strict: bool = False
     max_body: int = DEFAULT_MAX_BODY
+    vocabulary: str | None = None
 
     def names_of(self, model: Model) -> Sequence[str]:
         """The names that `/v1/models` lists."""
@@ -44,6 +50,17 @@ class Service:
                 404,
             )
         return model
+
+
+async def in_model_vocabulary(
+    request: CompletionRequest | ChatRequest, sampling: Sampling, service: Service
+) -> tuple[Sampling, Sequence[str]]:
+    """Sampling with the biases on the model's own tokens, and what of it is only nearly right."""
+    vocabulary = request.logit_bias_vocabulary or service.vocabulary
+    if vocabulary is None or not sampling.logit_bias:
+        return sampling, ()
+    biases, exact = await to_model(vocabulary, sampling.logit_bias, service.backend)
+    return sampling._replace(logit_bias=biases), () if exact else ("logit_bias",)
 
 
 async def pass_native(exchange: Exchange, service: Service, job: Generation, stream: bool) -> None:

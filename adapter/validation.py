@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -13,7 +13,8 @@ from ..backends.errors import RequestError, Unsupported
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.common import SAMPLING_EXTRAS, Request
 from ..schemas.openai.completions import CompletionRequest
-from .errors import Header, from_validation
+from .errors import from_validation
+from .exchange import Exchange
 
 T = TypeVar("T")
 
@@ -113,27 +114,43 @@ def seeds_of(seed: int | None, count: int) -> tuple[int | None, ...]:
 
 
 def notes(
-    request: Request, sampling: Sampling, capabilities: Capabilities, strict: bool
-) -> list[Header]:
-    """Headers that say what was ignored and what is done only nearly; under `strict`, errors."""
+    exchange: Exchange,
+    request: Request,
+    sampling: Sampling,
+    capabilities: Capabilities,
+    strict: bool,
+    inexact: Iterable[str] = (),
+) -> None:
+    """Say in headers what was ignored and what is done only nearly; under `strict`, refuse.
+
+    Args:
+        inexact: what is done only nearly for another reason than the engine.
+    """
     ignored = sorted(unknown_fields(request))
-    inexact = sorted(
+    nearly = {
         name
         for name in capabilities.inexact
         if name in sampling.extras or name == "usage" or getattr(sampling, name, None)
-    )
+    }
+    nearly.update(inexact)
     if strict and ignored:
         raise RequestError(f"Unknown parameter: '{ignored[0]}'.", ignored[0], "unknown_parameter")
-    if strict and inexact:
-        raise Unsupported(
-            inexact[0], capabilities.engine, "It does so only nearly, and the server is strict."
-        )
-    headers = []
     if ignored:
-        headers.append((b"x-latimer-ignored", _listed(ignored)))
-    if inexact:
-        headers.append((b"x-latimer-inexact", _listed(inexact)))
-    return headers
+        exchange.headers.append((b"x-latimer-ignored", _listed(ignored)))
+    if nearly:
+        note_inexact(exchange, nearly, capabilities, strict)
+
+
+def note_inexact(
+    exchange: Exchange, names: Iterable[str], capabilities: Capabilities, strict: bool
+) -> None:
+    """Say in a header what is done only nearly; under `strict`, raise `Unsupported`."""
+    listed = sorted(names)
+    if strict:
+        raise Unsupported(
+            listed[0], capabilities.engine, "It does so only nearly, and the server is strict."
+        )
+    exchange.headers.append((b"x-latimer-inexact", _listed(listed)))
 
 
 def _listed(names: list[str]) -> bytes:

@@ -49,6 +49,9 @@ class Generation(NamedTuple):
         max_tokens: how many tokens to generate at most; None is to the end of the context.
         seeds: one per choice; its length is the number of choices. None is a random seed.
         stops: strings that end a choice; the cut is made before the first that completes.
+        logprobs: how many alternatives to tell for each generated token; None tells no tokens.
+        prompt_logprobs: the same for the prompt's own tokens.
+        suffix: what follows the gap that is to be filled; the prompt is what comes before it.
     """
 
     prompt: Prompt
@@ -56,13 +59,71 @@ class Generation(NamedTuple):
     seeds: tuple[int | None, ...] = (None,)
     stops: tuple[str, ...] = ()
     sampling: Sampling = Sampling()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    suffix: str | None = None
+
+
+class Alternative(NamedTuple):
+    """A token that could have stood at a place, and how likely it was there.
+
+    Args:
+        spelling: its bytes; a control token's name.
+        control: whether it is a control token, which adds no text.
+        logprob: natural logarithm of the model's own probability, -inf where that is zero.
+    """
+
+    id: int
+    spelling: bytes
+    control: bool
+    logprob: float
+
+
+class Token(NamedTuple):
+    """A token of the prompt or of a choice.
+
+    Args:
+        data: the bytes that it adds to the text; none for a control token that was generated.
+        spelling: what a list of log-probabilities shows for it.
+        control: whether it is a control token.
+        logprob: as in `Alternative`; None for the first of a prompt, which has nothing before it.
+        top: the most likely tokens at its place, most likely first; it is among them only if it
+            is one of the most likely.
+    """
+
+    id: int
+    data: bytes
+    spelling: bytes
+    control: bool
+    logprob: float | None
+    top: tuple[Alternative, ...] = ()
+
+
+class PromptTokens(NamedTuple):
+    """The prompt's own tokens, before anything else, where the job asks for them.
+
+    A BOS that was added to the prompt is not among them, nor is a space that the tokeniser put
+    before a piece: their data, put together, is the prompt's text, control tokens spelled out.
+
+    Args:
+        choice: the first of the job's choices; it holds for all of them.
+    """
+
+    choice: int
+    tokens: Sequence[Token]
 
 
 class Piece(NamedTuple):
-    """Bytes that were generated for a choice; they may end inside a character."""
+    """Bytes that were generated for a choice; they may end inside a character.
+
+    Args:
+        tokens: where the job asks for tokens, those whose data, put together, is `data`; a piece
+            that only spells a stop string has none.
+    """
 
     choice: int
     data: bytes
+    tokens: Sequence[Token] = ()
 
 
 class Finish(NamedTuple):
@@ -74,6 +135,8 @@ class Finish(NamedTuple):
         prompt_tokens: tokens of the prompt without a BOS that was added to it.
         completion_tokens: tokens that begin before the cut; an end token is not counted.
         cached_tokens: how many of the prompt's tokens were reused from an earlier evaluation.
+        end: the end token that closed the choice, where the job asks for tokens.
+        inexact: what of the answer is only nearly right, by the names that a client knows.
     """
 
     choice: int
@@ -82,9 +145,11 @@ class Finish(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    end: Token | None = None
+    inexact: tuple[str, ...] = ()
 
 
-Event: TypeAlias = Piece | Finish
+Event: TypeAlias = PromptTokens | Piece | Finish
 Batch: TypeAlias = Sequence[Event]
 
 
@@ -122,6 +187,7 @@ class Capabilities:
         refused: fields it cannot honour at all, with the hint that the error gives.
         inexact: fields it honours only nearly.
         native: whether `Backend.native` can show the engine's own reply.
+        late_logprobs: whether log-probabilities are known only when an answer has ended.
     """
 
     engine: str
@@ -129,6 +195,7 @@ class Capabilities:
     refused: Mapping[str, str] = field(default_factory=dict)
     inexact: frozenset[str] = frozenset()
     native: bool = True
+    late_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +238,11 @@ class Backend(Protocol):
         ...
 
     async def detokenize(self, ids: TokenIds) -> bytes:
-        """The text of token ids, control tokens spelled out."""
+        """The text that a prompt of token ids stands for, control tokens spelled out."""
+        ...
+
+    async def pieces(self) -> Sequence[bytes] | None:
+        """The bytes of every token by its id, none for control tokens; None: it does not tell."""
         ...
 
     async def health(self) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from .base import Batch, Event, Finish, Generation, Stream
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -54,6 +57,17 @@ async def merged(streams: Sequence[Stream]) -> AsyncIterator[AsyncIterator[Batch
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results of coroutines that run side by side; the first error cancels the others."""
+    tasks: list[asyncio.Task[T]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def ended(job: Generation, prompt_tokens: int) -> AsyncIterator[Batch]:

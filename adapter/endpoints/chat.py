@@ -24,8 +24,9 @@ from ..choice import detailed_usage_of
 from ..errors import chat_context_error
 from ..exchange import Exchange, unless_disconnected
 from ..frames import ChatFrames
+from ..logprobs import to_chat
 from ..run import Plan, fold, stream
-from ..service import Service, pass_native
+from ..service import Service, in_model_vocabulary, pass_native
 from ..templates import render
 from ..validation import (
     check_stream_options,
@@ -54,7 +55,6 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "audio": (_never, _LEAVE_OUT),
     "function_call": (lambda value: value == "none", _LEAVE_OUT),
     "functions": (_falsy, _LEAVE_OUT),
-    "logprobs": (_falsy, _LEAVE_OUT),
     "modalities": (lambda value: "audio" not in value, "Ask for text only."),
     "moderation": (_never, _LEAVE_OUT),
     "reasoning_effort": (_never, _LEAVE_OUT),
@@ -77,8 +77,10 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     _check_combinations(request)
     refuse_unserved(request, _UNSERVED, capabilities.engine)
     _check_messages(request, capabilities)
-    sampling = sampling_of(request, capabilities)
-    exchange.headers += notes(request, sampling, capabilities, service.strict)
+    sampling, inexact = await in_model_vocabulary(
+        request, sampling_of(request, capabilities), service
+    )
+    notes(exchange, request, sampling, capabilities, service.strict, inexact)
     count = request.n or 1
     job = Generation(
         Text(render(model, request.messages)),
@@ -86,6 +88,7 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         seeds_of(request.seed, count),
         stops_of(request.stop),
         sampling,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
     if request.oai_compat is False:
         _check_native(job, capabilities)
@@ -113,13 +116,20 @@ async def _answer(
     if request.service_tier is not None:
         head["service_tier"] = _TIERS.get(request.service_tier, request.service_tier)
     head["system_fingerprint"] = model.fingerprint
+    show = to_chat if job.logprobs is not None else None
+    plan = Plan(
+        [job],
+        count,
+        detailed_usage_of,
+        logprobs=show,
+        strict=service.strict,
+        translate=_translate,
+    )
     if request.stream:
-        frames = ChatFrames(head, include_usage)
-        plan = Plan([job], count, detailed_usage_of, frames, _translate)
-        await stream(exchange, service.backend, plan)
+        frames = ChatFrames(head, include_usage, to_chat(()) if show is not None else None)
+        await stream(exchange, service.backend, plan._replace(frames=frames))
         return
-    plan = Plan([job], count, detailed_usage_of, None, _translate)
-    results, usage = await fold(service.backend, plan)
+    results, usage = await fold(exchange, service.backend, plan)
     reply: ChatCompletion = {
         **head,  # type: ignore[typeddict-item]
         "choices": [
@@ -131,7 +141,7 @@ async def _answer(
                     "refusal": None,
                     "annotations": [],
                 },
-                "logprobs": None,
+                "logprobs": result.logprobs,
                 "finish_reason": result.finish_reason,
             }
             for index, result in enumerate(results)

@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
 
-from ...backends.base import Capabilities, Generation, Model, Prompt, Sampling, Text
-from ...backends.errors import RequestError, Unsupported
+from ...backends.base import Backend, Capabilities, Generation, Model, Prompt, Sampling, Text
+from ...backends.errors import LatimerError, RequestError, Unsupported
 from ...schemas.openai.completions import Completion, CompletionRequest
-from ..choice import usage_of
+from ..choice import Echo, usage_of
 from ..exchange import Exchange, unless_disconnected
 from ..frames import CompletionFrames
+from ..logprobs import Entry, to_legacy
 from ..run import Plan, fold, stream
-from ..service import Service, pass_native
+from ..service import Service, in_model_vocabulary, pass_native
 from ..templates import without_bos
 from ..validation import (
     check_stream_options,
     notes,
     parse,
-    refuse_unserved,
     sampling_of,
     seeds_of,
     stops_of,
 )
+from ..vocabularies import to_text
 
 DEFAULT_MAX_TOKENS = 16
 
 _REQUEST = TypeAdapter(CompletionRequest)
-
-_UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "logprobs": (lambda value: False, "Leave it out."),
-    "suffix": (lambda value: value == "", "Leave it out."),
-}
 
 
 async def create_completion(exchange: Exchange, service: Service) -> None:
@@ -45,19 +42,29 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     model = await service.resolve(request.model)
     capabilities = service.backend.capabilities
     include_usage = check_stream_options(request)
-    choices = _count(request)
-    refuse_unserved(request, _UNSERVED, capabilities.engine)
-    sampling = sampling_of(request, capabilities)
-    prompts = _prompts(request, model, capabilities)
-    exchange.headers += notes(request, sampling, capabilities, service.strict)
-    jobs = [_job(request, prompt, sampling, choices) for prompt in prompts]
+    candidates, best = _count(request)
+    sampling, inexact = await in_model_vocabulary(
+        request, sampling_of(request, capabilities), service
+    )
+    prompts = _prompts(request, model, service)
+    notes(exchange, request, sampling, capabilities, service.strict, inexact)
+    jobs = [_job(request, prompt, sampling, candidates, best) for prompt in prompts]
     if request.oai_compat is False:
         _check_native(request, jobs, capabilities)
         work = pass_native(exchange, service, jobs[0], bool(request.stream))
         await unless_disconnected(exchange, work)
         return
+    plan = Plan(
+        jobs,
+        candidates,
+        usage_of,
+        best=best,
+        logprobs=_shape(request),
+        strict=service.strict,
+        translate=partial(_translate, request),
+    )
     await unless_disconnected(
-        exchange, _answer(exchange, service, request, model, jobs, choices, include_usage)
+        exchange, _answer(exchange, service, request, model, plan, include_usage)
     )
 
 
@@ -66,11 +73,12 @@ async def _answer(
     service: Service,
     request: CompletionRequest,
     model: Model,
-    jobs: list[Generation],
-    choices: int,
+    plan: Plan,
     include_usage: bool,
 ) -> None:
-    echoes = await _echoes(request, service, choices)
+    if request.echo or plan.logprobs is not None:
+        echoes = [await _echo(request, job, service.backend) for job in plan.jobs]
+        plan = plan._replace(echoes=echoes)
     head = {
         "id": f"cmpl-{random.getrandbits(96):024x}",
         "object": "text_completion",
@@ -79,17 +87,17 @@ async def _answer(
         "system_fingerprint": model.fingerprint,
     }
     if request.stream:
-        frames = CompletionFrames(head, include_usage, echoes)
-        await stream(exchange, service.backend, Plan(jobs, choices, usage_of, frames))
+        frames = CompletionFrames(head, include_usage)
+        await stream(exchange, service.backend, plan._replace(frames=frames))
         return
-    results, usage = await fold(service.backend, Plan(jobs, choices, usage_of, None))
+    results, usage = await fold(exchange, service.backend, plan)
     reply: Completion = {
         **head,  # type: ignore[typeddict-item]
         "choices": [
             {
-                "text": echoes[index] + result.text if echoes else result.text,
+                "text": result.text,
                 "index": index,
-                "logprobs": None,
+                "logprobs": result.logprobs,
                 "finish_reason": result.finish_reason,
             }
             for index, result in enumerate(results)
@@ -99,12 +107,31 @@ async def _answer(
     await exchange.reply(200, orjson.dumps(reply))
 
 
-def _count(request: CompletionRequest) -> int:
-    """How many choices each prompt has; `best_of` must not be smaller (contract 2.1)."""
+def _shape(request: CompletionRequest) -> Callable[[Sequence[Entry]], Any] | None:
+    """How the reply shows tokens; `logprobs: 0` shows them without alternatives."""
+    if request.logprobs is None:
+        return None
+    return partial(to_legacy, top=request.logprobs)
+
+
+def _translate(request: CompletionRequest, error: LatimerError) -> LatimerError:
+    """An error in the words of the request: what ranks candidates was asked for by `best_of`."""
+    if isinstance(error, Unsupported) and error.param == "logprobs" and request.logprobs is None:
+        return RequestError(
+            error.message.replace("'logprobs'", "'best_of'"), "best_of", error.code, error.status
+        )
+    return error
+
+
+def _count(request: CompletionRequest) -> tuple[int, int | None]:
+    """How many choices each prompt is given, and how many are kept where not all are.
+
+    Contract 2.1 and 2.8: `best_of` must not be smaller than `n`, nor larger in a stream.
+    """
     count = request.n or 1
     best_of = request.best_of
     if best_of is None or best_of == count:
-        return count
+        return count, None
     if best_of < count:
         raise RequestError(
             "You requested that the server return more choices than it will generate (HINT: you "
@@ -117,53 +144,70 @@ def _count(request: CompletionRequest) -> int:
             f"Results cannot be streamed when 'best_of' ({best_of}) is greater than 'n' ({count}).",
             "best_of",
         )
-    raise Unsupported("best_of", "this server", "Set it to 'n', or leave it out.")
+    return best_of, count
 
 
-def _prompts(request: CompletionRequest, model: Model, capabilities: Capabilities) -> list[Prompt]:
+def _prompts(request: CompletionRequest, model: Model, service: Service) -> list[Prompt]:
     """Each prompt; `parse_special: false` makes control tokens in them plain text."""
     parse_special = request.parse_special is not False
+    capabilities = service.backend.capabilities
     if not parse_special and "parse_special" in capabilities.refused:
         raise Unsupported(
             "parse_special", capabilities.engine, capabilities.refused["parse_special"]
         )
+    vocabulary = request.logit_bias_vocabulary or service.vocabulary
 
     def text(prompt: str) -> Text:
         return Text(without_bos(prompt, model) if parse_special else prompt, parse_special)
+
+    def ids(prompt: Sequence[Any]) -> Prompt:
+        return tuple(prompt) if vocabulary is None else to_text(vocabulary, prompt)
 
     prompt = request.prompt
     if prompt is None or isinstance(prompt, str):
         # Without a prompt a new document begins, as after the end of another.
         return [text(prompt or "")]
     if isinstance(prompt[0], int):
-        return [tuple(prompt)]
-    return [text(item) if isinstance(item, str) else tuple(item) for item in prompt]
+        return [ids(prompt)]
+    return [text(item) if isinstance(item, str) else ids(item) for item in prompt]
 
 
 def _job(
-    request: CompletionRequest, prompt: Prompt, sampling: Sampling, choices: int
+    request: CompletionRequest,
+    prompt: Prompt,
+    sampling: Sampling,
+    candidates: int,
+    best: int | None,
 ) -> Generation:
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    suffix = request.suffix or None
+    if suffix is not None and request.echo and request.logprobs is not None:
+        raise RequestError(
+            "Invalid 'suffix': 'echo' with 'logprobs' cannot show a prompt that goes on after the "
+            "completion. Leave one of them out.",
+            "suffix",
+            "invalid_value",
+        )
     return Generation(
-        prompt, max_tokens, seeds_of(request.seed, choices), stops_of(request.stop), sampling
+        prompt,
+        max_tokens,
+        seeds_of(request.seed, candidates),
+        stops_of(request.stop),
+        sampling,
+        # Ranking takes each token's own log-probability.
+        logprobs=0 if request.logprobs is None and best is not None else request.logprobs,
+        prompt_logprobs=request.logprobs if request.echo else None,
+        suffix=suffix,
     )
 
 
-async def _echoes(request: CompletionRequest, service: Service, choices: int) -> list[str]:
-    """The text that `echo` puts in front of each choice: the prompt, as the client wrote it."""
-    if not request.echo:
-        return []
-    prompt = request.prompt
-    if prompt is None or isinstance(prompt, str):
-        return [prompt or ""] * choices
-    prompts = [prompt] if isinstance(prompt[0], int) else prompt
-    texts = [
-        item
-        if isinstance(item, str)
-        else (await service.backend.detokenize(tuple(item))).decode(errors="replace")
-        for item in prompts
-    ]
-    return [text for text in texts for _ in range(choices)]
+async def _echo(request: CompletionRequest, job: Generation, backend: Backend) -> Echo:
+    """What each choice of a job shows of its prompt, or how long that is (contract 2.4, 2.6.6)."""
+    if job.prompt_logprobs is not None:
+        return Echo(keep_end=True)
+    prompt = job.prompt
+    data = prompt.text.encode() if isinstance(prompt, Text) else await backend.detokenize(prompt)
+    return Echo(data) if request.echo else Echo(base=len(data.decode(errors="replace")))
 
 
 def _check_native(
@@ -173,8 +217,8 @@ def _check_native(
         hint = capabilities.refused["oai_compat"]
     elif len(jobs) > 1 or len(jobs[0].seeds) > 1:
         hint = "One native call gives one choice of one prompt."
-    elif request.echo or jobs[0].max_tokens == 0:
-        hint = "No native call does 'echo' or generates nothing."
+    elif request.echo or jobs[0].max_tokens == 0 or jobs[0].suffix is not None:
+        hint = "No native call does 'echo' or 'suffix', or generates nothing."
     else:
         return
     raise Unsupported("oai_compat", capabilities.engine, hint)

@@ -38,7 +38,9 @@ from ..http import HttpUpstream
 from ..sse import EventParser
 from ..streams import ended
 from ..upstream import Reply, Upstream
+from . import tokens as tokens_of
 from .queue import Turns
+from .tokens import Told
 from .translate import CAPABILITIES, ENGINE, ChoiceStream, longest_call, to_error, to_native
 
 TESTED = (1, 115)
@@ -89,7 +91,12 @@ class KoboldCpp:
     @asynccontextmanager
     async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
         """See `Backend.open`; choices are generated one after the other, in one turn."""
+        tokens_of.check(job)
+        if job.suffix is not None:
+            raise Unsupported("suffix", ENGINE, CAPABILITIES.refused["suffix"])
         model = await self.model()
+        if job.logprobs is not None and not self._tells_tokens:
+            raise Unsupported("logprobs", f"this {ENGINE}", "Versions before 1.115 tell none.")
         self._turns.check()
         prompt, count, tokens = await self._counted_prompt(job, model)
         max_tokens = model.context - count if job.max_tokens is None else job.max_tokens
@@ -138,6 +145,9 @@ class KoboldCpp:
         """See `Backend.detokenize`; incomplete characters are left out by the engine."""
         reply = await self._ask("POST", "/api/extra/detokenize", {"ids": ids, "special": True})
         return str(reply["result"]).encode()
+
+    async def pieces(self) -> None:
+        """See `Backend.pieces`."""
 
     async def health(self) -> None:
         """See `Backend.health`."""
@@ -303,24 +313,44 @@ class _Run:
     async def batches(self) -> AsyncIterator[Batch]:
         for choice in range(len(self._job.seeds)):
             stream = ChoiceStream(self._job, choice, self._prompt_tokens)
+            tokens: list[Told] | None = [] if self._job.logprobs is not None else None
             ended = False
             # One call gives at most 80 % of the context, or what `--genlimit` allows.
             while not ended and not stream.stopped and stream.tokens < self._max_tokens:
-                before = stream.tokens
+                before, start = stream.tokens, len(stream.text)
                 reason = None
                 async with aclosing(self._call(stream)) as call:
                     async for text, told in call:
                         reason = told
-                        if text:
+                        if text and tokens is None:
                             yield (Piece(choice, stream.feed(text)),)
+                        elif text:
+                            stream.feed(text)
                         if stream.stopped:
                             break
                 await self.aclose()
                 ended = reason == "stop" and not stream.stopped
-                await self._count(stream, ended)
+                told_tokens = await self._count(stream, ended)
+                if tokens is not None:
+                    tokens.append(self._laid(told_tokens, stream.text[start:], ended))
                 if stream.tokens == before:
                     break
-            yield (stream.finish(ended),)
+            yield self._last(stream, tokens, ended)
+
+    def _laid(self, told: LastLogprobs | None, text: bytes, ended: bool) -> Told:
+        if told is None:
+            raise EngineError(f"{ENGINE} does not tell its tokens any more.")
+        control = frozenset({self._model.bos_token, self._model.eos_token} - {""})
+        return tokens_of.read(told, text, ended, self._job.logprobs or 0, control)
+
+    def _last(self, stream: ChoiceStream, tokens: list[Told] | None, ended: bool) -> Batch:
+        finish = stream.finish(ended)
+        if tokens is None:
+            return (finish,)
+        inexact = ("logprobs",) if any(told.inexact for told in tokens) else ()
+        finish = finish._replace(end=tokens[-1].end if tokens else None, inexact=inexact)
+        all_tokens = [token for told in tokens for token in told.tokens]
+        return Piece(stream.choice, stream.text, all_tokens), finish
 
     async def _call(self, stream: ChoiceStream) -> AsyncGenerator[tuple[str, str | None], None]:
         """Text of one call as it comes, and its finish reason with the last."""
@@ -372,13 +402,14 @@ class _Run:
                 return
             yield chunk
 
-    async def _count(self, stream: ChoiceStream, ended: bool) -> None:
+    async def _count(self, stream: ChoiceStream, ended: bool) -> LastLogprobs | None:
         told = await self._backend._told(self._genkey)
         counted = 0
         if told is None:
             text = stream.text.decode()
             counted = len((await self._backend._token_count(text, False))["ids"]) - stream.tokens
         stream.end_call(told, counted, ended)
+        return told
 
     async def aclose(self) -> None:
         """End the call that is open, if any: by its key, since closing takes half a second more."""

@@ -73,9 +73,12 @@ CAPABILITIES = Capabilities(
     refused={
         "frequency_penalty": "koboldcpp has no such penalty; presence_penalty is the nearest.",
         "parse_special": "koboldcpp always parses control tokens; leave it out or send true.",
+        "suffix": "It does not tell how its model wants a gap marked; leave it out.",
+        "logit_bias_vocabulary": "It does not tell its vocabulary; send the model's own ids.",
     },
     # The penalty counts the prompt too; an invalid grammar is ignored without a word.
     inexact=frozenset({"presence_penalty", "grammar"}),
+    late_logprobs=True,
 )
 
 
@@ -109,6 +112,9 @@ def to_native(
     }
     if sampling.presence_penalty and "repeat_last_n" not in sampling.extras:
         payload["rep_pen_range"] = context
+    if job.logprobs is not None:
+        # Keeps it from batching, where it would tell another request's tokens.
+        payload["reasoning_effort"] = "high"
     if sampling.logit_bias:
         if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
             raise RequestError(

@@ -97,6 +97,8 @@ class LlamaCpp:
         gpu_layers: layers on the GPU, negative (the default) for all; without a GPU no matter.
         sequences: how many choices run side by side.
         max_waiting: jobs that may wait; beyond it they are refused as busy.
+        exact: compute so that log-probabilities do not depend on what else runs: without flash
+            attention, with 32-bit memory. Slower.
         progress: told while loading how much is done, from 0 to 1.
     """
 
@@ -111,6 +113,7 @@ class LlamaCpp:
         gpu_layers: int = -1,
         sequences: int = SEQUENCES,
         max_waiting: int = 256,
+        exact: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         self._path = Path(path)
@@ -119,6 +122,7 @@ class LlamaCpp:
         self._gpu_layers = gpu_layers
         self._sequences = sequences
         self._max_waiting = max_waiting
+        self._exact = exact
         self._progress = progress
         self._jobs = 0
         self._loaded: Future[_Engine] | None = None
@@ -134,7 +138,7 @@ class LlamaCpp:
         """See `Backend.open`."""
         engine = await self._engine()
         task, mailbox = self._task(job, engine)
-        if task.max_tokens == 0:
+        if task.max_tokens == 0 and job.prompt_logprobs is None:
             yield ended(job, task.prompt_tokens)
             return
         if self._jobs >= self._max_waiting:
@@ -163,6 +167,10 @@ class LlamaCpp:
         vocabulary = (await self._engine()).vocabulary
         _check_ids(ids, vocabulary.size, "prompt")
         return vocabulary.detokenize(ids)
+
+    async def pieces(self) -> Sequence[bytes]:
+        """See `Backend.pieces`."""
+        return (await self._engine()).vocabulary.pieces
 
     async def health(self) -> None:
         """See `Backend.health`."""
@@ -216,13 +224,13 @@ class LlamaCpp:
                 model = LoadedModel(self._path, self._gpu_layers, self._progress)
                 stack.callback(model.close)
                 length = self._context or min(model.trained_context, DEFAULT_CONTEXT)
-                settings = Settings(length, self._sequences, BATCH, self._threads)
+                settings = Settings(length, self._sequences, BATCH, self._threads, self._exact)
                 context = Context(model, settings)
                 stack.callback(context.close)
                 vocabulary = Vocabulary(model)
                 scheduler = Scheduler(context, vocabulary, self._sequences, _post)
                 size = self._path.stat().st_size
-                facts = f"{model.describe()}\n{self._path.name}\n{size}\n{length}"
+                facts = f"{model.describe()}\n{self._path.name}\n{size}\n{length}\n{self._exact}"
                 loaded.set_result(
                     _Engine(
                         Model(
@@ -250,20 +258,20 @@ class LlamaCpp:
         from .scheduler import Task
 
         model, vocabulary = engine.model, engine.vocabulary
-        if isinstance(job.prompt, Text):
-            prompt = vocabulary.tokenize(
-                job.prompt.text, add_special=True, parse_special=job.prompt.parse_special
-            )
-            count = len(prompt) - model.adds_bos
-        else:
-            prompt, count = job.prompt, len(job.prompt)
-            _check_ids(prompt, vocabulary.size, "prompt")
+        prompt, count = _prompt_of(job, vocabulary)
         _check_ids(tuple(i for i, _ in job.sampling.logit_bias), vocabulary.size, "logit_bias")
         if not prompt:
             raise EmptyPrompt
         room = model.context - len(prompt)
-        if room <= 0 or (job.max_tokens or 0) > room:
+        if room < 0 or (job.max_tokens or 0) > room or (room == 0 and job.max_tokens != 0):
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
+        if job.prompt_logprobs is not None and not count:
+            # Only a BOS: there is nothing to score.
+            job = job._replace(prompt_logprobs=None)
+        shown: list[bytes] = []
+        if job.prompt_logprobs is not None:
+            text = job.prompt.text.encode() if isinstance(job.prompt, Text) else None
+            shown = vocabulary.shown(prompt[len(prompt) - count :], text)
         stop_tokens = {
             token: stop
             for stop in job.stops
@@ -271,7 +279,38 @@ class LlamaCpp:
         }
         mailbox = _Mailbox(asyncio.get_running_loop())
         max_tokens = room if job.max_tokens is None else job.max_tokens
-        return Task(job, prompt, count, max_tokens, stop_tokens, mailbox), mailbox
+        return Task(job, prompt, count, shown, max_tokens, stop_tokens, mailbox), mailbox
+
+
+def _prompt_of(job: Generation, vocabulary: Vocabulary) -> tuple[TokenIds, int]:
+    """The ids that are evaluated, and how many of them are the client's own."""
+    prompt = job.prompt
+    if job.suffix is not None:
+        return _infill(job, vocabulary)
+    if isinstance(prompt, Text):
+        ids = vocabulary.tokenize(prompt.text, add_special=True, parse_special=prompt.parse_special)
+        return ids, len(ids) - vocabulary.adds_bos
+    _check_ids(prompt, vocabulary.size, "prompt")
+    return prompt, len(prompt)
+
+
+def _infill(job: Generation, vocabulary: Vocabulary) -> tuple[TokenIds, int]:
+    """Prefix and suffix around the gap, by the vocabulary's own tokens for it."""
+    if vocabulary.fim is None:
+        raise Unsupported("suffix", ENGINE, "This model has no tokens for filling in the middle.")
+    before, after, gap = vocabulary.fim
+    prompt = job.prompt
+
+    def tokenize(text: str) -> TokenIds:
+        return vocabulary.tokenize(text, add_special=False, parse_special=False)
+
+    if isinstance(prompt, Text):
+        prefix = tokenize(prompt.text)
+    else:
+        _check_ids(prompt, vocabulary.size, "prompt")
+        prefix = prompt
+    ids = (before, *prefix, after, *tokenize(job.suffix or ""), gap)
+    return ((vocabulary.bos_id, *ids) if vocabulary.adds_bos else ids), len(ids)
 
 
 class _Mailbox:

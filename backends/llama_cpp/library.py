@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import llama_cpp
 import numpy as np
@@ -40,12 +41,19 @@ class Settings:
         sequences: how many run side by side.
         batch: the most tokens that one decode takes.
         threads: CPU threads.
+        exact: compute so that results hardly depend on what is evaluated together: no flash
+            attention, 32-bit memory.
     """
 
     context: int
     sequences: int
     batch: int
     threads: int
+    exact: bool = False
+
+
+# Logits of a whole batch would take gigabytes with a large vocabulary.
+MAX_LOGITS = 64 * 1024 * 1024
 
 
 def start() -> None:
@@ -109,6 +117,18 @@ class LoadedModel:
             self.pointer = None
 
 
+class Rows(NamedTuple):
+    """Where tokens stand in a batch.
+
+    Args:
+        last: the row of the last one, for `Sampler.sample`.
+        output: the first that has logits, counted among all that have, for `Context.logits`.
+    """
+
+    last: int
+    output: int
+
+
 class DecodeFailed(Exception):
     """`llama_decode` returned something else than zero."""
 
@@ -132,6 +152,11 @@ class Context:
         params.n_threads_batch = settings.threads
         params.kv_unified = True
         params.no_perf = True
+        if settings.exact:
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
+        self._vocabulary: int = llama_cpp.llama_vocab_n_tokens(model.vocab)
+        self._max_outputs = max(MAX_LOGITS // (4 * self._vocabulary), settings.sequences)
         _messages.clear()
         self.pointer = llama_cpp.llama_init_from_model(model.pointer, params)
         if not self.pointer:
@@ -158,18 +183,21 @@ class Context:
             _pointer(self._logits, ctypes.c_int8),
         )
         self.used = 0
+        self.outputs = self._decoded = 0
 
     @property
     def room(self) -> int:
         """How many tokens the batch still takes."""
         return self._size - self.used
 
-    def add(self, sequence: int, position: int, tokens: Sequence[int], wants_logits: bool) -> int:
-        """Put consecutive tokens of a sequence into the batch.
+    @property
+    def output_room(self) -> int:
+        """How many tokens of the batch may still have logits."""
+        room: int = self._max_outputs - self.outputs
+        return room
 
-        Returns:
-            The row of the last token, for `Sampler.sample` after the decode.
-        """
+    def add(self, sequence: int, position: int, tokens: Sequence[int], outputs: int) -> Rows:
+        """Put consecutive tokens of a sequence into the batch; the last `outputs` have logits."""
         start, end = self.used, self.used + len(tokens)
         if not start < end <= self._size:
             raise ValueError(f"{len(tokens)} tokens do not fit into a batch with {self.room} left")
@@ -177,9 +205,11 @@ class Context:
         self._position[start:end] = np.arange(position, position + len(tokens), dtype=np.int32)
         self._sequence[start:end] = sequence
         self._logits[start:end] = 0
-        self._logits[end - 1] = wants_logits
+        self._logits[end - outputs : end] = 1
+        rows = Rows(end - 1, self.outputs)
         self.used = end
-        return end - 1
+        self.outputs += outputs
+        return rows
 
     def decode(self) -> None:
         """Evaluate the batch and empty it.
@@ -188,9 +218,18 @@ class Context:
             DecodeFailed: llama.cpp could not; sequences of the batch must be removed.
         """
         self._batch.n_tokens, self.used = self.used, 0
+        self._decoded, self.outputs = self.outputs, 0
         status = llama_cpp.llama_decode(self.pointer, self._batch)
         if status:
             raise DecodeFailed(status)
+
+    def logits(self, start: int, count: int) -> NDArray[np.float32]:
+        """Logits of the last decode, shape (count, vocabulary); valid until the next one."""
+        if not 0 <= start < start + count <= self._decoded:
+            raise ValueError(f"rows {start} to {start + count} of {self._decoded} with logits")
+        pointer = llama_cpp.llama_get_logits(self.pointer)
+        rows = np.ctypeslib.as_array(pointer, shape=(self._decoded, self._vocabulary))
+        return rows[start : start + count]
 
     def remove(self, sequence: int) -> None:
         """Forget a sequence; a whole one can be removed from every kind of memory."""

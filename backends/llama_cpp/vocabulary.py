@@ -7,6 +7,7 @@ import ctypes
 import llama_cpp
 
 from ..base import TokenIds
+from ..pieces import shown
 from .library import LoadedModel
 
 
@@ -24,9 +25,18 @@ class Vocabulary:
             token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(self._vocab, token)
         )
         self.pieces = [self._piece(token, special=False) for token in range(self.size)]
+        self._spellings: dict[int, bytes] = {}
         self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self._vocab)
-        self.bos = self._spelling(llama_cpp.llama_vocab_bos(self._vocab))
+        self.bos_id: int = llama_cpp.llama_vocab_bos(self._vocab)
+        self.bos = self._spelling(self.bos_id)
         self.eos = self._spelling(llama_cpp.llama_vocab_eos(self._vocab))
+        self.adds_space = self.pieces[self._tokens("a")[0]][:1] == b" "
+        ends = (
+            llama_cpp.llama_vocab_fim_pre(self._vocab),
+            llama_cpp.llama_vocab_fim_suf(self._vocab),
+            llama_cpp.llama_vocab_fim_mid(self._vocab),
+        )
+        self.fim: tuple[int, int, int] | None = ends if min(ends) >= 0 else None
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """Token ids of a text, as llama.cpp cuts it."""
@@ -42,8 +52,22 @@ class Vocabulary:
         return tuple(buffer[:count])
 
     def detokenize(self, ids: TokenIds) -> bytes:
-        """The bytes of tokens one after the other, control tokens spelled out."""
-        return b"".join([self.pieces[token] or self._piece(token, special=True) for token in ids])
+        """A prompt's text, control tokens spelled out, without the spaces put before pieces."""
+        return b"".join(self.shown(ids))
+
+    def shown(self, ids: TokenIds, text: bytes | None = None) -> list[bytes]:
+        """What each token of a prompt shows; see `pieces.shown`."""
+        return shown([self.token(token) for token in ids], self.adds_space, text)
+
+    def token(self, token: int) -> tuple[bytes, bool]:
+        """A token's spelling, and whether it is a control token."""
+        data = self.pieces[token]
+        if data:
+            return data, False
+        spelling = self._spellings.get(token)
+        if spelling is None:
+            spelling = self._spellings[token] = self._piece(token, special=True)
+        return spelling, True
 
     def control_token(self, spelling: str) -> int | None:
         """The control token that a string spells, if it spells exactly one."""
@@ -51,6 +75,9 @@ class Vocabulary:
         if len(ids) == 1 and not self.pieces[ids[0]]:
             return ids[0]
         return None
+
+    def _tokens(self, text: str) -> TokenIds:
+        return self.tokenize(text, add_special=False, parse_special=False)
 
     def _spelling(self, token: int) -> str:
         return self._piece(token, special=True).decode(errors="replace") if token >= 0 else ""

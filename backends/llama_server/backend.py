@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import PurePath
 from typing import Any
@@ -16,20 +16,30 @@ from ...schemas.native.llama_server import Props, TokenizePayload
 from ..base import (
     Batch,
     Capabilities,
-    Event,
     Generation,
     Model,
     NativeReply,
+    PromptTokens,
     Stream,
     Text,
+    Token,
     TokenIds,
 )
-from ..errors import ContextExceeded, EmptyPrompt, EngineError, EngineUnavailable, RequestError
+from ..errors import (
+    ContextExceeded,
+    EmptyPrompt,
+    EngineError,
+    RequestError,
+    Unsupported,
+)
 from ..http import HttpUpstream
-from ..sse import EventParser
-from ..streams import ended, merged
+from ..streams import ended, merged, together
 from ..upstream import Upstream
-from .translate import CAPABILITIES, ENGINE, ChoiceStream, Vocabulary, to_error, to_native
+from . import infill, scoring
+from .call import Call
+from .facts import Facts, read_facts
+from .translate import CAPABILITIES, ENGINE, to_error, to_native
+from .vocabulary import Vocabulary
 
 
 class LlamaServer:
@@ -46,8 +56,8 @@ class LlamaServer:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.upstream = HttpUpstream(upstream, headers) if isinstance(upstream, str) else upstream
         self._model: Model | None = None
-        self._vocabulary: Vocabulary | None = None
-        self._control: dict[int, bytes] = {}
+        self._facts: Facts | None = None
+        self._infill: infill.Markers | None = None
         self._reading = asyncio.Lock()
 
     async def model(self) -> Model:
@@ -60,20 +70,86 @@ class LlamaServer:
 
     def open(self, job: Generation) -> Stream:
         """See `Backend.open`; choices are separate native calls, run at once."""
+        if job.prompt_logprobs is not None:
+            return self._scored(job)
         if job.max_tokens == 0:
             return self._nothing(job)
         if len(job.seeds) == 1:
-            return _Call(self, job, 0)
-        return merged([_Call(self, job, choice) for choice in range(len(job.seeds))])
+            return Call(self, job, 0)
+        return merged([Call(self, job, choice) for choice in range(len(job.seeds))])
 
     @asynccontextmanager
     async def _nothing(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
         """A job that wants no tokens: the server would generate one all the same."""
         model = await self.model()
-        prompt = await self.native_prompt(job, model)
-        ids = await self._ids(prompt) if isinstance(prompt, str) else prompt
-        hidden = model.adds_bos and isinstance(job.prompt, Text)
-        yield ended(job, len(ids) - hidden)
+        _ids, count = await self.prompt_ids(job, model)
+        yield ended(job, count)
+
+    @asynccontextmanager
+    async def _scored(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
+        """A job whose prompt is scored before anything is generated."""
+        model = await self.model()
+        ids, count = await self.prompt_ids(job, model)
+        facts = await self.facts()
+        if facts.speculative:
+            raise scoring.speculative()
+        first = await self._prompt_tokens(job, ids, count, facts)
+        rest = job._replace(prompt_logprobs=None)
+        async with self._nothing(rest) if job.max_tokens == 0 else self.open(rest) as batches:
+            yield _after(first, batches)
+
+    async def _prompt_tokens(
+        self, job: Generation, ids: TokenIds, count: int, facts: Facts
+    ) -> Batch:
+        if not count:
+            return ()
+        vocabulary, hidden = facts.vocabulary, len(ids) - count
+        own = ids[hidden:]
+        text = job.prompt.text.encode() if isinstance(job.prompt, Text) else None
+        tokens = []
+        # The first is not told (contract 2.6.1), even where a BOS before it would score it.
+        scores = await self.score(ids, hidden + 1, job.prompt_logprobs or 0)
+        for token, data, score in zip(
+            own, vocabulary.shown(own, text), (None, *scores), strict=True
+        ):
+            spelling, control = vocabulary.token(token)
+            told = score or scoring.Score(0.0, ())
+            logprob = None if score is None else told.logprob
+            spelling = spelling if control else data
+            tokens.append(Token(token, data, spelling, control, logprob, told.top))
+        return (PromptTokens(0, tokens),)
+
+    async def score(self, ids: TokenIds, start: int, top: int) -> list[scoring.Score]:
+        """Log-probabilities of the tokens from `start` on, each after all that come before it."""
+        facts = await self.facts()
+        calls = scoring.plan(ids, start, facts.vocabulary, facts.slots)
+        scores = await together(self._score(call, ids, top, facts) for call in calls)
+        return [score for part in scores for score in part]
+
+    async def _score(
+        self, call: scoring.Call, ids: TokenIds, top: int, facts: Facts
+    ) -> list[scoring.Score]:
+        scores: list[scoring.Score] = []
+        calls = [call]
+        while calls:
+            call = calls.pop(0)
+            native = scoring.to_native(call, ids, top, facts.vocabulary, facts.rolls_back)
+            payload = orjson.dumps(native)
+            async with (
+                facts.turns,
+                self.upstream.send("POST", "/completion", payload) as reply,
+            ):
+                body, status = await reply.read(), reply.status
+            if status == 200:
+                found, rest = scoring.read(call, ids, top, body, facts.vocabulary)
+            elif call.kind == "grammar":
+                # A grammar that leaves no token is an error of the server's.
+                found, rest = [], scoring.after(call, 0, ids)
+            else:
+                raise to_error(status, body)
+            scores += found
+            calls = rest + calls
+        return scores
 
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
@@ -96,12 +172,13 @@ class LlamaServer:
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`; from the vocabulary, since `/detokenize` breaks characters."""
-        vocabulary = await self.vocabulary()
-        if any(not 0 <= token < len(vocabulary) for token in ids):
-            raise RequestError(
-                f"Token ids must be between 0 and {len(vocabulary) - 1}.", "prompt", "invalid_value"
-            )
-        return b"".join([vocabulary.piece(i) or await self._control_spelling(i) for i in ids])
+        vocabulary = (await self.facts()).vocabulary
+        _check_ids(ids, vocabulary)
+        return b"".join(vocabulary.shown(ids))
+
+    async def pieces(self) -> Sequence[bytes]:
+        """See `Backend.pieces`."""
+        return (await self.facts()).vocabulary.pieces
 
     async def health(self) -> None:
         """See `Backend.health`."""
@@ -109,7 +186,7 @@ class LlamaServer:
 
     def forget(self) -> None:
         """Forget what was read of the model: another may be there when the server comes back."""
-        self._model = self._vocabulary = None
+        self._model = self._facts = self._infill = None
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
@@ -122,21 +199,65 @@ class LlamaServer:
         No token is shorter than a byte, so nearly always the text's length tells that all fits.
         """
         prompt = job.prompt
-        if isinstance(prompt, Text):
+        if isinstance(prompt, Text) and job.suffix is None and prompt.parse_special:
             room = model.context - (job.max_tokens or 0)
-            if prompt.parse_special and len(prompt.text.encode()) + 2 <= room:
+            if len(prompt.text.encode()) + 2 <= room:
                 if not prompt.text and not model.adds_bos:
                     raise EmptyPrompt
                 return prompt.text
+        ids, count = await self.prompt_ids(job, model)
+        if len(ids) >= model.context:
+            raise ContextExceeded(model.context, count, job.max_tokens or 0)
+        return ids
+
+    async def prompt_ids(self, job: Generation, model: Model) -> tuple[TokenIds, int]:
+        """The prompt's ids, and how many of them are the client's own, if all fits."""
+        prompt = job.prompt
+        if job.suffix is not None:
+            ids, count = await self._filling(job, model)
+        elif isinstance(prompt, Text):
             ids = await self.tokenize(
                 prompt.text, add_special=True, parse_special=prompt.parse_special
             )
             count = len(ids) - model.adds_bos
         else:
             ids, count = prompt, len(prompt)
-        if len(ids) + (job.max_tokens or 0) > model.context or len(ids) >= model.context:
+        if not ids:
+            raise EmptyPrompt
+        if len(ids) + (job.max_tokens or 0) > model.context:
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
-        return ids
+        if job.prompt_logprobs is not None:
+            _check_ids(ids, (await self.facts()).vocabulary)
+        return ids, count
+
+    async def _filling(self, job: Generation, model: Model) -> tuple[TokenIds, int]:
+        """A prompt and its suffix around the gap, by the model's own tokens for it."""
+        markers = await self._markers()
+        prefix = job.prompt
+        if isinstance(prefix, Text):
+            prefix = await self._plain(prefix.text)
+        ids = markers.around(prefix, await self._plain(job.suffix or ""))
+        return ((await self._ids("")) + ids if model.adds_bos else ids), len(ids)
+
+    async def _markers(self) -> infill.Markers:
+        if self._infill is None:
+            payload = orjson.dumps(infill.PROBE)
+            async with self.upstream.send("POST", "/infill", payload) as reply:
+                body, status = await reply.read(), reply.status
+            if status == 501:
+                raise Unsupported(
+                    "suffix", ENGINE, "This model has no tokens for filling in the middle."
+                )
+            if status != 200:
+                raise to_error(status, body)
+            spelled = str(orjson.loads(body)["prompt"])
+            ids = await self.tokenize(spelled, add_special=False, parse_special=True)
+            before, after = [await self._plain(text) for text in infill.TEXTS]
+            self._infill = infill.markers(ids, before, after)
+        return self._infill
+
+    async def _plain(self, text: str) -> TokenIds:
+        return await self.tokenize(text, add_special=False, parse_special=False)
 
     async def _ids(self, text: str) -> TokenIds:
         return await self.tokenize(text, add_special=True, parse_special=True)
@@ -172,90 +293,26 @@ class LlamaServer:
             modified=int(time.time()),
         )
 
-    async def vocabulary(self) -> Vocabulary:
-        """Every token's bytes, from one wide call; read once, when first wanted."""
-        if self._vocabulary is None:
-            payload = {"prompt": [0], "n_predict": 1, "n_probs": 1_000_000, "cache_prompt": False}
-            # A server-side ban or an end token still yields the whole distribution; a token that
-            # ends inside a character yields no entry, so an ordinary one is forced.
-            for bias in ([], [[" a", 1000]], [["a", 1000]]):
-                body = orjson.dumps({**payload, "logit_bias": bias})
-                async with self.upstream.send("POST", "/completion", body) as reply:
-                    data = await reply.read()
-                    if reply.status != 200:
-                        raise to_error(reply.status, data)
-                if b'"completion_probabilities"' in data:
-                    self._vocabulary = Vocabulary(data)
-                    break
-            else:
-                raise EngineError(f"{ENGINE} does not tell its vocabulary.")
-        return self._vocabulary
-
-    async def _control_spelling(self, token: int) -> bytes:
-        if token not in self._control:
-            reply = await self._ask("POST", "/detokenize", {"tokens": [token]})
-            self._control[token] = str(reply["content"]).encode()
-        return self._control[token]
+    async def facts(self) -> Facts:
+        """What is needed to tell tokens; read once, when first wanted."""
+        if self._facts is None:
+            async with self._reading:
+                if self._facts is None:
+                    self._facts = await read_facts(self.upstream, self._ask)
+        return self._facts
 
 
-class _Call:
-    """One native call: the stream of one choice.
+async def _after(first: Batch, batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
+    if first:
+        yield first
+    async for batch in batches:
+        yield batch
 
-    A class rather than generators: this is the road of every token.
-    """
 
-    __slots__ = ("_backend", "_choice", "_chunks", "_exchange", "_job", "_parser", "_stream")
-
-    def __init__(self, backend: LlamaServer, job: Generation, choice: int) -> None:
-        self._backend = backend
-        self._job = job
-        self._choice = choice
-
-    async def __aenter__(self) -> _Call:
-        backend, job = self._backend, self._job
-        model = await backend.model()
-        prompt = await backend.native_prompt(job, model)
-        payload = to_native(job, self._choice, prompt, model.context)
-        exchange = backend.upstream.send("POST", "/completion", orjson.dumps(payload))
-        try:
-            reply = await exchange.__aenter__()
-        except EngineUnavailable:
-            backend.forget()
-            raise
-        self._exchange = exchange
-        if reply.status != 200:
-            try:
-                raise to_error(reply.status, await reply.read(), job)
-            finally:
-                await exchange.__aexit__(None, None, None)
-        self._chunks = reply.chunks()
-        self._parser = EventParser()
-        adds_bos = model.adds_bos and isinstance(job.prompt, Text)
-        self._stream = ChoiceStream(job, self._choice, adds_bos)
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._exchange.__aexit__(None, None, None)
-
-    def __aiter__(self) -> _Call:
-        return self
-
-    async def __anext__(self) -> Batch:
-        stream = self._stream
-        async for chunk in self._chunks:
-            data = self._parser.feed(chunk)
-            if not data:
-                continue
-            events = stream.parse(data)
-            batch: list[Event] = []
-            if self._job.stops and events:
-                batch = stream.feed(events[:-1])
-                events = events[-1:]
-                if stream.needs_vocabulary(events[0]):
-                    stream.vocabulary = await self._backend.vocabulary()
-            batch += stream.feed(events)
-            if batch:
-                return batch
-        if not stream.finished:
-            raise EngineError(f"{ENGINE} ended its answer before it was finished.")
-        raise StopAsyncIteration
+def _check_ids(ids: TokenIds, vocabulary: Vocabulary) -> None:
+    if any(not 0 <= token < len(vocabulary) for token in ids):
+        raise RequestError(
+            f"Invalid 'prompt': token ids must be between 0 and {len(vocabulary) - 1}.",
+            "prompt",
+            "invalid_value",
+        )

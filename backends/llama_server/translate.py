@@ -18,6 +18,7 @@ from ..errors import (
     RequestError,
 )
 from ..stops import cut
+from .vocabulary import Vocabulary
 
 ENGINE = "llama-server"
 
@@ -109,6 +110,8 @@ def to_native(
         "logit_bias": [[i, bias if bias > -100 else False] for i, bias in sampling.logit_bias],
         **sampling.extras,
     }
+    if job.logprobs is not None:
+        payload["n_probs"] = max(job.logprobs, 1)
     if job.stops:
         # A control token renders as nothing unless it is named here.
         payload["preserved_tokens"] = job.stops
@@ -138,24 +141,6 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
         param = "prompt" if message.startswith("Prompt") else param
         return RequestError(f"{ENGINE} refused the request: {message}", param)
     return EngineError(f"{ENGINE} failed: {message}")
-
-
-class Vocabulary:
-    """The exact bytes of every token, by id; control tokens have none."""
-
-    def __init__(self, reply: bytes) -> None:
-        """Read the reply of a `/completion` with one token and `n_probs` beyond the vocabulary."""
-        entries = orjson.loads(reply)["completion_probabilities"][0]["top_logprobs"]
-        self._pieces: list[bytes] = [b""] * len(entries)
-        for entry in entries:
-            self._pieces[entry["id"]] = bytes(entry["bytes"])
-
-    def __len__(self) -> int:
-        return len(self._pieces)
-
-    def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to the text."""
-        return self._pieces[token]
 
 
 class Step:
@@ -280,12 +265,12 @@ class ChoiceStream:
         piece = self.vocabulary.piece(step.id)
         if step.tokens == 1:
             return piece
-        heads = {head for stop in self._job.stops for head in _heads(stop.encode(), piece)}
-        if len(heads) != 1:
+        found = {head for stop in self._job.stops for head in heads(stop.encode(), piece)}
+        if len(found) != 1:
             raise EngineError(
                 f"{ENGINE} held back text that ends in {piece!r} and does not tell how it begins."
             )
-        return heads.pop() + piece
+        return found.pop() + piece
 
     def _tokens_before(self, end: int) -> int:
         """How many tokens begin before a byte of the text.
@@ -308,7 +293,7 @@ class ChoiceStream:
         return count
 
 
-def _heads(stop: bytes, piece: bytes) -> Iterator[bytes]:
+def heads(stop: bytes, piece: bytes) -> Iterator[bytes]:
     """What stands in a stop string before a piece that begins inside one of its characters."""
     at = stop.find(piece)
     while at > 0:

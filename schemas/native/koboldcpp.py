@@ -47,6 +47,7 @@ class GeneratePayload(TypedDict):
     replace_instruct_placeholders: bool
     logit_bias: NotRequired[dict[str, float]]
     grammar: NotRequired[str]
+    reasoning_effort: NotRequired[str]
 
 
 class StreamEvent(TypedDict):
@@ -70,12 +71,27 @@ class TokenCount(TypedDict):
     ids: list[int]
 
 
+class TopLogprob(TypedDict):
+    """A token and its log-probability after sampling."""
+
+    token: str
+    token_id: int
+    logprob: float
+
+
+class TokenLogprob(TopLogprob):
+    """A token that was generated, and the ten most likely that sampling left."""
+
+    top_logprobs: list[TopLogprob]
+
+
 class LastLogprobs(TypedDict):
     """`logprobs` of `POST /api/extra/last_logprobs`: every token of the last generation.
 
     `tokens` were decoded with broken UTF-8 left out, so a token inside a character is empty there.
     """
 
+    content: list[TokenLogprob]
     tokens: list[str]
     token_ids: list[int]
 

@@ -342,12 +342,33 @@ class ChatMessage(TypedDict):
     annotations: list[Any]
 
 
+class TopLogprob(TypedDict):
+    """A token that could have been; `bytes` is null for a control token."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(TopLogprob):
+    """A token of the message, and the most likely ones at its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """The tokens of a message."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
 class ChatChoice(TypedDict):
     """One choice."""
 
     index: int
     message: ChatMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
@@ -377,7 +398,7 @@ class ChatChunkChoice(TypedDict):
 
     index: int
     delta: ChatDelta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
 
 

@@ -116,7 +116,8 @@ class EngineExtras(Request):
     """Sampling fields that are the engines' own, not OpenAI's; passed on when a request names them.
 
     Which engine takes which is in the README's table; a field that an engine does not take is
-    refused. `oai_compat: false` asks for the engine's own reply.
+    refused. `oai_compat: false` asks for the engine's own reply; `logit_bias_vocabulary` names the
+    vocabulary of OpenAI's that the request's token ids are of.
     """
 
     top_k: Annotated[int, Field(ge=0)] | None = None
@@ -140,9 +141,10 @@ class EngineExtras(Request):
     ignore_eos: bool | None = None
     grammar: str | None = None
     oai_compat: bool | None = None
+    logit_bias_vocabulary: str | None = None
 
 
-SAMPLING_EXTRAS = frozenset(EngineExtras.model_fields) - {"oai_compat"}
+SAMPLING_EXTRAS = frozenset(EngineExtras.model_fields) - {"oai_compat", "logit_bias_vocabulary"}
 
 
 class PromptTokensDetails(TypedDict):

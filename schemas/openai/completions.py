@@ -113,12 +113,21 @@ class CompletionRequest(EngineExtras):
     parse_special: bool | None = None
 
 
+class CompletionLogprobs(TypedDict):
+    """Four arrays of equal length; `top_logprobs` is null where no alternatives were asked for."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
 class CompletionChoice(TypedDict):
     """One choice; `logprobs` is always there, null unless it was asked for."""
 
     text: str
     index: int
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
 
 
@@ -139,7 +148,7 @@ class CompletionChunkChoice(TypedDict):
 
     text: str
     index: int
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
 
 

@@ -116,7 +116,10 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
      "'n' (currently 5) to be at most 'best_of' (currently 4), or omit either parameter if you "
      "don't specifically want to use them.)"),
     (C, {"best_of": 3, "stream": True}, "best_of", None, "Results cannot be streamed…"),
-    (C, {"best_of": 3}, "best_of", "unsupported_parameter", "Unsupported parameter: 'best_of'…"),
+    (C, {"suffix": "x", "echo": True, "logprobs": 1}, "suffix", "invalid_value",
+     "Invalid 'suffix': 'echo' with 'logprobs'…"),
+    (C, {"logit_bias_vocabulary": "latin", "logit_bias": {"1": 1}}, "logit_bias_vocabulary",
+     "invalid_value", "Invalid value: 'latin'. Supported values are: …"),
     (C, {"stop": list("abcde")}, "stop", "array_above_max_length",
      "Invalid 'stop': array too long. Expected an array with maximum length 4, but got an array "
      "with length 5 instead."),
@@ -144,10 +147,8 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
      "Invalid type for 'logit_bias': expected an object, but got an array instead."),
     (C, {"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value", "Invalid 'logit_bias': 999…"),
     (C, {"suffix": "x"}, "suffix", "unsupported_parameter", "Unsupported parameter: 'suffix'…"),
-    (C, {"logprobs": 0}, "logprobs", "unsupported_parameter", "Unsupported parameter: 'logprobs'…"),
     (C, {"grammar": "root ::= [a]"}, "grammar", "unsupported_parameter", "Unsupported parameter…"),
     (C, {"oai_compat": False}, "oai_compat", "unsupported_parameter", "Unsupported parameter…"),
-    (H, {"logprobs": True}, "logprobs", "unsupported_parameter", "Unsupported parameter…"),
     (H, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools",
      "unsupported_parameter", "Unsupported parameter: 'tools'…"),
     (H, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name",

@@ -32,7 +32,7 @@ def frame(choices: list[Any], include_usage: bool, usage: Any = None) -> bytes:
 @given(st.text(), st.integers(0, 300), st.booleans())
 def test_completion_frames(text: str, index: int, include_usage: bool) -> None:
     """Text and end are byte for byte the dumped chunk; nothing in a text can break out of it."""
-    frames = CompletionFrames(HEAD, include_usage, [])
+    frames = CompletionFrames(HEAD, include_usage)
     choice: CompletionChunkChoice = {
         "text": text, "index": index, "logprobs": None, "finish_reason": None,
     }  # fmt: skip
@@ -65,7 +65,7 @@ def test_the_end_of_a_stream(kind: str) -> None:
     """With usage a chunk without choices, and in any case the word that it is done."""
     for include_usage in (True, False):
         frames = (
-            CompletionFrames(HEAD, include_usage, [])
+            CompletionFrames(HEAD, include_usage)
             if kind == "completions"
             else ChatFrames(HEAD, include_usage)
         )
@@ -73,11 +73,22 @@ def test_the_end_of_a_stream(kind: str) -> None:
         assert frames.close(USAGE) == expected + DONE
 
 
-def test_an_echo_comes_first() -> None:
-    """The prompt is the first text of its choice, where there is one."""
-    frames = CompletionFrames(HEAD, False, ["p", ""])
-    assert frames.start(0) == frames.text(0, "p")
-    assert frames.start(1) == b""
+def test_frames_with_tokens() -> None:
+    """Chunks with log-probabilities are the dumped chunks; chat's last has none."""
+    completion = CompletionFrames(HEAD, False)
+    shown: Any = {
+        "tokens": ["a"],
+        "token_logprobs": [-1.5],
+        "top_logprobs": None,
+        "text_offset": [0],
+    }
+    choice: Any = {"text": "a", "index": 2, "logprobs": shown, "finish_reason": None}
+    assert completion.logged(2, "a", shown) == frame([choice], False)
+    choice = {"text": "", "index": 2, "logprobs": shown, "finish_reason": "length"}
+    assert completion.end(2, "length", shown) == frame([choice], False)
+    chat = ChatFrames(HEAD, False, {"content": [], "refusal": None})
+    assert b'"logprobs":{"content":[],"refusal":null}' in chat.start(0)
+    assert b'"logprobs":null' in chat.end(0, "stop", {"content": [], "refusal": None})
 
 
 def test_an_error_in_mid_stream() -> None:

@@ -65,7 +65,7 @@ class Engine:
         ids = self.vocabulary.tokenize(prompt, add_special=True, parse_special=True)
         box = Box()
         generation = Generation(Text(prompt), max_tokens, sampling=GREEDY, **job)  # type: ignore[arg-type]
-        task = Task(generation, ids, len(ids), max_tokens, {}, box)
+        task = Task(generation, ids, len(ids), (), max_tokens, {}, box)
         self.scheduler.submit(task)
         return task, box
 

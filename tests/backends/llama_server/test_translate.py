@@ -18,10 +18,10 @@ from latimer.backends.errors import (
 from latimer.backends.llama_server.translate import (
     NEUTRAL,
     ChoiceStream,
-    Vocabulary,
     to_error,
     to_native,
 )
+from latimer.backends.llama_server.vocabulary import Vocabulary, read_pieces
 from latimer.backends.sse import EventParser
 from support.recordings import RECORDINGS, body, exchange
 
@@ -36,7 +36,7 @@ STREAMS = [
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
     """The demo model's vocabulary, as a real llama-server tells it."""
-    return Vocabulary((Path(__file__).parent / "vocabulary.json").read_bytes())
+    return Vocabulary(read_pieces((Path(__file__).parent / "vocabulary.json").read_bytes()), {})
 
 
 def job_of(name: str) -> Generation:

@@ -1,0 +1,65 @@
+"""Logits to log-probabilities, a whole chunk at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import Alternative, Token
+from .vocabulary import Vocabulary
+
+# Rows are taken in blocks, so that what is computed on the way stays small.
+BLOCK = 4 * 1024 * 1024
+
+
+def score(
+    logits: NDArray[np.float32],
+    tokens: Sequence[tuple[int, bytes, bytes, bool]],
+    top: int,
+    vocabulary: Vocabulary,
+) -> list[Token]:
+    """The tokens that follow rows of logits, with their log-probabilities.
+
+    Args:
+        logits: shape (rows, vocabulary).
+        tokens: for each row the token after it: id, data, spelling, whether it is control.
+        top: how many alternatives each gets.
+    """
+    scored: list[Token] = []
+    step = max(BLOCK // logits.shape[1], 1)
+    for start in range(0, len(tokens), step):
+        block = logits[start : start + step]
+        part = tokens[start : start + step]
+        # Sums in double precision: single would lose what the promise of exactness is about.
+        highest = block.max(axis=1, keepdims=True)
+        sums = np.exp(block - highest).sum(axis=1, dtype=np.float64)
+        norms = highest[:, 0].astype(np.float64) + np.log(sums)
+        ids = np.array([token[0] for token in part])
+        own = block[np.arange(len(part)), ids].astype(np.float64) - norms
+        best = _best(block, top)
+        for row, (token, logprob) in enumerate(zip(part, own.tolist(), strict=True)):
+            alternatives = tuple(
+                Alternative(other, *vocabulary.token(other), value)
+                for other, value in zip(
+                    best[row].tolist(), (block[row, best[row]] - norms[row]).tolist(), strict=True
+                )
+            )
+            scored.append(Token(*token, logprob, alternatives))
+    return scored
+
+
+def _best(block: NDArray[np.float32], top: int) -> NDArray[np.intp]:
+    """Ids of the `top` largest logits of each row, largest first; of equal ones the lower id."""
+    if top == 0:
+        return np.empty((len(block), 0), np.intp)
+    if top == 1:
+        first: NDArray[np.intp] = block.argmax(axis=1)
+        return first[:, None]
+    top = min(top, block.shape[1])
+    chosen = np.sort(np.argpartition(-block, top - 1, axis=1)[:, :top], axis=1)
+    values = np.take_along_axis(block, chosen, axis=1)
+    order = np.argsort(-values, axis=1, kind="stable")
+    best: NDArray[np.intp] = np.take_along_axis(chosen, order, axis=1)
+    return best

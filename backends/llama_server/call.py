@@ -1,0 +1,127 @@
+"""One native call of llama-server: the stream of one choice."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from ..base import Batch, Event, Generation, Model, Piece, Text, TokenIds
+from ..errors import ContextExceeded, EngineError, EngineUnavailable
+from ..sse import EventParser
+from .scoring import speculative
+from .tokens import TokenStream
+from .translate import ENGINE, ChoiceStream, to_error, to_native
+
+if TYPE_CHECKING:
+    from .backend import LlamaServer
+
+
+class Call:
+    """The batches of one choice.
+
+    A class rather than generators: this is the road of every token.
+    """
+
+    __slots__ = (
+        "_backend", "_choice", "_chunks", "_exchange", "_job", "_parser", "_prompt", "_read",
+        "_stream", "_tokens",
+    )  # fmt: skip
+
+    _read: Callable[[list[dict[str, Any]]], Awaitable[Batch]] | None
+
+    def __init__(self, backend: LlamaServer, job: Generation, choice: int) -> None:
+        self._backend = backend
+        self._job = job
+        self._choice = choice
+
+    async def __aenter__(self) -> Call:
+        backend, job = self._backend, self._job
+        model = await backend.model()
+        prompt: str | TokenIds
+        if job.logprobs is None:
+            prompt = await backend.native_prompt(job, model)
+            adds_bos = model.adds_bos and (isinstance(job.prompt, Text) or job.suffix is not None)
+            self._stream = ChoiceStream(job, self._choice, adds_bos)
+            self._read = self._read_careful if job.stops else None
+        else:
+            prompt = await self._prepare_tokens(model)
+        payload = to_native(job, self._choice, prompt, model.context)
+        exchange = backend.upstream.send("POST", "/completion", orjson.dumps(payload))
+        try:
+            reply = await exchange.__aenter__()
+        except EngineUnavailable:
+            backend.forget()
+            raise
+        self._exchange = exchange
+        if reply.status != 200:
+            try:
+                raise to_error(reply.status, await reply.read(), job)
+            finally:
+                await exchange.__aexit__(None, None, None)
+        self._chunks = reply.chunks()
+        self._parser = EventParser()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._exchange.__aexit__(None, None, None)
+
+    def __aiter__(self) -> Call:
+        return self
+
+    async def __anext__(self) -> Batch:
+        async for chunk in self._chunks:
+            data = self._parser.feed(chunk)
+            if not data:
+                continue
+            events = self._stream.parse(data)
+            batch = self._stream.feed(events) if self._read is None else await self._read(events)
+            if batch:
+                return batch
+        if not self._stream.finished:
+            raise EngineError(f"{ENGINE} ended its answer before it was finished.")
+        raise StopAsyncIteration
+
+    async def _read_careful(self, events: list[dict[str, Any]]) -> Batch:
+        """With stops, the last event may only be understood with the vocabulary at hand."""
+        stream = self._stream
+        batch: list[Event] = stream.feed(events[:-1])
+        for event in events[-1:]:
+            if stream.needs_vocabulary(event):
+                stream.vocabulary = (await self._backend.facts()).vocabulary
+            batch += stream.feed([event])
+        return batch
+
+    async def _prepare_tokens(self, model: Model) -> TokenIds:
+        backend, job = self._backend, self._job
+        facts = await backend.facts()
+        if facts.speculative:
+            raise speculative()
+        self._prompt, count = await backend.prompt_ids(job, model)
+        if len(self._prompt) >= model.context:
+            raise ContextExceeded(model.context, count, job.max_tokens or 0)
+        self._stream = ChoiceStream(job, self._choice, False)
+        self._tokens = TokenStream(job, self._choice, count, facts.vocabulary)
+        self._read = self._read_tokens
+        return self._prompt
+
+    async def _read_tokens(self, events: list[dict[str, Any]]) -> Batch:
+        """With log-probabilities; those that the server did not tell are asked for."""
+        stream = self._tokens
+        start = len(stream.ids)
+        tokens = stream.feed(events)
+        batch: list[Event] = []
+        if tokens:
+            ids = (*self._prompt, *stream.ids)
+            for at, token in enumerate(tokens):
+                if token.logprob is None:
+                    end = len(self._prompt) + start + at
+                    top = self._job.logprobs or 0
+                    score = (await self._backend.score(ids[: end + 1], end, top))[0]
+                    tokens[at] = token._replace(logprob=score.logprob, top=score.top)
+            batch.append(Piece(self._choice, b"".join(token.data for token in tokens), tokens))
+        if stream.finish is not None:
+            self._stream.finished = True
+            batch.append(stream.finish)
+        return batch

@@ -1,0 +1,110 @@
+"""What llama-server is asked for once tokens are to be told: vocabulary, slots, speculation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from ...schemas.native.llama_server import Props
+from ..errors import EngineError, LatimerError
+from ..upstream import Upstream
+from .translate import ENGINE, to_error
+from .vocabulary import Vocabulary, read_pieces
+
+Ask = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a server is asked for once tokens are to be told.
+
+    Args:
+        slots: how many calls it works on at a time.
+        turns: as many calls that score tokens are made at a time.
+        speculative: whether it makes log-probabilities up.
+        rolls_back: whether its model's memory can forget its last tokens. A recurrent one cannot,
+            and the server then gives other numbers for a prompt of which it has a part already.
+    """
+
+    vocabulary: Vocabulary
+    slots: int
+    turns: asyncio.Semaphore
+    speculative: bool
+    rolls_back: bool
+
+
+async def read_facts(upstream: Upstream, ask: Ask) -> Facts:
+    """Read everything; `ask(method, path, payload)` is the backend's own way to get JSON."""
+    pieces = await _read_pieces(upstream)
+    control = [token for token, piece in enumerate(pieces) if not piece]
+    plain = {"content": "a", "add_special": False, "parse_special": False}
+    first = (await ask("POST", "/tokenize", plain))["tokens"][:1]
+    adds_space = any(pieces[token][:1] == b" " for token in first)
+    props: Props = await ask("GET", "/props")
+    slots = max(int(props.get("total_slots", 1)), 1)
+    vocabulary = Vocabulary(pieces, await _names(control, pieces, ask), adds_space)
+    return Facts(
+        vocabulary,
+        slots,
+        asyncio.Semaphore(slots),
+        await _speculates(ask),
+        await _rolls_back(ask, vocabulary.ordinary),
+    )
+
+
+async def _rolls_back(ask: Ask, token: int) -> bool:
+    """Whether a prompt that turns off halfway continues from there.
+
+    Where another request comes between, it seems not to, and nothing is reused.
+    """
+    payload = {"n_predict": 1, "id_slot": 0, "response_fields": ["timings"]}
+    first = {**payload, "prompt": [token] * 16, "cache_prompt": False}
+    await ask("POST", "/completion", first)
+    second = {**payload, "prompt": [*[token] * 8, token + 1], "cache_prompt": True}
+    timings = (await ask("POST", "/completion", second)).get("timings") or {}
+    return bool(timings.get("cache_n") == 8)
+
+
+async def _read_pieces(upstream: Upstream) -> list[bytes]:
+    """Every token's bytes, from one wide call."""
+    payload = {"prompt": [0], "n_predict": 1, "n_probs": 1_000_000, "cache_prompt": False}
+    # A server-side ban or an end token still yields the whole distribution; a token that ends
+    # inside a character yields no entry, so an ordinary one is forced.
+    for bias in ([], [[" a", 1000]], [["a", 1000]]):
+        body = orjson.dumps({**payload, "logit_bias": bias})
+        async with upstream.send("POST", "/completion", body) as reply:
+            data = await reply.read()
+            if reply.status != 200:
+                raise to_error(reply.status, data)
+        if b'"completion_probabilities"' in data:
+            return read_pieces(data)
+    raise EngineError(f"{ENGINE} does not tell its vocabulary.")
+
+
+async def _names(control: Sequence[int], pieces: Sequence[bytes], ask: Ask) -> dict[int, bytes]:
+    """How control tokens are spelled: in one call, with line ends between them."""
+    line_end = next((token for token, piece in enumerate(pieces) if piece == b"\n"), None)
+    if line_end is not None and control:
+        tokens = [token for one in control for token in (one, line_end)]
+        reply = await ask("POST", "/detokenize", {"tokens": tokens})
+        names = str(reply["content"]).encode().split(b"\n")[:-1]
+        if len(names) == len(control):
+            return dict(zip(control, names, strict=True))
+    found = {}
+    for token in control:
+        reply = await ask("POST", "/detokenize", {"tokens": [token]})
+        found[token] = str(reply["content"]).encode()
+    return found
+
+
+async def _speculates(ask: Ask) -> bool:
+    try:
+        slots = await ask("GET", "/slots")
+    except LatimerError:
+        # `--no-slots`: replies tell as well, where something was proposed.
+        return False
+    return any(slot.get("speculative") for slot in slots)

@@ -1,0 +1,195 @@
+"""llama-server's stream to tokens with log-probabilities (sans-I/O).
+
+An entry's own text is what was sent by then, so a token's bytes come from the vocabulary by its id.
+Tokens that end inside a character have neither event nor entry: `tokens_predicted` jumps, and
+which they were follows from the bytes that are sent when the character is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ..base import Finish, Generation, Reason, Token
+from ..errors import EngineError
+from ..stops import StopMatcher
+from .scoring import alternatives, logprob_of, speculative
+from .translate import ENGINE, heads
+from .vocabulary import Vocabulary, ends_inside
+
+
+class _Step(NamedTuple):
+    """An event: how many tokens without one came before it, and the token that it is of."""
+
+    missing: int
+    token: Token
+
+
+class TokenStream:
+    """Native events of one choice to its tokens.
+
+    Tokens without an event get no log-probability here: the caller has them scored.
+    `ids` are all tokens so far.
+    """
+
+    def __init__(
+        self, job: Generation, choice: int, prompt_tokens: int, vocabulary: Vocabulary
+    ) -> None:
+        self._job = job
+        self._choice = choice
+        self._prompt_tokens = prompt_tokens
+        self._vocabulary = vocabulary
+        self._matcher = StopMatcher(job.stops)
+        self._released = 0
+        self._size = 0
+        self._starts: list[int] = []
+        self._predicted = 0
+        self._steps: list[_Step] = []
+        self._known = b""
+        self._content = b""
+        self._last: list[Token] = []
+        self.ids: list[int] = []
+        self.finish: Finish | None = None
+
+    def feed(self, events: Sequence[dict[str, Any]]) -> list[Token]:
+        """Translate the events of a chunk; returns the tokens that they make sure."""
+        out: list[Token] = []
+        for event in events:
+            out += self._end(event) if event["stop"] else self._step(event)
+        for token in out:
+            self.ids.append(token.id)
+            self._starts.append(self._size)
+            self._size += len(token.data)
+            self._released += len(self._matcher.feed(token.data))
+        finish = self.finish
+        if finish is not None and (finish.reason == "stop" or self._matcher.stop is not None):
+            self._released += len(self._matcher.flush())
+            before = sum(start < self._released for start in self._starts)
+            self.finish = finish._replace(completion_tokens=before)
+        return out
+
+    def _step(self, event: dict[str, Any]) -> list[Token]:
+        predicted = event["tokens_predicted"]
+        missing, self._predicted = predicted - self._predicted - 1, predicted
+        entries = event.get("completion_probabilities")
+        if not entries or not event["tokens"]:
+            raise speculative()
+        entry = entries[0]
+        spelling, control = self._vocabulary.token(entry["id"])
+        data = b"" if control else spelling
+        top = alternatives(entry, self._job.logprobs or 0, self._vocabulary)
+        token = Token(entry["id"], data, spelling, control, logprob_of(entry), top)
+        self._steps.append(_Step(missing, token))
+        self._content += event["content"].encode()
+        if any(step.missing for step in self._steps):
+            return self._solved(self._content, False) if event["content"] else []
+        self._steps.clear()
+        if event["content"]:
+            self._known = self._content = b""
+        else:
+            self._known += data
+        return self._sure([token])
+
+    def _sure(self, tokens: list[Token]) -> list[Token]:
+        """All but a control token at the end: it may be the end token, which only the end tells."""
+        tokens = self._last + tokens
+        self._last = [tokens.pop()] if tokens and tokens[-1].control else []
+        return tokens
+
+    def _solved(self, content: bytes, overrun: bool) -> list[Token]:
+        """The tokens of the waiting steps, if what was sent tells them already."""
+        if not content.startswith(self._known):
+            return []
+        sent = content[len(self._known) :]
+        for tokens in _ways(self._steps, sent, 0, self._vocabulary, overrun):
+            self._steps.clear()
+            self._known = self._content = b""
+            return self._sure(tokens)
+        return []
+
+    def _end(self, event: dict[str, Any]) -> list[Token]:
+        kind = event["stop_type"]
+        word = event["stopping_word"] if kind == "word" else None
+        tokens: list[Token] = []
+        if self._steps and word is not None:
+            tokens = self._solved(self._content + word.encode(), True)
+        elif self._steps:
+            tokens = self._sure(self._held())
+        if self._steps:
+            raise EngineError(f"{ENGINE} does not tell which tokens it generated.")
+        last = self._last
+        end = last.pop() if kind == "eos" and last else None
+        completion = event["tokens_predicted"] - (kind == "eos")
+        cached = event["timings"]["cache_n"] if "timings" in event else 0
+        reason: Reason = {"eos": "end", "word": "stop"}.get(kind, "length")  # type: ignore[assignment]
+        self.finish = Finish(
+            self._choice,
+            reason,
+            word,
+            self._prompt_tokens,
+            completion,
+            max(min(cached, self._prompt_tokens), 0),
+            end,
+        )
+        return tokens + last
+
+    def _held(self) -> list[Token]:
+        """The waiting steps' tokens at a limit: their text was held back as one of a stop's."""
+        tokens: list[Token] = []
+        for step in self._steps:
+            if step.missing:
+                data = step.token.data
+                found = {head for stop in self._job.stops for head in heads(stop.encode(), data)}
+                ways = [
+                    way
+                    for head in found
+                    for way in _ways([step], head + data, 0, self._vocabulary, False)
+                ]
+                if len(ways) != 1:
+                    raise EngineError(
+                        f"{ENGINE} held back text that ends in {data!r} and does not tell how it "
+                        "begins."
+                    )
+                tokens += ways[0]
+            else:
+                tokens.append(step.token)
+        self._steps.clear()
+        return tokens
+
+
+def _ways(
+    steps: Sequence[_Step], sent: bytes, position: int, vocabulary: Vocabulary, overrun: bool
+) -> Iterator[list[Token]]:
+    """Each way in which steps can have made the bytes that were sent.
+
+    Args:
+        overrun: whether the last step may have more bytes than were sent: a stop cut them off.
+    """
+    if not steps:
+        if position == len(sent) or overrun:
+            yield []
+        return
+    step, rest = steps[0], steps[1:]
+    for missing in _fillings(step.missing, sent, position, vocabulary):
+        at = position + sum(len(token.data) for token in missing)
+        data = step.token.data
+        cut = overrun and not rest and data.startswith(sent[at:])
+        if sent.startswith(data, at) or cut:
+            for others in _ways(rest, sent, at + len(data), vocabulary, overrun):
+                yield [*missing, step.token, *others]
+
+
+def _fillings(
+    count: int, sent: bytes, position: int, vocabulary: Vocabulary
+) -> Iterator[list[Token]]:
+    """Each way in which `count` tokens that end inside a character can stand at a position."""
+    if not count:
+        yield []
+        return
+    for end in range(position + 1, len(sent) + 1):
+        data = sent[position:end]
+        if not ends_inside(sent[:end]):
+            continue
+        for token in vocabulary.fragments.get(data, ()):
+            for others in _fillings(count - 1, sent, end, vocabulary):
+                yield [Token(token, data, data, False, None), *others]

@@ -1,0 +1,83 @@
+"""What llama-server tells of its vocabulary (sans-I/O)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import orjson
+
+from ..base import TokenIds
+from ..pieces import shown
+
+
+def read_pieces(reply: bytes) -> list[bytes]:
+    """Every token's bytes by its id; none for control tokens.
+
+    Args:
+        reply: of a `/completion` with one token and an `n_probs` beyond the vocabulary's size.
+    """
+    entries = orjson.loads(reply)["completion_probabilities"][0]["top_logprobs"]
+    pieces = [b""] * len(entries)
+    for entry in entries:
+        pieces[entry["id"]] = bytes(entry["bytes"])
+    return pieces
+
+
+def ends_inside(data: bytes) -> bool:
+    """Whether text ends inside a character, as llama-server sees it (`validate_utf8`)."""
+    for back, lead, mask in ((1, 0xC0, 0xE0), (1, 0xE0, 0xF0), (2, 0xE0, 0xF0), *_FOUR):
+        if back <= len(data) and data[-back] & mask == lead:
+            return True
+    return False
+
+
+_FOUR = ((1, 0xF0, 0xF8), (2, 0xF0, 0xF8), (3, 0xF0, 0xF8))
+
+
+class Vocabulary:
+    """The exact bytes of every token, by id.
+
+    Args:
+        names: the spelling of each control token.
+        adds_space: whether the tokeniser puts a space in front of words at a start.
+    """
+
+    def __init__(
+        self, pieces: Sequence[bytes], names: Mapping[int, bytes], adds_space: bool = False
+    ) -> None:
+        self.pieces = pieces
+        self._names = names
+        self._adds_space = adds_space
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to the text."""
+        return self.pieces[token]
+
+    def token(self, token: int) -> tuple[bytes, bool]:
+        """A token's spelling, and whether it is a control token."""
+        data = self.pieces[token]
+        return (data, False) if data else (self._names.get(token, b""), True)
+
+    def shown(self, ids: TokenIds, text: bytes | None = None) -> list[bytes]:
+        """What each token of a prompt shows; see `pieces.shown`."""
+        return shown([self.token(token) for token in ids], self._adds_space, text)
+
+    @cached_property
+    def ordinary(self) -> int:
+        """A token that is a letter: one that always has an entry."""
+        return next(
+            token for token, piece in enumerate(self.pieces) if len(piece) == 1 and piece.isalpha()
+        )
+
+    @cached_property
+    def fragments(self) -> Mapping[bytes, list[int]]:
+        """Ids of the tokens that end inside a character, by their bytes."""
+        found: dict[bytes, list[int]] = {}
+        for token, piece in enumerate(self.pieces):
+            if ends_inside(piece):
+                found.setdefault(piece, []).append(token)
+        return found
