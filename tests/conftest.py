@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import gguf
 import httpx2
 import hypothesis
 import pytest
@@ -16,6 +17,7 @@ from latimer.backends.base import Backend
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_server import LlamaServer
+from support import gguf_files
 from support.replay import Replay, replaying
 from support.servers import llama_server, serving
 
@@ -25,6 +27,13 @@ hypothesis.settings.load_profile("latimer")
 
 ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
 MODELS = Path(__file__).parent / "models"
+
+
+@pytest.fixture(scope="session")
+def demo_f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with its weights as 32-bit numbers."""
+    target = tmp_path_factory.mktemp("models") / "demo-f32.gguf"
+    return gguf_files.copy(DEMO_MODEL, target, kind=gguf.GGMLQuantizationType.F32)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ..base import Batch, Event, Generation, Model, Piece, Text, TokenIds
+from ..base import Batch, Event, Generation, Model, Piece, Text, Token, TokenIds
 from ..errors import ContextExceeded, EngineError, EngineUnavailable
 from ..sse import EventParser
 from .scoring import speculative
@@ -25,8 +25,8 @@ class Call:
     """
 
     __slots__ = (
-        "_backend", "_choice", "_chunks", "_exchange", "_job", "_parser", "_prompt", "_read",
-        "_stream", "_tokens",
+        "_backend", "_choice", "_chunks", "_exchange", "_job", "_parser", "_payload", "_prompt",
+        "_read", "_stream", "_tokens",
     )  # fmt: skip
 
     _read: Callable[[list[dict[str, Any]]], Awaitable[Batch]] | None
@@ -47,8 +47,8 @@ class Call:
             self._read = self._read_careful if job.stops else None
         else:
             prompt = await self._prepare_tokens(model)
-        payload = to_native(job, self._choice, prompt, model.context)
-        exchange = backend.upstream.send("POST", "/completion", orjson.dumps(payload))
+        self._payload = to_native(job, self._choice, prompt, model.context)
+        exchange = backend.upstream.send("POST", "/completion", orjson.dumps(self._payload))
         try:
             reply = await exchange.__aenter__()
         except EngineUnavailable:
@@ -109,19 +109,38 @@ class Call:
     async def _read_tokens(self, events: list[dict[str, Any]]) -> Batch:
         """With log-probabilities; those that the server did not tell are asked for."""
         stream = self._tokens
-        start = len(stream.ids)
+        start = len(self._prompt) + len(stream.ids)
         tokens = stream.feed(events)
+        if stream.unsettled is not None:
+            tokens += stream.settle(await self._all_ids())
         batch: list[Event] = []
+        ids = (*self._prompt, *stream.ids)
         if tokens:
-            ids = (*self._prompt, *stream.ids)
-            for at, token in enumerate(tokens):
-                if token.logprob is None:
-                    end = len(self._prompt) + start + at
-                    top = self._job.logprobs or 0
-                    score = (await self._backend.score(ids[: end + 1], end, top))[0]
-                    tokens[at] = token._replace(logprob=score.logprob, top=score.top)
+            tokens = [
+                token if token.logprob is not None else await self._scored(token, ids, start + at)
+                for at, token in enumerate(tokens)
+            ]
             batch.append(Piece(self._choice, b"".join(token.data for token in tokens), tokens))
         if stream.finish is not None:
+            end = stream.finish.end
+            if end is not None and end.logprob is None:
+                end = await self._scored(end, (*ids, end.id), len(ids))
             self._stream.finished = True
-            batch.append(stream.finish)
+            batch.append(stream.finish._replace(end=end))
         return batch
+
+    async def _scored(self, token: Token, ids: TokenIds, at: int) -> Token:
+        score = (await self._backend.score(ids[: at + 1], at, self._job.logprobs or 0))[0]
+        return token._replace(logprob=score.logprob, top=score.top)
+
+    async def _all_ids(self) -> list[int]:
+        """Every id of the answer, from the same request made unstreamed."""
+        fields = {"stream": False, "return_tokens": True, "n_probs": 0}
+        payload = {**self._payload, **fields, "response_fields": ["tokens"]}
+        send = self._backend.upstream.send
+        async with send("POST", "/completion", orjson.dumps(payload)) as reply:
+            body, status = await reply.read(), reply.status
+        if status != 200:
+            raise to_error(status, body, self._job)
+        ids: list[int] = orjson.loads(body)["tokens"]
+        return ids

@@ -2,12 +2,15 @@
 
 An entry's own text is what was sent by then, so a token's bytes come from the vocabulary by its id.
 Tokens that end inside a character have neither event nor entry: `tokens_predicted` jumps, and
-which they were follows from the bytes that are sent when the character is complete.
+which they were follows from the bytes that are sent when the character is complete. Where it does
+not (broken UTF-8, a limit inside a character), the same request tells all ids when it is made
+unstreamed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ..base import Finish, Generation, Reason, Token
@@ -29,7 +32,8 @@ class TokenStream:
     """Native events of one choice to its tokens.
 
     Tokens without an event get no log-probability here: the caller has them scored.
-    `ids` are all tokens so far.
+    `ids` are all tokens so far. When `unsettled` the last event has come, and `settle` wants the
+    ids of the whole answer.
     """
 
     def __init__(
@@ -50,13 +54,46 @@ class TokenStream:
         self._last: list[Token] = []
         self.ids: list[int] = []
         self.finish: Finish | None = None
+        self.unsettled: dict[str, Any] | None = None
 
     def feed(self, events: Sequence[dict[str, Any]]) -> list[Token]:
         """Translate the events of a chunk; returns the tokens that they make sure."""
         out: list[Token] = []
         for event in events:
             out += self._end(event) if event["stop"] else self._step(event)
-        for token in out:
+        self._note(out)
+        return out
+
+    def settle(self, ids: Sequence[int]) -> list[Token]:
+        """The tokens that the stream did not tell, from the ids of the same answer, unstreamed.
+
+        Raises:
+            EngineError: it was another answer.
+        """
+        event = self.unsettled
+        assert event is not None
+        start = len(self.ids)
+        told = {start + at: token for at, token in enumerate(self._last)}
+        at = start + len(self._last)
+        for step in self._steps:
+            at += step.missing + 1
+            told[at - 1] = step.token
+        same = all(at < len(ids) and ids[at] == token.id for at, token in told.items())
+        if not same or list(ids[:start]) != self.ids or len(ids) != event["tokens_predicted"]:
+            raise EngineError(f"{ENGINE} does not tell which tokens it generated.")
+        tokens = [told.get(at) or self._untold(ids[at]) for at in range(start, len(ids))]
+        self._steps, self._last, self.unsettled = [], [], None
+        end = tokens.pop() if event["stop_type"] == "eos" else None
+        self._set_finish(event, end)
+        self._note(tokens)
+        return tokens
+
+    def _untold(self, token: int) -> Token:
+        spelling, control = self._vocabulary.token(token)
+        return Token(token, b"" if control else spelling, spelling, control, None)
+
+    def _note(self, tokens: Sequence[Token]) -> None:
+        for token in tokens:
             self.ids.append(token.id)
             self._starts.append(self._size)
             self._size += len(token.data)
@@ -66,7 +103,6 @@ class TokenStream:
             self._released += len(self._matcher.flush())
             before = sum(start < self._released for start in self._starts)
             self.finish = finish._replace(completion_tokens=before)
-        return out
 
     def _step(self, event: dict[str, Any]) -> list[Token]:
         predicted = event["tokens_predicted"]
@@ -101,58 +137,57 @@ class TokenStream:
         if not content.startswith(self._known):
             return []
         sent = content[len(self._known) :]
-        for tokens in _ways(self._steps, sent, 0, self._vocabulary, overrun):
-            self._steps.clear()
-            self._known = self._content = b""
-            return self._sure(tokens)
-        return []
+        ways = list(islice(_ways(self._steps, sent, 0, self._vocabulary, overrun), 2))
+        if len(ways) != 1:
+            return []
+        self._steps.clear()
+        self._known = self._content = b""
+        return self._sure(ways[0])
 
     def _end(self, event: dict[str, Any]) -> list[Token]:
         kind = event["stop_type"]
-        word = event["stopping_word"] if kind == "word" else None
         tokens: list[Token] = []
-        if self._steps and word is not None:
-            tokens = self._solved(self._content + word.encode(), True)
+        if self._steps and kind == "word":
+            tokens = self._solved(self._content + event["stopping_word"].encode(), True)
         elif self._steps:
             tokens = self._sure(self._held())
-        if self._steps:
-            raise EngineError(f"{ENGINE} does not tell which tokens it generated.")
-        last = self._last
-        end = last.pop() if kind == "eos" and last else None
-        completion = event["tokens_predicted"] - (kind == "eos")
+        if self._steps or event["tokens_predicted"] > self._predicted:
+            self.unsettled = event
+            return tokens
+        last, self._last = self._last, []
+        self._set_finish(event, last.pop() if kind == "eos" and last else None)
+        return tokens + last
+
+    def _set_finish(self, event: dict[str, Any], end: Token | None) -> None:
+        kind = event["stop_type"]
         cached = event["timings"]["cache_n"] if "timings" in event else 0
         reason: Reason = {"eos": "end", "word": "stop"}.get(kind, "length")  # type: ignore[assignment]
         self.finish = Finish(
             self._choice,
             reason,
-            word,
+            event["stopping_word"] if kind == "word" else None,
             self._prompt_tokens,
-            completion,
+            event["tokens_predicted"] - (kind == "eos"),
             max(min(cached, self._prompt_tokens), 0),
             end,
         )
-        return tokens + last
 
     def _held(self) -> list[Token]:
         """The waiting steps' tokens at a limit: their text was held back as one of a stop's."""
         tokens: list[Token] = []
         for step in self._steps:
-            if step.missing:
-                data = step.token.data
-                found = {head for stop in self._job.stops for head in heads(stop.encode(), data)}
-                ways = [
-                    way
-                    for head in found
-                    for way in _ways([step], head + data, 0, self._vocabulary, False)
-                ]
-                if len(ways) != 1:
-                    raise EngineError(
-                        f"{ENGINE} held back text that ends in {data!r} and does not tell how it "
-                        "begins."
-                    )
-                tokens += ways[0]
-            else:
-                tokens.append(step.token)
+            data = step.token.data
+            found = {b""} if not step.missing else {
+                head for stop in self._job.stops for head in heads(stop.encode(), data)
+            }  # fmt: skip
+            ways = [
+                way
+                for head in found
+                for way in _ways([step], head + data, 0, self._vocabulary, False)
+            ]
+            if len(ways) != 1:
+                return []
+            tokens += ways[0]
         self._steps.clear()
         return tokens
 

@@ -75,9 +75,11 @@ class Vocabulary:
 
     @cached_property
     def fragments(self) -> Mapping[bytes, list[int]]:
-        """Ids of the tokens that end inside a character, by their bytes."""
+        """Ids of the tokens that are no whole characters, by their bytes."""
         found: dict[bytes, list[int]] = {}
         for token, piece in enumerate(self.pieces):
-            if ends_inside(piece):
+            try:
+                piece.decode()
+            except UnicodeDecodeError:
                 found.setdefault(piece, []).append(token)
         return found

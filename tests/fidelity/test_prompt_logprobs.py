@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from conftest import MODELS
 from latimer.backends.base import Backend, Text, TokenIds
 from latimer.backends.llama_cpp import DEMO_MODEL
 from numpy.typing import NDArray
-from support import gguf_files
 from support.exact import engines, prompt_tokens
 from support.reference import Reference, reference
 from support.texts import STRANGE, demo_texts
@@ -28,13 +26,6 @@ OTHER_TEXTS = (
 )
 TOLERANCE = {"in process": 2e-5, "llama-server": 1e-4}
 Case = tuple[TokenIds, NDArray[np.float64]]
-
-
-@pytest.fixture(scope="module")
-def demo_f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model with its weights as 32-bit numbers."""
-    target = tmp_path_factory.mktemp("models") / "demo-f32.gguf"
-    return gguf_files.copy(DEMO_MODEL, target, kind=gguf.GGMLQuantizationType.F32)
 
 
 @pytest.fixture(scope="module", params=["demo", "spm", "bpe", "recurrent"])

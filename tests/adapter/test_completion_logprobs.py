@@ -1,0 +1,269 @@
+"""`logprobs`, `echo` and `best_of` over the engines, as OpenAI's clients see them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+from support.recordings import DEMO_CHATML
+from support.replies import chunks_in
+
+SCORING = ("llama_cpp", "llama_server")
+CAPITAL = DEMO_CHATML.format("What is the capital of France?")
+FIRE = DEMO_CHATML.format("Show me an emoji of fire.")
+
+
+@pytest.fixture(params=SCORING)
+async def scorer(request: pytest.FixtureRequest, apps: Callable[[str], Any], client_of: Any) -> Any:
+    """A client of each engine that scores prompts."""
+    async with client_of(apps(request.param)) as client:
+        yield client
+
+
+async def complete(client: httpx2.AsyncClient, **body: Any) -> Any:
+    """A completion; a seed, since these are sampled at OpenAI's defaults."""
+    reply = await client.post("/v1/completions", json={"model": "m", "seed": 3, **body})
+    assert reply.status_code == 200, reply.text
+    assert not re.search(r"NaN|Infinity", reply.text)
+    return reply.json()
+
+
+async def streamed(client: httpx2.AsyncClient, **body: Any) -> tuple[str, Any]:
+    """Text and arrays of a streamed completion of one choice, put together."""
+    body = {"model": "m", "seed": 3, "stream": True, **body}
+    choices = [c["choices"][0] for c in chunks_in(await client.post("/v1/completions", json=body))]
+    arrays: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "text_offset": []}
+    arrays["top_logprobs"] = []
+    for choice in choices:
+        for name in arrays:
+            arrays[name] += choice["logprobs"][name] or []
+    assert choices[-1]["logprobs"]["tokens"] == []
+    return "".join(choice["text"] for choice in choices), arrays
+
+
+def joined(tokens: list[str]) -> bytes:
+    """The bytes that tokens stand for, as HELM puts them together."""
+    data = b""
+    for token in tokens:
+        if token.startswith("bytes:"):
+            data += bytes(int(part, 16) for part in token.removeprefix("bytes:\\x").split("\\x"))
+        else:
+            data += token.encode()
+    return data
+
+
+async def test_generated_tokens_have_log_probabilities(client: httpx2.AsyncClient) -> None:
+    """Four arrays of equal length whose tokens, put together, are the text."""
+    choice = (await complete(client, prompt=CAPITAL, logprobs=2))["choices"][0]
+    logprobs = choice["logprobs"]
+    assert {len(array) for array in logprobs.values()} == {7}
+    assert "".join(logprobs["tokens"]) == choice["text"] == "The capital of France is Paris."
+    for token, logprob, top in zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    ):
+        assert logprob == top[token] == max(top.values()) <= 0
+        assert 1 <= len(top) <= 3
+        assert list(top.values()) == sorted(top.values(), reverse=True)
+
+
+async def test_engines_agree(client: httpx2.AsyncClient, demo: httpx2.AsyncClient) -> None:
+    """All engines tell the same tokens and offsets, and numbers that differ by noise only."""
+    for body in (
+        {"prompt": CAPITAL, "logprobs": 2},
+        {"prompt": FIRE, "logprobs": 1},
+        {"prompt": CAPITAL, "logprobs": 0, "stop": " of"},
+        {"prompt": DEMO_CHATML.format("Translate to French: summer"), "logprobs": 1, "n": 2},
+    ):
+        ours = (await complete(client, **body))["choices"]
+        reference = (await complete(demo, **body))["choices"]
+        for choice, other in zip(ours, reference, strict=True):
+            assert choice["text"] == other["text"]
+            assert choice["logprobs"]["tokens"] == other["logprobs"]["tokens"]
+            assert choice["logprobs"]["text_offset"] == other["logprobs"]["text_offset"]
+            for a, b in zip(
+                choice["logprobs"]["token_logprobs"],
+                other["logprobs"]["token_logprobs"],
+                strict=True,
+            ):
+                assert math.isclose(a, b, abs_tol=0.05)
+
+
+async def test_offsets_begin_after_the_prompt(client: httpx2.AsyncClient) -> None:
+    """Without echo the first offset is the prompt's length in code points."""
+    prompt = DEMO_CHATML.format("Show me an emoji of fire. 😀")
+    logprobs = (await complete(client, prompt=prompt, logprobs=1))["choices"][0]["logprobs"]
+    assert logprobs["text_offset"][0] == len(prompt)
+
+
+async def test_zero_log_probabilities_are_not_none(client: httpx2.AsyncClient) -> None:
+    """`logprobs: 0` tells the tokens without alternatives; null tells nothing."""
+    choice = (await complete(client, prompt=CAPITAL, logprobs=0))["choices"][0]
+    assert choice["logprobs"]["top_logprobs"] is None
+    assert len(choice["logprobs"]["token_logprobs"]) == 7
+    choice = (await complete(client, prompt=CAPITAL, logprobs=None))["choices"][0]
+    assert choice["logprobs"] is None
+
+
+@pytest.mark.parametrize("stop", [None, " France", "itals", ["o", "xyz"], "The", "tal of"])
+async def test_streams_tell_the_same(client: httpx2.AsyncClient, stop: Any) -> None:
+    """The chunks' entries add up to the unstreamed arrays, whatever a stop holds back."""
+    body = {"prompt": CAPITAL, "logprobs": 2, "stop": stop}
+    choice = (await complete(client, **body))["choices"][0]
+    text, arrays = await streamed(client, **body)
+    assert text == choice["text"]
+    assert arrays["tokens"] == choice["logprobs"]["tokens"]
+    assert arrays["text_offset"] == choice["logprobs"]["text_offset"]
+    for a, b in zip(arrays["token_logprobs"], choice["logprobs"]["token_logprobs"], strict=True):
+        assert math.isclose(a, b, abs_tol=0.05)
+    assert "".join(arrays["tokens"]).startswith(text)
+
+
+@pytest.mark.parametrize("echo", [True, False])
+@pytest.mark.parametrize("max_tokens", [0, 2])
+@pytest.mark.parametrize("logprobs", [None, 0, 1])
+async def test_what_echo_shows(
+    scorer: httpx2.AsyncClient, echo: bool, max_tokens: int, logprobs: int | None
+) -> None:
+    """Text, arrays and counts for each combination of echo, limit and log-probabilities."""
+    reply = await complete(
+        scorer, prompt=CAPITAL, echo=echo, max_tokens=max_tokens, logprobs=logprobs
+    )
+    choice, usage = reply["choices"][0], reply["usage"]
+    generated = "The capital" if max_tokens else ""
+    assert choice["text"] == (CAPITAL if echo else "") + generated
+    assert choice["finish_reason"] == "length"
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (15, max_tokens)
+    if logprobs is None:
+        assert choice["logprobs"] is None
+        return
+    count = (15 if echo else 0) + max_tokens
+    arrays = choice["logprobs"]
+    assert len(arrays["tokens"]) == len(arrays["text_offset"]) == count
+    assert [value is None for value in arrays["token_logprobs"]] == [
+        echo and index == 0 for index in range(count)
+    ]
+    if logprobs == 0:
+        assert arrays["top_logprobs"] is None
+    elif echo:
+        assert arrays["top_logprobs"][0] is None
+    assert "".join(arrays["tokens"]) == choice["text"]
+    assert arrays["text_offset"][:1] == ([0] if echo else [len(CAPITAL)] if count else [])
+
+
+async def test_an_echoed_prompt_is_streamed_with_its_tokens(scorer: httpx2.AsyncClient) -> None:
+    """The prompt comes first, and all chunks add up to the unstreamed arrays."""
+    body = {"prompt": "Zoë 漢 is", "echo": True, "logprobs": 2, "max_tokens": 3, "temperature": 0}
+    choice = (await complete(scorer, **body))["choices"][0]
+    text, arrays = await streamed(scorer, **body)
+    assert text == choice["text"]
+    assert arrays["tokens"] == choice["logprobs"]["tokens"]
+    assert arrays["text_offset"] == choice["logprobs"]["text_offset"]
+    assert arrays["token_logprobs"][0] is None
+
+
+async def test_characters_of_several_tokens(scorer: httpx2.AsyncClient) -> None:
+    """Pieces of a character are spelled as bytes and share its offset."""
+    prompt = "😀 é 漢"
+    reply = await complete(scorer, prompt=prompt, echo=True, logprobs=1, max_tokens=0)
+    arrays = reply["choices"][0]["logprobs"]
+    assert joined(arrays["tokens"]).decode() == prompt
+    assert "\ufffd" not in "".join(arrays["tokens"])
+    assert arrays["text_offset"] == sorted(arrays["text_offset"])
+    assert max(arrays["text_offset"]) <= len(prompt)
+    fragments = [token for token in arrays["tokens"] if token.startswith("bytes:")]
+    assert fragments
+    assert all(re.fullmatch(r"bytes:(\\x[0-9a-f]{2})+", token) for token in fragments)
+
+
+async def test_an_end_token_keeps_its_entry_under_echo(scorer: httpx2.AsyncClient) -> None:
+    """The arrays have one entry more than the prompt even when the model ends at once."""
+    prompt = CAPITAL + "The capital of France is Paris."
+    for echo, extra in ((True, 1), (False, 0)):
+        reply = await complete(
+            scorer, prompt=prompt, echo=echo, logprobs=1, max_tokens=1, temperature=0
+        )
+        choice = reply["choices"][0]
+        prompt_tokens = reply["usage"]["prompt_tokens"]
+        assert len(choice["logprobs"]["tokens"]) == (prompt_tokens if echo else 0) + extra
+        assert choice["text"] == (prompt if echo else "")
+        assert choice["finish_reason"] == "stop"
+        assert reply["usage"]["completion_tokens"] == 0
+    assert reply["choices"][0]["logprobs"]["tokens"] == []
+
+
+async def test_ids_are_echoed_verbatim(scorer: httpx2.AsyncClient) -> None:
+    """Lists of ids of different lengths are each scored as they are, in their order."""
+    prompts = [[70, 71, 72], [418, 130, 107], [2, 1, 84]]
+    reply = await complete(scorer, prompt=prompts, echo=True, logprobs=1, max_tokens=1, n=2)
+    assert [choice["index"] for choice in reply["choices"]] == list(range(6))
+    assert reply["usage"]["prompt_tokens"] == 9
+    for index, choice in enumerate(reply["choices"]):
+        alone = await complete(
+            scorer, prompt=[prompts[index // 2]], echo=True, logprobs=1, max_tokens=0
+        )
+        arrays = choice["logprobs"]
+        assert len(arrays["tokens"]) == 4
+        assert arrays["tokens"][:3] == alone["choices"][0]["logprobs"]["tokens"]
+    assert reply["choices"][4]["text"].startswith("<|im_end|><|im_start|>")
+
+
+async def test_stops_are_not_looked_for_in_an_echoed_prompt(scorer: httpx2.AsyncClient) -> None:
+    """A stop string in the prompt cuts nothing off."""
+    reply = await complete(
+        scorer, prompt=CAPITAL, echo=True, logprobs=1, stop=" capital", temperature=0
+    )
+    choice = reply["choices"][0]
+    assert choice["text"] == CAPITAL + "The"
+    assert len(choice["logprobs"]["tokens"]) == 16
+
+
+async def test_prompts_scored_at_once_do_not_mix(scorer: httpx2.AsyncClient) -> None:
+    """Eight prompts scored side by side are as each alone, but for noise."""
+    prompts = [f"What is {n} plus {n + 1}? 😀" * (1 + n % 3) for n in range(8)]
+    body = {"echo": True, "logprobs": 1, "max_tokens": 0}
+    together = await asyncio.gather(*(complete(scorer, prompt=p, **body) for p in prompts))
+    for prompt, reply in zip(prompts, together, strict=True):
+        alone = (await complete(scorer, prompt=prompt, **body))["choices"][0]["logprobs"]
+        arrays = reply["choices"][0]["logprobs"]
+        assert arrays["tokens"] == alone["tokens"]
+        assert joined(arrays["tokens"]).decode() == prompt
+        for a, b in zip(arrays["token_logprobs"][1:], alone["token_logprobs"][1:], strict=True):
+            assert math.isclose(a, b, abs_tol=0.4)
+
+
+async def test_the_best_of_several(client: httpx2.AsyncClient) -> None:
+    """`best_of` returns the candidates with the highest mean log-probability, best first."""
+    body = {"prompt": "Say:", "max_tokens": 1, "logprobs": 0}
+    candidates = (await complete(client, n=5, **body))["choices"]
+    reply = await complete(client, n=2, best_of=5, **body)
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1]
+
+    def score(choice: Any) -> float:
+        values = choice["logprobs"]["token_logprobs"]
+        return sum(values) / len(values) if values else -math.inf
+
+    limited = [choice for choice in candidates if choice["finish_reason"] == "length"]
+    assert len(limited) == 5, "none of these candidates ends by itself"
+    ranked = sorted(candidates, key=score, reverse=True)
+    assert [c["text"] for c in reply["choices"]] == [c["text"] for c in ranked[:2]]
+    assert reply["usage"]["completion_tokens"] == 5
+
+
+async def test_the_best_of_several_without_log_probabilities(client: httpx2.AsyncClient) -> None:
+    """Ranking needs log-probabilities; the reply shows none that nobody asked for."""
+    reply = await complete(client, prompt=CAPITAL, best_of=2)
+    assert len(reply["choices"]) == 1
+    assert reply["choices"][0]["logprobs"] is None
+    assert reply["usage"]["completion_tokens"] == 14
+
+
+async def test_the_whole_prompt_may_be_scored(scorer: httpx2.AsyncClient) -> None:
+    """A prompt of one token, and of an empty text, have no log-probabilities to tell."""
+    reply = await complete(scorer, prompt=[70], echo=True, logprobs=1, max_tokens=0)
+    assert reply["choices"][0]["logprobs"]["token_logprobs"] == [None]
+    assert reply["choices"][0]["finish_reason"] == "length"
