@@ -18,6 +18,7 @@ from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
 from .endpoints.health import health
 from .endpoints.models import list_models, retrieve_model
+from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
 from .errors import MethodNotAllowed, unexpected
 from .exchange import Exchange, Receive, Scope, Send
 from .guards import Keys
@@ -35,6 +36,9 @@ ENDPOINTS: dict[str, tuple[str, Endpoint]] = {
     "/chat/completions": ("POST", create_chat_completion),
     "/completions": ("POST", create_completion),
     "/models": ("GET", list_models),
+    "/tokenizer_info": ("GET", tokenizer_info),
+    "/tokenize": ("POST", tokenize),
+    "/detokenize": ("POST", detokenize),
 }
 EXPOSED_HEADERS = (
     "x-request-id", "openai-processing-ms", "x-latimer-ignored", "x-latimer-inexact",

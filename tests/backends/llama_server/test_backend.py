@@ -18,11 +18,14 @@ from latimer.backends.errors import (
     EngineError,
     EngineUnavailable,
     RequestError,
+    Unsupported,
 )
+from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
 from latimer.backends.upstream import HttpxUpstream
 from support.jobs import run
 from support.recordings import DEMO_CHATML, body
+from support.servers import llama_server
 
 GREEDY = Sampling(temperature=0.0)
 COUNT = Text(DEMO_CHATML.format("Count to 12."))
@@ -220,3 +223,22 @@ async def test_a_server_that_is_no_llama_server_is_named() -> None:
     )
     with pytest.raises(EngineError, match="is no llama-server"):
         await LlamaServer(HttpxUpstream(client)).model()
+
+
+COUNTED = Text(DEMO_CHATML.format("Count to 12.") + "1, 2, 3, 4,")
+
+
+@pytest.mark.parametrize("slots", ["--slots", "--no-slots"])
+async def test_a_speculative_server_tells_no_log_probabilities(slots: str) -> None:
+    """With a draft model log-probabilities are refused, of prompts and of answers; text is not."""
+    draft = ("-md", str(DEMO_MODEL), "--spec-type", "draft-simple")
+    with llama_server(DEMO_MODEL, *draft, slots, slots=1) as address:
+        backend = LlamaServer(address)
+        for job in (
+            Generation(COUNTED, 12, logprobs=1),
+            Generation(COUNTED, 0, prompt_logprobs=1),
+        ):
+            with pytest.raises(Unsupported, match="draft model"):
+                await run(backend, job)
+        assert (await run(backend, Generation(COUNTED, 4)))[0][0]
+        await backend.aclose()

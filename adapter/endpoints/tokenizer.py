@@ -1,0 +1,56 @@
+"""The model's tokeniser, as vLLM's endpoints show one to evaluation harnesses."""
+
+from __future__ import annotations
+
+import orjson
+from pydantic import TypeAdapter
+
+from ...schemas.openai.tokenizer import (
+    Detokenized,
+    DetokenizeRequest,
+    Tokenized,
+    TokenizeRequest,
+    TokenizerInfo,
+)
+from ..exchange import Exchange
+from ..service import Service
+from ..validation import parse
+
+_TOKENIZE = TypeAdapter(TokenizeRequest)
+_DETOKENIZE = TypeAdapter(DetokenizeRequest)
+
+
+async def tokenizer_info(exchange: Exchange, service: Service) -> None:
+    """Answer what a client must know to use the tokeniser."""
+    model = await service.backend.model()
+    info: TokenizerInfo = {
+        "tokenizer_class": "LatimerTokenizer",
+        "bos_token": model.bos_token or None,
+        "eos_token": model.eos_token or None,
+        "pad_token": None,
+        "add_bos_token": model.adds_bos,
+        "model_max_length": model.context,
+        "chat_template": model.template,
+    }
+    await exchange.reply(200, orjson.dumps(info))
+
+
+async def tokenize(exchange: Exchange, service: Service) -> None:
+    """Answer the ids of a text; special tokens are added unless the request says otherwise."""
+    request = parse(_TOKENIZE, await exchange.read_json(service.max_body))
+    ids = await service.backend.tokenize(
+        request.prompt,
+        add_special=request.add_special_tokens is not False,
+        parse_special=True,
+    )
+    model = await service.backend.model()
+    reply: Tokenized = {"count": len(ids), "max_model_len": model.context, "tokens": list(ids)}
+    await exchange.reply(200, orjson.dumps(reply))
+
+
+async def detokenize(exchange: Exchange, service: Service) -> None:
+    """Answer the text of ids; bytes that are no characters become U+FFFD."""
+    request = parse(_DETOKENIZE, await exchange.read_json(service.max_body))
+    data = await service.backend.detokenize(tuple(request.tokens))
+    reply: Detokenized = {"prompt": data.decode(errors="replace")}
+    await exchange.reply(200, orjson.dumps(reply))

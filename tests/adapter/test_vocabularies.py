@@ -1,0 +1,154 @@
+"""Token ids of OpenAI's vocabularies: biases and prompts for models that have another.
+
+tiktoken's own vocabularies cannot be downloaded everywhere, so one of a few tokens stands for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+import tiktoken
+import tiktoken.registry
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.vocabularies import load, to_text
+from latimer.backends.errors import EngineError, RequestError
+from support.recordings import DEMO_CHATML
+
+WORDS = [b" Paris", b" Lisbon", b"The", b" capital", b"\xe6\xbc", b" Parisian", b" river"]
+NAME = "cl100k_base"
+CAPITAL = DEMO_CHATML.format("What is the capital of France?")
+
+
+@pytest.fixture(autouse=True)
+def few_words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """tiktoken knows one vocabulary, of single bytes and a few words."""
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    ranks |= {word: 256 + number for number, word in enumerate(WORDS)}
+    encoding = tiktoken.Encoding(NAME, pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={})
+    monkeypatch.setattr(tiktoken, "list_encoding_names", lambda: [NAME, "o200k_base"])
+
+    def get(name: str) -> tiktoken.Encoding:
+        if name != NAME:
+            raise OSError("no network")
+        return encoding
+
+    monkeypatch.setattr(tiktoken, "get_encoding", get)
+    load.cache_clear()
+    yield
+    load.cache_clear()
+
+
+def word(data: bytes) -> str:
+    """A word's id, as a key."""
+    return str(256 + WORDS.index(data))
+
+
+async def complete(client: httpx2.AsyncClient, **body: Any) -> httpx2.Response:
+    """A greedy completion."""
+    greedy = {"model": "m", "prompt": CAPITAL, "temperature": 0, **body}
+    return await client.post("/v1/completions", json=greedy)
+
+
+@pytest.fixture(params=["llama_cpp", "llama_server"])
+async def telling(request: pytest.FixtureRequest, apps: Any, client_of: Any) -> Any:
+    """A client of each engine that tells its vocabulary."""
+    async with client_of(apps(request.param)) as client:
+        yield client
+
+
+async def test_a_bias_finds_the_models_own_token(telling: httpx2.AsyncClient) -> None:
+    """A token that is one of the model's too is banned exactly, and nothing is inexact."""
+    reply = await complete(telling, logit_bias={word(b" Paris"): -100}, logit_bias_vocabulary=NAME)
+    assert reply.status_code == 200, reply.text
+    assert "Paris" not in reply.json()["choices"][0]["text"]
+    assert "x-latimer-inexact" not in reply.headers
+
+
+async def test_a_token_of_several_biases_the_first(telling: httpx2.AsyncClient) -> None:
+    """A token that the model cuts into several stands for its first, and the reply says so."""
+    reply = await complete(
+        telling, logit_bias={word(b" Parisian"): 90}, logit_bias_vocabulary=NAME, max_tokens=2
+    )
+    text = reply.json()["choices"][0]["text"]
+    # Forced twice: the first token of the word, and that again.
+    assert text == text[: len(text) // 2] * 2
+    assert " Parisian".startswith(text[: len(text) // 2])
+    assert reply.headers["x-latimer-inexact"] == "logit_bias"
+
+
+async def test_half_a_character_is_a_token_too(telling: httpx2.AsyncClient) -> None:
+    """Bytes that are no text are found by their longest beginning that is a token."""
+    reply = await complete(
+        telling, logit_bias={word(b"\xe6\xbc"): 1, "230": 1}, logit_bias_vocabulary=NAME
+    )
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-latimer-inexact"] == "logit_bias"
+
+
+async def test_a_strict_server_refuses_what_is_inexact(apps: Any, client_of: Any) -> None:
+    """Under `strict` a bias that cannot be exact is a 400."""
+    backend = apps("llama_cpp")._service.backend
+    app = OpenAIAdapter(backend, any_model=True, strict=True, logit_bias_vocabulary=NAME)
+    async with client_of(app) as client:
+        reply = await complete(client, logit_bias={word(b" Parisian"): -100})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logit_bias")
+        assert (await complete(client, logit_bias={word(b" Paris"): -100})).status_code == 200
+
+
+async def test_prompts_of_ids_are_read_in_that_vocabulary(telling: httpx2.AsyncClient) -> None:
+    """Ids are decoded and tokenised for the model: the same answer as for the text."""
+    ids = list(CAPITAL.encode())
+    reply = await complete(telling, prompt=ids, logit_bias_vocabulary=NAME)
+    assert reply.json()["choices"] == (await complete(telling)).json()["choices"]
+    assert reply.json()["usage"]["prompt_tokens"] == 15
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"logit_bias": {"9999": 1}}, "logit_bias.9999", "not a token id of cl100k_base"),
+        ({"prompt": [9999]}, "prompt", "not a token id of cl100k_base"),
+        ({"prompt": [230]}, "prompt", "no whole characters"),
+    ],
+)
+async def test_ids_that_are_none_are_refused(
+    demo: httpx2.AsyncClient, body: dict[str, Any], param: str, says: str
+) -> None:
+    """An id beyond the vocabulary, and half a character, are the client's mistakes."""
+    reply = await complete(demo, logit_bias_vocabulary=NAME, **body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert says in error["message"]
+
+
+async def test_a_vocabulary_that_cannot_be_had(demo: httpx2.AsyncClient) -> None:
+    """A file that is not there is a 400 for a request, and tells where to put it."""
+    reply = await complete(demo, logit_bias={"1": 1}, logit_bias_vocabulary="o200k_base")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "logit_bias_vocabulary")
+    assert "TIKTOKEN_CACHE_DIR" in error["message"]
+
+
+async def test_an_engine_that_tells_no_vocabulary(apps: Any, client_of: Any) -> None:
+    """koboldcpp refuses the field by name."""
+    async with client_of(apps("koboldcpp")) as client:
+        reply = await complete(client, logit_bias={"300": 1}, logit_bias_vocabulary=NAME)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, "logit_bias_vocabulary")
+
+
+def test_a_missing_file_is_a_clear_error_at_the_start() -> None:
+    """What a server cannot load it says before it serves."""
+    with pytest.raises(EngineError, match=re.escape("no network. Without a network, put its file")):
+        load("o200k_base")
+    with pytest.raises(RequestError, match="Supported values"):
+        load("latin")
+
+
+def test_ids_to_text() -> None:
+    """Ids of whole characters are text, wherever they are cut."""
+    assert to_text(NAME, [256 + WORDS.index(b"\xe6\xbc"), 0xA2]).text == "漢"

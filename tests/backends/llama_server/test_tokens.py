@@ -1,0 +1,142 @@
+"""Recorded streams to tokens, fed at every split; and what they leave out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latimer.backends.base import Generation, Text, Token
+from latimer.backends.errors import EngineError, Unsupported
+from latimer.backends.llama_server.tokens import TokenStream
+from latimer.backends.llama_server.translate import ChoiceStream
+from latimer.backends.llama_server.vocabulary import Vocabulary, read_pieces
+from latimer.backends.sse import EventParser
+from support.recordings import body
+
+PIECES = read_pieces((Path(__file__).parent / "vocabulary.json").read_bytes())
+VOCABULARY = Vocabulary(PIECES, {0: b"<|endoftext|>", 1: b"<|im_start|>", 2: b"<|im_end|>"})
+ID = {piece: token for token, piece in enumerate(PIECES) if piece}
+
+
+def translate(*chunks: bytes) -> tuple[list[Token], TokenStream]:
+    """A recorded stream's tokens."""
+    job = Generation(Text(""), 64, logprobs=2)
+    stream, reader = TokenStream(job, 0, 5, VOCABULARY), ChoiceStream(job, 0, False)
+    parser = EventParser()
+    tokens: list[Token] = []
+    for chunk in chunks:
+        if data := parser.feed(chunk):
+            tokens += stream.feed(reader.parse(data))
+    return tokens, stream
+
+
+def event(*tokens: int, predicted: int, content: str, stop: bool = False) -> dict[str, Any]:
+    """A partial event of the last of some tokens."""
+    entries = [{"id": tokens[-1], "logprob": -1.0, "top_logprobs": []}] if tokens else []
+    return {
+        "content": content, "tokens": list(tokens[-1:]), "stop": stop,
+        "tokens_predicted": predicted, "completion_probabilities": entries,
+    }  # fmt: skip
+
+
+def last(kind: str, predicted: int, word: str = "") -> dict[str, Any]:
+    """A final event."""
+    return {
+        "content": "", "tokens": [], "stop": True, "stop_type": kind, "stopping_word": word,
+        "tokens_predicted": predicted, "tokens_evaluated": 5, "timings": {"cache_n": 2},
+    }  # fmt: skip
+
+
+def stream_of(*stops: str) -> TokenStream:
+    """A stream of a job with stops."""
+    return TokenStream(Generation(Text(""), 64, stops=stops, logprobs=0), 0, 5, VOCABULARY)
+
+
+def test_a_recorded_stream_is_the_same_at_every_split() -> None:
+    """Tokens, numbers and the finish do not depend on how the bytes arrive."""
+    data = body("llama_server", "probs-stream")
+    whole, stream = translate(data)
+    assert b"".join(token.data for token in whole)
+    assert all(token.logprob is not None and len(token.top) == 2 for token in whole)
+    assert stream.finish is not None
+    for split in range(0, len(data), 7):
+        tokens, other = translate(data[:split], data[split:])
+        assert (tokens, other.finish) == (whole, stream.finish)
+
+
+def test_tokens_inside_a_character_are_found_from_its_bytes() -> None:
+    """A jump in the count and the bytes that come tell which tokens there were."""
+    stream = stream_of()
+    first, middle, end = (ID[bytes([byte])] for byte in "漢".encode())
+    tokens = stream.feed([event(end, predicted=3, content="漢"), last("limit", 3)])
+    assert [token.id for token in tokens] == [first, middle, end]
+    assert [token.logprob for token in tokens] == [None, None, -1.0]
+    assert stream.finish is not None
+    assert stream.finish.completion_tokens == 3
+
+
+def test_held_characters_come_with_what_releases_them() -> None:
+    """Text that is held for a stop is told apart when it is sent."""
+    stream = stream_of("é!", "é?")
+    first, second = (ID[bytes([byte])] for byte in "é".encode())
+    assert stream.feed([event(second, predicted=2, content="")]) == []
+    tokens = stream.feed([event(ID[b"a"], predicted=3, content="éa")])
+    assert [token.id for token in tokens] == [first, second, ID[b"a"]]
+
+
+def test_a_stop_inside_characters_tells_its_tokens() -> None:
+    """The stop's own tokens are known from its spelling; those before the cut are counted."""
+    stream = stream_of("漢")
+    ids = [ID[bytes([byte])] for byte in "漢".encode()]
+    tokens = stream.feed([event(ID[b"a"], predicted=1, content="a")])
+    tokens += stream.feed([event(ids[2], predicted=4, content=""), last("word", 4, "漢")])
+    assert [token.id for token in tokens] == [ID[b"a"], *ids]
+    assert stream.finish is not None
+    assert (stream.finish.reason, stream.finish.completion_tokens) == ("stop", 1)
+
+
+def test_an_end_token_is_no_token_of_the_text() -> None:
+    """It is told with the finish; a control token in the text stays where it was."""
+    stream = stream_of()
+    tokens = stream.feed([
+        event(1, predicted=1, content=""),
+        event(ID[b"a"], predicted=2, content="a"),
+        event(2, predicted=3, content=""),
+        last("eos", 3),
+    ])  # fmt: skip
+    assert [token.id for token in tokens] == [1, ID[b"a"]]
+    assert stream.finish is not None
+    assert stream.finish.end is not None
+    assert stream.finish.end.spelling == b"<|im_end|>"
+    assert stream.finish.completion_tokens == 2
+
+
+def test_what_the_stream_does_not_tell_is_settled_by_all_ids() -> None:
+    """Broken characters, and one that a limit cuts, come from the ids of the same answer."""
+    stream = stream_of()
+    start, broken = ID[b"\xe6"], ID[b"\xbc"]
+    assert stream.feed([event(ID[b"a"], predicted=3, content="\ufffd\ufffda")]) == []
+    assert stream.feed([last("limit", 4)]) == []
+    assert stream.unsettled is not None
+    tokens = stream.settle([start, broken, ID[b"a"], start])
+    assert [token.id for token in tokens] == [start, broken, ID[b"a"], start]
+    assert [token.logprob for token in tokens] == [None, None, -1.0, None]
+    assert stream.finish is not None
+    assert stream.finish.completion_tokens == 4
+
+
+def test_another_answer_settles_nothing() -> None:
+    """Ids that contradict what was told are an error, never a guess."""
+    stream = stream_of()
+    stream.feed([event(ID[b"a"], predicted=3, content="\ufffd\ufffda"), last("limit", 3)])
+    with pytest.raises(EngineError, match="does not tell"):
+        stream.settle([ID[b"\xe6"], ID[b"\xbc"], ID[b"b"]])
+
+
+def test_events_without_log_probabilities_are_drafted_ones() -> None:
+    """Speculative decoding leaves them out; nothing is made up in their place."""
+    drafted = event(ID[b"a"], predicted=1, content="a")
+    del drafted["completion_probabilities"]
+    with pytest.raises(Unsupported, match="draft model"):
+        stream_of().feed([drafted])

@@ -1,0 +1,104 @@
+"""What scoring a prompt costs over llama-server, against generating as many tokens there.
+
+    python tests/benchmarks/scoring.py [--tokens 512] [--rounds 5] [--model MODEL.gguf]
+
+Everything in one run on one machine, for servers with one slot, two and four: the server generates
+the tokens by itself (`ignore_eos`), Latimer's backend scores as many, and scores a text in which
+every third token is a piece of a character; the engine in process scores them too. Medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from latimer.backends.base import Backend, Generation, PromptTokens, TokenIds
+from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+from support.servers import llama_server
+from support.texts import demo_texts
+
+
+async def score(backend: Backend, ids: TokenIds) -> None:
+    """Score a prompt."""
+    async with backend.open(Generation(ids, 0, prompt_logprobs=1)) as batches:
+        async for batch in batches:
+            for event in batch:
+                if isinstance(event, PromptTokens):
+                    assert len(event.tokens) == len(ids)
+
+
+async def generate(backend: LlamaServer, prompt: TokenIds, count: int) -> None:
+    """Have the server generate tokens, by itself and unstreamed."""
+    payload = {"prompt": prompt, "n_predict": count, "ignore_eos": True, "cache_prompt": False}
+    async with backend.upstream.send("POST", "/completion", json.dumps(payload).encode()) as reply:
+        assert json.loads(await reply.read())["tokens_predicted"] == count
+
+
+async def median(work: Callable[[], Awaitable[None]], rounds: int) -> float:
+    """The median duration in milliseconds, after one round to warm up."""
+    times = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        await work()
+        times.append((time.perf_counter() - start) * 1000)
+    return round(statistics.median(times[1:]), 1)
+
+
+async def prompt_of(backend: Backend, count: int, *, pieces: bool) -> TokenIds:
+    """Ids of text, with pieces of characters in it or without."""
+    text = " ".join(demo_texts(count // 4))
+    ids = await backend.tokenize(text, add_special=False, parse_special=True)
+    spelled = await backend.pieces()
+    assert spelled is not None
+    plain = [token for token in ids if spelled[token].isascii() and spelled[token]]
+    if not pieces:
+        return tuple(plain[:count])
+    character = await backend.tokenize("漢", add_special=False, parse_special=True)
+    mixed = [token for at, one in enumerate(plain) for token in (one, character[at % 3])]
+    return tuple(mixed[:count])
+
+
+async def measure(model: Path, count: int, rounds: int) -> dict[str, Any]:
+    """All figures."""
+    figures: dict[str, Any] = {"machine": platform.platform(), "tokens": count}
+    for slots in (1, 2, 4):
+        with llama_server(model, slots=slots, context=2048) as address:
+            backend = LlamaServer(address)
+            plain = await prompt_of(backend, count, pieces=False)
+            mixed = await prompt_of(backend, count, pieces=True)
+            generated = await median(lambda: generate(backend, plain[:1], count), rounds)  # noqa: B023
+            scored = await median(lambda: score(backend, plain), rounds)  # noqa: B023
+            in_pieces = await median(lambda: score(backend, mixed), rounds)  # noqa: B023
+            figures[f"{slots} slots"] = {
+                "generate_ms": generated,
+                "score_ms": scored,
+                "times": round(scored / generated, 2),
+                "score_pieces_ms": in_pieces,
+                "pieces_times": round(in_pieces / generated, 2),
+            }
+            await backend.aclose()
+    local = LlamaCpp(model)
+    figures["in process"] = {"score_ms": await median(lambda: score(local, plain), rounds)}
+    await local.aclose()
+    return figures
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    arguments = parser.parse_args()
+    found = asyncio.run(measure(arguments.model, arguments.tokens, arguments.rounds))
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")

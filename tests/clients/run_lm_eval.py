@@ -1,0 +1,58 @@
+"""Run the example tasks with lm-eval in every way that it sends requests; prints what came out.
+
+python tests/clients/run_lm_eval.py http://127.0.0.1:8000/v1/completions
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TQDM_DISABLE": "1"}
+TASKS = Path(__file__).parent.parent.parent / "examples" / "evaluate"
+
+
+def main(url: str) -> None:
+    """One line of JSON for each way."""
+    os.chdir(TASKS)
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    logging.disable(logging.WARNING)
+    tasks = TaskManager(include_path=str(TASKS), include_defaults=False)
+    for tokenized, concurrent, batch in itertools.product((True, False), (1, 8), (1, 4)):
+        result = lm_eval.simple_evaluate(
+            model="local-completions",
+            model_args={
+                "base_url": url,
+                "model": "demo",
+                "tokenizer_backend": "remote",
+                "tokenized_requests": tokenized,
+                "num_concurrent": concurrent,
+                "max_retries": 1,
+            },
+            batch_size=batch,
+            tasks=["demo_choice", "demo_rolling", "demo_generate"],
+            task_manager=tasks,
+            log_samples=True,
+        )
+        assert result is not None
+        choices = sorted(result["samples"]["demo_choice"], key=lambda sample: sample["doc_id"])
+        line = {
+            "way": [tokenized, concurrent, batch],
+            "bits_per_byte": result["results"]["demo_rolling"]["bits_per_byte,none"],
+            "exact_match": result["results"]["demo_generate"]["exact_match,none"],
+            "acc": result["results"]["demo_choice"]["acc,none"],
+            "loglikelihoods": [
+                [float(reply[0]) for reply in sample["filtered_resps"]] for sample in choices
+            ],
+        }
+        sys.stdout.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
