@@ -58,8 +58,9 @@ def _best(block: NDArray[np.float32], top: int) -> NDArray[np.intp]:
         first: NDArray[np.intp] = block.argmax(axis=1)
         return first[:, None]
     top = min(top, block.shape[1])
-    chosen = np.sort(np.argpartition(-block, top - 1, axis=1)[:, :top], axis=1)
-    values = np.take_along_axis(block, chosen, axis=1)
-    order = np.argsort(-values, axis=1, kind="stable")
-    best: NDArray[np.intp] = np.take_along_axis(chosen, order, axis=1)
+    least = np.partition(block, -top, axis=1)[:, -top]
+    best = np.empty((len(block), top), np.intp)
+    for row, values in enumerate(block):
+        chosen = np.flatnonzero(values >= least[row])
+        best[row] = chosen[np.argsort(-values[chosen], kind="stable")[:top]]
     return best

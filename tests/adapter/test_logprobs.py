@@ -32,7 +32,7 @@ def finish(reason: str = "length", end: Token | None = None) -> Finish:
 
 def run(choice: Choice, groups: Sequence[Sequence[Token]], last: Finish) -> tuple[str, list[Entry]]:
     """Text and entries of a choice that comes in groups of tokens."""
-    text, entries = "", []
+    text, entries = "", list[Entry]()
     for group in groups:
         delta = choice.feed(b"".join(t.data for t in group), group)
         assert delta.text or not delta.entries

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gguf
 import httpx2
 import pytest
-from support.servers import free_port, wait_for
+from latimer.backends.llama_cpp import DEMO_MODEL
+from support import gguf_files
+from support.servers import free_port, llama_server, wait_for
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -72,3 +75,25 @@ def test_every_example_is_tested() -> None:
     """No example is there that these tests do not run."""
     tested = Path(__file__).read_text()
     assert all(path.name in tested for path in EXAMPLES.glob("*.py"))
+
+
+def test_compare_quantizations(tmp_path: Path) -> None:
+    """Two quantisations of one model, scored by two llama-servers: what differs, and where."""
+    coarse = gguf_files.copy(
+        DEMO_MODEL, tmp_path / "demo-q4.gguf", kind=gguf.GGMLQuantizationType.Q4_0
+    )
+    with llama_server(DEMO_MODEL) as one, llama_server(coarse) as other:
+        done = subprocess.run(
+            [sys.executable, EXAMPLES / "compare_quantizations.py", one, other],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+    rows = dict(line.split("  ", 1) for line in done.stdout.splitlines() if "  " in line[1:])
+    fine, rough = map(float, rows["perplexity"].split())
+    assert 1 < min(fine, rough) < max(fine, rough) < 2
+    assert float(rows["mean size of a change"]) > 0.01
+    assert 90 < float(rows["same likeliest token"].strip().rstrip("%")) <= 100
+    assert int(rows["tokens"]) > 100
+    assert "most was lost at" in done.stdout

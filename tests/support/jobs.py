@@ -14,6 +14,6 @@ async def run(backend: Backend, job: Generation) -> tuple[list[bytes], list[Fini
             for event in batch:
                 if isinstance(event, Piece):
                     texts[event.choice] += event.data
-                else:
+                elif isinstance(event, Finish):
                     finishes[event.choice] = event
     return texts, [finishes[index] for index in range(len(job.seeds))]

@@ -17,6 +17,7 @@ from latimer.backends.koboldcpp.translate import (
     tokens_before,
 )
 from latimer.backends.sse import EventParser
+from latimer.schemas.native.koboldcpp import LastLogprobs
 from support.recordings import body
 
 TOLD = json.loads(body("koboldcpp", "last-logprobs"))["logprobs"]
@@ -54,10 +55,15 @@ def test_a_stop_string_is_a_stop() -> None:
     assert (finish.reason, finish.stop) == ("stop", "5, 6")
 
 
+def told(*tokens: str) -> LastLogprobs:
+    """What the engine tells of its last tokens, without their log-probabilities."""
+    return {"content": [], "tokens": list(tokens), "token_ids": [0] * len(tokens)}
+
+
 def test_a_stop_inside_a_token_counts_the_token() -> None:
     """The token that the cut goes through begins before it."""
     stream, _ = run("stop-mid-token-stream", "pit")
-    stream.end_call({"tokens": ["The", " capital"], "token_ids": [1, 2]}, 0, ended=False)
+    stream.end_call(told("The", " capital"), 0, ended=False)
     assert stream.finish(ended=False).completion_tokens == 2
 
 
@@ -65,7 +71,7 @@ def test_an_end_token_is_not_counted() -> None:
     """The end token stands in what the engine tells, and is taken off."""
     stream, reason = run("emoji-stream")
     assert reason == "stop"
-    stream.end_call({"tokens": ["🔥", "<|im_end|>"], "token_ids": [938, 2]}, 0, ended=True)
+    stream.end_call(told("🔥", "<|im_end|>"), 0, ended=True)
     finish = stream.finish(ended=True)
     assert (finish.reason, finish.completion_tokens, finish.prompt_tokens) == ("end", 1, 12)
 

@@ -1,0 +1,145 @@
+"""Prompts scored from their own logits: exactly, in bounded memory, before anything else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from latimer.backends.base import Finish, Generation, PromptTokens, Sampling, Text, Token
+from latimer.backends.llama_cpp import LlamaCpp, library, scoring
+from latimer.backends.llama_cpp.scoring import score
+from latimer.backends.llama_cpp.vocabulary import Vocabulary
+from numpy.typing import NDArray
+from support.jobs import run
+from support.recordings import DEMO_CHATML
+from support.reference import reference
+from support.texts import demo_texts
+
+COUNT = Text(DEMO_CHATML.format("Count to 7."))
+GREEDY = Sampling(temperature=0.0)
+
+
+class Letters(Vocabulary):
+    """A vocabulary of letters, without a model."""
+
+    def __init__(self) -> None:
+        self.pieces = [bytes([97 + token % 26]) for token in range(40)]
+
+    def token(self, token: int) -> tuple[bytes, bool]:
+        return self.pieces[token], False
+
+
+LETTERS = Letters()
+
+
+def scored(logits: NDArray[np.float32], ids: list[int], top: int) -> list[Token]:
+    """The tokens after rows of logits."""
+    return score(logits, [(i, *([LETTERS.pieces[i]] * 2), False) for i in ids], top, LETTERS)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 20), st.integers(0, 40), st.integers(1, 300))
+def test_numbers_are_a_double_log_softmax(seed: int, rows: int, top: int, block: int) -> None:
+    """Values, alternatives and their order, whatever the size of the blocks."""
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal((rows, 40)) * 20).astype(np.float32)
+    logits[:, 7] = logits[:, 3]
+    ids = rng.integers(0, 40, rows).tolist()
+    before, scoring.BLOCK = scoring.BLOCK, block
+    try:
+        tokens = scored(logits, ids, top)
+    finally:
+        scoring.BLOCK = before
+    wide = logits.astype(np.float64)
+    norms = np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1, keepdims=True))
+    expected = wide - wide.max(1, keepdims=True) - norms
+    for row, token in enumerate(tokens):
+        assert token.logprob == pytest.approx(expected[row, token.id], abs=1e-5)
+        order = sorted(range(40), key=lambda i, row=row: (-logits[row, i], i))  # type: ignore[misc]
+        assert [other.id for other in token.top] == order[:top]
+        for other in token.top:
+            if other.id == token.id:
+                assert other.logprob == token.logprob
+
+
+def test_what_is_impossible_is_minus_infinity() -> None:
+    """A logit of minus infinity is a probability of zero, and no warning."""
+    logits = np.zeros((1, 40), np.float32)
+    logits[0, 5] = -np.inf
+    assert scored(logits, [5], 0)[0].logprob == -np.inf
+
+
+@pytest.fixture
+async def small_steps(demo_f32: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LlamaCpp]:
+    """An engine whose logits fill its memory after ten rows."""
+    monkeypatch.setattr(library, "MAX_LOGITS", 10 * 1024 * 4)
+    engine = LlamaCpp(demo_f32, exact=True)
+    yield engine
+    await engine.aclose()
+
+
+async def prompt_tokens(engine: LlamaCpp, job: Generation) -> tuple[list[Token], list[str]]:
+    """The prompt's tokens, and the kinds of all events in their order."""
+    tokens: list[Token] = []
+    kinds: list[str] = []
+    async with engine.open(job) as batches:
+        async for batch in batches:
+            for event in batch:
+                kinds.append(type(event).__name__)
+                if isinstance(event, PromptTokens):
+                    tokens += event.tokens
+    return tokens, kinds
+
+
+async def test_a_long_prompt_is_scored_in_bounded_memory(
+    small_steps: LlamaCpp, demo_f32: Path
+) -> None:
+    """In steps of ten rows the numbers are those of one decode of all."""
+    text = " ".join(demo_texts(8))
+    tokens, _ = await prompt_tokens(small_steps, Generation(Text(text), 0, prompt_logprobs=3))
+    ids = [token.id for token in tokens]
+    assert len(ids) > 200
+    with reference(demo_f32, 1024) as truth:
+        expected = truth.scores(ids)
+    got = [token.logprob or 0.0 for token in tokens[1:]]
+    assert np.abs(np.array(got) - np.array(expected)).max() < 2e-5
+
+
+async def test_the_prompt_comes_before_all_choices(small_steps: LlamaCpp) -> None:
+    """One job scores its prompt once, then its choices follow, and others are not mixed in."""
+    job = Generation(COUNT, 3, (1, 2, 3), sampling=GREEDY, logprobs=0,
+                     prompt_logprobs=0)  # fmt: skip
+    jobs = [prompt_tokens(small_steps, job) for _ in range(4)]
+    plain = run(small_steps, Generation(COUNT, 3, sampling=GREEDY))
+    (texts, finishes), *results = await asyncio.gather(plain, *jobs)
+    assert (len(texts[0]) > 0, finishes[0].completion_tokens) == (True, 3)
+    for tokens, kinds in results:
+        assert kinds[0] == "PromptTokens"
+        assert kinds.count("PromptTokens") == 1
+        assert kinds.count("Finish") == 3
+        assert [token.logprob is None for token in tokens] == [
+            index == 0 for index in range(len(tokens))
+        ]
+
+
+async def test_without_tokens_to_generate_every_choice_ends(small_steps: LlamaCpp) -> None:
+    """`max_tokens: 0` scores the prompt and finishes each choice at its limit."""
+    job = Generation(Text("a"), 0, (None, None), prompt_logprobs=1)
+    async with small_steps.open(job) as batches:
+        events = [event async for batch in batches for event in batch]
+    assert isinstance(events[0], PromptTokens)
+    finishes = [event for event in events if isinstance(event, Finish)]
+    assert [(finish.choice, finish.reason) for finish in finishes] == [(1, "length"), (0, "length")]
+
+
+async def test_leaving_ends_the_scoring(small_steps: LlamaCpp) -> None:
+    """A job that is left while its prompt is scored makes room for the next."""
+    long = Generation(Text(" ".join(demo_texts(30))), 0, prompt_logprobs=5)
+    async with small_steps.open(long):
+        await asyncio.sleep(0.01)
+    tokens, _ = await prompt_tokens(small_steps, Generation(Text("after"), 0, prompt_logprobs=0))
+    assert tokens
