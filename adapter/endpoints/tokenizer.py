@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 from pydantic import TypeAdapter
 
+from ...backends.errors import RequestError
 from ...schemas.openai.tokenizer import (
     Detokenized,
     DetokenizeRequest,
@@ -51,6 +52,10 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
 async def detokenize(exchange: Exchange, service: Service) -> None:
     """Answer the text of ids; bytes that are no characters become U+FFFD."""
     request = parse(_DETOKENIZE, await exchange.read_json(service.max_body))
-    data = await service.backend.detokenize(tuple(request.tokens))
+    try:
+        data = await service.backend.detokenize(tuple(request.tokens))
+    except RequestError as error:
+        message = error.message.replace("'prompt'", "'tokens'")
+        raise RequestError(message, "tokens", error.code) from None
     reply: Detokenized = {"prompt": data.decode(errors="replace")}
     await exchange.reply(200, orjson.dumps(reply))

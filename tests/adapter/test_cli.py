@@ -198,3 +198,27 @@ def test_a_running_stream_ends_after_sigterm() -> None:
 def test_a_free_port_is_free() -> None:
     """What the tests bind to is on the loopback only."""
     assert 1024 < free_port() < 65536
+
+
+def test_a_vocabulary_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path) -> None:
+    """Without its file and without a network the server does not start, and says what to do."""
+    nowhere = {"https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
+    done = run(
+        *("serve", "--logit-bias-vocabulary", "cl100k_base"),
+        TIKTOKEN_CACHE_DIR=str(tmp_path),
+        **nowhere,
+    )
+    assert done.returncode == 3
+    assert "put its file into a folder and name that in TIKTOKEN_CACHE_DIR" in done.stderr
+
+
+def test_exact_scores_do_not_depend_on_what_else_runs() -> None:
+    """`--exact` gives the same numbers to a prompt alone and beside others."""
+    body = {"model": "demo", "prompt": "Count to 7.", "echo": True, "logprobs": 0, "max_tokens": 0}
+    with command("--exact") as (_, address):
+        replies = [
+            httpx2.post(f"{address}/v1/completions", json=body, timeout=30).json() for _ in range(2)
+        ]
+    first, second = (reply["choices"][0]["logprobs"] for reply in replies)
+    assert first == second
+    assert len(first["tokens"]) > 2

@@ -1,0 +1,51 @@
+"""The model's tokeniser, as evaluation harnesses ask for it."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+
+TEXTS = ("Hello! How can I help you today?", "<|im_start|>user\nCount to 7.<|im_end|>\n", "")
+
+
+async def test_what_a_client_must_know(client: httpx2.AsyncClient) -> None:
+    """Special tokens, context and chat template."""
+    info = (await client.get("/tokenizer_info")).json()
+    assert (info["eos_token"], info["add_bos_token"]) == ("<|im_end|>", False)
+    assert info["model_max_length"] > 0
+    assert "<|im_start|>" in info["chat_template"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_there_and_back(client: httpx2.AsyncClient, text: str) -> None:
+    """Text to ids and ids to text, control tokens included, with nothing added."""
+    body = {"prompt": text, "add_special_tokens": False}
+    reply = (await client.post("/tokenize", json=body)).json()
+    assert reply["count"] == len(reply["tokens"])
+    back = await client.post("/detokenize", json={"tokens": reply["tokens"]})
+    assert back.json() == {"prompt": text}
+
+
+async def test_half_a_character_is_replaced(demo: httpx2.AsyncClient) -> None:
+    """Ids that are no whole characters have no text of their own."""
+    ids = (await demo.post("/tokenize", json={"prompt": "漢"})).json()["tokens"]
+    assert len(ids) == 3
+    reply = await demo.post("/v1/detokenize", json={"tokens": ids[:1]})
+    assert reply.json() == {"prompt": "\ufffd"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [99999]}, "tokens"),
+    ],
+)
+async def test_bad_requests(
+    demo: httpx2.AsyncClient, path: str, body: dict[str, object], param: str
+) -> None:
+    """What is wrong is named, as everywhere."""
+    reply = await demo.post(path, json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
