@@ -113,6 +113,7 @@ def to_native(
     if sampling.presence_penalty and "repeat_last_n" not in sampling.extras:
         payload["rep_pen_range"] = context
     if job.logprobs is not None:
+        payload["logprobs"] = True
         # Keeps it from batching, where it would tell another request's tokens.
         payload["reasoning_effort"] = "high"
     if sampling.logit_bias:

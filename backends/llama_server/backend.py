@@ -29,6 +29,7 @@ from ..errors import (
     ContextExceeded,
     EmptyPrompt,
     EngineError,
+    EngineUnavailable,
     RequestError,
     Unsupported,
 )
@@ -135,11 +136,8 @@ class LlamaServer:
             call = calls.pop(0)
             native = scoring.to_native(call, ids, top, facts.vocabulary, facts.rolls_back)
             payload = orjson.dumps(native)
-            async with (
-                facts.turns,
-                self.upstream.send("POST", "/completion", payload) as reply,
-            ):
-                body, status = await reply.read(), reply.status
+            async with facts.turns:
+                status, body = await self._complete(payload)
             if status == 200:
                 found, rest = scoring.read(call, ids, top, body, facts.vocabulary)
             elif call.kind == "grammar":
@@ -150,6 +148,15 @@ class LlamaServer:
             scores += found
             calls = rest + calls
         return scores
+
+    async def _complete(self, payload: bytes) -> tuple[int, bytes]:
+        """Status and body of an unstreamed call; a server that is gone is forgotten."""
+        try:
+            async with self.upstream.send("POST", "/completion", payload) as reply:
+                return reply.status, await reply.read()
+        except EngineUnavailable:
+            self.forget()
+            raise
 
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:

@@ -39,7 +39,8 @@ LETTERS = Letters()
 
 def scored(logits: NDArray[np.float32], ids: list[int], top: int) -> list[Token]:
     """The tokens after rows of logits."""
-    return score(logits, [(i, *([LETTERS.pieces[i]] * 2), False) for i in ids], top, LETTERS)
+    tokens = [(i, LETTERS.pieces[i], LETTERS.pieces[i], False) for i in ids]
+    return score(logits, tokens, top, LETTERS)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 20), st.integers(0, 40), st.integers(1, 300))
@@ -113,9 +114,9 @@ async def test_the_prompt_comes_before_all_choices(small_steps: LlamaCpp) -> Non
     """One job scores its prompt once, then its choices follow, and others are not mixed in."""
     job = Generation(COUNT, 3, (1, 2, 3), sampling=GREEDY, logprobs=0,
                      prompt_logprobs=0)  # fmt: skip
-    jobs = [prompt_tokens(small_steps, job) for _ in range(4)]
-    plain = run(small_steps, Generation(COUNT, 3, sampling=GREEDY))
-    (texts, finishes), *results = await asyncio.gather(plain, *jobs)
+    plain = asyncio.create_task(run(small_steps, Generation(COUNT, 3, sampling=GREEDY)))
+    results = await asyncio.gather(*(prompt_tokens(small_steps, job) for _ in range(4)))
+    texts, finishes = await plain
     assert (len(texts[0]) > 0, finishes[0].completion_tokens) == (True, 3)
     for tokens, kinds in results:
         assert kinds[0] == "PromptTokens"
