@@ -156,7 +156,8 @@ class Context:
             params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
             params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
         self._vocabulary: int = llama_cpp.llama_vocab_n_tokens(model.vocab)
-        self._max_outputs = max(MAX_LOGITS // (4 * self._vocabulary), settings.sequences)
+        most = max(MAX_LOGITS // (4 * self._vocabulary), settings.sequences)
+        self._max_outputs = params.n_outputs_max = min(most, settings.batch)
         _messages.clear()
         self.pointer = llama_cpp.llama_init_from_model(model.pointer, params)
         if not self.pointer:

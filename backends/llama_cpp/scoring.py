@@ -12,6 +12,7 @@ from .vocabulary import Vocabulary
 
 # Rows are taken in blocks, so that what is computed on the way stays small.
 BLOCK = 4 * 1024 * 1024
+STRETCH = 256
 
 
 def score(
@@ -58,7 +59,10 @@ def _best(block: NDArray[np.float32], top: int) -> NDArray[np.intp]:
         first: NDArray[np.intp] = block.argmax(axis=1)
         return first[:, None]
     top = min(top, block.shape[1])
-    least = np.partition(block, -top, axis=1)[:, -top]
+    # The largest of each stretch first: the `top` largest of those bound what has to be sorted.
+    stretches = np.arange(0, block.shape[1], max(min(STRETCH, block.shape[1] // top), 1))
+    largest = np.maximum.reduceat(block, stretches, axis=1)
+    least = np.partition(largest, -top, axis=1)[:, -top]
     best = np.empty((len(block), top), np.intp)
     for row, values in enumerate(block):
         chosen = np.flatnonzero(values >= least[row])
