@@ -3,6 +3,7 @@
 from setuptools import find_packages, setup
 
 FOLDERS = {name: f"latimer.{name}" for name in ("adapter", "backends", "schemas")}
+FOLDERS["tests/conformance"] = "latimer.conformance"
 
 setup(
     package_dir={package: folder for folder, package in FOLDERS.items()},

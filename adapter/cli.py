@@ -1,4 +1,4 @@
-"""`latimer serve` and `latimer check`.
+"""`latimer serve`, `latimer check` and, from elsewhere, `latimer conform`.
 
 Exit codes: 0 fine, 1 a check failed, 2 usage, 3 could not start.
 """
@@ -82,6 +82,7 @@ def main() -> None:
       latimer serve http://127.0.0.1:8080           in front of a llama-server
       latimer serve http://127.0.0.1:5001           in front of a koboldcpp
       latimer check http://127.0.0.1:8080           what that engine can do
+      latimer conform http://127.0.0.1:8080/v1      what its OpenAI API is worth
     """
 
 
@@ -131,6 +132,21 @@ def check(settings: Settings) -> None:
       latimer check http://127.0.0.1:5001
     """
     sys.exit(asyncio.run(_check(settings)))
+
+
+class _Conform(click.Command):
+    """The judge's command, which lives with its checks and is imported when it is called."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """See `click.Command.make_context`."""
+        try:
+            from ..conformance.command import conform
+        except ImportError as error:
+            _fail(f"{error}. Install it with: pip install 'latimer[conformance]'")
+        return conform.make_context(*args, **kwargs)
+
+
+main.add_command(_Conform("conform", short_help="Judge any server that claims OpenAI's API."))
 
 
 async def _check(settings: Settings) -> int:

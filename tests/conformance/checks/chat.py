@@ -1,0 +1,195 @@
+"""`POST /chat/completions` (contract 3.1 to 3.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..check import Skip, check, expect
+from ..target import Api, only
+
+
+async def _message(api: Api, messages: Any = "Hello", **body: Any) -> Any:
+    full = {"max_tokens": 8, **body}
+    return only((await api.chat(messages, **full))["choices"], "choices")["message"]
+
+
+@check("chat.object", "The reply is a chat.completion with a chatcmpl- id.", "must", "3.3 10.63")
+async def object_and_id(api: Api) -> None:
+    body = await api.chat(max_tokens=1)
+    expect(body["object"] == "chat.completion", f"expected that object, but got {body['object']}")
+    expect(body["id"].startswith("chatcmpl-"), f"expected chatcmpl-…, but got {body['id']!r}")
+
+
+@check("chat.created", "created is an integer of seconds.", "must", "3.3 [EXP]")
+async def created(api: Api) -> None:
+    value = (await api.chat(max_tokens=1))["created"]
+    expect(type(value) is int and value > 1_500_000_000, f"expected seconds, but got {value!r}")
+
+
+@check("chat.message", "The message is the assistant's, its content a string.", "must", "3.3")
+async def message(api: Api) -> None:
+    found = await _message(api)
+    expect(found.get("role") == "assistant", f"expected the assistant, but got {found}")
+    expect(isinstance(found.get("content"), str), f"expected a string, but got {found}")
+
+
+@check("chat.refusal-null", "refusal is there, and null.", "must", "3.3 10.62 [INSTR]")
+async def refusal_null(api: Api) -> None:
+    found = (await _message(api)).get("refusal", "no key")
+    expect(found is None, f"expected null for refusal, but got {found!r}")
+
+
+@check("chat.no-tool-calls", "Without calls there is no list of them.", "must", "3.3 10.62")
+async def no_tool_calls(api: Api) -> None:
+    found = await _message(api)
+    expect(not isinstance(found.get("tool_calls"), list), f"expected no tool_calls, got {found}")
+
+
+@check("chat.logprobs-null", "logprobs is there, and null.", "must", "3.3 10.62 [SPEC]")
+async def logprobs_null(api: Api) -> None:
+    choice = only((await api.chat(max_tokens=1))["choices"], "choices")
+    found = choice.get("logprobs", "no key")
+    expect(found is None, f"expected null for logprobs, but got {found!r}")
+
+
+@check("chat.usage", "usage has three integers that add up.", "must", "3.3 10.60")
+async def usage(api: Api) -> None:
+    counts = (await api.chat(max_tokens=3)).get("usage")
+    expect(isinstance(counts, dict), f"expected usage, but got {counts!r}")
+    values = [counts.get(f"{kind}_tokens") for kind in ("prompt", "completion", "total")]
+    expect(all(type(value) is int for value in values), f"expected integers, but got {counts}")
+    expect(values[0] + values[1] == values[2], f"they do not add up: {counts}")
+
+
+@check("chat.usage-details", "Details of usage are objects of integers, or absent.", "must", "3.3")
+async def usage_details(api: Api) -> None:
+    counts = (await api.chat(max_tokens=3))["usage"]
+    for name in ("prompt_tokens_details", "completion_tokens_details"):
+        details = counts.get(name, {})
+        good = isinstance(details, dict) and all(type(v) is int for v in details.values())
+        expect(good, f"expected integers in {name}, but got {details!r}")
+
+
+@check("chat.max-tokens", "max_tokens and max_completion_tokens limit the answer.", "must", "10.90")
+async def max_tokens(api: Api) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        body = await api.chat("Count to 12.", temperature=0, **{name: 3})
+        count = body["usage"]["completion_tokens"]
+        expect(count <= 3, f"{name}: expected at most 3 tokens, but got {count}")
+        reason = body["choices"][0]["finish_reason"]
+        expect(reason == "length" or count < 3, f"{name}: expected length, but got {reason!r}")
+
+
+@check("chat.unlimited", "Without a limit the answer goes on to its end.", "must", "3.1 10.15")
+async def unlimited(api: Api) -> None:
+    question = "Count to 12." if api.hint == "demo" else "Count from 1 to 60, with commas."
+    body = await api.chat(question, temperature=0)
+    count, reason = body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"]
+    if reason == "stop":
+        expect(count > 16 or api.hint != "demo", f"expected the whole answer, got {count} tokens")
+        return
+    expect(count > 128, f"the answer was cut after {count} tokens")
+
+
+@check("chat.nulls", "Explicit nulls are the defaults.", "must", "3.1 10.58 [LC]")
+async def nulls(api: Api) -> None:
+    names = (
+        "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs",
+        "max_completion_tokens", "n", "temperature", "top_p", "seed", "stop", "stream",
+        "stream_options", "store", "metadata", "service_tier", "reasoning_effort",
+    )  # fmt: skip
+    await api.chat(max_tokens=1, **dict.fromkeys(names))
+
+
+@check(
+    "chat.text-parts", "Content may be a list of text parts, which are all read.", "must", "10.75"
+)
+async def text_parts(api: Api) -> None:
+    one = await api.chat("Count to 7.", temperature=0, max_tokens=8)
+    parts = [{"type": "text", "text": "Count "}, {"type": "text", "text": "to 7."}]
+    two = await api.chat([{"role": "user", "content": parts}], temperature=0, max_tokens=8)
+    texts = [body["choices"][0]["message"]["content"] for body in (one, two)]
+    expect(texts[0] == texts[1], f"expected the same answer, but got {texts}")
+
+
+@check("chat.system", "A system message is taken, in parts too.", "must", "10.75")
+async def system(api: Api) -> None:
+    for content in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
+        await api.chat(
+            [{"role": "system", "content": content}, {"role": "user", "content": "Hello"}],
+            max_tokens=1,
+        )
+
+
+@check("chat.developer", "A developer message is taken.", "must", "3.2 10.75")
+async def developer(api: Api) -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    await api.chat(messages, max_tokens=1)
+
+
+@check("chat.history", "Earlier turns are read.", "must", "3.2")
+async def history(api: Api) -> None:
+    short = await api.chat("Hello", max_tokens=1)
+    turns = [
+        {"role": "user", "content": "Count to 7."},
+        {"role": "assistant", "content": "1, 2, 3, 4, 5, 6, 7."},
+        {"role": "user", "content": "Hello"},
+    ]
+    long = await api.chat(turns, max_tokens=1)
+    counts = [body["usage"]["prompt_tokens"] for body in (short, long)]
+    expect(counts[1] > counts[0], f"expected more prompt tokens with a history, but got {counts}")
+
+
+@check("chat.same-role", "Two messages of one role in a row are taken.", "should", "3.2")
+async def same_role(api: Api) -> None:
+    messages = [{"role": "user", "content": "Hello"}, {"role": "user", "content": "Count to 3."}]
+    reply = await api.post(
+        "/chat/completions", {"model": api.model, "messages": messages, "max_tokens": 1}
+    )
+    if reply.status == 400:
+        reply.error(400)
+        raise Skip("the model's template refuses it")
+    reply.ok()
+
+
+@check("chat.name", "A message may have a name.", "should", "3.2")
+async def name(api: Api) -> None:
+    await api.chat([{"role": "user", "content": "Hello", "name": "ada"}], max_tokens=1)
+
+
+@check("chat.user", "user changes nothing.", "must", "3.1 3.9")
+async def user(api: Api) -> None:
+    await api.chat(max_tokens=1, user="someone")
+
+
+@check("chat.finish-words", "finish_reason is one of OpenAI's words.", "must", "10.59")
+async def finish_words(api: Api) -> None:
+    for body in ({"max_tokens": 1}, {"max_tokens": 60}):
+        reason = (await api.chat("Hello", **body))["choices"][0]["finish_reason"]
+        expect(reason in ("stop", "length"), f"expected stop or length, but got {reason!r}")
+
+
+@check("chat.fingerprint", "system_fingerprint does not change between requests.", "should", "3.9")
+async def fingerprint(api: Api) -> None:
+    found = [(await api.chat(max_tokens=1)).get("system_fingerprint") for _ in range(2)]
+    expect(found[0] == found[1], f"expected the same, but got {found}")
+
+
+@check("chat.metadata-alone", "metadata without store is refused.", "may", "3.1 10.89")
+async def metadata_alone(api: Api) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    body = {"model": api.model, "messages": messages, "metadata": {"a": "b"}, "max_tokens": 1}
+    (await api.post("/chat/completions", body)).error(400)
+
+
+@check("chat.both-limits", "Two limits that agree are taken.", "should", "3.1 10.90")
+async def both_limits(api: Api) -> None:
+    await api.chat(max_tokens=2, max_completion_tokens=2)
+
+
+@check("chat.answer", "The demo model's sure answer is given.", "must", "3.3")
+async def answer(api: Api) -> None:
+    api.demo()
+    found = await _message(api, "What is the capital of France?", temperature=0, max_tokens=30)
+    expected = "The capital of France is Paris."
+    expect(found["content"] == expected, f"expected {expected!r}, but got {found['content']!r}")

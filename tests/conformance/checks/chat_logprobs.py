@@ -1,0 +1,132 @@
+"""`logprobs` and `top_logprobs` of chat (contract 3.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..check import Skip, check, expect
+from ..target import Api
+
+ENTRY = {"token", "logprob", "bytes", "top_logprobs"}
+
+
+async def _entries(api: Api, question: str = "Count to 7.", **body: Any) -> tuple[str, list[Any]]:
+    full = {"logprobs": True, "temperature": 0, "max_tokens": 8, **body}
+    choice = (await api.chat(question, **full))["choices"][0]
+    found = choice["logprobs"]
+    expect(isinstance(found, dict), f"expected an object in logprobs, but got {found!r}")
+    expect("content" in found, f"expected content in logprobs, but got {list(found)}")
+    text = choice["message"]["content"]
+    if not text:
+        raise Skip("the model ended its answer with its first token")
+    return text, found["content"]
+
+
+@check("chat_logprobs.shape", "content and refusal, the latter null.", "must", "10.43 [lcp#1787]")
+async def shape(api: Api) -> None:
+    choice = (await api.chat(logprobs=True, max_tokens=2))["choices"][0]
+    found = choice["logprobs"]
+    expect(isinstance(found, dict) and found.keys() >= {"content", "refusal"}, f"got {found!r}")
+    expect(found["refusal"] is None, f"expected null for refusal, but got {found['refusal']!r}")
+
+
+@check("chat_logprobs.entries", "Each entry has four keys.", "must", "3.4")
+async def entries(api: Api) -> None:
+    _text, found = await _entries(api)
+    for entry in found:
+        expect(entry.keys() >= ENTRY, f"an entry lacks {sorted(ENTRY - entry.keys())}: {entry}")
+
+
+@check("chat_logprobs.bytes", "The bytes, put together, are the content.", "must", "10.40")
+async def exact_bytes(api: Api) -> None:
+    text, found = await _entries(api)
+    data = bytes(byte for entry in found for byte in entry["bytes"] or ())
+    expect(data == text.encode(), f"expected {text!r}, but got {data!r}")
+
+
+@check("chat_logprobs.emoji", "Characters of several tokens have their bytes.", "must", "10.40")
+async def emoji(api: Api) -> None:
+    api.demo()
+    text, found = await _entries(api, "Translate to French: summer", max_tokens=16)
+    data = bytes(byte for entry in found for byte in entry["bytes"] or ())
+    expect(data == text.encode(), f"expected {text!r}, but got {data!r}")
+
+
+@check(
+    "chat_logprobs.top-empty", "Without top_logprobs the lists are empty.", "must", "10.41 [SNAP]"
+)
+async def top_empty(api: Api) -> None:
+    for top in (None, 0):
+        _text, found = await _entries(api, top_logprobs=top)
+        lists = [entry["top_logprobs"] for entry in found]
+        expect(all(one == [] for one in lists), f"expected empty lists, but got {lists}")
+
+
+@check("chat_logprobs.top", "Alternatives are as many as asked for, in order.", "must", "10.42")
+async def top(api: Api) -> None:
+    for count in (1, 5):
+        _text, found = await _entries(api, top_logprobs=count)
+        for entry in found:
+            values = [other["logprob"] for other in entry["top_logprobs"]]
+            expect(0 < len(values) <= count, f"expected {count} alternatives, got {len(values)}")
+            expect(values == sorted(values, reverse=True), f"expected them in order: {values}")
+
+
+@check("chat_logprobs.twenty", "Twenty alternatives may be asked for.", "must", "10.42 [GUID]")
+async def twenty(api: Api) -> None:
+    _text, found = await _entries(api, top_logprobs=20)
+    counts = {len(entry["top_logprobs"]) for entry in found}
+    expect(max(counts) <= 20, f"expected at most 20, but got {counts}")
+    expect(max(counts) > 5, f"expected 20, but got {counts}")
+
+
+@check("chat_logprobs.finite", "Numbers are finite and not above zero.", "must", "10.46")
+async def finite(api: Api) -> None:
+    _text, found = await _entries(api, top_logprobs=5)
+    values = [entry["logprob"] for entry in found]
+    values += [other["logprob"] for entry in found for other in entry["top_logprobs"]]
+    expect(all(-10000 < v <= 1e-6 for v in values), f"expected logarithms, but got {values}")
+
+
+@check("chat_logprobs.likeliest", "The greedy token is the first alternative.", "must", "3.4")
+async def likeliest(api: Api) -> None:
+    _text, found = await _entries(api, top_logprobs=1)
+    for entry in found:
+        first = entry["top_logprobs"][0]
+        same = (first["token"], first["logprob"]) == (entry["token"], entry["logprob"])
+        expect(same, f"expected the token itself, but got {entry}")
+
+
+@check(
+    "chat_logprobs.one-per-token",
+    "There is an entry for each token that is counted.",
+    "must",
+    "3.4",
+)
+async def one_per_token(api: Api) -> None:
+    body = await api.chat("Count to 7.", logprobs=True, temperature=0, max_tokens=4)
+    found = body["choices"][0]["logprobs"]["content"]
+    count = body["usage"]["completion_tokens"]
+    expect(abs(len(found) - count) <= 1, f"expected {count} entries, but got {len(found)}")
+
+
+@check("chat_logprobs.stream", "A stream's entries add up to the plain reply's.", "must", "10.44")
+async def stream(api: Api) -> None:
+    _text, found = await _entries(api)
+    chunks = await api.chat_stream("Count to 7.", logprobs=True, temperature=0, max_tokens=8)
+    parts = [c["choices"][0]["logprobs"] for c in chunks if c["choices"]]
+    tokens = [entry["token"] for part in parts if part for entry in part["content"] or ()]
+    expected = [entry["token"] for entry in found]
+    expect(tokens == expected, f"expected {expected}, but got {tokens}")
+
+
+@check("chat_logprobs.aligned", "A chunk's entries are of its own text.", "must", "10.44 [GUID]")
+async def aligned(api: Api) -> None:
+    chunks = await api.chat_stream("Count to 7.", logprobs=True, temperature=0, max_tokens=8)
+    shown = told = b""
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            shown += (choice["delta"].get("content") or "").encode()
+            for entry in (choice["logprobs"] or {}).get("content") or ():
+                told += bytes(entry["bytes"] or ())
+            expect(told.startswith(shown), f"text {shown!r} came without its entries {told!r}")

@@ -1,0 +1,89 @@
+"""Several choices, several prompts, seeds (contract 2.2, 2.8, 3.1)."""
+
+from __future__ import annotations
+
+from ..check import Fail, check, expect
+from ..target import Api
+
+HOT = {"temperature": 1.5, "max_tokens": 12}
+
+
+@check("choices.order", "index is prompt times n plus choice, in order.", "must", "2.2 [VLLM] [LC]")
+async def order(api: Api) -> None:
+    body = await api.complete(["a", "b", "c"], n=2, max_tokens=1)
+    indices = [choice["index"] for choice in body["choices"]]
+    expect(indices == list(range(6)), f"expected 0 to 5, but got {indices}")
+
+
+@check("choices.own-prompt", "Each choice continues its own prompt.", "must", "2.2")
+async def own_prompt(api: Api) -> None:
+    prompts = ["1, 2, 3,", "The capital of France is"]
+    body = await api.complete(prompts, n=2, max_tokens=6, temperature=0)
+    texts = [choice["text"] for choice in body["choices"]]
+    alone = [
+        (await api.complete(prompt, max_tokens=6, temperature=0))["choices"][0]["text"]
+        for prompt in prompts
+    ]
+    expected = [alone[0], alone[0], alone[1], alone[1]]
+    expect(texts == expected, f"expected {expected}, but got {texts}")
+
+
+@check("choices.usage", "Each prompt is counted once, however many choices it has.", "must", "2.2")
+async def usage(api: Api) -> None:
+    one = (await api.complete("Hello there", max_tokens=2))["usage"]["prompt_tokens"]
+    three = (await api.complete("Hello there", max_tokens=2, n=3))["usage"]["prompt_tokens"]
+    expect(one == three, f"expected {one} prompt tokens, but got {three}")
+
+
+@check("choices.distinct", "Without a seed choices differ.", "must", "3.1 [lcp#1906]")
+async def distinct(api: Api) -> None:
+    for _ in range(3):
+        body = await api.complete("Once upon a", n=4, **HOT)
+        expect(len(body["choices"]) == 4, f"expected 4 choices, but got {len(body['choices'])}")
+        if len({choice["text"] for choice in body["choices"]}) > 1:
+            return
+    raise Fail("expected choices that differ, but all were equal, three times")
+
+
+@check("choices.chat", "Chat gives as many choices as it is asked for.", "must", "3.1")
+async def chat(api: Api) -> None:
+    body = await api.chat("Hello", n=2, max_tokens=2)
+    indices = [choice["index"] for choice in body["choices"]]
+    expect(indices == [0, 1], f"expected choices 0 and 1, but got {indices}")
+
+
+@check("choices.seed", "The same seed gives the same answer.", "must", "2.1 3.1", alone=True)
+async def seed(api: Api) -> None:
+    texts = [
+        (await api.complete("Once upon a", seed=11, **HOT))["choices"][0]["text"] for _ in range(2)
+    ]
+    expect(texts[0] == texts[1], f"expected twice the same, but got {texts}")
+
+
+@check("choices.seeds", "Different seeds give different answers.", "must", "2.1 3.1")
+async def seeds(api: Api) -> None:
+    texts = {
+        (await api.complete("Once upon a", seed=number, **HOT))["choices"][0]["text"]
+        for number in range(4)
+    }
+    expect(len(texts) > 1, f"expected different answers, but all were {texts}")
+
+
+@check("choices.best-of", "best_of returns n of its candidates, and counts all.", "should", "2.8")
+async def best_of(api: Api) -> None:
+    one = await api.complete("1, 2, 3, 4,", max_tokens=2, best_of=1, seed=1)
+    three = await api.complete("1, 2, 3, 4,", max_tokens=2, best_of=3, n=1, seed=1)
+    expect(len(three["choices"]) == 1, f"expected one choice, but got {len(three['choices'])}")
+    counts = [body["usage"]["completion_tokens"] for body in (one, three)]
+    expect(counts[1] > counts[0], f"expected all candidates in the usage, but got {counts}")
+
+
+@check("choices.best-of-one", "best_of 1 with logprobs is served.", "must", "2.8 [HELM]")
+async def best_of_one(api: Api) -> None:
+    await api.complete(max_tokens=1, best_of=1, logprobs=1)
+
+
+@check("choices.best-of-stream", "best_of above n cannot be streamed.", "should", "2.1 10.53")
+async def best_of_stream(api: Api) -> None:
+    body = {"model": api.model, "prompt": "a", "best_of": 3, "n": 1, "stream": True}
+    (await api.post("/completions", body)).error(400)

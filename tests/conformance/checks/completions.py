@@ -1,0 +1,147 @@
+"""`POST /completions` (contract, section 2)."""
+
+from __future__ import annotations
+
+from ..check import Skip, check, expect
+from ..target import Api, only
+
+SHOWN = {"text", "index", "logprobs", "finish_reason"}
+
+
+@check("completions.object", "The reply is a text_completion with a cmpl- id.", "must", "2.3")
+async def object_and_id(api: Api) -> None:
+    body = await api.complete(max_tokens=1)
+    expect(body["object"] == "text_completion", f"expected that object, but got {body['object']}")
+    expect(body["id"].startswith("cmpl-"), f"expected cmpl-…, but got {body['id']!r}")
+
+
+@check("completions.ids", "Each reply has an id of its own.", "must", "2.3")
+async def ids(api: Api) -> None:
+    found = {(await api.complete(max_tokens=1))["id"] for _ in range(3)}
+    expect(len(found) == 3, f"expected three ids, but got {found}")
+
+
+@check("completions.created", "created is an integer of seconds.", "must", "2.3 [EXP]")
+async def created(api: Api) -> None:
+    value = (await api.complete(max_tokens=1))["created"]
+    expect(type(value) is int and value > 1_500_000_000, f"expected seconds, but got {value!r}")
+
+
+@check(
+    "completions.choice-keys", "A choice has text, index, logprobs, finish_reason.", "must", "2.3"
+)
+async def choice_keys(api: Api) -> None:
+    choice = only((await api.complete(max_tokens=1))["choices"], "choices")
+    expect(choice.keys() >= SHOWN, f"it lacks {sorted(SHOWN - choice.keys())}")
+
+
+@check("completions.logprobs-null", "logprobs is null unless it was asked for.", "must", "2.3")
+async def logprobs_null(api: Api) -> None:
+    for value in ({}, {"logprobs": None}):
+        choice = only((await api.complete(max_tokens=1, **value))["choices"], "choices")
+        found = choice.get("logprobs", "no key")
+        expect(found is None, f"expected null for logprobs, but got {found!r}")
+
+
+@check("completions.usage", "usage has three integers that add up.", "must", "2.3 [LC]")
+async def usage(api: Api) -> None:
+    counts = (await api.complete(max_tokens=3)).get("usage")
+    expect(isinstance(counts, dict), f"expected usage, but got {counts!r}")
+    values = [counts.get(f"{kind}_tokens") for kind in ("prompt", "completion", "total")]
+    expect(all(type(value) is int for value in values), f"expected integers, but got {counts}")
+    expect(values[0] + values[1] == values[2], f"they do not add up: {counts}")
+
+
+@check("completions.max-tokens", "max_tokens is the most that is generated.", "must", "2.1")
+async def max_tokens(api: Api) -> None:
+    for limit in (1, 4):
+        body = await api.complete("1, 2, 3, 4,", max_tokens=limit, temperature=0)
+        count = body["usage"]["completion_tokens"]
+        expect(count <= limit, f"expected at most {limit} tokens, but got {count}")
+
+
+@check("completions.default-16", "Without max_tokens 16 tokens are generated.", "must", "2.1")
+async def default_16(api: Api) -> None:
+    for value in ({}, {"max_tokens": None}):
+        body = await api.complete("1, 2, 3, 4,", temperature=0, **value)
+        count, reason = body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"]
+        expect(count <= 16, f"expected 16 tokens, but got {count}")
+        if reason == "stop":
+            raise Skip("the model ended its answer before 16 tokens")
+        expect(count == 16, f"expected 16 tokens, but got {count}")
+
+
+@check("completions.length", "A limit that is reached is finish_reason length.", "must", "2.3")
+async def length(api: Api) -> None:
+    body = await api.complete("1, 2, 3, 4,", max_tokens=1, temperature=0)
+    reason = body["choices"][0]["finish_reason"]
+    if reason == "stop" and not body["choices"][0]["text"]:
+        raise Skip("the model ended its answer with its first token")
+    expect(reason == "length", f"expected length, but got {reason!r}")
+
+
+@check("completions.finish-words", "finish_reason is one of OpenAI's words.", "must", "2.3 10.59")
+async def finish_words(api: Api) -> None:
+    for body in ({"max_tokens": 1}, {"max_tokens": 40, "stop": [" ", "e"]}):
+        reason = (await api.complete(**body))["choices"][0]["finish_reason"]
+        known = reason in ("stop", "length", "content_filter")
+        expect(known, f"expected stop or length, but got {reason!r}")
+
+
+@check("completions.zero-tokens", "max_tokens 0 generates nothing.", "must", "2.4")
+async def zero_tokens(api: Api) -> None:
+    body = await api.complete(max_tokens=0)
+    expect(body["choices"][0]["text"] == "", f"expected no text, but got {body['choices'][0]}")
+    expect(body["usage"]["completion_tokens"] == 0, f"expected no tokens: {body['usage']}")
+
+
+@check("completions.nulls", "Explicit nulls are the defaults.", "must", "2.1 [LC] [HELM]")
+async def nulls(api: Api) -> None:
+    names = (
+        "best_of", "echo", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs",
+        "n", "seed", "stop", "stream", "stream_options", "suffix", "temperature", "top_p",
+    )  # fmt: skip
+    body = await api.complete(max_tokens=1, **dict.fromkeys(names))
+    expect(len(body["choices"]) == 1, f"expected one choice, but got {len(body['choices'])}")
+
+
+@check("completions.stop-empty", "An empty list of stops is none.", "must", "2.1 [LMEVAL]")
+async def stop_empty(api: Api) -> None:
+    await api.complete(max_tokens=1, stop=[])
+
+
+@check(
+    "completions.prompt-ids", "A list of token ids is one prompt, of that length.", "must", "2.2"
+)
+async def prompt_ids(api: Api) -> None:
+    body = await api.complete([70, 71, 72], max_tokens=1)
+    only(body["choices"], "choices")
+    count = body["usage"]["prompt_tokens"]
+    expect(count == 3, f"expected 3 prompt tokens, nothing added, but got {count}")
+
+
+@check("completions.prompt-id-lists", "Lists of ids are several prompts.", "must", "2.2 [LMEVAL]")
+async def prompt_id_lists(api: Api) -> None:
+    body = await api.complete([[70, 71], [72]], max_tokens=1)
+    indices = [choice["index"] for choice in body["choices"]]
+    expect(indices == [0, 1], f"expected choices 0 and 1, but got {indices}")
+    count = body["usage"]["prompt_tokens"]
+    expect(count == 3, f"expected 3 prompt tokens, but got {count}")
+
+
+@check("completions.suffix", "A suffix is used or refused, never ignored.", "should", "2.1 10.92")
+async def suffix(api: Api) -> None:
+    prompt = "The capital of France is"
+    plain = await api.complete(prompt, max_tokens=2, temperature=0)
+    filled = await api.complete(prompt, max_tokens=2, temperature=0, suffix=" is a river.")
+    counts = [body["usage"]["prompt_tokens"] for body in (plain, filled)]
+    expect(counts[1] > counts[0], f"the suffix is not among the prompt's tokens: {counts}")
+
+
+@check("completions.default-prompt", "Without a prompt a document begins.", "should", "2.1 [SPEC]")
+async def default_prompt(api: Api) -> None:
+    body = {"model": api.model, "max_tokens": 1}
+    reply = await api.post("/completions", body)
+    if reply.status != 200:
+        # Without a token to begin with, a model cannot.
+        reply.error(400)

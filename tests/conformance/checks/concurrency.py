@@ -1,0 +1,68 @@
+"""Many requests at once: nobody gets another's answer (contract 10.86, 10.87)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..check import check, expect
+from ..target import Api
+
+PROMPTS = [f"{number}, {number + 1}, {number + 2}," for number in range(1, 9)]
+
+
+@check("concurrency.answers", "Eight at once get what each gets alone.", "must", "10.86",
+       alone=True)  # fmt: skip
+async def answers(api: Api) -> None:
+    async def ask(prompt: str) -> str:
+        body = await api.complete(prompt, temperature=0, max_tokens=6)
+        text: str = body["choices"][0]["text"]
+        return text
+
+    alone = [await ask(prompt) for prompt in PROMPTS]
+    together = await asyncio.gather(*(ask(prompt) for prompt in PROMPTS))
+    wrong = [(a, b) for a, b in zip(alone, together, strict=True) if a != b]
+    # One may turn at a place where two tokens are equally likely.
+    expect(len(wrong) <= 1, f"expected the same answers, but got {wrong}")
+
+
+@check("concurrency.echo", "Eight prompts scored at once keep their own numbers.", "must", "10.86",
+       alone=True)  # fmt: skip
+async def echo(api: Api) -> None:
+    async def score(prompt: str) -> list[float]:
+        full = {"echo": True, "logprobs": 1, "max_tokens": 0}
+        arrays = (await api.complete(prompt, **full))["choices"][0]["logprobs"]
+        return [value or 0.0 for value in arrays["token_logprobs"]]
+
+    alone = [await score(prompt) for prompt in PROMPTS]
+    together = await asyncio.gather(*(score(prompt) for prompt in PROMPTS))
+    for one, other in zip(alone, together, strict=True):
+        far = [abs(a - b) for a, b in zip(one, other, strict=True)]
+        expect(max(far) < 0.5, f"expected {one}, but got {other}")
+
+
+@check("concurrency.streams", "Eight streams at once do not mix.", "must", "10.86", alone=True)
+async def streams(api: Api) -> None:
+    async def ask(prompt: str) -> str:
+        chunks = await api.complete_stream(prompt, temperature=0, max_tokens=6)
+        ids = {chunk["id"] for chunk in chunks}
+        expect(len(ids) == 1, f"a stream has chunks of several: {ids}")
+        return "".join(c["choices"][0]["text"] for c in chunks if c["choices"])
+
+    alone = [await ask(prompt) for prompt in PROMPTS]
+    together = await asyncio.gather(*(ask(prompt) for prompt in PROMPTS))
+    wrong = [(a, b) for a, b in zip(alone, together, strict=True) if a != b]
+    expect(len(wrong) <= 1, f"expected the same answers, but got {wrong}")
+
+
+@check("concurrency.load", "Fifty at once are answered, or refused to come again.", "must", "10.87",
+       alone=True, seconds=60)  # fmt: skip
+async def load(api: Api) -> None:
+    body = {"model": api.model, "prompt": "Hello", "max_tokens": 4}
+    replies = await asyncio.gather(*(api.post("/completions", body) for _ in range(50)))
+    for reply in replies:
+        if reply.status == 200:
+            continue
+        reply.error(429, 503)
+        wait = reply.headers.get("retry-after") or reply.headers.get("retry-after-ms")
+        expect(wait is not None, "a refusal does not say when to come again")
+    expect(any(reply.status == 200 for reply in replies), "none of fifty was answered")

@@ -1,0 +1,158 @@
+"""Error objects: which request is refused how (contract 1.2 to 1.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..check import Body, Diverges, check, expect
+from ..target import ERROR_KEYS, Api
+
+C, H = "/completions", "/chat/completions"
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+WRITE: dict[str, Any] = {"prompt": "Hello", "max_tokens": 1}
+
+# What is wrong with a request, and which field its error must name.
+INVALID: tuple[tuple[str, str, dict[str, Any], str, str], ...] = (
+    ("temperature-above", C, {"temperature": 3}, "temperature", "2.1"),
+    ("temperature-below", H, {"temperature": -0.5}, "temperature", "3.1"),
+    ("top-p-above", C, {"top_p": 2}, "top_p", "2.1"),
+    ("n-zero", C, {"n": 0}, "n", "2.1"),
+    ("n-above", H, {"n": 129}, "n", "3.1"),
+    ("max-tokens-negative", C, {"max_tokens": -1}, "max_tokens", "1.2 [ChatDev#446]"),
+    ("chat-max-tokens-zero", H, {"max_tokens": 0}, "max_tokens", "3.1"),
+    ("presence-penalty-above", C, {"presence_penalty": 5}, "presence_penalty", "2.1"),
+    ("frequency-penalty-below", H, {"frequency_penalty": -3}, "frequency_penalty", "3.1"),
+    ("logprobs-above", C, {"logprobs": 6}, "logprobs", "2.1"),
+    ("logprobs-boolean", C, {"logprobs": True}, "logprobs", "2.1"),
+    ("chat-logprobs-integer", H, {"logprobs": 1}, "logprobs", "3.1"),
+    ("top-logprobs-above", H, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "3.1"),
+    ("best-of-below-n", C, {"n": 3, "best_of": 2}, "best_of", "2.1"),
+    ("stop-five", C, {"stop": list("abcde")}, "stop", "1.2 [continue#1572]"),
+    ("stop-number", H, {"stop": 5}, "stop", "2.5"),
+    ("temperature-string", C, {"temperature": "1"}, "temperature", "1.2"),
+    ("stream-string", H, {"stream": "yes"}, "stream", "1.2"),
+    ("max-tokens-string", C, {"max_tokens": "5"}, "max_tokens", "1.2 [code-gpt#273]"),
+    ("logit-bias-above", C, {"logit_bias": {"5": 101}}, "logit_bias", "2.1"),
+    ("seed-fraction", H, {"seed": 1.5}, "seed", "3.1"),
+    ("messages-empty", H, {"messages": []}, "messages", "1.2 [CopilotKit#529]"),
+    ("messages-string", H, {"messages": "Hello"}, "messages", "3.2"),
+    ("role-unknown", H, {"messages": [{"role": "x", "content": "a"}]}, "messages", "3.2"),
+    ("content-number", H, {"messages": [{"role": "user", "content": 5}]}, "messages", "3.2"),
+    ("content-missing", H, {"messages": [{"role": "user"}]}, "messages", "3.2"),
+    ("prompt-number", C, {"prompt": 5}, "prompt", "2.2"),
+    ("prompt-mixed", C, {"prompt": ["a", 1]}, "prompt", "2.2"),
+    ("prompt-id-negative", C, {"prompt": [-1]}, "prompt", "2.2"),
+)
+
+
+def _invalid(path: str, changes: dict[str, Any], param: str) -> Body:
+    async def run(api: Api) -> None:
+        full = {"model": api.model, **(WRITE if path == C else ASK), **changes}
+        error = (await api.post(path, full)).error(400)
+        named = str(error["param"] or error["message"])
+        expect(param in named, f"expected an error that names {param!r}, but got {error}")
+
+    return run
+
+
+for name, path, changes, param, source in INVALID:
+    promise = f"{changes} is a 400 that names {param!r}, never a 422 or a 500."
+    check(f"errors.{name}", promise, "must", source)(_invalid(path, changes, param))
+
+
+@check(
+    "errors.missing-messages", "A chat without messages is a 400 that names them.", "must", "1.2"
+)
+async def missing_messages(api: Api) -> None:
+    error = (await api.post(H, {"model": api.model})).error(400)
+    expect("messages" in str(error["param"] or error["message"]), f"it names another: {error}")
+
+
+@check("errors.missing-model", "A request without a model is a 400.", "must", "1.2 [centaur#3]")
+async def missing_model(api: Api) -> None:
+    reply = await api.post(C, WRITE)
+    if reply.status == 200:
+        raise Diverges("the server takes requests without a model")
+    reply.error(400)
+
+
+@check("errors.unknown-model", "An unknown model is a 404, model_not_found.", "should", "1.4")
+async def unknown_model(api: Api) -> None:
+    reply = await api.post(C, {**WRITE, "model": "no-such-model-anywhere"})
+    if reply.status == 200:
+        raise Diverges("the server accepts every model name")
+    error = reply.error(404)
+    expect(error["code"] == "model_not_found", f"expected code model_not_found, but got {error}")
+
+
+@check("errors.keys", "An error has message, type, param and code, all four.", "must", "1.3 [SPEC]")
+async def keys(api: Api) -> None:
+    bad = {**WRITE, "model": api.model, "temperature": 3}
+    for reply in (await api.get("/no-such-endpoint"), await api.post(C, bad)):
+        reply.error(400, 404)
+        missing = ERROR_KEYS - reply.json()["error"].keys()
+        expect(not missing, f"the error object lacks {sorted(missing)}: {reply.text[:200]}")
+
+
+@check("errors.type", "A client's mistake is an invalid_request_error.", "must", "1.4")
+async def kind(api: Api) -> None:
+    error = (await api.post(C, {**WRITE, "model": api.model, "temperature": 3})).error(400)
+    expected = "invalid_request_error"
+    expect(error["type"] == expected, f"expected {expected}, but got {error['type']!r}")
+
+
+@check("errors.code-type", "An error's code is a string or null, never a number.", "must", "1.3")
+async def code_type(api: Api) -> None:
+    error = (await api.post(C, {**WRITE, "model": api.model, "temperature": 3})).error(400)
+    for key in ("param", "code"):
+        expect(error[key] is None or isinstance(error[key], str), f"{key!r} is neither: {error}")
+
+
+@check(
+    "errors.stream", "A request that is refused is no stream, if it asks for one.", "must", "1.7"
+)
+async def stream(api: Api) -> None:
+    reply = await api.post(H, {**ASK, "model": api.model, "temperature": 3, "stream": True})
+    reply.error(400)
+    kind = reply.headers.get("content-type", "")
+    expect(kind.startswith("application/json"), f"expected JSON, but got {kind!r}")
+
+
+@check("errors.context", "A prompt beyond the context is context_length_exceeded.", "must", "1.4")
+async def context(api: Api) -> None:
+    # Two million words: more than any context, less than any limit on bodies.
+    reply = await api.post(C, {**WRITE, "model": api.model, "prompt": "a b " * 1_000_000})
+    if reply.status == 413:
+        raise Diverges("the server refuses the body before it counts its tokens")
+    error = reply.error(400)
+    expect(error["code"] == "context_length_exceeded", f"expected that code, but got {error}")
+    said = "maximum context length is" in error["message"]
+    expect(said, f"clients look for 'maximum context length is' in the message: {error}")
+
+
+@check("errors.context-sum", "Prompt and limit beyond the context are refused.", "should", "1.4")
+async def context_sum(api: Api) -> None:
+    reply = await api.post(C, {**WRITE, "model": api.model, "max_tokens": 100_000_000})
+    error = reply.error(400)
+    expect(error["code"] == "context_length_exceeded", f"expected that code, but got {error}")
+
+
+@check("errors.stream-options", "stream_options without stream is a 400.", "should", "2.1")
+async def stream_options(api: Api) -> None:
+    body = {**ASK, "model": api.model, "stream_options": {"include_usage": True}}
+    error = (await api.post(H, body)).error(400)
+    expect(error["param"] == "stream_options", f"expected that param, but got {error}")
+
+
+@check("errors.top-logprobs-alone", "top_logprobs without logprobs is a 400.", "should", "3.1")
+async def top_logprobs_alone(api: Api) -> None:
+    error = (await api.post(H, {**ASK, "model": api.model, "top_logprobs": 3})).error(400)
+    expect(error["param"] == "top_logprobs", f"expected that param, but got {error}")
+
+
+@check("errors.unknown-field", "An unknown field is refused, or ignored.", "may", "1.2")
+async def unknown_field(api: Api) -> None:
+    reply = await api.post(C, {**WRITE, "model": api.model, "no_such_field": 1})
+    if reply.status == 200:
+        raise Diverges("unknown fields are ignored")
+    reply.error(400)

@@ -1,0 +1,146 @@
+"""Log-probabilities of completions, in the legacy format (contract 2.6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..check import Skip, check, expect
+from ..target import Api
+
+PROMPT = "Hello world"
+
+
+async def _arrays(api: Api, prompt: str = PROMPT, **body: Any) -> tuple[str, Any]:
+    full = {"temperature": 0, "max_tokens": 4, "logprobs": 1, **body}
+    choice = (await api.complete(prompt, **full))["choices"][0]
+    arrays = choice["logprobs"]
+    expect(isinstance(arrays, dict), f"expected an object in logprobs, but got {arrays!r}")
+    if not choice["text"]:
+        raise Skip("the model ended its answer with its first token")
+    return choice["text"], arrays
+
+
+@check("logprobs.keys", "Four parallel arrays.", "must", "2.6 [llama.cpp#11346]")
+async def keys(api: Api) -> None:
+    _text, arrays = await _arrays(api)
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    missing = [name for name in names if name not in arrays]
+    expect(not missing, f"logprobs lacks {missing}: {arrays}")
+    lengths = {name: len(arrays[name]) for name in names}
+    expect(len(set(lengths.values())) == 1, f"arrays of different lengths: {lengths}")
+
+
+@check("logprobs.tokens", "The tokens, put together, are the text.", "must", "2.6")
+async def tokens(api: Api) -> None:
+    text, arrays = await _arrays(api)
+    joined = "".join(arrays["tokens"])
+    expect(joined == text, f"expected {text!r}, but got {joined!r}")
+
+
+@check("logprobs.offset-base", "Offsets begin after the prompt.", "must", "2.6.6 10.1 [LP0]")
+async def offset_base(api: Api) -> None:
+    _text, arrays = await _arrays(api)
+    first = arrays["text_offset"][0]
+    expect(first == len(PROMPT), f"expected {len(PROMPT)}, but got {first}")
+
+
+@check("logprobs.offset-code-points", "Offsets count code points.", "should", "2.6.6 10.1")
+async def offset_code_points(api: Api) -> None:
+    prompt = "Hello wörld 😀"
+    _text, arrays = await _arrays(api, prompt)
+    first = arrays["text_offset"][0]
+    expect(first == len(prompt), f"expected {len(prompt)}, but got {first}")
+
+
+@check("logprobs.offsets", "Each offset is where its token stands.", "must", "2.6.6")
+async def offsets(api: Api) -> None:
+    text, arrays = await _arrays(api)
+    for token, offset in zip(arrays["tokens"], arrays["text_offset"], strict=True):
+        at = offset - len(PROMPT)
+        expect(text[at : at + len(token)] == token, f"{token!r} does not stand at {offset}")
+
+
+@check("logprobs.finite", "Numbers are finite and not above zero.", "must", "2.6.2 10.46")
+async def finite(api: Api) -> None:
+    _text, arrays = await _arrays(api)
+    values = arrays["token_logprobs"]
+    good = all(isinstance(v, int | float) and -10000 < v <= 1e-6 for v in values)
+    expect(good, f"expected logarithms of probabilities, but got {values}")
+
+
+@check("logprobs.top-count", "As many alternatives as were asked for.", "must", "2.6.3 10.10")
+async def top_count(api: Api) -> None:
+    for count in (1, 5):
+        _text, arrays = await _arrays(api, logprobs=count)
+        for top in arrays["top_logprobs"]:
+            # Tokens that are spelled alike share a key.
+            expect(1 <= len(top) <= count + 1, f"expected {count} alternatives, but got {top}")
+        longest = max(len(top) for top in arrays["top_logprobs"])
+        expect(longest >= count, f"expected {count} alternatives, but got {longest} at most")
+
+
+@check("logprobs.same-number", "The token's number is the same in both places.", "must", "10.9")
+async def same_number(api: Api) -> None:
+    _text, arrays = await _arrays(api)
+    for token, value, top in zip(
+        arrays["tokens"], arrays["token_logprobs"], arrays["top_logprobs"], strict=True
+    ):
+        expect(token in top, f"the greedy token {token!r} is not among {top}")
+        expect(top[token] == value, f"{token!r}: {top[token]!r} is not exactly {value!r}")
+        expect(value == max(top.values()), f"the greedy token is not the likeliest of {top}")
+
+
+@check("logprobs.sampled-added", "A sampled token is among the alternatives.", "should", "2.6.3")
+async def sampled_added(api: Api) -> None:
+    _text, arrays = await _arrays(api, logit_bias={"70": 100})
+    for token, top in zip(arrays["tokens"], arrays["top_logprobs"], strict=True):
+        expect(token in top, f"the token {token!r} is not among {top}")
+
+
+@check("logprobs.before-bias", "Numbers are the model's own, before biases.", "should", "2.6.2")
+async def before_bias(api: Api) -> None:
+    _text, arrays = await _arrays(api, logit_bias={"70": 100}, max_tokens=1)
+    value = arrays["token_logprobs"][0]
+    expect(value < -0.01, f"expected the forced token's own number, but got {value}")
+
+
+@check("logprobs.before-temperature", "Numbers do not depend on temperature.", "should", "2.6.2")
+async def before_temperature(api: Api) -> None:
+    _text, cold = await _arrays(api, max_tokens=1, logprobs=1)
+    _text, warm = await _arrays(api, max_tokens=1, logprobs=1, temperature=2, top_p=0.0001)
+    values = [max(arrays["top_logprobs"][0].values()) for arrays in (cold, warm)]
+    expect(abs(values[0] - values[1]) < 0.3, f"expected the same number, but got {values}")
+
+
+@check("logprobs.zero", "logprobs 0 tells tokens without alternatives.", "must", "2.6.3 [LP0]")
+async def zero(api: Api) -> None:
+    _text, arrays = await _arrays(api, logprobs=0)
+    expect(arrays["tokens"] and arrays["token_logprobs"], f"expected tokens, but got {arrays}")
+    top = arrays["top_logprobs"]
+    expect(top is None or all(len(one) <= 1 for one in top), f"expected null, but got {top}")
+
+
+@check("logprobs.end", "An end token has no entry without echo.", "should", "2.6.4 [LP0]")
+async def end(api: Api) -> None:
+    api.demo()
+    prompt = "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
+    text, arrays = await _arrays(api, prompt, max_tokens=40)
+    expect("".join(arrays["tokens"]) == text, f"more than the text: {arrays['tokens']}")
+
+
+@check("logprobs.utf8", "Broken characters are spelled as bytes, not replaced.", "must", "2.6.5")
+async def utf8(api: Api) -> None:
+    _text, arrays = await _arrays(api, "Say: 😀 é 漢", max_tokens=8, temperature=1, seed=5)
+    joined = "".join(arrays["tokens"])
+    for wrong in ("\ufffd", "Ġ", "▁", "<0x"):
+        expect(wrong not in joined, f"expected text or bytes:\\x.., but got {arrays['tokens']}")
+
+
+@check("logprobs.stream", "A stream's arrays add up to the plain reply's.", "must", "2.6.7 10.91")
+async def stream(api: Api) -> None:
+    _text, arrays = await _arrays(api, max_tokens=6)
+    chunks = await api.complete_stream(PROMPT, temperature=0, max_tokens=6, logprobs=1)
+    parts = [c["choices"][0]["logprobs"] for c in chunks if c["choices"]]
+    for name in ("tokens", "text_offset"):
+        joined = [item for part in parts if part for item in part[name]]
+        expect(joined == arrays[name], f"{name}: expected {arrays[name]}, but got {joined}")

@@ -1,0 +1,58 @@
+"""`/models` (contract, section 5)."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from ..check import check, expect
+from ..published import problem
+from ..target import Api
+
+
+async def _listed(api: Api) -> list[Any]:
+    body = (await api.get("/models")).ok()
+    wrong = problem("/models", body, {})
+    expect(wrong is None, f"the list is not of OpenAI's published type: {wrong}")
+    models: list[Any] = body["data"]
+    return models
+
+
+@check("models.list", "The list is an object with the served models.", "must", "5 [SPEC]")
+async def listed(api: Api) -> None:
+    body = (await api.get("/models")).ok()
+    expect(body.get("object") == "list", f"expected object 'list', but got {body.get('object')!r}")
+    expect(await _listed(api), "expected a model in the list")
+
+
+@check("models.created", "Each model has an integer for created.", "must", "5 [SPEC]")
+async def created(api: Api) -> None:
+    for model in await _listed(api):
+        value = model.get("created")
+        expect(type(value) is int, f"expected an integer for created, but got {value!r}")
+
+
+@check("models.fields", "Each model has id, object and owned_by.", "must", "5 [SPEC]")
+async def fields(api: Api) -> None:
+    for model in await _listed(api):
+        expect(model.get("object") == "model", f"expected object 'model', but got {model}")
+        expect(isinstance(model.get("owned_by"), str), f"expected an owner, but got {model}")
+
+
+@check("models.retrieve", "Each listed model can be asked for by itself.", "must", "5 1.1 [EXP]")
+async def retrieve(api: Api) -> None:
+    for model in await _listed(api):
+        one = (await api.get("/models/" + quote(model["id"], safe=""))).ok()
+        expect(one["id"] == model["id"], f"expected {model['id']!r}, but got {one}")
+
+
+@check("models.unknown", "A model that is not there is a 404.", "should", "5")
+async def unknown(api: Api) -> None:
+    (await api.get("/models/no-such-model-anywhere")).error(404)
+
+
+@check("models.accepted", "A listed id is accepted as a request's model.", "must", "5")
+async def accepted(api: Api) -> None:
+    for model in (await _listed(api))[:1]:
+        body = {"model": model["id"], "prompt": "Hello", "max_tokens": 1}
+        (await api.post("/completions", body)).ok()

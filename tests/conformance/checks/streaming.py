@@ -1,0 +1,274 @@
+"""Streams, byte by byte (contract 1.7, 2.7, 3.5)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+from ..check import Fail, Skip, check, expect
+from ..published import chunk_problem
+from ..raw import connected, exchange
+from ..target import Api
+
+H, C = "/chat/completions", "/completions"
+ASK = "Count to 12."
+
+
+def _chat(api: Api, **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": ASK}]
+    return {"model": api.model, "messages": messages, "stream": True, "max_tokens": 12, **body}
+
+
+@check(
+    "streaming.frames", "Each event is `data: `, one line of JSON, and a blank line.", "must", "1.7"
+)
+async def frames(api: Api) -> None:
+    reply = await exchange(api, "POST", H, _chat(api))
+    text = reply.body.decode().replace("\r\n", "\n")
+    expect(text.endswith("\n\n"), f"the last event has no blank line after it: {text[-60:]!r}")
+    for event in text[:-2].split("\n\n"):
+        lines = [line for line in event.split("\n") if not line.startswith(":")]
+        expect(all(line.startswith("data: ") for line in lines), f"expected data: …, got {event!r}")
+        expect(len(lines) <= 1, f"expected one line an event, but got {event!r}")
+
+
+@check("streaming.done", "The last event is [DONE].", "must", "1.7 [SPEC]")
+async def done(api: Api) -> None:
+    for path, body in ((H, _chat(api)), (C, _completion(api))):
+        reply = await exchange(api, "POST", path, body)
+        events = reply.body.decode().strip().split("\n\n")
+        expect(events[-1] == "data: [DONE]", f"{path} ends in {events[-1][:100]!r}")
+        expect(sum("[DONE]" in event for event in events) == 1, "expected one [DONE]")
+
+
+def _completion(api: Api, **body: Any) -> dict[str, Any]:
+    return {"model": api.model, "prompt": "1, 2, 3,", "stream": True, "max_tokens": 8, **body}
+
+
+@check("streaming.types", "Each chunk is of OpenAI's published type.", "must", "10.95 [SPEC]")
+async def types(api: Api) -> None:
+    for path, chunks in (
+        (H, await api.chat_stream(ASK, max_tokens=6)),
+        (C, await api.complete_stream(max_tokens=6)),
+    ):
+        for chunk in chunks:
+            wrong = chunk_problem(path, chunk)
+            expect(wrong is None, f"a chunk of {path} is not: {wrong}")
+
+
+@check(
+    "streaming.same-id", "id, created and model are the same in all chunks.", "must", "2.7 10.28"
+)
+async def same_id(api: Api) -> None:
+    for chunks in (await api.chat_stream(ASK, max_tokens=6), await api.complete_stream()):
+        found = {(c["id"], c["created"], c["model"]) for c in chunks}
+        expect(len(found) == 1, f"expected one, but got {found}")
+
+
+@check("streaming.object", "Chunks say what they are.", "must", "2.7 3.5")
+async def objects(api: Api) -> None:
+    for chunks, expected in (
+        (await api.chat_stream(ASK, max_tokens=4), "chat.completion.chunk"),
+        (await api.complete_stream(max_tokens=4), "text_completion"),
+    ):
+        found = {chunk["object"] for chunk in chunks}
+        expect(found == {expected}, f"expected {expected}, but got {found}")
+
+
+@check("streaming.role-once", "The role comes once, in the first chunk.", "must", "3.5 10.25")
+async def role_once(api: Api) -> None:
+    deltas = [
+        c["choices"][0]["delta"] for c in await api.chat_stream(ASK, max_tokens=6) if c["choices"]
+    ]
+    roles = [index for index, delta in enumerate(deltas) if delta.get("role") is not None]
+    expect(roles == [0], f"expected the role in chunk 0 only, but got it in {roles}")
+    expect(deltas[0]["role"] == "assistant", f"expected assistant, but got {deltas[0]}")
+
+
+@check("streaming.delta-object", "A delta is an object, never null.", "must", "3.5 [EXP]")
+async def delta_object(api: Api) -> None:
+    for chunk in await api.chat_stream(ASK, max_tokens=6):
+        for choice in chunk["choices"]:
+            expect(isinstance(choice.get("delta"), dict), f"expected an object, but got {choice}")
+
+
+@check("streaming.last-delta", "The chunk that ends a choice has an empty delta.", "should", "3.5")
+async def last_delta(api: Api) -> None:
+    for chunk in await api.chat_stream(ASK, max_tokens=6):
+        for choice in chunk["choices"]:
+            if choice["finish_reason"] is not None:
+                expect(choice["delta"] == {}, f"expected an empty delta, but got {choice}")
+
+
+@check("streaming.finish-once", "Each choice ends once, after all its text.", "must", "3.5 10.26")
+async def finish_once(api: Api) -> None:
+    for chunks in (await api.chat_stream(ASK, max_tokens=6), await api.complete_stream()):
+        choices = [c["choices"][0] for c in chunks if c["choices"]]
+        ends = [i for i, choice in enumerate(choices) if choice["finish_reason"] is not None]
+        expect(ends == [len(choices) - 1], f"expected one end, at the end, but got {ends}")
+
+
+@check("streaming.concat", "The deltas add up to the plain answer.", "must", "10.29")
+async def concat(api: Api) -> None:
+    whole = (await api.chat(ASK, temperature=0, max_tokens=20))["choices"][0]["message"]["content"]
+    chunks = await api.chat_stream(ASK, temperature=0, max_tokens=20)
+    text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+    expect(text == whole, f"expected {whole!r}, but got {text!r}")
+
+
+@check("streaming.concat-completion", "The chunks add up to the plain completion.", "must", "10.29")
+async def concat_completion(api: Api) -> None:
+    full = {"temperature": 0, "max_tokens": 12}
+    whole = (await api.complete("1, 2, 3,", **full))["choices"][0]["text"]
+    chunks = await api.complete_stream("1, 2, 3,", **full)
+    text = "".join(c["choices"][0]["text"] for c in chunks if c["choices"])
+    expect(text == whole, f"expected {whole!r}, but got {text!r}")
+
+
+@check("streaming.in-pieces", "A long answer comes in several chunks.", "must", "3.5")
+async def in_pieces(api: Api) -> None:
+    chunks = await api.chat_stream(ASK, max_tokens=20, temperature=0)
+    texts = [c["choices"][0]["delta"].get("content") for c in chunks if c["choices"]]
+    texts = [text for text in texts if text]
+    if len("".join(texts)) < 8:
+        raise Skip("the model writes too little")
+    expect(len(texts) > 1, f"expected several chunks, but got {texts}")
+
+
+@check(
+    "streaming.usage", "With include_usage the last chunk has it, and no choices.", "must", "10.21"
+)
+async def usage(api: Api) -> None:
+    more = {"stream_options": {"include_usage": True}, "max_tokens": 4}
+    for chunks in (await api.chat_stream(ASK, **more), await api.complete_stream(**more)):
+        last = chunks[-1]
+        expect(last["choices"] == [], f"expected no choices in the last chunk, but got {last}")
+        counts = last.get("usage")
+        expect(isinstance(counts, dict), f"expected usage in the last chunk, but got {last}")
+        total = counts["prompt_tokens"] + counts["completion_tokens"]
+        expect(total == counts["total_tokens"], f"they do not add up: {counts}")
+
+
+@check(
+    "streaming.usage-null", "With include_usage all other chunks say null.", "must", "10.21 [SPEC]"
+)
+async def usage_null(api: Api) -> None:
+    more = {"stream_options": {"include_usage": True}, "max_tokens": 4}
+    for chunks in (await api.chat_stream(ASK, **more), await api.complete_stream(**more)):
+        found = [chunk.get("usage", "no key") for chunk in chunks[:-1]]
+        expect(set(map(str, found)) == {"None"}, f"expected null in each, but got {found}")
+
+
+@check("streaming.no-usage", "Without it no chunk has usage, nor no choices.", "must", "10.22")
+async def no_usage(api: Api) -> None:
+    for chunks in (await api.chat_stream(ASK, max_tokens=4), await api.complete_stream()):
+        expect(all(chunk["choices"] for chunk in chunks), "a chunk has no choices")
+        expect(not any(chunk.get("usage") for chunk in chunks), "a chunk has usage")
+
+
+@check("streaming.usage-equal", "Usage is the same streamed or not.", "should", "10.24")
+async def usage_equal(api: Api) -> None:
+    full = {"temperature": 0, "max_tokens": 10}
+    plain = (await api.chat(ASK, **full))["usage"]
+    chunks = await api.chat_stream(ASK, stream_options={"include_usage": True}, **full)
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        found = chunks[-1]["usage"][name]
+        expect(found == plain[name], f"{name}: expected {plain[name]}, but got {found}")
+
+
+@check("streaming.choices-in-order", "Choice 0 begins before choice 1.", "must", "3.5 10.51 [EXP]")
+async def choices_in_order(api: Api) -> None:
+    chunks = await api.chat_stream(ASK, n=2, max_tokens=4)
+    seen: list[int] = []
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            if choice["index"] not in seen:
+                seen.append(choice["index"])
+    expect(seen == [0, 1], f"expected 0 and then 1, but got {seen}")
+
+
+@check("streaming.all-choices", "Each of several choices is whole.", "must", "10.51")
+async def all_choices(api: Api) -> None:
+    chunks = await api.complete_stream("1, 2, 3,", n=2, max_tokens=6, temperature=0)
+    texts = {0: "", 1: ""}
+    ends = []
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+            if choice["finish_reason"]:
+                ends.append(choice["index"])
+    expect(sorted(ends) == [0, 1], f"expected both to end, but got {ends}")
+    expect(texts[0] == texts[1], f"expected the same greedy text twice, but got {texts}")
+
+
+@check("streaming.utf8", "No chunk has half a character.", "must", "1.7 10.30")
+async def utf8(api: Api) -> None:
+    question = "Show me an emoji of fire." if api.hint == "demo" else "Write five emoji."
+    chunks = await api.chat_stream(question, max_tokens=24)
+    texts = [c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]]
+    expect(not any("\ufffd" in text for text in texts), f"a replacement character is in {texts}")
+
+
+@check("streaming.one-choice", "A chunk has at most one choice.", "should", "2.7 3.5")
+async def one_choice(api: Api) -> None:
+    for chunk in await api.chat_stream(ASK, n=2, max_tokens=4):
+        expect(len(chunk["choices"]) <= 1, f"expected one choice a chunk, but got {chunk}")
+
+
+@check(
+    "streaming.first-chunk", "The first chunk comes before the answer is complete.", "should", "3.5"
+)
+async def first_chunk(api: Api) -> None:
+    start = time.monotonic()
+    body = _chat(api, max_tokens=200, messages=[{"role": "user", "content": "Count to 100."}])
+    first = 0.0
+    async with connected(api, "POST", H, body) as (reader, _writer):
+        while chunk := await reader.read(65536):
+            if not first and b"data:" in chunk:
+                first = time.monotonic() - start
+    whole = time.monotonic() - start
+    if whole < 0.25:
+        raise Skip("the whole answer took less than a quarter of a second")
+    expect(first < 0.8 * whole, f"the first of it came after {first:.2f} s of {whole:.2f}")
+
+
+@check("streaming.disconnect", "Leaving ends the work.", "must", "1.7 10.85", alone=True)
+async def disconnect(api: Api) -> None:
+    count = [{"role": "user", "content": "Count to 1000."}]
+    one = _chat(api, max_tokens=1, stream=False)
+    start = time.monotonic()
+    await exchange(api, "POST", H, one)
+    quiet = time.monotonic() - start
+    for _ in range(8):
+        async with connected(api, "POST", H, _chat(api, messages=count, max_tokens=1500)) as (
+            reader,
+            _writer,
+        ):
+            await reader.readuntil(b"data:")
+    await asyncio.sleep(1.5)
+    start = time.monotonic()
+    await exchange(api, "POST", H, one)
+    took = time.monotonic() - start
+    expect(took < quiet + 1.0, f"the next answer took {took:.2f} s instead of {quiet:.2f}")
+
+
+@check("streaming.connection-close", "A connection that is asked to close closes.", "must", "1.7")
+async def connection_close(api: Api) -> None:
+    try:
+        reply = await asyncio.wait_for(exchange(api, "POST", H, _chat(api)), 15)
+    except TimeoutError:
+        raise Fail("the connection stayed open after the last event") from None
+    expect(reply.status == 200, f"expected 200, but got {reply.status}")
+
+
+@check("streaming.json-lines", "No event has a line end inside its JSON.", "must", "1.7")
+async def json_lines(api: Api) -> None:
+    reply = await exchange(api, "POST", C, _completion(api, prompt="a\nb\nc\n", max_tokens=12))
+    for line in reply.body.decode().split("\n"):
+        if line.startswith("data: {"):
+            try:
+                json.loads(line.removeprefix("data: "))
+            except ValueError:
+                raise Fail(f"an event is cut by a line end: {line[:120]!r}") from None

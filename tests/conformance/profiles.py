@@ -1,0 +1,90 @@
+"""What clients depend on: for each, the checks that must hold for it to work.
+
+Read off the clients' own code; patterns are shell-like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from .check import Check, Verdict
+
+_CHAT = (
+    "chat.object", "chat.created", "chat.message", "chat.usage", "chat.finish-words", "chat.nulls",
+    "headers.json", "models.list",
+)  # fmt: skip
+_CHAT_STREAM = (
+    "streaming.frames", "streaming.done", "streaming.same-id", "streaming.role-once",
+    "streaming.delta-object", "streaming.finish-once", "streaming.concat", "streaming.utf8",
+    "headers.stream",
+)  # fmt: skip
+_ERRORS = ("errors.keys", "errors.code-type", "errors.missing-messages", "errors.stream")
+
+PROFILES: Mapping[str, Sequence[str]] = {
+    "openai": (
+        *_CHAT, *_CHAT_STREAM, *_ERRORS, "headers.request-id", "models.*", "chat.refusal-null",
+        "streaming.choices-in-order", "streaming.usage", "transport.unknown-path",
+    ),
+    "langchain": (
+        *_CHAT, *_CHAT_STREAM, "completions.usage", "completions.nulls", "choices.order",
+        "streaming.usage", "chat.max-tokens", "errors.context",
+    ),
+    "lm-eval": (
+        "headers.json", "transport.empty-key", "completions.prompt-id-lists",
+        "completions.stop-empty", "choices.order", "echo.length", "echo.first-null",
+        "echo.ids-verbatim", "echo.id-lists", "echo.end-entry", "echo.greedy", "echo.chain",
+        "echo.context-counts", "echo.floor", "logprobs.same-number", "concurrency.echo",
+        "stops.excluded",
+    ),
+    "HELM": (
+        "completions.nulls", "choices.best-of-one", "choices.best-of", "echo.tokens", "echo.zero",
+        "echo.utf8", "echo.alone", "logprobs.keys", "logprobs.utf8", "logprobs.top-count",
+        "completions.finish-words",
+    ),
+    "guidance": (
+        *_CHAT_STREAM, "chat_logprobs.stream", "chat_logprobs.twenty", "chat_logprobs.bytes",
+        "chat_logprobs.shape", "streaming.usage", "chat_logprobs.aligned",
+    ),
+    "instructor": (*_CHAT, "chat.refusal-null", "chat.no-tool-calls", "chat.usage-details"),
+    "litellm": (*_CHAT, *_CHAT_STREAM, "errors.context", "errors.unknown-model", "streaming.usage"),
+    "Open WebUI": (
+        *_CHAT_STREAM, "models.list", "models.fields", "chat.system", "chat.history",
+        "chat.text-parts", "streaming.disconnect", "headers.cors",
+    ),
+    "SillyTavern": (
+        *_CHAT_STREAM, "models.list", "stops.chat", "stops.held-back", "streaming.disconnect",
+        "chat.name", "chat.same-role", "streaming.in-pieces",
+    ),
+    "Mantella": (*_CHAT_STREAM, "models.list", "chat.system", "chat.history", "stops.chat"),
+    "dspy": (*_CHAT, "choices.chat", "chat.max-tokens", "chat.finish-words"),
+    "LMQL": (
+        "logprobs.keys", "logprobs.utf8", "logprobs.stream", "echo.text", "choices.order",
+        "sampling.bias-forces", "completions.prompt-ids",
+    ),
+}  # fmt: skip
+
+
+def needed(name: str, checks: Sequence[Check]) -> list[Check]:
+    """The checks that a client depends on."""
+    patterns = PROFILES[name]
+    return [one for one in checks if any(fnmatchcase(one.id, pattern) for pattern in patterns)]
+
+
+def works(name: str, verdicts: Sequence[Verdict]) -> tuple[str, list[Verdict]]:
+    """Whether a client works, and what is in its way.
+
+    Returns:
+        `works`, `works except` (shoulds or flaky ones fail, or features are refused), or
+        `does not work` (a must fails); and the verdicts that say so.
+    """
+    ids = {check.id for check in needed(name, [verdict.check for verdict in verdicts])}
+    broken = [
+        verdict
+        for verdict in verdicts
+        if verdict.check.id in ids and (verdict.broken or verdict.outcome == "unsupported")
+    ]
+    if not broken:
+        return "works", []
+    bad = any(v.outcome in ("fail", "timeout") and v.check.level == "must" for v in broken)
+    return ("does not work" if bad else "works except"), broken

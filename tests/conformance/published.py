@@ -1,0 +1,65 @@
+"""Replies against OpenAI's own published types: the models of its `openai` package, strictly.
+
+Two exceptions, where the published types contradict what OpenAI sends: the first entry of echoed
+log-probabilities is null, and so is `finish_reason` in chunks of completions that are not the last.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from openai.pagination import SyncPage
+from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel, ValidationError
+
+REPLIES: Mapping[str, type[BaseModel]] = {
+    "/completions": Completion,
+    "/chat/completions": ChatCompletion,
+    "/embeddings": CreateEmbeddingResponse,
+    "/models": SyncPage[Model],
+}
+
+
+def problem(path: str, body: Any, sent: Mapping[str, Any]) -> str | None:
+    """The first thing that is wrong with a reply, None where nothing is."""
+    model = REPLIES.get(path)
+    if model is None:
+        return None
+    if sent.get("echo") and isinstance(body, dict):
+        body = _without_nulls(copy.deepcopy(body))
+    return _first(model, body)
+
+
+def chunk_problem(path: str, chunk: Any) -> str | None:
+    """The same for a chunk of a stream."""
+    if path == "/chat/completions":
+        return _first(ChatCompletionChunk, chunk)
+    chunk = _without_nulls(copy.deepcopy(chunk))
+    for choice in chunk.get("choices", ()):
+        choice["finish_reason"] = choice.get("finish_reason") or "stop"
+    return _first(Completion, chunk)
+
+
+def _without_nulls(body: Any) -> Any:
+    """An echoed reply whose first entries are what the types want them to be."""
+    for choice in body.get("choices", ()):
+        logprobs = choice.get("logprobs")
+        if isinstance(logprobs, dict):
+            for name, neutral in (("token_logprobs", 0.0), ("top_logprobs", {})):
+                values = logprobs.get(name)
+                if isinstance(values, list) and values and values[0] is None:
+                    values[0] = neutral
+    return body
+
+
+def _first(model: type[BaseModel], body: Any) -> str | None:
+    try:
+        model.model_validate(body, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        return f"{where}: {first['msg']}, but got {str(first['input'])[:100]!r}"
+    return None

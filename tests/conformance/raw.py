@@ -1,0 +1,83 @@
+"""A request over a bare socket: what arrives, byte by byte and when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from .check import Fail
+from .target import Api
+
+
+@dataclass(frozen=True, slots=True)
+class RawReply:
+    """An answer as it was sent: status, lower-case headers, and the body with chunks undone."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@asynccontextmanager
+async def connected(
+    api: Api, method: str, path: str, body: Mapping[str, Any] | bytes, bearer: str | None = None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Send a request on a connection of its own; leaving closes it, whatever is on its way.
+
+    Args:
+        bearer: sent as `Authorization` in the place of the client's own.
+    """
+    host, port, prefix = api.address
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    key = bearer or api.client.headers.get("authorization")
+    lines = [
+        f"{method} {prefix}{path} HTTP/1.1",
+        f"Host: {host}:{port}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+        "Connection: close",
+        *([f"Authorization: {key}"] if key else []),
+    ]
+    tls = api.client.base_url.scheme == "https"
+    reader, writer = await asyncio.open_connection(host, port, ssl=tls or None)
+    try:
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
+        await writer.drain()
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def exchange(
+    api: Api, method: str, path: str, body: Mapping[str, Any] | bytes, bearer: str | None = None
+) -> RawReply:
+    """Send a request and read the answer to its end; see `connected`."""
+    async with connected(api, method, path, body, bearer) as (reader, _writer):
+        data = await reader.read()
+    head, separator, rest = data.partition(b"\r\n\r\n")
+    if not separator:
+        raise Fail(f"the answer is no HTTP: {data[:200]!r}")
+    status, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (s.partition(":") for s in lines)}
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        rest = _unchunked(rest)
+    return RawReply(int(status.split()[1]), headers, rest)
+
+
+def _unchunked(data: bytes) -> bytes:
+    body = b""
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        length = int(size.split(b";")[0], 16)
+        if not length:
+            break
+        body += data[:length]
+        data = data[length + 2 :]
+    return body

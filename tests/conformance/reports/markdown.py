@@ -1,0 +1,38 @@
+"""The report that people read in a repository."""
+
+from __future__ import annotations
+
+from ..profiles import PROFILES, works
+from .run import OUTCOMES, Run
+
+
+def render(run: Run) -> str:
+    """The run as Markdown."""
+    lines = [
+        f"# {run.name}",
+        "",
+        f"Judged on {run.date}: {len(run.verdicts)} checks, "
+        + ", ".join(f"{run.counts[o]} {o}" for o in OUTCOMES if run.counts[o])
+        + ".",
+        "",
+        "| group | " + " | ".join(OUTCOMES) + " |",
+        "|---|" + "--:|" * len(OUTCOMES),
+    ]
+    for group, verdicts in run.groups().items():
+        counts = [sum(v.outcome == outcome for v in verdicts) for outcome in OUTCOMES]
+        lines.append(f"| {group} | " + " | ".join(str(n) if n else "" for n in counts) + " |")
+    lines += ["", "| client | |", "|---|---|"]
+    for name in PROFILES:
+        word, broken = works(name, run.verdicts)
+        ids = ", ".join(f"`{one.check.id}`" for one in broken[:8])
+        more = f" and {len(broken) - 8} more" if len(broken) > 8 else ""
+        lines.append(f"| {name} | {word}{': ' if ids else ''}{ids}{more} |")
+    told = [verdict for verdict in run.verdicts if verdict.outcome != "pass"]
+    if told:
+        lines += ["", "| check | level | verdict | |", "|---|---|---|---|"]
+    for verdict in told:
+        detail = " ".join(verdict.detail[:300].split()).replace("|", "\\|").replace("<", "&lt;")
+        lines.append(
+            f"| `{verdict.check.id}` | {verdict.check.level} | {verdict.outcome} | {detail} |"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,131 @@
+"""Runs checks against a server: side by side where they may, again where they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx2
+
+from .check import Check, Diverges, Fail, Outcome, Skip, Unsupported, Verdict
+from .target import Api
+
+# How often a check that fails is tried before it counts as failed.
+TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is judged, and how.
+
+    Args:
+        url: the base URL, with its `/v1`.
+        model: what requests name; the first that `/models` lists where it is None.
+        key: sent as a bearer, where there is one.
+        hint: `demo` where the demo model answers.
+        at_once: how many checks run side by side.
+    """
+
+    url: str
+    model: str | None = None
+    key: str | None = None
+    hint: str | None = None
+    at_once: int = 8
+
+
+class Unreachable(Exception):
+    """Nothing can be judged: the server does not answer, or lists no model."""
+
+
+@asynccontextmanager
+async def connected(settings: Settings) -> AsyncIterator[tuple[httpx2.AsyncClient, str]]:
+    """A client of the server, and the model that requests name.
+
+    Raises:
+        Unreachable: nobody answers, or there is no model to name.
+    """
+    headers = {"authorization": f"Bearer {settings.key}"} if settings.key else {}
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(
+        base_url=settings.url.rstrip("/") + "/", headers=headers, timeout=60, limits=limits
+    ) as client:
+        if settings.model is not None:
+            yield client, settings.model
+            return
+        try:
+            models = (await client.get("models")).json()["data"]
+            model = str(models[0]["id"])
+        except httpx2.HTTPError as error:
+            raise Unreachable(f"{settings.url} does not answer: {error!r}") from error
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise Unreachable(f"{settings.url}/models lists no model; name one.") from None
+        yield client, model
+
+
+async def judge(
+    settings: Settings,
+    checks: Sequence[Check],
+    report: Callable[[Verdict], None] = lambda verdict: None,
+) -> list[Verdict]:
+    """Run checks; `report` is told each verdict as it comes. The result is in the checks' order."""
+    async with connected(settings) as (client, model):
+        verdicts: dict[str, Verdict] = {}
+        turns = asyncio.Semaphore(settings.at_once)
+
+        async def one(check: Check) -> None:
+            async with turns:
+                verdict = await run(check, client, model, settings.hint)
+            verdicts[check.id] = verdict
+            report(verdict)
+
+        await asyncio.gather(*(one(check) for check in checks if not check.alone))
+        for check in checks:
+            if check.alone:
+                await one(check)
+        return [verdicts[check.id] for check in checks]
+
+
+async def run(check: Check, client: httpx2.AsyncClient, model: str, hint: str | None) -> Verdict:
+    """One check's verdict; one that fails and then holds is flaky."""
+    passes = 0
+    for runs in range(1, TRIES + 1):
+        verdict = await _once(check, Api(client, model, hint))
+        passes += verdict.outcome == "pass"
+        if verdict.outcome not in ("fail", "timeout", "pass") or (runs == 1 and passes):
+            return verdict
+        if verdict.broken:
+            broken = verdict
+    if passes:
+        return Verdict(
+            check, "flaky", broken.detail, TRIES, passes, broken.seconds, broken.exchanges
+        )
+    return Verdict(check, broken.outcome, broken.detail, TRIES, 0, broken.seconds, broken.exchanges)
+
+
+async def _once(check: Check, api: Api) -> Verdict:
+    start = time.monotonic()
+    outcome: Outcome = "pass"
+    detail = ""
+    try:
+        async with asyncio.timeout(check.seconds):
+            await check.run(api)
+    except TimeoutError:
+        outcome, detail = "timeout", f"no answer within {check.seconds:g} s"
+    except Unsupported as error:
+        outcome, detail = "unsupported", str(error)
+    except Diverges as error:
+        outcome, detail = "diverges", str(error)
+    except Skip as error:
+        outcome, detail = "skip", str(error)
+    except Fail as error:
+        outcome, detail = "fail", str(error)
+    except (httpx2.HTTPError, OSError, asyncio.IncompleteReadError) as error:
+        outcome, detail = "fail", f"the connection broke: {error!r}"
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        outcome, detail = "fail", f"the reply is not shaped as promised: {error!r}"
+    passes = int(outcome == "pass")
+    seconds = time.monotonic() - start
+    return Verdict(check, outcome, detail, 1, passes, seconds, tuple(api.exchanges))
