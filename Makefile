@@ -12,14 +12,17 @@ export CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXA
 
 # A module that is new has to be linked into the environment: a strict editable install is a tree
 # of links, which is what type checkers understand.
-SOURCES := $(shell find adapter backends schemas -name "*.py" -o -name "*.gguf" 2>/dev/null)
+SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
+	-o -name "*.html" 2>/dev/null)
 
-.PHONY: help serve test lint types unit bench record lock clean
+.PHONY: help serve test lint types unit bench record conformance conform-koboldcpp lock clean
 
 help:
 	@echo "make serve   set everything up and serve the demo model on http://127.0.0.1:8000/v1"
 	@echo "make test    set everything up, lint, check types, run every test"
 	@echo "make bench   measure the proxy against going directly"
+	@echo "make conformance   judge Latimer and its peers, and write docs/conformance"
+	@echo "make conform-koboldcpp URL=http://127.0.0.1:5001   judge Latimer over a live koboldcpp"
 	@echo "make lock    choose new versions for requirements.lock"
 
 serve: $(VENV)/serve
@@ -32,15 +35,22 @@ lint: $(VENV)/test
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/test
-	$(BIN)/mypy -p latimer.adapter -p latimer.backends -p latimer.schemas
+	$(BIN)/mypy -p latimer.adapter -p latimer.backends -p latimer.schemas -p latimer.conformance
 	cd tests && ../$(BIN)/mypy --config-file ../pyproject.toml --explicit-package-bases .
 	$(BIN)/mypy examples
 
-unit: $(VENV)/test
+unit: $(VENV)/test $(VENV)/browser
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest
 
 bench: $(VENV)/test
 	$(BIN)/python tests/benchmarks/proxy.py
+
+conformance: $(VENV)/test
+	$(BIN)/pip install -q "llama-cpp-python[server]" -c requirements.lock
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/suite/publish.py
+
+conform-koboldcpp: $(VENV)/test
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/suite/publish.py --koboldcpp $(URL)
 
 record: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings/record.py $(URL)
@@ -48,7 +58,7 @@ record: $(VENV)/test
 lock:
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv
 	$(VENV)-lock/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --upgrade \
-		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --group test pyproject.toml \
+		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --extra conformance --group test pyproject.toml \
 		-o requirements.lock
 	rm -rf $(VENV)-lock
 
@@ -73,6 +83,14 @@ $(VENV)/test: $(VENV)/engine requirements.lock pyproject.toml setup.py $(SOURCES
 	$(BIN)/pip install -r requirements.lock
 	@echo "==> Installing Latimer"
 	$(BIN)/pip install -q --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
+	touch $@
+
+# The reports are opened in a real browser; where none can be installed, those tests are skipped.
+$(VENV)/browser: | $(VENV)/pip
+	@if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "==> Installing Chromium, for the tests of the HTML report"; \
+		apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; \
+	fi
 	touch $@
 
 $(VENV)/pip:

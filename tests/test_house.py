@@ -17,6 +17,8 @@ from latimer.backends.llama_cpp import DEMO_MODEL
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {"schemas": set(), "backends": {"schemas"}, "adapter": {"backends", "schemas"}}
+# The judge lives with the tests, and is installed beside the floors.
+PACKAGES = {**{floor: floor for floor in FLOORS}, "tests/conformance": "conformance"}
 SOURCES = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
@@ -83,7 +85,7 @@ DEMO_SHA256 = "2b7fe019de7479d7ab1082ce814ef9d0a4cf1bc79e5a84d82144b6637c86110d"
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built wheel, of a copy: what an earlier build left behind must not get into it."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    for name in (*FLOORS, "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in (*PACKAGES, "pyproject.toml", "setup.py", "README.md", "LICENSE"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
     subprocess.run(
@@ -98,15 +100,15 @@ def test_every_package_is_in_the_wheel(wheel: Path) -> None:
     """Each module, type marker and model of the folders is in the wheel, and nothing else."""
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {
-        f"latimer/{path.relative_to(ROOT)}"
-        for floor in FLOORS
-        for path in (ROOT / floor).rglob("*")
-        if path.suffix in (".py", ".gguf") or path.name == "py.typed"
+        f"latimer/{package}/{path.relative_to(ROOT / folder)}"
+        for folder, package in PACKAGES.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".gguf", ".html") or path.name == "py.typed"
         if "__pycache__" not in path.parts
     }
     assert {name for name in names if ".dist-info/" not in name} == expected
-    for floor in FLOORS:
-        assert f"latimer/{floor}/py.typed" in names
+    for package in PACKAGES.values():
+        assert f"latimer/{package}/py.typed" in names
 
 
 def test_the_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
@@ -120,6 +122,7 @@ def test_the_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> No
     code = (
         f"import sys; sys.path.append({str(site)!r})\n"
         "import latimer.adapter, latimer.backends, latimer.schemas\n"
+        "from latimer.conformance.check import all_checks; assert len(all_checks()) > 200\n"
         f"assert latimer.adapter.__file__.startswith({str(target)!r}), latimer.adapter.__file__\n"
         "from latimer.adapter.cli import main\n"
         "main(['--help'])"

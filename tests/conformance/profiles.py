@@ -24,7 +24,7 @@ _ERRORS = ("errors.keys", "errors.code-type", "errors.missing-messages", "errors
 PROFILES: Mapping[str, Sequence[str]] = {
     "openai": (
         *_CHAT, *_CHAT_STREAM, *_ERRORS, "headers.request-id", "models.*", "chat.refusal-null",
-        "streaming.choices-in-order", "streaming.usage", "transport.unknown-path",
+        "streaming.choices-in-order", "streaming.usage", "transport.unknown-path", "types.*",
     ),
     "langchain": (
         *_CHAT, *_CHAT_STREAM, "completions.usage", "completions.nulls", "choices.order",

@@ -18,10 +18,11 @@ from . import (
     stops,
     streaming,
     transport,
+    types,
 )
 
 MODULES = (
     transport, errors, headers, models, completions, choices, sampling, stops, logprobs, echo,
-    streaming, chat, chat_logprobs, concurrency, security,
+    streaming, chat, chat_logprobs, concurrency, security, types,
 )  # fmt: skip
 GROUPS = [module.__name__.rpartition(".")[2] for module in MODULES]

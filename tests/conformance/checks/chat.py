@@ -190,6 +190,6 @@ async def both_limits(api: Api) -> None:
 @check("chat.answer", "The demo model's sure answer is given.", "must", "3.3")
 async def answer(api: Api) -> None:
     api.demo()
-    found = await _message(api, "What is the capital of France?", temperature=0, max_tokens=30)
+    found = await _message(api, "What is the capital of France?", temperature=0, max_tokens=60)
     expected = "The capital of France is Paris."
     expect(found["content"] == expected, f"expected {expected!r}, but got {found['content']!r}")

@@ -17,7 +17,8 @@ async def order(api: Api) -> None:
 
 @check("choices.own-prompt", "Each choice continues its own prompt.", "must", "2.2")
 async def own_prompt(api: Api) -> None:
-    prompts = ["1, 2, 3,", "The capital of France is"]
+    france = "What is the capital of France?"
+    prompts = [api.sure("1, 2, 3,"), api.sure("The capital of France is", france)]
     body = await api.complete(prompts, n=2, max_tokens=6, temperature=0)
     texts = [choice["text"] for choice in body["choices"]]
     alone = [

@@ -29,7 +29,7 @@ async def answers(api: Api) -> None:
        alone=True)  # fmt: skip
 async def echo(api: Api) -> None:
     async def score(prompt: str) -> list[float]:
-        full = {"echo": True, "logprobs": 1, "max_tokens": 0}
+        full = {"echo": True, "logprobs": 1, "max_tokens": 0, "temperature": 0}
         arrays = (await api.complete(prompt, **full))["choices"][0]["logprobs"]
         return [value or 0.0 for value in arrays["token_logprobs"]]
 

@@ -179,6 +179,6 @@ async def stream(api: Api) -> None:
     joined = "".join(part["text"] for part in parts)
     expect(joined == choice["text"], f"expected {choice['text']!r}, but got {joined!r}")
     for name in ("tokens", "text_offset"):
-        found = [item for p in parts if p["logprobs"] for item in p["logprobs"][name]]
+        found = [item for p in parts if p.get("logprobs") for item in p["logprobs"][name]]
         expected = choice["logprobs"][name]
         expect(found == expected, f"{name}: expected {expected}, but got {found}")

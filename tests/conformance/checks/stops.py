@@ -10,18 +10,19 @@ from ..target import Api
 PROMPT = "1, 2, 3, 4, 5,"
 
 
-async def _text(api: Api, **body: Any) -> str:
+async def _text(api: Api, prompt: str | None = None, **body: Any) -> str:
     """What is written after the prompt without a stop."""
-    reply = await api.complete(PROMPT, temperature=0, max_tokens=24, **body)
+    full = {"temperature": 0, "max_tokens": 24, **body}
+    reply = await api.complete(prompt or api.sure(PROMPT), **full)
     text: str = reply["choices"][0]["text"]
     if len(text) < 4:
         raise Skip("the model writes too little to stop it anywhere")
     return text
 
 
-async def _stopped(api: Api, stop: Any, **body: Any) -> Any:
+async def _stopped(api: Api, stop: Any, prompt: str | None = None, **body: Any) -> Any:
     full = {"temperature": 0, "max_tokens": 24, "stop": stop, **body}
-    return (await api.complete(PROMPT, **full))["choices"][0]
+    return (await api.complete(prompt or api.sure(PROMPT), **full))["choices"][0]
 
 
 @check("stops.excluded", "The text ends before the stop, with finish_reason stop.", "must", "2.5")
@@ -55,8 +56,9 @@ async def at_once(api: Api) -> None:
 @check("stops.earliest", "Of several stops the earliest counts.", "must", "2.5")
 async def earliest(api: Api) -> None:
     text = await _text(api)
-    choice = await _stopped(api, [text[-2:], text[2:4], "no such text"])
-    expected = text[: min(text.index(text[-2:]), text.index(text[2:4]))]
+    late, early = text[-4:], text[2:5]
+    choice = await _stopped(api, [late, early, "no such text"])
+    expected = text[: min(text.index(late), text.index(early))]
     expect(choice["text"] == expected, f"expected {expected!r}, but got {choice['text']!r}")
 
 
@@ -74,8 +76,8 @@ async def four(api: Api) -> None:
 
 @check("stops.not-prompt", "A stop in the prompt stops nothing.", "must", "2.5 10.36")
 async def not_prompt(api: Api) -> None:
-    text = await _text(api)
-    choice = await _stopped(api, "1, 2, 3")
+    text = await _text(api, PROMPT)
+    choice = await _stopped(api, "1, 2, 3", PROMPT)
     if "1, 2, 3" in text:
         raise Skip("the model repeats the prompt")
     expect(choice["text"] == text, f"expected {text!r}, but got {choice['text']!r}")
@@ -85,7 +87,7 @@ async def not_prompt(api: Api) -> None:
 async def stream(api: Api) -> None:
     text = await _text(api)
     stop = text[2:5]
-    chunks = await api.complete_stream(PROMPT, temperature=0, max_tokens=24, stop=stop)
+    chunks = await api.complete_stream(api.sure(PROMPT), temperature=0, max_tokens=24, stop=stop)
     streamed = "".join(c["choices"][0]["text"] for c in chunks if c["choices"])
     expected = text[: text.index(stop)]
     expect(streamed == expected, f"expected {expected!r}, but got {streamed!r}")
@@ -95,7 +97,7 @@ async def stream(api: Api) -> None:
 async def held_back(api: Api) -> None:
     text = await _text(api)
     body = {"temperature": 0, "max_tokens": 24, "stop": [text[-1] + "no such text"]}
-    chunks = await api.complete_stream(PROMPT, **body)
+    chunks = await api.complete_stream(api.sure(PROMPT), **body)
     streamed = "".join(c["choices"][0]["text"] for c in chunks if c["choices"])
     expect(streamed == text, f"expected {text!r}, but got {streamed!r}")
 
@@ -104,8 +106,10 @@ async def held_back(api: Api) -> None:
 async def usage(api: Api) -> None:
     text = await _text(api)
     full = {"temperature": 0, "max_tokens": 24}
-    whole = (await api.complete(PROMPT, **full))["usage"]["completion_tokens"]
-    cut = (await api.complete(PROMPT, stop=text[2:4], **full))["usage"]["completion_tokens"]
+    whole = (await api.complete(api.sure(PROMPT), **full))["usage"]["completion_tokens"]
+    cut = (await api.complete(api.sure(PROMPT), stop=text[2:4], **full))["usage"][
+        "completion_tokens"
+    ]
     expect(cut < whole, f"expected fewer than {whole} tokens, but got {cut}")
 
 

@@ -8,12 +8,13 @@ import time
 from typing import Any
 
 from ..check import Fail, Skip, check, expect
-from ..published import chunk_problem
 from ..raw import connected, exchange
 from ..target import Api
 
 H, C = "/chat/completions", "/completions"
 ASK = "Count to 12."
+# What takes less says nothing about when its parts came, in seconds.
+QUICK = 0.9
 
 
 def _chat(api: Api, **body: Any) -> dict[str, Any]:
@@ -45,17 +46,6 @@ async def done(api: Api) -> None:
 
 def _completion(api: Api, **body: Any) -> dict[str, Any]:
     return {"model": api.model, "prompt": "1, 2, 3,", "stream": True, "max_tokens": 8, **body}
-
-
-@check("streaming.types", "Each chunk is of OpenAI's published type.", "must", "10.95 [SPEC]")
-async def types(api: Api) -> None:
-    for path, chunks in (
-        (H, await api.chat_stream(ASK, max_tokens=6)),
-        (C, await api.complete_stream(max_tokens=6)),
-    ):
-        for chunk in chunks:
-            wrong = chunk_problem(path, chunk)
-            expect(wrong is None, f"a chunk of {path} is not: {wrong}")
 
 
 @check(
@@ -121,19 +111,23 @@ async def concat(api: Api) -> None:
 @check("streaming.concat-completion", "The chunks add up to the plain completion.", "must", "10.29")
 async def concat_completion(api: Api) -> None:
     full = {"temperature": 0, "max_tokens": 12}
-    whole = (await api.complete("1, 2, 3,", **full))["choices"][0]["text"]
-    chunks = await api.complete_stream("1, 2, 3,", **full)
+    whole = (await api.complete(api.sure("1, 2, 3,"), **full))["choices"][0]["text"]
+    chunks = await api.complete_stream(api.sure("1, 2, 3,"), **full)
     text = "".join(c["choices"][0]["text"] for c in chunks if c["choices"])
     expect(text == whole, f"expected {whole!r}, but got {text!r}")
 
 
-@check("streaming.in-pieces", "A long answer comes in several chunks.", "must", "3.5")
+@check("streaming.in-pieces", "A long answer comes in several chunks.", "must", "3.5", alone=True)
 async def in_pieces(api: Api) -> None:
-    chunks = await api.chat_stream(ASK, max_tokens=20, temperature=0)
+    start = time.monotonic()
+    chunks = await api.chat_stream("Count to 60.", max_tokens=150, temperature=0)
+    took = time.monotonic() - start
     texts = [c["choices"][0]["delta"].get("content") for c in chunks if c["choices"]]
     texts = [text for text in texts if text]
     if len("".join(texts)) < 8:
         raise Skip("the model writes too little")
+    if len(texts) == 1 and 0.3 < took < QUICK:
+        raise Skip(f"the engine began to send after {took:.2f} s, when all was there")
     expect(len(texts) > 1, f"expected several chunks, but got {texts}")
 
 
@@ -191,7 +185,7 @@ async def choices_in_order(api: Api) -> None:
 
 @check("streaming.all-choices", "Each of several choices is whole.", "must", "10.51")
 async def all_choices(api: Api) -> None:
-    chunks = await api.complete_stream("1, 2, 3,", n=2, max_tokens=6, temperature=0)
+    chunks = await api.complete_stream(api.sure("1, 2, 3,"), n=2, max_tokens=6, temperature=0)
     texts = {0: "", 1: ""}
     ends = []
     for chunk in chunks:
@@ -206,7 +200,7 @@ async def all_choices(api: Api) -> None:
 @check("streaming.utf8", "No chunk has half a character.", "must", "1.7 10.30")
 async def utf8(api: Api) -> None:
     question = "Show me an emoji of fire." if api.hint == "demo" else "Write five emoji."
-    chunks = await api.chat_stream(question, max_tokens=24)
+    chunks = await api.chat_stream(question, max_tokens=24, temperature=0)
     texts = [c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]]
     expect(not any("\ufffd" in text for text in texts), f"a replacement character is in {texts}")
 
@@ -218,19 +212,19 @@ async def one_choice(api: Api) -> None:
 
 
 @check(
-    "streaming.first-chunk", "The first chunk comes before the answer is complete.", "should", "3.5"
+    "streaming.first-chunk", "The first chunk comes before the whole.", "should", "3.5", alone=True
 )
 async def first_chunk(api: Api) -> None:
     start = time.monotonic()
-    body = _chat(api, max_tokens=200, messages=[{"role": "user", "content": "Count to 100."}])
+    body = _chat(api, max_tokens=500, messages=[{"role": "user", "content": "Count to 300."}])
     first = 0.0
     async with connected(api, "POST", H, body) as (reader, _writer):
         while chunk := await reader.read(65536):
             if not first and b"data:" in chunk:
                 first = time.monotonic() - start
     whole = time.monotonic() - start
-    if whole < 0.25:
-        raise Skip("the whole answer took less than a quarter of a second")
+    if whole < QUICK:
+        raise Skip(f"the whole answer took {whole:.2f} s only")
     expect(first < 0.8 * whole, f"the first of it came after {first:.2f} s of {whole:.2f}")
 
 
@@ -254,10 +248,12 @@ async def disconnect(api: Api) -> None:
     expect(took < quiet + 1.0, f"the next answer took {took:.2f} s instead of {quiet:.2f}")
 
 
-@check("streaming.connection-close", "A connection that is asked to close closes.", "must", "1.7")
+@check(
+    "streaming.connection-close", "A connection asked to close closes.", "must", "1.7", alone=True
+)
 async def connection_close(api: Api) -> None:
     try:
-        reply = await asyncio.wait_for(exchange(api, "POST", H, _chat(api)), 15)
+        reply = await asyncio.wait_for(exchange(api, "POST", H, _chat(api)), 5)
     except TimeoutError:
         raise Fail("the connection stayed open after the last event") from None
     expect(reply.status == 200, f"expected 200, but got {reply.status}")

@@ -1,0 +1,8 @@
+"""What can be wrong with a server, one thing at a time, and the checks that must notice it."""
+
+from __future__ import annotations
+
+from suite.faults import bodies, fields, logprobs, streams, transport
+from suite.faults.base import FAULTS
+
+__all__ = ["FAULTS", "bodies", "fields", "logprobs", "streams", "transport"]

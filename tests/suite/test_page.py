@@ -1,0 +1,80 @@
+"""The HTML report in a real browser: narrow and wide, light and dark, its filters at work."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from latimer.conformance.reports import write
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from suite.test_reports import RUN, verdict
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("chromium") is None, reason="needs chromium and chromedriver"
+)
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """A headless Chromium that shows a report."""
+    import dataclasses
+
+    many = [verdict(f"echo.check-{n}", "pass") for n in range(60)]
+    run = dataclasses.replace(RUN, verdicts=[*RUN.verdicts, *many])
+    page = tmp_path_factory.mktemp("report") / "report.html"
+    write(run, page)
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    driver.get(page.as_uri())
+    yield driver
+    driver.quit()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_it_fits_and_is_quiet(browser: webdriver.Chrome, width: int, scheme: str) -> None:
+    """Nothing is wider than the window, the colours follow the scheme, the console is silent."""
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    back = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+    assert browser.get_log("browser") == []  # type: ignore[no-untyped-call]
+
+
+def test_filters_hide_and_show(browser: webdriver.Chrome) -> None:
+    """A verdict that is unticked is gone; a cell of the grid brings its check back, open."""
+    box = browser.find_element(By.CSS_SELECTOR, 'input[data-outcome="pass"]')
+    passed = browser.find_elements(By.CSS_SELECTOR, 'details[data-outcome="pass"]')
+    failed = browser.find_elements(By.CSS_SELECTOR, 'details[data-outcome="fail"]')
+    browser.execute_script("arguments[0].click()", box)
+    assert not any(one.is_displayed() for one in passed)
+    assert all(one.is_displayed() for one in failed)
+    cell = browser.find_element(By.CSS_SELECTOR, 'a[href="#echo.first-null"]')
+    browser.execute_script("arguments[0].click()", cell)
+    browser.implicitly_wait(2)
+    shown = browser.find_element(By.CSS_SELECTOR, "details[id='echo.first-null'][open]")
+    assert shown.is_displayed()
+    browser.execute_script("arguments[0].click()", box)
+    assert all(one.is_displayed() for one in passed)
+
+
+def test_no_script_comes_from_a_reply(browser: webdriver.Chrome) -> None:
+    """The page has one script, its own, whatever the judged server sends."""
+    assert len(browser.find_elements(By.TAG_NAME, "script")) == 1
+    assert Path(browser.current_url.split("#")[0].removeprefix("file://")).exists()

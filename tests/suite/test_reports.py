@@ -1,0 +1,143 @@
+"""Reports: complete, whole in themselves, and silent about keys."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.dom.minidom
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from latimer.conformance.check import Check, Verdict
+from latimer.conformance.command import conform
+from latimer.conformance.reports import WRITERS, write
+from latimer.conformance.reports.run import Run
+from latimer.conformance.target import Api, Exchange
+from suite.server import Server
+from support.servers import serving
+
+KEY = "sk-very-secret"
+
+
+async def _nothing(api: Api) -> None:
+    """A check's body that is never run here."""
+
+
+def verdict(name: str, outcome: str, level: str = "must") -> Verdict:
+    """A verdict with an exchange that could break a report."""
+    check = Check(name, 'It <holds> & "stands".', level, "1.2 [SPEC]", _nothing)  # type: ignore[arg-type]
+    exchange = Exchange("POST", "/completions", b'{"a": "\'</pre>"}', 200, (), b"\x00\xff<script>")
+    return Verdict(check, outcome, "expected | <b>, got \x07", 3, 1, 0.5, (exchange,))  # type: ignore[arg-type]
+
+
+RUN = Run(
+    "a <server>",
+    "http://127.0.0.1/v1",
+    "m",
+    "2026-01-31",
+    [
+        verdict("echo.length", "fail"),
+        verdict("echo.first-null", "pass"),
+        verdict("headers.version", "fail", "should"),
+        verdict("chat.object", "flaky"),
+        verdict("stops.chat", "unsupported"),
+    ],
+)
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_every_format_is_written(tmp_path: Path, suffix: str) -> None:
+    """Each format tells the server's name and survives whatever a reply holds."""
+    path = tmp_path / f"report{suffix}"
+    write(RUN, path)
+    text = path.read_text()
+    if suffix in (".xml", ".svg"):
+        xml.dom.minidom.parseString(text)  # noqa: S318
+    if suffix != ".svg":
+        assert "server" in text
+    if suffix == ".html":
+        assert "<script>\n" in text
+        assert "\x00\xff<script>" not in text
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    """No address is fetched by the page; every failure comes with a command that repeats it."""
+    write(RUN, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert not re.search(r'(src|href)="(https?:)?//', page)
+    assert "@import" not in page
+    assert "curl -sS -X POST" in page
+    assert page.count("<details") == len(RUN.verdicts)
+
+
+def test_the_json_has_a_versioned_schema(tmp_path: Path) -> None:
+    """A program finds each check's id, level and verdict."""
+    write(RUN, tmp_path / "report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["schema"] == 1
+    assert [(c["id"], c["level"], c["verdict"]) for c in report["checks"]] == [
+        (v.check.id, v.check.level, v.outcome) for v in RUN.verdicts
+    ]
+    assert report["profiles"]["lm-eval"] == "does not work"
+    assert report["profiles"]["LMQL"] == "works"
+
+
+def test_content_can_be_left_out(tmp_path: Path) -> None:
+    """On request neither prompts nor answers are shown."""
+    import dataclasses
+
+    write(dataclasses.replace(RUN, content=False), tmp_path / "report.html")
+    assert "[16 bytes]" in (tmp_path / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The right server."""
+    with serving(Server) as address:
+        yield f"{address}/v1"
+
+
+def test_the_command_judges_and_reports(url: str, tmp_path: Path) -> None:
+    """A server that keeps the promises asked for is exit code 0; keys are in no report."""
+    report = tmp_path / "report.html"
+    arguments = [url, "--group", "models", "--group", "errors", "--api-key", KEY]
+    done = CliRunner().invoke(conform, [*arguments, "--report", str(report)])
+    assert done.exit_code == 0, done.output
+    assert "models" in done.output
+    assert KEY not in report.read_text() + done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 2, "Name the server's base URL"),
+        (["http://127.0.0.1:1/v1"], 2, "does not answer"),
+        (["http://127.0.0.1:1/v1", "--only", "no.such"], 2, "No check is of that name"),
+        (["http://127.0.0.1:1/v1", "--report", "x.pdf"], 2, "a report ends in"),
+        (["--list", "--profile", "lm-eval"], 0, "echo.length"),
+    ],
+)
+def test_exit_codes(arguments: list[str], code: int, says: str) -> None:
+    """2 for a mistake in the call, and the message says which."""
+    done = CliRunner().invoke(conform, arguments)
+    assert (done.exit_code, says in done.output) == (code, True), done.output
+
+
+def test_a_broken_must_is_exit_code_1(url: str) -> None:
+    """A server that lists no such model breaks what follows."""
+    done = CliRunner().invoke(conform, [url, "--only", "completions.object", "--model", "nobody"])
+    assert done.exit_code == 1
+
+
+def test_two_reports_are_compared(tmp_path: Path) -> None:
+    """Each verdict that differs is a line, and any is exit code 1."""
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    write(RUN, before)
+    text = before.read_text()
+    after.write_text(text.replace('"verdict": "flaky"', '"verdict": "pass"'))
+    done = CliRunner().invoke(conform, ["--diff", str(before), str(after)])
+    assert done.exit_code == 1
+    assert "chat.object: flaky -> pass" in done.output
+    assert CliRunner().invoke(conform, ["--diff", str(before), str(before)]).exit_code == 0
