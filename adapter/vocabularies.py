@@ -61,11 +61,10 @@ async def to_model(name: str, biases: Biases, backend: Backend) -> tuple[Biases,
     encoding = _wanted(name)
     pieces = await backend.pieces()
     if pieces is None:
-        raise Unsupported(
-            "logit_bias_vocabulary",
-            backend.capabilities.engine,
-            "It does not tell its vocabulary; send the model's own token ids.",
-        )
+        capabilities = backend.capabilities
+        field = "logit_bias_vocabulary"
+        hint = capabilities.refused.get(field, "Send the model's own token ids.")
+        raise Unsupported(field, capabilities.engine, hint)
     ids = _index(pieces)
     found: dict[int, tuple[bool, float]] = {}
     for token, bias in biases:

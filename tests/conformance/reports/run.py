@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -76,8 +75,3 @@ class Run:
             return f"[{len(data)} bytes]"
         text = data[:MOST].decode(errors="backslashreplace")
         return text if len(data) <= MOST else f"{text} … ({len(data)} bytes)"
-
-
-def compact(value: object) -> str:
-    """JSON as it is shown in reports."""
-    return json.dumps(value, ensure_ascii=False)
