@@ -43,6 +43,12 @@ COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magent
 @click.option("--model-hint", type=click.Choice(["demo"]), help="Unlock what a model surely says.")
 @click.option("--at-once", type=click.IntRange(1), default=8, help="Checks side by side.  [8]")
 @click.option(
+    "--break",
+    "breaks",
+    metavar="COMMAND",
+    help="Ends the engine behind the server and has it started again; judges errors in mid-stream.",
+)
+@click.option(
     "--report",
     multiple=True,
     type=click.Path(path_type=Path),
@@ -66,6 +72,7 @@ def conform(
     profile: Sequence[str],
     model_hint: str | None,
     at_once: int,
+    breaks: str | None,
     report: Sequence[Path],
     redact: bool,
     listing: bool,
@@ -92,7 +99,7 @@ def conform(
     unknown = [path for path in report if path.suffix not in WRITERS]
     if unknown:
         raise click.UsageError(f"{unknown[0]}: a report ends in {', '.join(WRITERS)}")
-    settings = Settings(url, model, api_key, model_hint, at_once)
+    settings = Settings(url, model, api_key, model_hint, at_once, breaks)
     try:
         run = asyncio.run(_judged(settings, checks, name or _without_user(url), not redact))
     except Unreachable as error:

@@ -19,16 +19,27 @@ _CHAT_STREAM = (
     "streaming.delta-object", "streaming.finish-once", "streaming.concat", "streaming.utf8",
     "headers.stream",
 )  # fmt: skip
+_TOOLS = (
+    "tools.required", "tools.content-null", "tools.arguments", "tools.ids", "tools.type",
+    "tools.auto", "tools.round-trip",
+)  # fmt: skip
+_TOOLS_STREAM = (
+    "tools.stream-header", "tools.stream-once", "tools.stream-arguments", "tools.stream-finish",
+)  # fmt: skip
 _ERRORS = ("errors.keys", "errors.code-type", "errors.missing-messages", "errors.stream")
 
 PROFILES: Mapping[str, Sequence[str]] = {
     "openai": (
         *_CHAT, *_CHAT_STREAM, *_ERRORS, "headers.request-id", "models.*", "chat.refusal-null",
         "streaming.choices-in-order", "streaming.usage", "transport.unknown-path", "types.*",
+        *_TOOLS, *_TOOLS_STREAM,
+        "structured.schema", "embeddings.base64", "embeddings.order", "stored.pages",
+        "responses.type", "responses.stream-type", "responses.stream-order",
     ),
     "langchain": (
         *_CHAT, *_CHAT_STREAM, "completions.usage", "completions.nulls", "choices.order",
-        "streaming.usage", "chat.max-tokens", "errors.context",
+        "streaming.usage", "chat.max-tokens", "errors.context", *_TOOLS, *_TOOLS_STREAM,
+        "structured.schema", "embeddings.shape", "embeddings.order", "embeddings.id-lists",
     ),
     "lm-eval": (
         "headers.json", "transport.empty-key", "completions.prompt-id-lists",
@@ -44,13 +55,19 @@ PROFILES: Mapping[str, Sequence[str]] = {
     ),
     "guidance": (
         *_CHAT_STREAM, "chat_logprobs.stream", "chat_logprobs.twenty", "chat_logprobs.bytes",
-        "chat_logprobs.shape", "streaming.usage", "chat_logprobs.aligned",
+        "chat_logprobs.shape", "streaming.usage", "chat_logprobs.aligned", "structured.schema",
     ),
-    "instructor": (*_CHAT, "chat.refusal-null", "chat.no-tool-calls", "chat.usage-details"),
+    "instructor": (
+        *_CHAT, "chat.refusal-null", "chat.no-tool-calls", "chat.usage-details", "tools.named",
+        "tools.schema", "tools.length", "structured.schema", "structured.object",
+        "structured.finish",
+    ),
     "litellm": (*_CHAT, *_CHAT_STREAM, "errors.context", "errors.unknown-model", "streaming.usage"),
     "Open WebUI": (
         *_CHAT_STREAM, "models.list", "models.fields", "chat.system", "chat.history",
-        "chat.text-parts", "streaming.disconnect", "headers.cors",
+        "chat.text-parts", "streaming.disconnect", "headers.cors", *_TOOLS_STREAM,
+        "tools.round-trip",
+        "embeddings.shape", "embeddings.order",
     ),
     "SillyTavern": (
         *_CHAT_STREAM, "models.list", "stops.chat", "stops.held-back", "streaming.disconnect",

@@ -7,20 +7,23 @@ log-probabilities is null, and so is `finish_reason` in chunks of completions th
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from openai.pagination import SyncPage
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import BaseModel, ValidationError
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 REPLIES: Mapping[str, type[BaseModel]] = {
     "/completions": Completion,
     "/chat/completions": ChatCompletion,
     "/embeddings": CreateEmbeddingResponse,
     "/models": SyncPage[Model],
+    "/responses": Response,
 }
+_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def problem(path: str, body: Any, sent: Mapping[str, Any]) -> str | None:
@@ -30,17 +33,17 @@ def problem(path: str, body: Any, sent: Mapping[str, Any]) -> str | None:
         return None
     if sent.get("echo") and isinstance(body, dict):
         body = _without_nulls(copy.deepcopy(body))
-    return _first(model, body)
+    return first_wrong(model, body)
 
 
 def chunk_problem(path: str, chunk: Any) -> str | None:
     """The same for a chunk of a stream."""
     if path == "/chat/completions":
-        return _first(ChatCompletionChunk, chunk)
+        return first_wrong(ChatCompletionChunk, chunk)
     chunk = _without_nulls(copy.deepcopy(chunk))
     for choice in chunk.get("choices", ()):
         choice["finish_reason"] = choice.get("finish_reason") or "stop"
-    return _first(Completion, chunk)
+    return first_wrong(Completion, chunk)
 
 
 def _without_nulls(body: Any) -> Any:
@@ -55,9 +58,19 @@ def _without_nulls(body: Any) -> Any:
     return body
 
 
-def _first(model: type[BaseModel], body: Any) -> str | None:
+def event_problem(event: Any) -> str | None:
+    """The same for an event of a streamed response."""
+    return _first(lambda: _EVENT.validate_python(event, strict=True))
+
+
+def first_wrong(model: type[BaseModel], body: Any) -> str | None:
+    """The first thing that is wrong with a body of a published type, None where nothing is."""
+    return _first(lambda: model.model_validate(body, strict=True))
+
+
+def _first(validate: Callable[[], Any]) -> str | None:
     try:
-        model.model_validate(body, strict=True)
+        validate()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))

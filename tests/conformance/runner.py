@@ -28,6 +28,7 @@ class Settings:
         key: sent as a bearer, where there is one.
         hint: `demo` where the demo model answers.
         at_once: how many checks run side by side.
+        breaks: a command that ends the engine behind the server, and has it started again.
     """
 
     url: str
@@ -35,6 +36,7 @@ class Settings:
     key: str | None = None
     hint: str | None = None
     at_once: int = 8
+    breaks: str | None = None
 
 
 class Unreachable(Exception):
@@ -81,7 +83,9 @@ async def judge(
         async def one(check: Check) -> None:
             async with turns:
                 verdict = await run(
-                    check, lambda: Api(client, model, settings.hint, wrong), patience
+                    check,
+                    lambda: Api(client, model, settings.hint, wrong, settings.breaks),
+                    patience,
                 )
             verdicts[check.id] = verdict
             report(verdict)

@@ -103,6 +103,7 @@ class Api:
         model: what requests name.
         hint: `demo` where the demo model answers, so that what it says can be counted on.
         wrong: what of any body of the run is not of OpenAI's published types, by endpoint.
+        breaks: a command that ends the engine behind the server, and has it started again.
     """
 
     def __init__(
@@ -111,11 +112,13 @@ class Api:
         model: str,
         hint: str | None = None,
         wrong: dict[str, str] | None = None,
+        breaks: str | None = None,
     ) -> None:
         self.client = client
         self.model = model
         self.hint = hint
         self.wrong = {} if wrong is None else wrong
+        self.breaks = breaks
         self.exchanges: list[Exchange] = []
 
     @property

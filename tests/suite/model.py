@@ -56,17 +56,26 @@ def script(question: str) -> bytes:
     return answer.encode()
 
 
+@lru_cache(maxsize=4096)
+def _question(before: tuple[int, ...]) -> str:
+    """The last thing that the user said."""
+    said = bytes(token if token < 256 else 0 for token in before)
+    return said[:-2].rpartition(b"user\n")[2].decode(errors="replace")
+
+
 def expected(ids: Sequence[int]) -> int:
     """The likeliest next token."""
-    begins = max((i for i, token in enumerate(ids) if token == TURN), default=-1)
+    begins = len(ids) - 1 - ids[::-1].index(TURN) if TURN in ids else -1
     head = bytes(token for token in ids[begins + 1 : begins + 11] if token < 256)
     if begins >= 0 and head == b"assistant\n":
-        said = bytes(t if t < 256 else 0 for t in ids[:begins])
-        question = said[:-2].rpartition(b"user\n")[2].decode(errors="replace")
         written = len(ids) - begins - 11
-        answer = script(question)
+        answer = script(_question(tuple(ids[:begins])))
         return answer[written] if written < len(answer) else TURN_END
-    return _LETTERS[zlib.crc32(bytes(t % 256 for t in ids[-6:])) % len(_LETTERS)]
+    return _LETTERS[_key(ids) % len(_LETTERS)]
+
+
+def _key(ids: Sequence[int]) -> int:
+    return zlib.crc32(bytes(token % 256 for token in ids[-6:]))
 
 
 @lru_cache(maxsize=20_000)
@@ -82,10 +91,11 @@ def _logits(best: int, key: int) -> tuple[float, ...]:
 
 def logits(ids: Sequence[int]) -> tuple[float, ...]:
     """Of every token to come next."""
-    return _logits(expected(ids), zlib.crc32(bytes(t % 256 for t in ids[-6:])) % 997)
+    return _logits(expected(ids), _key(ids) % 997)
 
 
-def log_softmax(values: Sequence[float]) -> list[float]:
+@lru_cache(maxsize=20_000)
+def log_softmax(values: tuple[float, ...]) -> list[float]:
     """Natural logarithms of the probabilities."""
     highest = max(values)
     norm = highest + math.log(math.fsum(math.exp(value - highest) for value in values))
@@ -110,9 +120,9 @@ def draw(
     for token, count in counts.items():
         shaped[token] -= presence + frequency * count
     if temperature == 0:
-        return max(range(SIZE), key=lambda token: (shaped[token], -token))
-    chances = log_softmax([value / temperature for value in shaped])
-    ranked = sorted(range(SIZE), key=lambda token: -chances[token])
+        return shaped.index(max(shaped))
+    chances = log_softmax(tuple(value / temperature for value in shaped))
+    ranked = sorted(range(SIZE), key=chances.__getitem__, reverse=True)
     kept, mass = [], 0.0
     for token in ranked:
         kept.append(token)

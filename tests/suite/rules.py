@@ -27,6 +27,8 @@ INTEGERS = {"n": (1, 128), "best_of": (0, 20), "seed": (-(2**63), 2**63)}
 CHAT_INTEGERS = {"max_tokens": (1, 2**31), "max_completion_tokens": (1, 2**31),
                  "top_logprobs": (0, 20)}  # fmt: skip
 TEXT_INTEGERS = {"max_tokens": (0, 2**31), "logprobs": (0, 5)}
+PARTS = {"text", "refusal", "image_url", "input_audio", "file"}
+TIERS = {None, "auto", "default", "flex", "scale", "priority", "fast"}
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
@@ -101,8 +103,39 @@ def _check_messages(body: dict[str, Any]) -> None:
     for index, message in enumerate(messages):
         if message.get("role") not in ROLES:
             raise Refused("Invalid value.", f"messages[{index}].role", "invalid_value")
-        if not isinstance(message.get("content"), str | list):
+        if message.get("tool_calls") == []:
+            raise Refused("Empty array.", f"messages[{index}].tool_calls", "empty_array")
+        content = message.get("content")
+        for at, part in enumerate(content if isinstance(content, list) else ()):
+            if part.get("type") not in PARTS:
+                raise Refused("Invalid value.", f"messages[{index}].content[{at}].type")
+        if not isinstance(content, str | list) and (content or not message.get("tool_calls")):
             raise Refused("Invalid content.", f"messages[{index}].content", "invalid_type")
+    _check_results(messages)
+
+
+def _check_results(messages: list[Any]) -> None:
+    waiting: set[str] = set()
+    for message in [*messages, {"role": "end"}]:
+        if message["role"] == "tool":
+            waiting.discard(message["tool_call_id"])
+        elif waiting:
+            raise Refused(
+                "An assistant message with 'tool_calls' must be followed by tool messages.",
+                "messages",
+            )
+        waiting |= {call["id"] for call in message.get("tool_calls") or ()}
+
+
+def check_metadata(metadata: Any) -> None:
+    """Raise `Refused` unless it is null, or 16 pairs of short strings at most."""
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict) or len(metadata) > 16:
+        raise Refused("Invalid 'metadata'.", "metadata", "invalid_type")
+    for key, value in metadata.items():
+        if not isinstance(value, str) or len(key) > 64 or len(value) > 512:
+            raise Refused("Invalid 'metadata'.", f"metadata.{key}", "string_above_max_length")
 
 
 def _check_prompt(prompt: Any) -> None:
@@ -125,10 +158,15 @@ def _check_combinations(body: dict[str, Any], chat: bool) -> None:
         raise Refused("'top_logprobs' needs 'logprobs'.", "top_logprobs")
     if body.get("metadata") is not None and not body.get("store"):
         raise Refused("'metadata' needs 'store'.", "metadata")
+    check_metadata(body.get("metadata"))
     best_of, count = body.get("best_of"), body.get("n") or 1
     if best_of is not None and best_of < count:
         raise Refused("'best_of' must not be below 'n'.", "best_of")
     if best_of is not None and best_of > count and body.get("stream"):
         raise Refused("'best_of' above 'n' cannot be streamed.", "best_of")
+    if chat and body.get("service_tier") not in TIERS:
+        raise Refused("Invalid 'service_tier'.", "service_tier", "invalid_value")
+    if chat and "audio" in (body.get("modalities") or ()):
+        raise Refused("There is no audio.", "modalities", "unsupported_value")
     if "no_such_field" in body:
         raise Refused("Unknown parameter: 'no_such_field'.", "no_such_field", "unknown_parameter")

@@ -6,28 +6,37 @@ It is written from the contract alone: what is judged by the suite must not be w
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import itertools
 import json
-import random
 import re
-from collections import Counter
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
-from suite import model
+from suite import embeddings, forms, responses
 from suite.rules import Refused, check_body, parse
+from suite.stored import Store
+from suite.work import CHAT, Work
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-COMPLETIONS, CHAT = "/completions", "/chat/completions"
+COMPLETIONS, EMBEDDINGS, RESPONSES = "/completions", "/embeddings", "/responses"
+POSTED = {COMPLETIONS, CHAT, EMBEDDINGS, RESPONSES, f"{RESPONSES}/input_tokens"}
+# For how long nothing is answered after the engine was ended, in seconds.
+DOWN = 1.0
+GONE = {"message": "The engine is gone.", "type": "server_error", "param": None, "code": None}
 
 
 class Fault:
     """Nothing is wrong; a fault overrides what it breaks."""
 
     fails: frozenset[str] = frozenset()
+    # What comes at the end of a stream whose engine is gone, and the status of a request then.
+    on_break: Any = staticmethod(lambda chunk: {"error": GONE})
+    down: int = 503
+    # The status of a request with a wrong key.
+    wrong_key: int = 401
 
     def head(self, method: str, path: str, headers: dict[str, str]) -> None:
         """Look at a request before its body is read; may raise `Refused`."""
@@ -52,9 +61,17 @@ class Fault:
         """The chunks of a stream."""
         return chunks
 
+    def events(self, events: list[Any]) -> list[Any]:
+        """The events of a streamed response."""
+        return events
+
     def event(self, data: bytes) -> bytes:
         """An event of a stream, as bytes."""
         return data
+
+    def query(self, query: dict[str, str]) -> dict[str, str]:
+        """The query of a request for what is stored."""
+        return query
 
     def error(self, status: int, error: dict[str, Any], sent: Mapping[str, Any]) -> tuple[int, Any]:
         """A refusal's status and body."""
@@ -74,30 +91,17 @@ class Server:
         self._lock = asyncio.Lock()
         self._running = 0
         self._last: Any = None
+        self._ended = 0.0
+        self.store = Store()
+        self.responses = Store()
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
         if scope["type"] != "http":
             return
         headers = {k.decode().lower(): v.decode("latin-1") for k, v in scope["headers"]}
-        method = scope["method"]
-        path = scope["raw_path"].decode().split("?")[0].removeprefix("/v1")
         sent: dict[str, Any] = {}
         try:
-            self.fault.head(method, path, headers)
-            if path.startswith("/models"):
-                await self._models(method, path, send)
-                return
-            if path not in (COMPLETIONS, CHAT):
-                raise Refused(f"Invalid URL ({method} {path})", status=404)
-            if method != "POST":
-                raise Refused(f"Not allowed to {method} on {path}.", status=405)
-            if "json" not in headers.get("content-type", "application/json"):
-                raise Refused("Unsupported content type.", code="unsupported_content_type")
-            body = parse(self.fault.raw(await _read(receive)))
-            sent = self.fault.request(path, body)
-            check_body(path, sent)
-            sent = self.fault.valid(path, sent)
-            await self._answer(path, sent, send, receive)
+            await self._route(scope, headers, sent, receive, send)
         except Refused as refused:
             error = {
                 "message": refused.message,
@@ -108,6 +112,121 @@ class Server:
             status, value = self.fault.error(refused.status, error, sent)
             more = {"allow": "POST"} if refused.status == 405 else {}
             await self._send(send, status, value, more)
+
+    async def _route(
+        self, scope: Any, headers: dict[str, str], sent: dict[str, Any], receive: Any, send: Send
+    ) -> None:
+        """Answer a request; what it sent is put into `sent`, also where it is refused."""
+        method = scope["method"]
+        path = scope["raw_path"].decode().split("?")[0].removeprefix("/v1")
+        self.fault.head(method, path, headers)
+        if headers.get("authorization") == "Bearer sk-wrong":
+            raise Refused("Incorrect API key provided.", code="invalid_api_key",
+                          status=self.fault.wrong_key)  # fmt: skip
+        if path == "/break":
+            self._ended = time.monotonic()
+            await self._send(send, 200, {})
+            return
+        if path.startswith("/models"):
+            await self._models(method, path, send)
+            return
+        query = dict(parse_qsl(scope["query_string"].decode()))
+        if path.startswith(f"{CHAT}/") or (path == CHAT and method == "GET"):
+            await self._stored(method, path, query, receive, send)
+            return
+        if path.startswith(f"{RESPONSES}/") and path not in POSTED:
+            await self._kept_responses(method, path, send)
+            return
+        if path not in POSTED:
+            raise Refused(f"Invalid URL ({method} {path})", status=404)
+        if method != "POST":
+            raise Refused(f"Not allowed to {method} on {path}.", status=405)
+        if "json" not in headers.get("content-type", "application/json"):
+            raise Refused("Unsupported content type.", code="unsupported_content_type")
+        sent |= self.fault.request(path, parse(self.fault.raw(await _read(receive))))
+        if path == EMBEDDINGS:
+            await self._embed(sent, send)
+            return
+        if path in (RESPONSES, f"{RESPONSES}/input_tokens"):
+            await self._respond(path, sent, send)
+            return
+        check_body(path, sent)
+        if path == CHAT:
+            forms.check(sent)
+        await self._answer(path, self.fault.valid(path, sent), send, receive)
+
+    async def _stored(
+        self, method: str, path: str, query: dict[str, str], receive: Any, send: Send
+    ) -> None:
+        name, _, what = path.removeprefix(CHAT).removeprefix("/").partition("/")
+        query = self.fault.query(query)
+        if not name:
+            found, kind = self.store.list(query), "list"
+        elif what == "messages":
+            found, kind = self.store.messages(name, query), "messages"
+        elif method == "DELETE":
+            found, kind = self.store.delete(name), "deleted"
+        elif method == "POST":
+            found, kind = self.store.update(name, parse(await _read(receive))), "updated"
+        else:
+            found, kind = self.store.one(name), "one"
+        await self._send(send, 200, self.fault.reply(f"stored {kind}", found, query))
+
+    async def _embed(self, sent: dict[str, Any], send: Send) -> None:
+        given = embeddings.check(sent)
+        sent = self.fault.valid(EMBEDDINGS, sent)
+        if sent.get("input") is not None:
+            given = embeddings.check(sent)
+        reply = embeddings.answer(sent, given)
+        await self._send(send, 200, self.fault.reply(EMBEDDINGS, reply, sent))
+
+    async def _respond(self, path: str, sent: dict[str, Any], send: Send) -> None:
+        if sent.get("model") != "org/toy":
+            raise Refused("The model does not exist.", None, "model_not_found", 404)
+        responses.check(sent)
+        sent = self.fault.valid(path, sent)
+        before: list[Any] = []
+        if sent.get("previous_response_id"):
+            if sent["previous_response_id"] not in self.responses.items:
+                raise Refused("No such response.", "previous_response_id", "not_found")
+            whole, asked = self.responses.get(sent["previous_response_id"])
+            before = [*asked["messages"], *responses.turn_of(whole)]
+        chat = responses.as_chat(sent, before)
+        whole = responses.answer(sent, chat)
+        if path != RESPONSES:
+            counted = {"object": "response.input_tokens",
+                       "input_tokens": whole["usage"]["input_tokens"]}  # fmt: skip
+            await self._send(send, 200, self.fault.reply(path, counted, sent))
+            return
+        if whole["store"]:
+            self.responses.keep(whole, chat)
+        if not sent.get("stream"):
+            await self._send(send, 200, self.fault.reply(RESPONSES, whole, sent))
+            return
+        headers = self._head("text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
+        await _start(send, 200, self.fault.headers(200, headers))
+        for event in self.fault.events(responses.events(whole)):
+            data = f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+            await send({"type": "http.response.body", "body": self.fault.event(data),
+                        "more_body": True})  # fmt: skip
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _kept_responses(self, method: str, path: str, send: Send) -> None:
+        name, _, what = path.removeprefix(f"{RESPONSES}/").partition("/")
+        whole, chat = self.responses.get(name)
+        found: dict[str, Any] = whole
+        if what == "input_items":
+            data = [
+                {"type": "message", "id": f"msg_{at}", "role": one["role"],
+                 "content": [{"type": "input_text", "text": one["content"]}]}
+                for at, one in enumerate(chat["messages"])
+            ]  # fmt: skip
+            found = {"object": "list", "data": data, "first_id": "msg_0",
+                     "last_id": f"msg_{len(data) - 1}", "has_more": False}  # fmt: skip
+        elif method == "DELETE":
+            self.responses.delete(name)
+            found = {"id": name, "object": "response", "deleted": True}
+        await self._send(send, 200, self.fault.reply(f"response {what or method}", found, {}))
 
     async def _send(
         self, send: Send, status: int, body: Any, more: Mapping[str, str] | None = None
@@ -135,6 +254,8 @@ class Server:
             return
         if unquote(path.removeprefix("/models/")) != one["id"]:
             raise Refused("The model does not exist.", code="model_not_found", status=404)
+        if method == "DELETE":
+            raise Refused("This model cannot be deleted.", status=403)
         await self._send(send, 200, self.fault.reply("/models/", one, {}))
 
     async def _answer(self, path: str, sent: dict[str, Any], send: Send, receive: Any) -> None:
@@ -158,24 +279,35 @@ class Server:
             self._last = sent
             await asyncio.sleep(0.005)
             sent = self._last if self._last.get("stream") == sent.get("stream") else sent
+        if time.monotonic() < self._ended + DOWN:
+            raise Refused("The engine is gone.", status=self.fault.down)
         async with self._lock:
             pass
-        work = _Work(path, sent)
+        work = Work(path, sent)
         work.check_context()
         chat = path == CHAT
         name = f"chatcmpl-{next(self._numbers)}" if chat else f"cmpl-{next(self._numbers)}"
-        head = {"id": name, "created": 1_700_000_000, "model": sent["model"],
+        head = {"id": name, "created": int(time.time()), "model": sent["model"],
                 "system_fingerprint": "fp_0"}  # fmt: skip
         slow = (sent.get("max_tokens") or 0) >= 200
         if not sent.get("stream"):
             body = {"object": "chat.completion" if chat else "text_completion", **head,
                     **work.whole()}  # fmt: skip
+            if sent.get("service_tier"):
+                body["service_tier"] = "default"
+            if sent.get("store"):
+                self.store.keep(body, sent)
+            if slow and work.prompts[0][0].count(ord("0")) > 2:
+                await self._unless_ended()
             await self._send(send, 200, self.fault.reply(path, body, sent))
             return
         headers = self._head("text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
         await _start(send, 200, self.fault.headers(200, headers))
         kind = "chat.completion.chunk" if chat else "text_completion"
         chunks = [{"object": kind, **head, **chunk} for chunk in work.chunks()]
+        if sent.get("store"):
+            whole = {"object": "chat.completion", **head, **work.whole()}
+            self.store.keep(self.fault.reply("stored stream", whole, sent), sent)
         chunks = self.fault.chunks(path, chunks, sent)
         if getattr(self.fault, "buffers", False) and slow:
             await asyncio.sleep(1.2)
@@ -187,9 +319,18 @@ class Server:
             await asyncio.sleep(8)
         await send({"type": "http.response.body", "body": b""})
 
+    async def _unless_ended(self) -> None:
+        """Take the time of a long answer; refuse it where the engine is ended meanwhile."""
+        start = time.monotonic()
+        while time.monotonic() < start + 0.5:
+            await asyncio.sleep(0.01)
+            if self._ended > start:
+                raise Refused("The engine is gone.", status=self.fault.down)
+
     async def _paced(self, chunks: list[Any], slow: bool, receive: Any) -> AsyncIterator[bytes]:
         """Events; a long answer takes its time, and the engine, until its client leaves."""
         gone = asyncio.ensure_future(receive())
+        start = time.monotonic()
         try:
             async with self._lock if slow else contextlib.nullcontext():
                 for chunk in chunks:
@@ -197,6 +338,11 @@ class Server:
                         await asyncio.sleep(0.002)
                     if gone.done() and self.leaves(gone.result()):
                         return
+                    if self._ended > start:
+                        last = self.fault.on_break(chunk)
+                        if last is not None:
+                            yield b"data: " + json.dumps(last).encode() + b"\n\n"
+                        break
                     yield b"data: " + json.dumps(chunk).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
         finally:
@@ -205,261 +351,6 @@ class Server:
     def leaves(self, message: Mapping[str, Any]) -> bool:
         """Whether a message says that the client has gone."""
         return message["type"] == "http.disconnect" and not getattr(self.fault, "stays", False)
-
-
-class _Work:
-    """A valid request, worked out."""
-
-    def __init__(self, path: str, sent: Mapping[str, Any]) -> None:
-        self.chat = path == CHAT
-        self.sent = sent
-        self.n = sent.get("n") or 1
-        self.candidates = max(sent.get("best_of") or 1, self.n)
-        limit = sent.get("max_tokens")
-        if self.chat:
-            limit = limit or sent.get("max_completion_tokens")
-        self.limit = limit if limit is not None else (None if self.chat else 16)
-        stop = sent.get("stop") or []
-        self.stops = [stop] if isinstance(stop, str) else stop
-        self.prompts = self._chat_prompt() if self.chat else self._prompts()
-
-    def _chat_prompt(self) -> list[tuple[list[int], str]]:
-        ids: list[int] = []
-        for message in self.sent["messages"]:
-            content = message.get("content") or ""
-            if isinstance(content, list):
-                content = "".join(part["text"] for part in content)
-            text = f"{message['role']}\n{content}"
-            ids += [model.TURN, *text.encode("utf-8", "replace"), model.TURN_END, 10]
-        return [([*ids, model.TURN, *b"assistant\n"], "")]
-
-    def _prompts(self) -> list[tuple[list[int], str]]:
-        prompt = self.sent.get("prompt")
-        if prompt is None:
-            prompt = ""
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            prompt = [prompt]
-        return [self._one(item) for item in prompt]
-
-    def _one(self, item: Any) -> tuple[list[int], str]:
-        if isinstance(item, str):
-            ids = model.tokenize(item.encode("utf-8", "replace").decode(), True)
-            text = item
-        else:
-            if any(token >= model.SIZE for token in item):
-                raise Refused("Invalid 'prompt': an id beyond the vocabulary.", "prompt")
-            ids = item
-            text = b"".join(map(model.piece, item)).decode(errors="replace")
-        if self.sent.get("suffix"):
-            ids = [*self.sent["suffix"].encode(), *ids]
-        return ids or [model.END], text
-
-    def check_context(self) -> None:
-        for ids, _text in self.prompts:
-            total = len(ids) + (self.limit or 0)
-            if total > model.CONTEXT:
-                raise Refused(
-                    f"This model's maximum context length is {model.CONTEXT} tokens, however you "
-                    f"requested {total} tokens.", "messages" if self.chat else "prompt",
-                    "context_length_exceeded",
-                )  # fmt: skip
-
-    def choices(self) -> list[_Choice]:
-        """Every choice that is kept."""
-        kept: list[_Choice] = []
-        self.generated = 0
-        for ids, text in self.prompts:
-            made = [_Choice(self, ids, text, number) for number in range(self.candidates)]
-            self.generated += sum(choice.count for choice in made)
-            if self.candidates > self.n:
-                made.sort(key=lambda choice: -choice.score)
-            kept += made[: self.n]
-        return kept
-
-    def usage(self) -> dict[str, int]:
-        prompt = sum(len(ids) for ids, _ in self.prompts)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": self.generated,
-            "total_tokens": prompt + self.generated,
-        }
-
-    def whole(self) -> dict[str, Any]:
-        choices = [choice.whole(index) for index, choice in enumerate(self.choices())]
-        return {"choices": choices, "usage": self.usage()}
-
-    def chunks(self) -> list[Any]:
-        parts: list[Any] = []
-        for index, choice in enumerate(self.choices()):
-            parts += choice.chunks(index)
-        wants = (self.sent.get("stream_options") or {}).get("include_usage")
-        if wants:
-            parts = [{**part, "usage": None} for part in parts]
-            parts.append({"choices": [], "usage": self.usage()})
-        return parts
-
-
-class _Choice:
-    """One choice, generated to its end."""
-
-    def __init__(self, work: _Work, ids: list[int], prompt: str, number: int) -> None:
-        self.work = work
-        self.prompt_ids, self.prompt = ids, prompt
-        sent = work.sent
-        seed = sent.get("seed")
-        rng = random.Random(None if seed is None else seed + number)
-        bias = {int(token): value for token, value in (sent.get("logit_bias") or {}).items()}
-        self.tokens: list[tuple[int, list[float]]] = []
-        counts: Counter[int] = Counter()
-        self.reason = "length"
-        limit = model.CONTEXT - len(ids) if work.limit is None else work.limit
-        temperature = 1 if sent.get("temperature") is None else sent["temperature"]
-        top_p = 1 if sent.get("top_p") is None else sent["top_p"]
-        data = b""
-        self.cut: int | None = None
-        while len(self.tokens) < limit:
-            values = model.logits([*ids, *(token for token, _ in self.tokens)])
-            token = model.draw(values, rng, temperature, top_p, bias, counts,
-                               sent.get("presence_penalty") or 0,
-                               sent.get("frequency_penalty") or 0)  # fmt: skip
-            logprobs = model.log_softmax(values)
-            if token >= 256:
-                self.reason, self.end = "stop", (token, logprobs)
-                break
-            counts[token] += 1
-            self.tokens.append((token, logprobs))
-            data += bytes([token])
-            ends = [data.find(stop.encode("utf-8", "replace")) for stop in work.stops if stop]
-            ends = [end for end in ends if end >= 0]
-            if ends:
-                self.reason, self.cut = "stop", min(ends)
-                break
-        if self.cut is not None:
-            data, self.tokens = data[: self.cut], self.tokens[: self.cut]
-        self.data = data
-        self.text = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
-        self.count = len(self.tokens)
-        own = [logprobs[token] for token, logprobs in self.tokens]
-        self.score = sum(own) / len(own) if own else -9999.0
-
-    def entries(self) -> list[tuple[int, list[float] | None, int]]:
-        """Tokens with the distribution of their place, and their offsets."""
-        listed: list[tuple[int, list[float] | None]] = []
-        echo = self.work.sent.get("echo")
-        if echo:
-            for at, token in enumerate(self.prompt_ids):
-                before = self.prompt_ids[:at]
-                listed.append((token, model.log_softmax(model.logits(before)) if at else None))
-        listed += self.tokens
-        if echo and self.reason == "stop" and self.cut is None and hasattr(self, "end"):
-            listed.append(self.end)
-        offset = 0 if echo else len(self.prompt)
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        found = []
-        last = len(listed) - 1
-        for at, (token, logprobs) in enumerate(listed):
-            found.append((token, logprobs, offset))
-            ending = at == last and token >= 256 and at >= len(self.prompt_ids)
-            if not ending:
-                offset += len(decoder.decode(model.piece(token)))
-        return found
-
-    def legacy(self, entries: list[Any]) -> Any:
-        count = self.work.sent.get("logprobs")
-        if count is None:
-            return None
-        return {
-            "tokens": [_legacy(token) for token, _, _ in entries],
-            "token_logprobs": [p[token] if p else None for token, p, _ in entries],
-            "top_logprobs": [
-                {**{_legacy(o): p[o] for o in _best(p, count)}, _legacy(token): p[token]}
-                if p else None
-                for token, p, _ in entries
-            ] if count else None,
-            "text_offset": [offset for _, _, offset in entries],
-        }  # fmt: skip
-
-    def chat_logprobs(self, tokens: list[Any]) -> Any:
-        if not self.work.sent.get("logprobs"):
-            return None
-        count = self.work.sent.get("top_logprobs") or 0
-        return {
-            "content": [
-                {**_chat(token, p), "top_logprobs": [_chat(o, p) for o in _best(p, count)]}
-                for token, p in tokens
-            ],
-            "refusal": None,
-        }
-
-    def whole(self, index: int) -> Any:
-        if self.work.chat:
-            message = {"role": "assistant", "content": self.text, "refusal": None}
-            return {"index": index, "message": message, "finish_reason": self.reason,
-                    "logprobs": self.chat_logprobs(self.tokens)}  # fmt: skip
-        text = (self.prompt if self.work.sent.get("echo") else "") + self.text
-        return {"text": text, "index": index, "finish_reason": self.reason,
-                "logprobs": self.legacy(self.entries())}  # fmt: skip
-
-    def chunks(self, index: int) -> list[Any]:
-        """A chunk for each character, with the tokens that are its bytes."""
-        parts: list[Any] = []
-        if self.work.chat:
-            first = {"role": "assistant", "content": "", "refusal": None}
-            parts.append(_delta(index, first, self.chat_logprobs([]), None))
-        entries = self.entries()
-        at = 0
-        if self.work.sent.get("echo"):
-            at = len(self.prompt_ids)
-            parts.append(_text(index, self.prompt, self.legacy(entries[:at]), None))
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        waiting = 0
-        for number, (token, _) in enumerate(self.tokens):
-            text = decoder.decode(model.piece(token))
-            waiting += 1
-            if not text:
-                continue
-            start, end = number + 1 - waiting, number + 1
-            waiting = 0
-            if self.work.chat:
-                told = self.chat_logprobs(self.tokens[start:end])
-                parts.append(_delta(index, {"content": text}, told, None))
-            else:
-                parts.append(_text(index, text, self.legacy(entries[at + start : at + end]), None))
-        rest = entries[at + len(self.tokens) - waiting :]
-        if self.work.chat:
-            parts.append(_delta(index, {}, None, self.reason))
-        else:
-            parts.append(_text(index, "", self.legacy(rest), self.reason))
-        return parts
-
-
-def _delta(index: int, delta: Any, logprobs: Any, reason: str | None) -> Any:
-    choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-    return {"choices": [choice]}
-
-
-def _text(index: int, text: str, logprobs: Any, reason: str | None) -> Any:
-    choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
-    return {"choices": [choice]}
-
-
-def _best(logprobs: list[float], count: int) -> list[int]:
-    return sorted(range(model.SIZE), key=lambda token: (-logprobs[token], token))[:count]
-
-
-def _legacy(token: int) -> str:
-    data = model.piece(token)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _chat(token: int, logprobs: list[float]) -> Any:
-    data = model.piece(token)
-    text = data.decode() if token < 128 or token >= 256 else f"\\x{token:02x}"
-    shown = list(data) if token < 256 else None
-    return {"token": text, "logprob": logprobs[token], "bytes": shown}
 
 
 async def _read(receive: Any) -> bytes:

@@ -9,20 +9,27 @@ from . import (
     completions,
     concurrency,
     echo,
+    embeddings,
+    engine,
     errors,
     headers,
     logprobs,
     models,
+    responses,
     sampling,
     security,
     stops,
+    stored,
     streaming,
+    structured,
+    tools,
     transport,
     types,
 )
 
 MODULES = (
     transport, errors, headers, models, completions, choices, sampling, stops, logprobs, echo,
-    streaming, chat, chat_logprobs, concurrency, security, types,
+    streaming, chat, chat_logprobs, tools, structured, embeddings, stored, responses,
+    concurrency, security, engine, types,
 )  # fmt: skip
 GROUPS = [module.__name__.rpartition(".")[2] for module in MODULES]

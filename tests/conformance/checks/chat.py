@@ -162,6 +162,49 @@ async def user(api: Api) -> None:
     await api.chat(max_tokens=1, user="someone")
 
 
+@check("chat.without-effect", "Fields that change no text are taken.", "should", "3.1 3.9")
+async def without_effect(api: Api) -> None:
+    await api.chat(
+        max_tokens=1, safety_identifier="someone", prompt_cache_key="a", verbosity="low",
+        modalities=["text"], prediction={"type": "content", "content": "Hello"},
+    )  # fmt: skip
+
+
+@check(
+    "chat.service-tier", "The tier is told that was used, never auto.", "should", "3.3 3.9 [DOC]"
+)
+async def service_tier(api: Api) -> None:
+    body = await api.chat(max_tokens=1, service_tier="auto")
+    tier = body.get("service_tier")
+    expect(isinstance(tier, str) and tier != "auto", f"expected default, but got {tier!r}")
+
+
+@check("chat.audio", "Audio is refused by name, or made.", "should", "3.1 3.9")
+async def audio(api: Api) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    wanted = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}
+    body = {"model": api.model, "messages": messages, "max_tokens": 1, **wanted}
+    reply = await api.post("/chat/completions", body)
+    if reply.status == 200:
+        made = reply.json()["choices"][0]["message"].get("audio")
+        expect(isinstance(made, dict), f"audio was asked for, but got {made!r}")
+        return
+    named = str(reply.error(400))
+    expect("audio" in named or "modalities" in named, f"it names another: {named}")
+
+
+@check("chat.last-assistant", "The last message may be the assistant's.", "should", "3.2")
+async def last_assistant(api: Api) -> None:
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi, I"}]
+    await api.chat(turns, max_tokens=1)
+
+
+@check("chat.empty-parts", "Content may be an empty list.", "may", "3.2 [openai-python#1812]")
+async def empty_parts(api: Api) -> None:
+    turns = [{"role": "system", "content": []}, {"role": "user", "content": "Hello"}]
+    await api.chat(turns, max_tokens=1)
+
+
 @check("chat.finish-words", "finish_reason is one of OpenAI's words.", "must", "10.59")
 async def finish_words(api: Api) -> None:
     for body in ({"max_tokens": 1}, {"max_tokens": 60}):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from ..check import Body, Diverges, check, expect
+from ..check import Body, Diverges, Skip, check, expect
 from ..target import ERROR_KEYS, Api
 
 C, H = "/completions", "/chat/completions"
@@ -39,6 +40,14 @@ INVALID: tuple[tuple[str, str, dict[str, Any], str, str], ...] = (
     ("role-unknown", H, {"messages": [{"role": "x", "content": "a"}]}, "messages", "3.2"),
     ("content-number", H, {"messages": [{"role": "user", "content": 5}]}, "messages", "3.2"),
     ("content-missing", H, {"messages": [{"role": "user"}]}, "messages", "3.2"),
+    (
+        "part-unknown",
+        H,
+        {"messages": [{"role": "user", "content": [{"type": "no_type"}]}]},
+        "messages",
+        "3.2",
+    ),
+    ("service-tier", H, {"service_tier": "no_tier"}, "service_tier", "3.1 [DOC]"),
     ("prompt-number", C, {"prompt": 5}, "prompt", "2.2"),
     ("prompt-mixed", C, {"prompt": ["a", 1]}, "prompt", "2.2"),
     ("prompt-id-negative", C, {"prompt": [-1]}, "prompt", "2.2"),
@@ -128,6 +137,31 @@ async def context(api: Api) -> None:
     expect(error["code"] == "context_length_exceeded", f"expected that code, but got {error}")
     said = "maximum context length is" in error["message"]
     expect(said, f"clients look for 'maximum context length is' in the message: {error}")
+
+
+@check("errors.chat-context", "Messages beyond the context are refused so, too.", "must", "1.4")
+async def chat_context(api: Api) -> None:
+    messages = [{"role": "user", "content": "a b " * 1_000_000}]
+    reply = await api.post(H, {"model": api.model, "messages": messages, "max_tokens": 1})
+    if reply.status == 413:
+        raise Diverges("the server refuses the body before it counts its tokens")
+    error = reply.error(400)
+    expect(error["code"] == "context_length_exceeded", f"expected that code, but got {error}")
+    said = "maximum context length is" in error["message"]
+    expect(said, f"clients look for 'maximum context length is' in the message: {error}")
+
+
+@check("errors.wrong-key", "A wrong key is a 401 with an error object.", "must", "1.2 [DD]")
+async def wrong_key(api: Api) -> None:
+    if "authorization" not in api.client.headers:
+        raise Skip("no key was given: --api-key")
+    body = json.dumps({**ASK, "model": api.model, "stream": True}).encode()
+    reply = await api.send("POST", H, body, {"authorization": "Bearer sk-wrong"})
+    if reply.status == 200:
+        raise Diverges("the server takes any key")
+    error = reply.error(401)
+    code = error["code"] in ("invalid_api_key", None)
+    expect(code and error["type"] == "invalid_request_error", f"expected its type, got {error}")
 
 
 @check("errors.context-sum", "Prompt and limit beyond the context are refused.", "should", "1.4")

@@ -52,3 +52,9 @@ async def accepted(api: Api) -> None:
     for model in (await _listed(api))[:1]:
         body = {"model": model["id"], "prompt": "Hello", "max_tokens": 1}
         (await api.post("/completions", body)).ok()
+
+
+@check("models.delete", "A model that is not there cannot be deleted.", "may", "1.1 5")
+async def delete(api: Api) -> None:
+    reply = await api.send("DELETE", "/models/no-such-model-anywhere")
+    reply.error(403, 404, 405)

@@ -216,7 +216,9 @@ async def one_choice(api: Api) -> None:
 )
 async def first_chunk(api: Api) -> None:
     start = time.monotonic()
-    body = _chat(api, max_tokens=500, messages=[{"role": "user", "content": "Count to 300."}])
+    body = _chat(
+        api, max_tokens=500, temperature=0, messages=[{"role": "user", "content": "Count to 300."}]
+    )
     first = 0.0
     async with connected(api, "POST", H, body) as (reader, _writer):
         while chunk := await reader.read(65536):

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from suite.faults import bodies, fields, logprobs, streams, transport
+from suite.faults import (
+    bodies,
+    embeddings,
+    engine,
+    fields,
+    logprobs,
+    responses,
+    stored,
+    streams,
+    structured,
+    tools,
+    transport,
+)
 from suite.faults.base import FAULTS
 
-__all__ = ["FAULTS", "bodies", "fields", "logprobs", "streams", "transport"]
+__all__ = ["FAULTS", "bodies", "embeddings", "engine", "fields", "logprobs", "responses",
+           "stored", "streams", "structured", "tools", "transport"]  # fmt: skip

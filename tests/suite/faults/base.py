@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from suite.expected import EXPECTED
+from suite.rules import Refused
 from suite.server import Fault
+from suite.work import CHAT
 
 FAULTS: dict[str, Fault] = {}
 
@@ -14,7 +16,7 @@ FAULTS: dict[str, Fault] = {}
 def broken(name: str, **hooks: Any) -> None:
     """A fault that overrides some of the server's hooks."""
     assert name not in FAULTS, name
-    plain = {"stays", "lingers", "buffers", "crowded", "mixes"}
+    plain = {"stays", "lingers", "buffers", "crowded", "mixes", "down", "wrong_key"}
     body = {key: hook if key in plain else staticmethod(hook) for key, hook in hooks.items()}
     made: Fault = type(name, (Fault,), {**body, "fails": EXPECTED.get(name, frozenset())})()
     FAULTS[name] = made
@@ -112,3 +114,64 @@ def in_message(body: dict[str, Any], change: Callable[[dict[str, Any]], Any]) ->
     for choice in body["choices"]:
         change(choice["message"])
     return body
+
+
+def messages(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    """A reply hook that changes each chat message in its place."""
+
+    def hook(path: str, body: dict[str, Any], sent: Mapping[str, Any]) -> Any:
+        return in_message(body, change) if path == CHAT else body
+
+    return hook
+
+
+def calls(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    """A reply hook that changes each call of a chat in its place."""
+
+    def each(message: dict[str, Any]) -> None:
+        for call in message.get("tool_calls") or ():
+            change(call)
+
+    return messages(each)
+
+
+def deltas(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    """A chunks hook that changes each delta of a chat in its place."""
+
+    def hook(path: str, chunks: list[Any], sent: Mapping[str, Any]) -> list[Any]:
+        for chunk in chunks if path == CHAT else ():
+            for choice in chunk.get("choices", ()):
+                change(choice["delta"])
+        return chunks
+
+    return hook
+
+
+def parts(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    """A chunks hook that changes each part of a call in its place."""
+
+    def each(delta: dict[str, Any]) -> None:
+        for part in delta.get("tool_calls") or ():
+            change(part)
+
+    return deltas(each)
+
+
+def refuse(when: Callable[[Mapping[str, Any]], Any], path: str, code: int = 500) -> Any:
+    """A request hook that refuses what the contract does not."""
+
+    def hook(at: str, body: dict[str, Any]) -> dict[str, Any]:
+        if at == path and when(body):
+            raise Refused("Not taken.", status=code)
+        return body
+
+    return hook
+
+
+def take(when: Callable[[Mapping[str, Any]], Any], path: str, **instead: Any) -> Any:
+    """A request hook that lets through what the contract refuses, with good values instead."""
+
+    def hook(at: str, body: dict[str, Any]) -> dict[str, Any]:
+        return {**body, **instead} if at == path and when(body) else body
+
+    return hook

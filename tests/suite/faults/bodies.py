@@ -7,7 +7,8 @@ from suite.faults.base import (
     in_message,
     only,
 )
-from suite.server import CHAT, COMPLETIONS
+from suite.server import COMPLETIONS
+from suite.work import CHAT
 
 for _kind, _path in (("completion", COMPLETIONS), ("chat", CHAT)):
     broken(f"{_kind}-object", reply=only(_path, lambda body: {**body, "object": "reply"}))
@@ -67,7 +68,7 @@ broken(
 )
 broken(
     "chat-empty-tool-calls",
-    reply=only(CHAT, lambda body: in_message(body, lambda m: m.update(tool_calls=[]))),
+    reply=only(CHAT, lambda body: in_message(body, lambda m: m.setdefault("tool_calls", []))),
 )
 broken(
     "chat-null-content",

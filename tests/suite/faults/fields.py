@@ -18,7 +18,8 @@ from suite.faults.base import (
     without,
 )
 from suite.rules import Refused
-from suite.server import CHAT, COMPLETIONS
+from suite.server import COMPLETIONS
+from suite.work import CHAT
 
 broken(
     "ignores-max-tokens",
@@ -169,6 +170,31 @@ broken(
         _refuse("name", 500) if any("name" in m for m in _messages(body)) else body
     ),
 )
+broken(
+    "refuses-without-effect",
+    request=lambda path, body: _refuse("field", 500) if "verbosity" in body else body,
+)
+broken(
+    "tier-untold",
+    reply=lambda path, body, sent: {k: v for k, v in body.items() if k != "service_tier"},
+)
+broken(
+    "audio-ignored",
+    request=lambda path, body: {k: v for k, v in body.items() if k != "modalities"},
+)
+broken(
+    "refuses-last-assistant",
+    request=lambda path, body: (
+        _refuse("role", 500) if _messages(body)[-1:] == [
+            {"role": "assistant", "content": "Hi, I"}] else body
+    ),
+)  # fmt: skip
+broken(
+    "refuses-empty-parts",
+    request=lambda path, body: (
+        _refuse("parts", 500) if any(m.get("content") == [] for m in _messages(body)) else body
+    ),
+)
 broken("refuses-user", request=lambda path, body: _refuse("user", 500) if "user" in body else body)
 broken(
     "refuses-both-limits",
@@ -183,7 +209,7 @@ broken(
     reply=only(
         CHAT,
         lambda body: in_message(
-            body, lambda m: m.update(content=m["content"].replace("Paris", "Rome"))
+            body, lambda m: m.update(content=m["content"] and m["content"].replace("Paris", "Rome"))
         ),
     ),
 )
@@ -239,7 +265,7 @@ def _with_bos(prompt: Any) -> Any:
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = body.get("messages")
-    return found if isinstance(found, list) else []
+    return [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
 
 
 def _parts(body: dict[str, Any]) -> dict[str, Any]:

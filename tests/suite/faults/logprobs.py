@@ -13,7 +13,8 @@ from suite.faults.base import (
     only,
     without,
 )
-from suite.server import CHAT, COMPLETIONS
+from suite.server import COMPLETIONS
+from suite.work import CHAT
 
 
 def _each(name: str, change: Callable[[Any], Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from suite.faults.base import (
     choices,
     usage,
 )
-from suite.server import CHAT
+from suite.work import CHAT
 
 
 def _deltas(change: Callable[[int, dict[str, Any]], None]) -> Callable[..., Any]:

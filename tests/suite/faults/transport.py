@@ -18,7 +18,7 @@ from suite.faults.base import (
     without,
 )
 from suite.rules import Refused
-from suite.server import CHAT
+from suite.work import CHAT
 
 
 def _refuse_charset(method: str, path: str, headers: Mapping[str, str]) -> None:
@@ -212,3 +212,15 @@ broken(
         else body
     ),
 )
+
+broken("wrong-key-403", wrong_key=403)
+broken(
+    "500-for-chat-context",
+    error=lambda status, error, sent: (
+        500 if "maximum context" in error["message"] and error["param"] == "messages" else status,
+        {"error": error},
+    ),
+)
+broken("500-for-delete", head=lambda method, path, headers: (
+    fail(Refused("No.", status=500)) if method == "DELETE" and path.startswith("/models")
+    else None))  # fmt: skip

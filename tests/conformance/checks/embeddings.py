@@ -1,0 +1,180 @@
+"""`POST /embeddings` (contract 6)."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..check import Body, Diverges, check, expect
+from ..target import Api, only
+
+E = "/embeddings"
+TEXTS = ("The sky is blue.", "A cat sleeps.", "1, 2, 3")
+
+
+async def embed(api: Api, given: Any, **body: Any) -> Any:
+    """The body of a request for embeddings that must be served."""
+    full = {"model": api.model, "input": given, **body}
+    return (await api.post(E, full)).ok()
+
+
+async def _vectors(api: Api, given: Any, **body: Any) -> list[Any]:
+    return [item["embedding"] for item in (await embed(api, given, **body))["data"]]
+
+
+def _close(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two vectors are the same, but for what batching changes in the last digits."""
+    return len(one) == len(other) and all(
+        math.isclose(a, b, rel_tol=1e-2, abs_tol=1e-3) for a, b in zip(one, other, strict=True)
+    )
+
+
+@check("embeddings.shape", "The reply is a list of embeddings, each a list of numbers.", "must",
+       "6 10.82")  # fmt: skip
+async def shape(api: Api) -> None:
+    body = await embed(api, TEXTS[0])
+    expect(body["object"] == "list", f"expected object list, but got {body['object']!r}")
+    item = only(body["data"], "embeddings")
+    good = item["object"] == "embedding" and item["index"] == 0
+    expect(good, f"expected object embedding and index 0, but got {str(item)[:200]}")
+    vector = item["embedding"]
+    numbers = isinstance(vector, list) and vector and all(type(x) is float for x in vector)
+    expect(numbers, f"expected a list of floats, but got {str(vector)[:200]}")
+    expect(isinstance(body.get("model"), str), f"expected the model, but got {body.get('model')}")
+
+
+@check("embeddings.usage", "usage is prompt_tokens and total_tokens, and they are equal.", "must",
+       "6 10.82")  # fmt: skip
+async def usage(api: Api) -> None:
+    one = (await embed(api, TEXTS[0]))["usage"]
+    two = (await embed(api, [TEXTS[0], TEXTS[0]]))["usage"]
+    for counts in (one, two):
+        good = type(counts["prompt_tokens"]) is int and counts["prompt_tokens"] > 0
+        expect(good and counts["prompt_tokens"] == counts["total_tokens"], f"but got {counts}")
+    twice = two["prompt_tokens"] == 2 * one["prompt_tokens"]
+    expect(twice, f"expected twice the tokens for the same text twice, but got {one} and {two}")
+
+
+@check("embeddings.order", "Each of several inputs has its own place.", "must", "6 10.82")
+async def order(api: Api) -> None:
+    alone = [(await _vectors(api, text))[0] for text in TEXTS]
+    body = await embed(api, list(TEXTS))
+    indices = [item["index"] for item in body["data"]]
+    expect(indices == [0, 1, 2], f"expected indices 0, 1, 2, but got {indices}")
+    for vector, item in zip(alone, body["data"], strict=True):
+        expect(_close(vector, item["embedding"]), f"input {item['index']} has another's vector")
+
+
+@check("embeddings.distinct", "Another text has another vector, of the same length.", "must",
+       "6 10.82")  # fmt: skip
+async def distinct(api: Api) -> None:
+    one, two, three = await _vectors(api, list(TEXTS))
+    expect(len(one) == len(two) == len(three), "the vectors are of different lengths")
+    expect(not _close(one, two) and not _close(two, three), "different texts have one vector")
+
+
+@check("embeddings.ids", "A list of ids is one input.", "must", "6 10.82")
+async def ids(api: Api) -> None:
+    found = await _vectors(api, [5, 6, 7])
+    expect(len(found) == 1, f"expected one embedding, but got {len(found)}")
+
+
+@check("embeddings.id-lists", "A list of lists of ids is several inputs.", "must", "6 10.82")
+async def id_lists(api: Api) -> None:
+    found = await _vectors(api, [[5, 6, 7], [8, 9]])
+    alone = await _vectors(api, [8, 9])
+    expect(len(found) == 2, f"expected two embeddings, but got {len(found)}")
+    expect(_close(found[1], alone[0]), "the second list has another vector than alone")
+
+
+@check("embeddings.base64", "base64 is the same numbers, little-endian, of 32 bits.", "must",
+       "6 10.82 [SPEC]")  # fmt: skip
+async def as_base64(api: Api) -> None:
+    plain = (await _vectors(api, TEXTS[0], encoding_format="float"))[0]
+    text = (await _vectors(api, TEXTS[0], encoding_format="base64"))[0]
+    expect(isinstance(text, str), f"expected a string, but got {str(text)[:80]}")
+    data = base64.b64decode(text)
+    count = len(plain)
+    expect(len(data) == 4 * count, f"expected {4 * count} bytes, but got {len(data)}")
+    expect(_close(plain, struct.unpack(f"<{count}f", data)), "the numbers are others")
+
+
+@check("embeddings.same", "The same text has the same vector.", "should", "6")
+async def same(api: Api) -> None:
+    one, two = [(await _vectors(api, TEXTS[1]))[0] for _ in range(2)]
+    expect(_close(one, two), "the same text had two vectors")
+
+
+@check("embeddings.unit", "Vectors are of length 1.", "may", "6")
+async def unit(api: Api) -> None:
+    vector = (await _vectors(api, TEXTS[0]))[0]
+    length = math.sqrt(math.fsum(x * x for x in vector))
+    if not 0.99 < length < 1.01:
+        raise Diverges(f"the vector is of length {length:.3f}")
+
+
+@check("embeddings.dimensions", "dimensions is kept to, or refused by name.", "should", "6 [SPEC]")
+async def dimensions(api: Api) -> None:
+    whole = len((await _vectors(api, TEXTS[0]))[0])
+    wanted = max(1, whole // 2)
+    reply = await api.post(E, {"model": api.model, "input": TEXTS[0], "dimensions": wanted})
+    if reply.status == 400:
+        expect("dimensions" in str(reply.error(400)), f"it names another: {reply.text[:200]}")
+        return
+    found = len(reply.ok()["data"][0]["embedding"])
+    expect(found == wanted, f"expected {wanted} numbers, but got {found}")
+
+
+@check("embeddings.user", "user is ignored.", "must", "6")
+async def user(api: Api) -> None:
+    await embed(api, TEXTS[0], user="someone")
+
+
+@check("embeddings.many", "Two hundred inputs are taken at once.", "should", "6", seconds=60)
+async def many(api: Api) -> None:
+    found = await _vectors(api, [f"text {i}" for i in range(200)])
+    expect(len(found) == 200, f"expected 200 embeddings, but got {len(found)}")
+
+
+@check("embeddings.context", "An input beyond the context is refused, not cut.", "should", "6 1.4")
+async def context(api: Api) -> None:
+    await embed(api, "a")
+    reply = await api.post(E, {"model": api.model, "input": "a b " * 1_000_000})
+    if reply.status == 413:
+        raise Diverges("the server refuses the body before it counts its tokens")
+    reply.error(400)
+
+
+# Each: the id, what is wrong with a request, level, source, the word named.
+WRONG: Sequence[tuple[str, Mapping[str, Any], str, str, str]] = (
+    ("empty-string", {"input": ""}, "should", "6 10.83", "input"),
+    ("empty-list", {"input": []}, "should", "6 10.83", "input"),
+    ("empty-item", {"input": ["a", ""]}, "should", "6", "input"),
+    ("too-many", {"input": ["a"] * 2049}, "should", "6 10.83", "input"),
+    ("input-missing", {"input": None}, "must", "6 1.2", "input"),
+    ("input-number", {"input": 5}, "must", "6 1.2", "input"),
+    ("input-mixed", {"input": ["a", 5]}, "must", "6 1.2", "input"),
+    ("id-unknown", {"input": [2_000_000_000]}, "must", "6 2.2", "input"),
+    ("dimensions-zero", {"dimensions": 0}, "should", "6 10.83", "dimensions"),
+    ("encoding-unknown", {"encoding_format": "hex"}, "must", "6", "encoding_format"),
+)
+
+
+def _refused(changes: Mapping[str, Any], word: str) -> Body:
+    async def run(api: Api) -> None:
+        await embed(api, "a")
+        body = {"model": api.model, "input": "a", **changes}
+        full = {name: value for name, value in body.items() if value is not None}
+        error = (await api.post(E, full)).error(400)
+        expect(word in str(error["param"] or error["message"]), f"it names another: {error}")
+
+    return run
+
+
+for _name, _changes, _level, _source, _word in WRONG:
+    _shown = str(_changes) if len(str(_changes)) < 60 else "More than 2,048 inputs"
+    check(f"embeddings.{_name}", f"{_shown} is a 400 that names {_word!r}.",
+          _level, _source)(_refused(_changes, _word))  # type: ignore[arg-type]  # fmt: skip

@@ -1,0 +1,126 @@
+"""What clients see when the engine dies while it answers (contract 1.7).
+
+Judged with `--break COMMAND` only: nobody else can make a server fail at the right moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ..check import Fail, Skip, check, expect
+from ..raw import connected
+from ..target import Api, Reply
+
+H = "/chat/completions"
+# How long an engine may take to end, and to come back, in seconds.
+ENDS, BACK = 30.0, 60.0
+
+
+def _long(api: Api, **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Count to 1000."}]
+    return {"model": api.model, "messages": messages, "max_tokens": 1500, "temperature": 0, **more}
+
+
+async def _end_engine(api: Api) -> None:
+    assert api.breaks is not None
+    process = await asyncio.create_subprocess_shell(
+        api.breaks, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL
+    )
+    await process.wait()
+
+
+async def _answers(api: Api) -> list[Reply]:
+    """Replies until one is an answer: what came without an engine, and then the answer."""
+    end = time.monotonic() + BACK
+    body = {**_long(api), "max_tokens": 1}
+    replies = []
+    while time.monotonic() < end:
+        replies.append(await api.post(H, body))
+        if replies[-1].status == 200:
+            return replies
+        await asyncio.sleep(0.5)
+    raise Fail(f"{BACK:.0f} s after its engine's end the server has none: {replies[-1].text[:200]}")
+
+
+async def _broken(api: Api) -> list[str]:
+    """The data of a stream's events, whose engine died when the first had come."""
+    if api.breaks is None:
+        raise Skip("needs a command that ends the engine: --break COMMAND")
+    whole = (await api.post(H, _long(api))).ok()["choices"][0]["message"]["content"]
+    async with connected(api, "POST", H, _long(api, stream=True)) as (reader, _writer):
+        data = await reader.readuntil(b"data:")
+        await _end_engine(api)
+        try:
+            data += await asyncio.wait_for(reader.read(-1), ENDS)
+        except TimeoutError:
+            raise Fail(f"{ENDS:.0f} s after the engine's end the stream is open") from None
+    await _answers(api)
+    lines = data.decode(errors="replace").replace("\r\n", "\n").split("\n")
+    found = [line.removeprefix("data:").strip() for line in lines if line.startswith("data:")]
+    text = "".join((_choice(one).get("delta") or {}).get("content") or "" for one in found)
+    if len(text) >= len(whole):
+        raise Skip("the answer was whole before the engine ended")
+    return found
+
+
+def _parsed(data: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _choice(data: str) -> Mapping[str, Any]:
+    choices = _parsed(data).get("choices")
+    return choices[0] if choices else {}
+
+
+@check("engine.error-event", "A stream whose engine dies ends in an event with the error.", "must",
+       "1.7 10.84 [EXP]", alone=True, seconds=120)  # fmt: skip
+async def error_event(api: Api) -> None:
+    found = await _broken(api)
+    places = [at for at, data in enumerate(found) if "error" in _parsed(data)]
+    expect(len(places) == 1, f"expected one event with an error, but the last are {found[-2:]}")
+    error = _parsed(found[places[0]])["error"]
+    good = isinstance(error, dict) and isinstance(error.get("message"), str)
+    expect(good, f"expected an error object, but got {error!r}")
+    after = [data for data in found[places[0] + 1 :] if data != "[DONE]"]
+    expect(not after, f"after the error came {after[:1]}")
+
+
+@check("engine.no-false-end", "A stream whose engine dies has no finish_reason and no usage.",
+       "must", "1.7 10.84", alone=True, seconds=120)  # fmt: skip
+async def no_false_end(api: Api) -> None:
+    for data in await _broken(api):
+        expect(not _choice(data).get("finish_reason"), f"it pretends to be whole: {data[:200]}")
+        expect(not _parsed(data).get("usage"), f"it has usage: {data[:200]}")
+
+
+@check("engine.plain", "A plain request whose engine dies is a 5xx with an error object.", "must",
+       "1.3 1.4", alone=True, seconds=120)  # fmt: skip
+async def plain(api: Api) -> None:
+    if api.breaks is None:
+        raise Skip("needs a command that ends the engine: --break COMMAND")
+    asked = asyncio.ensure_future(api.post(H, _long(api)))
+    await asyncio.sleep(0.1)
+    await _end_engine(api)
+    reply = await asked
+    await _answers(api)
+    if reply.status == 200:
+        raise Skip("the answer was whole before the engine ended")
+    reply.error(500, 502, 503)
+
+
+@check("engine.back", "Without its engine a server refuses by error objects, then goes on.", "must",
+       "1.3 10.84", alone=True, seconds=120)  # fmt: skip
+async def back(api: Api) -> None:
+    if api.breaks is None:
+        raise Skip("needs a command that ends the engine: --break COMMAND")
+    await _end_engine(api)
+    for reply in (await _answers(api))[:-1]:
+        reply.error(500, 502, 503)

@@ -1,0 +1,289 @@
+"""Chat completions that are kept: `store: true`, and what can be done with them (contract 4).
+
+Each check marks what it stores by a value of its own in the metadata, and takes it away again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+from openai.types.chat import ChatCompletion, ChatCompletionDeleted, ChatCompletionStoreMessage
+
+from ..check import Skip, check, expect
+from ..published import first_wrong
+from ..target import Api, Reply
+
+H = "/chat/completions"
+ASK = "Hello"
+
+
+async def _there(api: Api) -> None:
+    """Go on only where stored completions can be listed: else 404 is no fault, but a refusal."""
+    (await api.get(f"{H}?limit=1")).ok()
+
+
+@asynccontextmanager
+async def _kept(api: Api, **body: Any) -> AsyncIterator[tuple[Any, str]]:
+    """A completion that is stored under a mark, and taken away at the end."""
+    mark = uuid.uuid4().hex
+    metadata = {"mark": mark, **body.pop("metadata", {})}
+    full = {"store": True, "metadata": metadata, "max_tokens": 3, **body}
+    made = await api.chat(full.pop("messages", ASK), **full)
+    await _there(api)
+    try:
+        yield made, mark
+    finally:
+        await api.send("DELETE", f"{H}/{made['id']}")
+
+
+async def _found(api: Api, path: str) -> Any:
+    reply = await api.get(f"{H}/{path}")
+    expect(reply.status == 200, f"expected it to be there, but got {reply.status}: "
+           f"{reply.text[:200]}")  # fmt: skip
+    return reply.json()
+
+
+async def _list(api: Api, mark: str, query: str = "") -> Any:
+    found = (await api.get(f"{H}?{quote('metadata[mark]')}={mark}{query}")).ok()
+    for name in ("data", "first_id", "last_id", "has_more"):
+        expect(name in found, f"the list has no {name!r}: {str(found)[:200]}")
+    return found
+
+
+def _ids(listed: Any) -> list[str]:
+    return [item["id"] for item in listed["data"]]
+
+
+@check("stored.retrieve", "What is stored can be got by its id.", "should", "4 10.88")
+async def retrieve(api: Api) -> None:
+    async with _kept(api) as (made, _mark):
+        found = await _found(api, made["id"])
+        for name in ("id", "object", "created", "model", "choices", "usage"):
+            expect(name in found, f"it has no {name!r}")
+        same = found["choices"][0]["message"]["content"] == made["choices"][0]["message"]["content"]
+        expect(found["id"] == made["id"] and same, f"it is another: {str(found)[:200]}")
+
+
+@check("stored.type", "What is got is of the published type.", "should", "4 10.95")
+async def kind(api: Api) -> None:
+    async with _kept(api) as (made, _mark):
+        wrong = first_wrong(ChatCompletion, await _found(api, made["id"]))
+        expect(wrong is None, f"it is not of OpenAI's published type: {wrong}")
+
+
+@check("stored.metadata", "Metadata is kept with it.", "should", "4 10.88")
+async def metadata(api: Api) -> None:
+    async with _kept(api, metadata={"colour": "blue"}) as (made, mark):
+        found = (await _found(api, made["id"])).get("metadata")
+        expected = {"mark": mark, "colour": "blue"}
+        expect(found == expected, f"expected {expected}, but got {found}")
+
+
+@check("stored.not-asked", "What is not to be stored is not.", "should", "4 [SPEC]")
+async def not_asked(api: Api) -> None:
+    async with _kept(api):
+        for more in ({}, {"store": False}, {"store": None}):
+            made = await api.chat(ASK, max_tokens=1, **more)
+            (await api.get(f"{H}/{made['id']}")).error(404)
+
+
+@check("stored.stream", "A stream can be stored.", "should", "4")
+async def stream(api: Api) -> None:
+    async with _kept(api):
+        mark = uuid.uuid4().hex
+        full = {"store": True, "metadata": {"mark": mark}, "max_tokens": 4, "temperature": 0}
+        chunks = await api.chat_stream(ASK, **full)
+        name = chunks[0]["id"]
+        text = "".join(
+            c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]
+        )
+        found = await _found(api, name)
+        await api.send("DELETE", f"{H}/{name}")
+        expect(found["object"] == "chat.completion", f"expected a whole, but got {found['object']}")
+        kept = found["choices"][0]["message"]["content"]
+        expect(kept == text, f"expected {text!r}, but got {kept!r}")
+
+
+@check("stored.unknown", "An unknown id is a 404.", "should", "4 10.88")
+async def unknown(api: Api) -> None:
+    await _there(api)
+    for method, path, body in (
+        ("GET", f"{H}/chatcmpl-none", None),
+        ("DELETE", f"{H}/chatcmpl-none", None),
+        ("POST", f"{H}/chatcmpl-none", b'{"metadata":{}}'),
+        ("GET", f"{H}/chatcmpl-none/messages", None),
+    ):
+        (await api.send(method, path, body)).error(404)
+
+
+@check("stored.list", "The list has what is stored, with first_id, last_id and has_more.", "should",
+       "4 10.88")  # fmt: skip
+async def listing(api: Api) -> None:
+    async with _kept(api) as (made, mark):
+        found = await _list(api, mark)
+        expect(
+            found.get("object") == "list", f"expected object list, but got {found.get('object')}"
+        )
+        expect(_ids(found) == [made["id"]], f"expected {made['id']}, but got {_ids(found)}")
+        ends = [found["first_id"], found["last_id"], found["has_more"]]
+        expect(ends == [made["id"], made["id"], False], f"expected its id twice, but got {ends}")
+
+
+@check("stored.filter", "Metadata that nothing has finds nothing.", "should", "4 [EXP]")
+async def filtered(api: Api) -> None:
+    async with _kept(api):
+        found = await _list(api, uuid.uuid4().hex)
+        expect(found["data"] == [], f"expected nothing, but got {_ids(found)}")
+        expect(found["has_more"] is False, f"expected has_more false, but got {found['has_more']}")
+
+
+@check("stored.filter-model", "The list can be asked for a model's.", "should", "4")
+async def filtered_by_model(api: Api) -> None:
+    async with _kept(api) as (made, mark):
+        for model, expected in ((made["model"], [made["id"]]), ("no-such-model", [])):
+            found = _ids(await _list(api, mark, f"&model={quote(model, safe='')}"))
+            expect(found == expected, f"{model}: expected {expected}, but got {found}")
+
+
+@check("stored.order", "The oldest is first, or the newest where that is asked for.", "should", "4")
+async def order(api: Api) -> None:
+    async with _kept(api) as (one, mark):
+        await asyncio.sleep(1.1)
+        async with _kept(api, metadata={"mark": mark}) as (two, _):
+            for query, expected in (("", [one, two]), ("&order=asc", [one, two]),
+                                    ("&order=desc", [two, one])):  # fmt: skip
+                found = _ids(await _list(api, mark, query))
+                wanted = [made["id"] for made in expected]
+                expect(found == wanted, f"{query or 'no order'}: expected {wanted}, got {found}")
+
+
+@check("stored.pages", "Pages go on after an id, and come to an end.", "should", "4 [SDK]")
+async def pages(api: Api) -> None:
+    async with (
+        _kept(api) as (one, mark),
+        _kept(api, metadata={"mark": mark}) as (two, _),
+        _kept(api, metadata={"mark": mark}) as (three, _),
+    ):
+        first = await _list(api, mark, "&limit=2")
+        expect(len(first["data"]) == 2, f"limit=2: expected 2, but got {len(first['data'])}")
+        expect(first["has_more"] is True, "expected has_more true before the last page")
+        second = await _list(api, mark, f"&limit=2&after={first['last_id']}")
+        found = sorted(_ids(first) + _ids(second))
+        wanted = sorted(made["id"] for made in (one, two, three))
+        expect(found == wanted, f"expected each once, but got {found}")
+        expect(second["has_more"] is False, "expected has_more false on the last page")
+
+
+@check("stored.messages", "The messages that were sent can be listed.", "should", "4 10.88")
+async def messages(api: Api) -> None:
+    sent = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    async with _kept(api, messages=sent) as (made, _mark):
+        found = await _found(api, f"{made['id']}/messages")
+        told = [(item["role"], item["content"]) for item in found["data"]]
+        wanted = [(message["role"], message["content"]) for message in sent]
+        expect(told == wanted, f"expected {wanted}, but got {told}")
+        ids = _ids(found)
+        expect(len(set(ids)) == 2, f"expected two ids, but got {ids}")
+        ends = [found.get("first_id"), found.get("last_id"), found.get("has_more")]
+        expect(ends == [*ids, False], f"expected {[*ids, False]}, but got {ends}")
+
+
+@check("stored.messages-type", "They are of the published type.", "should", "4 10.95")
+async def messages_type(api: Api) -> None:
+    async with _kept(api) as (made, _mark):
+        for item in (await _found(api, f"{made['id']}/messages"))["data"]:
+            # The published type has the assistant's role only; any role can be listed.
+            wrong = first_wrong(ChatCompletionStoreMessage, {**item, "role": "assistant"})
+            expect(wrong is None, f"it is not of OpenAI's published type: {wrong}")
+
+
+@check("stored.messages-pages", "Messages come in pages, too.", "should", "4")
+async def messages_pages(api: Api) -> None:
+    roles = ("user", "assistant", "user", "assistant", "user")
+    sent = [{"role": r, "content": c} for r, c in zip(roles, "axbyc", strict=True)]
+    async with _kept(api, messages=sent) as (made, _mark):
+        first = await _found(api, f"{made['id']}/messages?limit=3")
+        rest = await _found(api, f"{made['id']}/messages?limit=3&after={first['last_id']}")
+        found = [item["content"] for item in (*first["data"], *rest["data"])]
+        wanted = [message["content"] for message in sent]
+        expect(found == wanted, f"expected {wanted}, but got {found}")
+        more = (first["has_more"], rest["has_more"])
+        expect(more == (True, False), f"expected more after the first page only, but got {more}")
+        newest = await _found(api, f"{made['id']}/messages?order=desc&limit=1")
+        last = newest["data"][0]["content"]
+        expect(last == "c", f"order=desc: expected the last message, but got {last!r}")
+
+
+async def _update(api: Api, name: str, body: bytes) -> Reply:
+    return await api.send("POST", f"{H}/{name}", body)
+
+
+@check("stored.update", "Metadata can be replaced.", "should", "4 10.88")
+async def update(api: Api) -> None:
+    async with _kept(api) as (made, _mark):
+        reply = await _update(api, made["id"], b'{"metadata":{"other":"one"}}')
+        for found in (reply.ok(), await _found(api, made["id"])):
+            told = found.get("metadata")
+            expect(told == {"other": "one"}, f"expected the new metadata, but got {told}")
+
+
+@check("stored.update-wrong", "Only metadata can be changed, to strings.", "should", "4 [SPEC]")
+async def update_wrong(api: Api) -> None:
+    async with _kept(api) as (made, _mark):
+        for body in (b"{}", b'{"metadata":{"a":1}}', b'{"metadata":"a"}'):
+            (await _update(api, made["id"], body)).error(400)
+
+
+@check("stored.delete", "What is deleted says so, and is gone.", "should", "4 10.88")
+async def delete(api: Api) -> None:
+    async with _kept(api) as (made, mark):
+        name = made["id"]
+        body = (await api.send("DELETE", f"{H}/{name}")).ok()
+        wanted = {"object": "chat.completion.deleted", "id": name, "deleted": True}
+        expect(body == wanted, f"expected {wanted}, but got {body}")
+        wrong = first_wrong(ChatCompletionDeleted, body)
+        expect(wrong is None, f"it is not of OpenAI's published type: {wrong}")
+        (await api.get(f"{H}/{name}")).error(404)
+        found = _ids(await _list(api, mark))
+        expect(found == [], f"it is still listed: {found}")
+
+
+# Metadata that is too much: pairs, the length of a key, the length of a value (contract 3.1).
+TOO_MUCH = ({f"k{i}": "v" for i in range(17)}, {"k" * 65: "v"}, {"k": "v" * 513}, {"k": 1})
+
+
+@check("stored.metadata-limits", "Metadata has 16 pairs, keys of 64, values of 512.", "should",
+       "3.1")  # fmt: skip
+async def limits(api: Api) -> None:
+    most = {**{f"k{i}": "v" for i in range(14)}, "k" * 64: "v" * 512}
+    async with _kept(api, metadata=most):
+        pass
+    messages = [{"role": "user", "content": ASK}]
+    for wrong in TOO_MUCH:
+        body = {"model": api.model, "messages": messages, "store": True, "metadata": wrong,
+                "max_tokens": 1}  # fmt: skip
+        error = (await api.post(H, body)).error(400)
+        expect("metadata" in str(error["param"] or error["message"]), f"names another: {error}")
+
+
+@check("stored.query-wrong", "A list's query that is wrong is a 400.", "should", "4")
+async def query_wrong(api: Api) -> None:
+    await _there(api)
+    for query in ("limit=none", "limit=0", "order=up"):
+        (await api.get(f"{H}?{query}")).error(400)
+
+
+@check("stored.request", "The stored completion tells how it was asked for.", "may", "4 [SPEC]")
+async def request(api: Api) -> None:
+    async with _kept(api, temperature=0.5, top_p=0.9, seed=7) as (made, _mark):
+        found = await _found(api, made["id"])
+        told = {name: found.get(name) for name in ("temperature", "top_p", "seed")}
+        if not any(value is not None for value in told.values()):
+            raise Skip("it does not tell")
+        wanted = {"temperature": 0.5, "top_p": 0.9, "seed": 7}
+        expect(told == wanted, f"expected {wanted}, but got {told}")

@@ -1,0 +1,195 @@
+"""`response_format`: answers that keep to a form (contract 3.7)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from ..check import Body, Skip, check, expect
+from ..target import Api
+from .tools import one_of
+
+H = "/chat/completions"
+ASK = "Answer in JSON: which colour is the sky?"
+LIMIT = 256
+COLOUR = one_of(colour=("red", "blue"), sure=(True, False))
+
+
+def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
+    """A response_format of a schema."""
+    inner = {"name": "answer", "strict": True, "schema": schema, **more}
+    return {"type": "json_schema", "json_schema": inner}
+
+
+async def _content(api: Api, form: Any, **body: Any) -> str:
+    full = {"response_format": form, "temperature": 0, "max_tokens": LIMIT, **body}
+    choice = (await api.chat(ASK, **full))["choices"][0]
+    if choice["finish_reason"] == "length":
+        raise Skip(f"the answer takes the model more than {LIMIT} tokens")
+    return str(choice["message"]["content"])
+
+
+def _valid(text: str, schema: Any) -> None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        expect(False, f"the answer is no JSON: {text!r}")
+    error = next(Draft202012Validator(schema).iter_errors(value), None)
+    expect(error is None, f"the answer breaks the schema: {text!r}")
+
+
+@check("structured.text", "Text is the form of an answer that asks for none.", "must", "3.1 3.7")
+async def text(api: Api) -> None:
+    full = {"temperature": 0, "max_tokens": 8}
+    plain = await api.chat("Count to 7.", **full)
+    formed = await api.chat("Count to 7.", response_format={"type": "text"}, **full)
+    found = [body["choices"][0]["message"]["content"] for body in (plain, formed)]
+    expect(found[0] == found[1], f"expected the same answer, but got {found}")
+
+
+@check("structured.object", "json_object makes one JSON object.", "must", "3.7 10.72")
+async def json_object(api: Api) -> None:
+    found = await _content(api, {"type": "json_object"})
+    _valid(found, {"type": "object"})
+
+
+@check("structured.object-stream", "json_object holds streamed, too.", "must", "3.7 10.72")
+async def object_stream(api: Api) -> None:
+    full = {"response_format": {"type": "json_object"}, "temperature": 0, "max_tokens": LIMIT}
+    choices = [c["choices"][0] for c in await api.chat_stream(ASK, **full) if c["choices"]]
+    if choices[-1]["finish_reason"] == "length":
+        raise Skip(f"the answer takes the model more than {LIMIT} tokens")
+    _valid("".join(c["delta"].get("content") or "" for c in choices), {"type": "object"})
+
+
+@check("structured.schema", "An answer keeps to its schema.", "must", "3.7 10.73")
+async def schema(api: Api) -> None:
+    _valid(await _content(api, schema_format(COLOUR)), COLOUR)
+
+
+@check("structured.schema-stream", "Streamed it is the same.", "must", "10.29 10.73")
+async def schema_stream(api: Api) -> None:
+    form = schema_format(COLOUR)
+    whole = await _content(api, form)
+    full = {"response_format": form, "temperature": 0, "max_tokens": LIMIT}
+    chunks = await api.chat_stream(ASK, **full)
+    found = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+    expect(found == whole, f"expected {whole!r}, but got {found!r}")
+
+
+@check("structured.ten", "Ten warm answers of ten keep to it.", "must", "10.73", seconds=60)
+async def ten(api: Api) -> None:
+    for seed in range(10):
+        full = {"temperature": 1, "seed": seed}
+        _valid(await _content(api, schema_format(COLOUR), **full), COLOUR)
+
+
+# Schemas with little to choose: what is in each, and where the answer may not leave it.
+KINDS: Mapping[str, Any] = {
+    "nested": {
+        "type": "object",
+        "properties": {"sky": COLOUR, "n": {"type": "integer", "enum": [1, 2, 3]}},
+        "required": ["sky", "n"], "additionalProperties": False,
+    },
+    "array": {
+        "type": "object",
+        "properties": {
+            "list": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 3}
+        },
+        "required": ["list"], "additionalProperties": False,
+    },
+    "any-of": {
+        "type": "object",
+        "properties": {"one": {"anyOf": [{"enum": ["a"]}, {"type": "null"}]}},
+        "required": ["one"], "additionalProperties": False,
+    },
+    "ref": {
+        "type": "object",
+        "properties": {"first": {"$ref": "#/$defs/side"}, "second": {"$ref": "#/$defs/side"}},
+        "required": ["first", "second"], "additionalProperties": False,
+        "$defs": {"side": {"type": "string", "enum": ["left", "right"]}},
+    },
+}  # fmt: skip
+
+
+def _keeps(kind: Any) -> Body:
+    async def run(api: Api) -> None:
+        _valid(await _content(api, schema_format(kind)), kind)
+
+    return run
+
+
+for _name, _kind in KINDS.items():
+    check(f"structured.{_name}", f"A schema with {_name.replace('-', ' ')} is kept to.", "must",
+          "10.73")(_keeps(_kind))  # fmt: skip
+
+
+@check("structured.unicode", "An answer may have any character.", "must", "10.73")
+async def unicode(api: Api) -> None:
+    word = 'é "漢" \\ 🔥'
+    found = await _content(api, schema_format(one_of(word=(word,))))
+    expect(json.loads(found) == {"word": word}, f"expected {word!r} in it, but got {found!r}")
+
+
+@check("structured.not-strict", "Without strict, or with null, the schema is still kept to.",
+       "should", "3.7")  # fmt: skip
+async def not_strict(api: Api) -> None:
+    for strict in (False, None):
+        _valid(await _content(api, schema_format(COLOUR, strict=strict)), COLOUR)
+
+
+@check("structured.finish", "A whole answer ends in stop, a cut one in length.", "must", "3.7")
+async def finish(api: Api) -> None:
+    full = {"response_format": schema_format(COLOUR), "temperature": 0}
+    for limit, expected in ((LIMIT, "stop"), (2, "length")):
+        reason = (await api.chat(ASK, max_tokens=limit, **full))["choices"][0]["finish_reason"]
+        expect(reason == expected, f"{limit} tokens: expected {expected}, but got {reason!r}")
+
+
+@check("structured.choices", "Each of several choices keeps to it.", "should", "3.7")
+async def choices(api: Api) -> None:
+    full = {"response_format": schema_format(COLOUR), "max_tokens": LIMIT}
+    for choice in (await api.chat(ASK, n=3, **full))["choices"]:
+        _valid(choice["message"]["content"], COLOUR)
+
+
+@check("structured.logprobs", "Log-probabilities go with it.", "should", "3.4 3.7")
+async def logprobs(api: Api) -> None:
+    full = {"response_format": schema_format(COLOUR), "temperature": 0, "max_tokens": LIMIT}
+    choice = (await api.chat(ASK, logprobs=True, **full))["choices"][0]
+    data = b"".join(bytes(entry["bytes"] or ()) for entry in choice["logprobs"]["content"])
+    content = choice["message"]["content"]
+    expect(data.decode() == content, f"expected the bytes of {content!r}, but got {data!r}")
+
+
+# Each: the id, a form that is wrong, level, source.
+WRONG: Sequence[tuple[str, Any, str, str]] = (
+    ("bad-schema", schema_format({"type": "no_type"}), "must", "3.7 10.74"),
+    ("schema-list", schema_format([]), "must", "3.7 10.74"),
+    ("no-schema", {"type": "json_schema"}, "must", "3.7 10.74"),
+    ("string", "json_object", "must", "3.7 10.74"),
+    ("type-unknown", {"type": "no_type"}, "must", "3.1 10.74"),
+    ("type-missing", {}, "must", "3.1"),
+    ("name-missing", {"type": "json_schema", "json_schema": {"schema": COLOUR}}, "should", "3.1"),
+    ("name-invalid", schema_format(COLOUR, name="no name!"), "should", "3.1"),
+)
+
+
+def _refused(form: Any) -> Body:
+    async def run(api: Api) -> None:
+        await api.chat(ASK, response_format=schema_format(COLOUR), max_tokens=1)
+        messages = [{"role": "user", "content": ASK}]
+        body = {"model": api.model, "messages": messages, "response_format": form, "max_tokens": 1}
+        error = (await api.post(H, body)).error(400)
+        named = str(error["param"] or error["message"])
+        expect("response_format" in named or "schema" in named, f"it names another: {error}")
+
+    return run
+
+
+for _name, _form, _level, _source in WRONG:
+    check(f"structured.{_name}", f"response_format {_form} is a 400 that names it.",
+          _level, _source)(_refused(_form))  # type: ignore[arg-type]  # fmt: skip

@@ -1,0 +1,459 @@
+"""Tool calls, plain and streamed (contract 3.1, 3.2, 3.6).
+
+Calls are forced by `tool_choice`, and arguments by schemas that leave little to choose, so that
+a model of any cleverness comes to the point.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from ..check import Body, Diverges, Skip, check, expect
+from ..target import Api, only
+
+H = "/chat/completions"
+ASK = "What is the weather in Paris?"
+BOTH = "What is the weather in Paris and in Rome?"
+LIMIT = 256
+
+
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    """A function tool; without parameters it has no such key."""
+    function = {"name": name, "description": f"Call {name}."}
+    if parameters is not None:
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+def one_of(**values: Sequence[Any]) -> dict[str, Any]:
+    """A schema of an object whose properties have a few values each."""
+    return {
+        "type": "object",
+        "properties": {name: {"enum": list(allowed)} for name, allowed in values.items()},
+        "required": list(values),
+        "additionalProperties": False,
+    }
+
+
+WEATHER = tool("get_weather", one_of(city=("Paris", "Rome"), unit=("C", "F")))
+TIME = tool("get_time", one_of(zone=("UTC", "CET")))
+SCHEMAS = {one["function"]["name"]: one["function"]["parameters"] for one in (WEATHER, TIME)}
+
+
+async def _choice(api: Api, messages: Any = ASK, **body: Any) -> Any:
+    full = {"tools": [WEATHER, TIME], "tool_choice": "required", "temperature": 0,
+            "max_tokens": LIMIT, **body}  # fmt: skip
+    choice = only((await api.chat(messages, **full))["choices"], "choices")
+    if choice["finish_reason"] == "length":
+        raise Skip(f"the call takes the model more than {LIMIT} tokens")
+    return choice
+
+
+def calls_of(message: Mapping[str, Any]) -> list[Any]:
+    """The calls of a message that must have some."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        expect(False, f"expected tool calls, but got {message}")
+    assert isinstance(calls, list)
+    return calls
+
+
+async def _calls(api: Api, **body: Any) -> list[Any]:
+    return calls_of((await _choice(api, **body))["message"])
+
+
+def _valid(call: Mapping[str, Any], schemas: Mapping[str, Any] = SCHEMAS) -> None:
+    name, text = call["function"]["name"], call["function"]["arguments"]
+    expect(name in schemas, f"expected one of {list(schemas)}, but got {name!r}")
+    expect(isinstance(text, str), f"expected a string of arguments, but got {text!r}")
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        arguments = None
+    expect(isinstance(arguments, dict), f"the arguments are no JSON object: {text!r}")
+    error = next(Draft202012Validator(schemas[name]).iter_errors(arguments), None)
+    expect(error is None, f"the arguments break their schema: {text!r}")
+
+
+async def _deltas(api: Api, messages: Any = ASK, **body: Any) -> list[Any]:
+    """The choices of a streamed call's chunks."""
+    full = {"tools": [WEATHER, TIME], "tool_choice": "required", "temperature": 0,
+            "max_tokens": LIMIT, **body}  # fmt: skip
+    found = [c["choices"][0] for c in await api.chat_stream(messages, **full) if c["choices"]]
+    if found[-1]["finish_reason"] == "length":
+        raise Skip(f"the call takes the model more than {LIMIT} tokens")
+    return found
+
+
+def _parts(choices: Sequence[Any]) -> list[Any]:
+    parts = [part for c in choices for part in c["delta"].get("tool_calls") or ()]
+    expect(parts, f"expected tool calls in the stream, but got {choices[:3]}")
+    return parts
+
+
+@check(
+    "tools.required", "required makes a call, and tool_calls is the reason.", "must", "3.3 10.64"
+)
+async def required(api: Api) -> None:
+    choice = await _choice(api)
+    calls_of(choice["message"])
+    reason = choice["finish_reason"]
+    expect(reason == "tool_calls", f"expected finish_reason tool_calls, but got {reason!r}")
+
+
+@check("tools.content-null", "Beside calls alone the content is null.", "must", "3.3 10.64")
+async def content_null(api: Api) -> None:
+    message = (await _choice(api))["message"]
+    calls_of(message)
+    content = message.get("content", 0)
+    said = isinstance(content, str) and content.strip()
+    expect(content is None or said, f"expected null or a text for content, but got {message}")
+
+
+@check("tools.arguments", "Arguments are a string of a JSON object.", "must", "3.6 10.64")
+async def arguments(api: Api) -> None:
+    for call in await _calls(api):
+        text = call["function"]["arguments"]
+        expect(isinstance(text, str), f"expected a string, but got {text!r}")
+        expect(isinstance(json.loads(text), dict), f"expected an object in it, but got {text!r}")
+
+
+@check("tools.schema", "Arguments are valid by the tool's parameters.", "must", "10.64")
+async def schema(api: Api) -> None:
+    for call in await _calls(api):
+        _valid(call)
+
+
+@check("tools.ids", "Every call has an id of its own.", "must", "3.6 10.64")
+async def ids(api: Api) -> None:
+    found = [
+        call.get("id") for _ in range(2) for call in await _calls(api, messages="Weather and time?")
+    ]
+    expect(all(isinstance(one, str) and one for one in found), f"expected ids, but got {found}")
+    expect(len(set(found)) == len(found), f"expected different ids, but got {found}")
+
+
+@check("tools.id-form", "Ids begin with call_.", "should", "3.6")
+async def id_form(api: Api) -> None:
+    for call in await _calls(api):
+        expect(str(call.get("id")).startswith("call_"), f"expected call_…, but got {call}")
+
+
+@check("tools.type", "A call is a function's, with a name that is offered.", "must", "3.6")
+async def kind(api: Api) -> None:
+    for call in await _calls(api):
+        expect(call.get("type") == "function", f"expected type function, but got {call}")
+        expect(call["function"]["name"] in SCHEMAS, f"no such tool is offered: {call}")
+
+
+@check("tools.none", "none makes no call.", "must", "3.6 10.67")
+async def none(api: Api) -> None:
+    body = await api.chat(ASK, tools=[WEATHER], tool_choice="none", temperature=0, max_tokens=24)
+    message = body["choices"][0]["message"]
+    expect(not message.get("tool_calls"), f"expected no calls, but got {message}")
+    expect(isinstance(message.get("content"), str), f"expected a text, but got {message}")
+
+
+@check("tools.named", "A function that is named is the one called.", "must", "3.6 10.68")
+async def named(api: Api) -> None:
+    for name in SCHEMAS:
+        choice = await _choice(api, tool_choice={"type": "function", "function": {"name": name}})
+        found = [call["function"]["name"] for call in calls_of(choice["message"])]
+        expect(set(found) == {name}, f"expected {name}, but got {found}")
+        reason = choice["finish_reason"]
+        good = reason in ("stop", "tool_calls")
+        expect(good, f"expected finish_reason stop or tool_calls, but got {reason!r}")
+
+
+@check("tools.auto", "Left to itself, the model calls or answers; the reason says which.", "must",
+       "3.3")  # fmt: skip
+async def auto(api: Api) -> None:
+    for question in (ASK, "Count to 3."):
+        body = await api.chat(question, tools=[WEATHER], temperature=0, max_tokens=64)
+        choice = body["choices"][0]
+        calls, reason = choice["message"].get("tool_calls"), choice["finish_reason"]
+        if calls:
+            expect(reason in ("tool_calls", "length"), f"expected tool_calls, but got {reason!r}")
+            continue
+        expect(calls is None, f"expected no key without calls, but got {calls!r}")
+        expect(reason in ("stop", "length"), f"expected stop or length, but got {reason!r}")
+        text = choice["message"].get("content")
+        expect(isinstance(text, str), f"expected a call or a text, but got {choice}")
+
+
+@check("tools.length", "A call that the limit cuts off ends in length.", "must", "3.3")
+async def length(api: Api) -> None:
+    full = {"tools": [WEATHER], "tool_choice": "required", "temperature": 0}
+    reason = (await api.chat(ASK, max_tokens=3, **full))["choices"][0]["finish_reason"]
+    expect(reason == "length", f"expected length, but got {reason!r}")
+
+
+@check("tools.one-call", "parallel_tool_calls: false makes one call.", "should", "3.1 10.69")
+async def one_call(api: Api) -> None:
+    calls = await _calls(api, messages=BOTH, parallel_tool_calls=False)
+    expect(len(calls) == 1, f"expected one call, but got {len(calls)}")
+
+
+@check("tools.several", "Several calls in one answer are taken apart.", "should", "3.6 10.69")
+async def several(api: Api) -> None:
+    calls = await _calls(api, messages=BOTH, parallel_tool_calls=True)
+    for call in calls:
+        _valid(call)
+    if len(calls) < 2:
+        raise Skip("the model makes one call only")
+
+
+@check("tools.no-parameters", "A tool without parameters is called with {}.", "must", "3.1 3.6")
+async def no_parameters(api: Api) -> None:
+    for parameters in (None, {"type": "object", "properties": {}}):
+        for call in await _calls(api, tools=[tool("ping", parameters)]):
+            text = call["function"]["arguments"]
+            expect(json.loads(text) == {}, f"expected {{}}, but got {text!r}")
+
+
+@check("tools.unicode", "Arguments may have any character.", "must", "3.6")
+async def unicode(api: Api) -> None:
+    word = 'é "漢" \\ 🔥'
+    calls = await _calls(api, tools=[tool("say", one_of(word=(word,)))])
+    text = calls[0]["function"]["arguments"]
+    expect(json.loads(text) == {"word": word}, f"expected {word!r} in it, but got {text!r}")
+
+
+@check("tools.nested", "Lists, objects and numbers in arguments keep to their schema.", "should",
+       "10.64")  # fmt: skip
+async def nested(api: Api) -> None:
+    item = {"type": "object", "properties": {"n": {"type": "integer", "enum": [1, 2]}},
+            "required": ["n"], "additionalProperties": False}  # fmt: skip
+    parameters = {
+        "type": "object",
+        "properties": {
+            "items": {"type": "array", "items": item, "minItems": 1, "maxItems": 2},
+            "deep": {"type": "object", "properties": {"on": {"type": "boolean"}},
+                     "required": ["on"], "additionalProperties": False},
+        },
+        "required": ["items", "deep"], "additionalProperties": False,
+    }  # fmt: skip
+    for call in await _calls(api, tools=[tool("nest", parameters)]):
+        _valid(call, {"nest": parameters})
+
+
+@check("tools.n", "Each of several choices makes its call, with ids of its own.", "should", "3.6")
+async def several_choices(api: Api) -> None:
+    body = await api.chat(ASK, tools=[WEATHER], tool_choice="required", n=2, max_tokens=LIMIT)
+    calls = [call for choice in body["choices"] for call in calls_of(choice["message"])]
+    expect(len({call["id"] for call in calls}) == len(calls), f"ids are used twice: {calls}")
+
+
+@check("tools.prompt", "The model is told of the tools.", "must", "3.1")
+async def prompt(api: Api) -> None:
+    plain = (await api.chat(ASK, max_tokens=1))["usage"]["prompt_tokens"]
+    body = await api.chat(ASK, tools=[WEATHER], tool_choice="required", max_tokens=1)
+    told = body["usage"]["prompt_tokens"]
+    expect(told > plain, f"expected more prompt tokens than {plain}, but got {told}")
+
+
+def _turns(content: Any = "21 degrees", reply: Any = None, **more: Any) -> list[Any]:
+    function = {"name": "get_weather", "arguments": '{"city":"Paris","unit":"C"}'}
+    call = {"id": "call_1", "type": "function", "function": function}
+    assistant = {"role": "assistant", "content": reply, "tool_calls": [call], **more}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": content}
+    return [{"role": "user", "content": ASK}, assistant, result]
+
+
+@check("tools.round-trip", "A call and its result are taken back and read.", "must", "3.2 10.70")
+async def round_trip(api: Api) -> None:
+    counts = []
+    for content in ("21", "21 degrees and a light wind from the west"):
+        body = await api.chat(_turns(content), tools=[WEATHER], max_tokens=2)
+        counts.append(body["usage"]["prompt_tokens"])
+    expect(counts[1] > counts[0], f"the result is not in the prompt: {counts} prompt tokens")
+
+
+@check("tools.content-absent", "A message of calls may have no content key.", "must", "3.2")
+async def content_absent(api: Api) -> None:
+    turns = _turns()
+    del turns[1]["content"]
+    await api.chat(turns, tools=[WEATHER], max_tokens=1)
+
+
+@check("tools.result-parts", "A result may be a list of text parts.", "should", "3.2")
+async def result_parts(api: Api) -> None:
+    parts = [{"type": "text", "text": "21 "}, {"type": "text", "text": "degrees"}]
+    counts = []
+    for content in ("21 degrees", parts):
+        body = await api.chat(_turns(content), tools=[WEATHER], max_tokens=1)
+        counts.append(body["usage"]["prompt_tokens"])
+    expect(counts[0] == counts[1], f"expected the same prompt, but got {counts} tokens")
+
+
+@check("tools.orphan", "Calls without their results are refused.", "may", "3.2 10.71")
+async def orphan(api: Api) -> None:
+    await api.chat(_turns(), tools=[WEATHER], max_tokens=1)
+    turns = [*_turns()[:2], {"role": "user", "content": "And?"}]
+    body = {"model": api.model, "messages": turns, "tools": [WEATHER], "max_tokens": 1}
+    reply = await api.post(H, body)
+    if reply.status == 200:
+        raise Diverges("calls without results are taken")
+    reply.error(400)
+
+
+@check("tools.empty-list", "An empty list of calls in a message is refused.", "may", "3.2 1.2")
+async def empty_list(api: Api) -> None:
+    turns = [{"role": "assistant", "content": "Hello", "tool_calls": []},
+             {"role": "user", "content": "Hello"}]  # fmt: skip
+    reply = await api.post(H, {"model": api.model, "messages": turns, "max_tokens": 1})
+    if reply.status == 200:
+        raise Diverges("an empty list of calls is taken")
+    reply.error(400)
+
+
+# Each: the id, what is wrong with a request that has a good tool, level, source, the word named.
+WRONG: Sequence[tuple[str, Mapping[str, Any], str, str, str]] = (
+    ("choice-word", {"tool_choice": "sometimes"}, "must", "3.1", "tool_choice"),
+    ("choice-unknown", {"tool_choice": {"type": "function", "function": {"name": "no_tool"}}},
+     "should", "3.1", "tool_choice"),
+    ("name-missing", {"tools": [{"type": "function", "function": {}}]}, "must", "3.1", "tools"),
+    ("name-invalid", {"tools": [tool("no name!")]}, "should", "3.1", "tools"),
+    ("too-many", {"tools": [tool(f"t{i}") for i in range(129)]}, "should", "1.2", "tools"),
+    ("type-unknown", {"tools": [{"type": "no_type"}]}, "must", "3.1", "tools"),
+    ("parameters-list", {"tools": [tool("f", parameters=[])]}, "must", "3.1", "tools"),
+)  # fmt: skip
+
+
+def _refused(changes: Mapping[str, Any], word: str) -> Body:
+    async def run(api: Api) -> None:
+        await api.chat(ASK, tools=[WEATHER], tool_choice="auto", max_tokens=1)
+        messages = [{"role": "user", "content": ASK}]
+        body = {"model": api.model, "messages": messages, "tools": [WEATHER], "max_tokens": 1}
+        error = (await api.post(H, {**body, **changes})).error(400)
+        expect(word in str(error["param"] or error["message"]), f"it names another: {error}")
+
+    return run
+
+
+for _name, _changes, _level, _source, _word in WRONG:
+    _shown = str(_changes) if len(str(_changes)) < 120 else "More than 128 tools"
+    check(f"tools.{_name}", f"{_shown} is a 400 that names {_word!r}.",
+          _level, _source)(_refused(_changes, _word))  # type: ignore[arg-type]  # fmt: skip
+
+
+@check("tools.choice-alone", "tool_choice without tools is refused.", "may", "3.1")
+async def choice_alone(api: Api) -> None:
+    await api.chat(ASK, tools=[WEATHER], max_tokens=1)
+    messages = [{"role": "user", "content": ASK}]
+    body = {"model": api.model, "messages": messages, "tool_choice": "auto", "max_tokens": 1}
+    reply = await api.post(H, body)
+    if reply.status == 200:
+        raise Diverges("tool_choice without tools is taken")
+    reply.error(400)
+
+
+@check("tools.allowed", "allowed_tools leaves only those to call.", "should", "3.1")
+async def allowed(api: Api) -> None:
+    for name in SCHEMAS:
+        only_this = [{"type": "function", "function": {"name": name}}]
+        choice = {"type": "allowed_tools",
+                  "allowed_tools": {"mode": "required", "tools": only_this}}  # fmt: skip
+        found = [call["function"]["name"] for call in await _calls(api, tool_choice=choice)]
+        expect(set(found) == {name}, f"expected {name} only, but got {found}")
+
+
+@check("tools.custom", "A custom tool is called with text.", "may", "3.9 [SDK]")
+async def custom(api: Api) -> None:
+    offered = [{"type": "custom", "custom": {"name": "shell", "description": "Run a command."}}]
+    for call in await _calls(api, tools=offered):
+        expect(call.get("type") == "custom", f"expected type custom, but got {call}")
+        expect(call["custom"]["name"] == "shell", f"expected shell, but got {call}")
+        expect(isinstance(call["custom"]["input"], str), f"expected a text, but got {call}")
+
+
+@check("tools.functions", "The deprecated functions are answered in their own shape.", "should",
+       "3.1 3.9")  # fmt: skip
+async def functions(api: Api) -> None:
+    body = {"functions": [WEATHER["function"]], "function_call": {"name": "get_weather"}}
+    choice = (await api.chat(ASK, max_tokens=LIMIT, temperature=0, **body))["choices"][0]
+    if choice["finish_reason"] == "length":
+        raise Skip(f"the call takes the model more than {LIMIT} tokens")
+    call = choice["message"].get("function_call")
+    expect(isinstance(call, dict), f"expected function_call, but got {choice['message']}")
+    _valid({"function": call})
+    good = choice["finish_reason"] in ("function_call", "stop")
+    expect(good, f"expected function_call, but got {choice['finish_reason']!r}")
+
+
+@check("tools.stream-header", "A call's first delta has index, id, type and name.", "must", "10.65")
+async def stream_header(api: Api) -> None:
+    seen: set[int] = set()
+    for part in _parts(await _deltas(api)):
+        index = part.get("index")
+        expect(type(index) is int, f"a part of a call has no index: {part}")
+        if index not in seen:
+            seen.add(index)
+            good = part.get("id") and part.get("type") == "function"
+            expect(good and part["function"].get("name"), f"the first part lacks some: {part}")
+
+
+@check("tools.stream-once", "Id, type and name are never repeated.", "must", "3.6 10.66")
+async def stream_once(api: Api) -> None:
+    seen: set[int] = set()
+    for part in _parts(await _deltas(api)):
+        if part["index"] in seen:
+            again = part.get("id") or part.get("type") or part.get("function", {}).get("name")
+            expect(not again, f"a later part repeats {again!r}: {part}")
+        seen.add(part["index"])
+
+
+@check("tools.stream-arguments", "Fragments join to valid arguments.", "must", "3.6 10.65")
+async def stream_arguments(api: Api) -> None:
+    joined: dict[int, dict[str, Any]] = {}
+    for part in _parts(await _deltas(api)):
+        call = joined.setdefault(part["index"], {"name": None, "arguments": ""})
+        function = part.get("function") or {}
+        call["name"] = call["name"] or function.get("name")
+        call["arguments"] += function.get("arguments") or ""
+    for call in joined.values():
+        _valid({"function": call})
+
+
+@check("tools.stream-equal", "Streamed or not, the calls are the same.", "must", "10.29 10.65")
+async def stream_equal(api: Api) -> None:
+    whole = [(c["function"]["name"], c["function"]["arguments"]) for c in await _calls(api)]
+    joined: dict[int, list[str]] = {}
+    for part in _parts(await _deltas(api)):
+        function = part.get("function") or {}
+        call = joined.setdefault(part["index"], [function.get("name", ""), ""])
+        call[1] += function.get("arguments") or ""
+    expect([tuple(call) for call in joined.values()] == whole,
+           f"expected {whole}, but got {list(joined.values())}")  # fmt: skip
+
+
+@check("tools.stream-order", "A call is complete before the next begins.", "must", "3.6")
+async def stream_order(api: Api) -> None:
+    found = [part["index"] for part in _parts(await _deltas(api, BOTH, parallel_tool_calls=True))]
+    expect(found == sorted(found) and found[0] == 0, f"expected 0, 0, …, 1, …, but got {found}")
+    if found[-1] == 0:
+        raise Skip("the model makes one call only")
+
+
+@check("tools.stream-finish", "The stream of a call ends in tool_calls, once.", "must", "3.3 3.6")
+async def stream_finish(api: Api) -> None:
+    choices = await _deltas(api)
+    found = [c["finish_reason"] for c in choices if c["finish_reason"] is not None]
+    expect(found == ["tool_calls"], f"expected tool_calls once, but got {found}")
+    expect(choices[-1]["finish_reason"], "a chunk comes after the one that ends the choice")
+
+
+@check("tools.stream-first", "The first delta has the role, and null for content.", "should",
+       "3.6 [SNAP]")  # fmt: skip
+async def stream_first(api: Api) -> None:
+    choices = await _deltas(api)
+    delta = choices[0]["delta"]
+    expect(delta.get("role") == "assistant", f"expected the role, but got {delta}")
+    content = delta.get("content", "no key")
+    expect(content is None, f"expected null for content, but got {content!r}")
+    again = [c["delta"] for c in choices[1:] if "role" in c["delta"]]
+    expect(not again, f"the role is repeated: {again[:1]}")

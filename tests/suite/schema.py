@@ -1,0 +1,38 @@
+"""The smallest instance of a JSON schema, and what is wrong with one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
+
+
+def instance(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
+    """A value that is valid."""
+    root = schema if root is None else root
+    if "$ref" in schema:
+        target: Any = root
+        for key in schema["$ref"].removeprefix("#/").split("/"):
+            target = target[key]
+        return instance(target, root)
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "anyOf" in schema:
+        return instance(schema["anyOf"][0], root)
+    kind = schema.get("type", "object")
+    if kind == "object":
+        return {name: instance(one, root) for name, one in schema.get("properties", {}).items()}
+    if kind == "array":
+        return [instance(schema.get("items", {}), root)] * schema.get("minItems", 0)
+    return {"string": "a", "number": 0.5, "integer": 0, "boolean": True, "null": None}[kind]
+
+
+def problem(schema: Any) -> str | None:
+    """What is wrong with a schema, None where nothing is."""
+    if not isinstance(schema, dict):
+        return "a schema is an object"
+    kind = schema.get("type")
+    if kind is not None and kind not in TYPES:
+        return f"there is no type {kind!r}"
+    return None

@@ -1,0 +1,50 @@
+"""Every must and should of the contract is held by a check, and every check holds something."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from latimer.conformance.check import all_checks
+
+DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "conformance" / "contract.md"
+LEVELS = {"must": ("must",), "should": ("must", "should"), "may": ("must", "should", "may")}
+SECTIONS = (
+    *(f"1.{i}" for i in range(1, 8)), *(f"2.{i}" for i in range(1, 9)),
+    # 3.8 is what models without a reasoning part cannot show.
+    *(f"3.{i}" for i in (1, 2, 3, 4, 5, 6, 7, 9)), "4", "5", "6", "7",
+)  # fmt: skip
+CHECKS = {check.id: check for check in all_checks()}
+
+
+def rows() -> list[tuple[list[str], str, str, list[str]]]:
+    """Sections, level, promise and checks of each row."""
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in DOCUMENT.read_text().splitlines()
+        if line.startswith("| ") and not line.startswith("| section")
+    ]
+    return [
+        (a.split(", "), level, what, re.findall("`(.+?)`", ids)) for a, level, what, ids in cells
+    ]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[2])
+def test_a_promise_is_held(row: tuple[list[str], str, str, list[str]]) -> None:
+    """The checks of each promise exist, and one of them is of its level."""
+    _sections, level, _promise, ids = row
+    assert [name for name in ids if name not in CHECKS] == []
+    assert any(CHECKS[name].level in LEVELS[level] for name in ids)
+
+
+def test_no_section_is_left_out() -> None:
+    """Each section of the contract, and each of its 95 checks, stands in the document."""
+    named = {section for sections, *_ in rows() for section in sections}
+    assert sorted({*SECTIONS, *(f"10.{number}" for number in range(1, 96))} - named) == []
+
+
+def test_every_check_stands_for_a_promise() -> None:
+    """No must or should of the suite is there to make a number."""
+    held = {name for *_, ids in rows() for name in ids}
+    assert [name for name, one in CHECKS.items() if one.level != "may" and name not in held] == []
