@@ -289,7 +289,7 @@ class Server:
         name = f"chatcmpl-{next(self._numbers)}" if chat else f"cmpl-{next(self._numbers)}"
         head = {"id": name, "created": int(time.time()), "model": sent["model"],
                 "system_fingerprint": "fp_0"}  # fmt: skip
-        slow = (sent.get("max_tokens") or 0) >= 200
+        slow = (sent.get("max_tokens") or 0) * (sent.get("n") or 1) >= 200
         if not sent.get("stream"):
             body = {"object": "chat.completion" if chat else "text_completion", **head,
                     **work.whole()}  # fmt: skip

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_server import LlamaServer
-from latimer.conformance.check import all_checks
+from latimer.conformance.check import Verdict, all_checks
 from latimer.conformance.runner import Settings, judge
-from support.servers import serving
+from support.servers import restarted_llama_server, serving
 
 # What is not as OpenAI does it, and why: docs/conformance/README.md says more.
 EXPLAINED = {
@@ -59,33 +60,13 @@ def unbuilt(verdict: Verdict) -> bool:
     return verdict.check.group in UNBUILT and verdict.outcome == "unsupported"
 
 
-@contextlib.contextmanager
-def restarting(folder: Path) -> Iterator[tuple[str, str]]:
-    """A llama-server that is started again when it ends; its address, and what ends it."""
-    port, over, note = free_port(), threading.Event(), folder / "pid"
-    begun = threading.Event()
-
-    def keep() -> None:
-        while not over.is_set():
-            with llama_server(DEMO_MODEL, port=port, note=note):
-                begun.set()
-                while not over.is_set() and alive(int(note.read_text())):
-                    time.sleep(0.02)
-
-    thread = threading.Thread(target=keep)
-    thread.start()
-    try:
-        assert begun.wait(60)
-        yield f"http://127.0.0.1:{port}", f"kill -9 $(cat {note})"
-    finally:
-        over.set()
-        thread.join(60)
-
-
 async def test_an_engine_that_dies_is_told(tmp_path: Path) -> None:
     """When llama-server is killed in mid-stream, clients are told, and the next is answered."""
     checks = [check for check in all_checks() if check.group == "engine"]
-    with restarting(tmp_path) as (engine, kill), serving(lambda: OpenAIAdapter(LlamaServer(engine))) as url:
+    with (
+        restarted_llama_server(DEMO_MODEL, tmp_path / "pid") as (engine, kill),
+        serving(lambda: OpenAIAdapter(LlamaServer(engine))) as url,
+    ):
         settings = Settings(f"{url}/v1", hint="demo", breaks=kill)
         verdicts = await judge(settings, checks)
     assert [(v.check.id, v.outcome, v.detail) for v in verdicts if v.outcome != "pass"] == []

