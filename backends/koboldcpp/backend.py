@@ -71,7 +71,8 @@ class KoboldCpp:
         self._model: Model | None = None
         self._tells_tokens = True
         self._reading = asyncio.Lock()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._tokenizing = asyncio.Lock()
+        self._closing: set[asyncio.Future[Any]] = set()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -143,7 +144,7 @@ class KoboldCpp:
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`; incomplete characters are left out by the engine."""
-        reply = await self._ask("POST", "/api/extra/detokenize", {"ids": ids, "special": True})
+        reply = await self._tokenizer("/api/extra/detokenize", {"ids": ids, "special": True})
         return str(reply["result"]).encode()
 
     async def pieces(self) -> None:
@@ -188,8 +189,30 @@ class KoboldCpp:
 
     async def _token_count(self, text: str, special: bool) -> TokenCount:
         payload: TokenCountPayload = {"prompt": text, "special": special}
-        reply: TokenCount = await self._ask("POST", "/api/extra/tokencount", payload)
+        reply: TokenCount = await self._tokenizer("/api/extra/tokencount", payload)
         return reply
+
+    async def _tokenizer(self, path: str, payload: Any) -> Any:
+        """Ask the tokeniser, when nobody else does.
+
+        It answers out of one static buffer, without a lock (expose.cpp): two requests at once get
+        each other's tokens, or end the engine. Whoever leaves leaves the request to its end.
+        """
+
+        async def alone() -> Any:
+            async with self._tokenizing:
+                return await self._ask("POST", path, payload)
+
+        task = asyncio.ensure_future(alone())
+        self._closing.add(task)
+        task.add_done_callback(self._tokenized)
+        return await asyncio.shield(task)
+
+    def _tokenized(self, task: asyncio.Future[Any]) -> None:
+        self._closing.discard(task)
+        if not task.cancelled():
+            # Who asked may have left; then nobody else looks at what went wrong.
+            task.exception()
 
     async def _perf(self) -> Perf:
         perf: Perf = await self._ask("GET", "/api/extra/perf")

@@ -16,6 +16,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,13 @@ from latimer.conformance.check import all_checks  # noqa: E402
 from latimer.conformance.reports import write  # noqa: E402
 from latimer.conformance.reports.run import Run  # noqa: E402
 from latimer.conformance.runner import Settings, judge  # noqa: E402
-from support.servers import command, free_port, llama_server, wait_for  # noqa: E402
+from support.servers import (  # noqa: E402
+    command,
+    free_port,
+    llama_server,
+    restarted_llama_server,
+    wait_for,
+)
 
 FOLDER = ROOT / "docs" / "conformance"
 FORMATS = (".json", ".md", ".html", ".svg")
@@ -55,14 +62,22 @@ def llama_cpp_python() -> Iterator[str]:
         process.wait(30)
 
 
-def judged(slug: str, name: str, address: str, model: str | None = None, at_once: int = 8) -> None:
+def judged(
+    slug: str,
+    name: str,
+    address: str,
+    model: str | None = None,
+    at_once: int = 8,
+    breaks: str | None = None,
+) -> None:
     """Judge a server and write its reports.
 
     Args:
+        breaks: ends the engine behind it.
         at_once: one for servers that serve one at a time, and end one answer for the next: each
             check judges its own promise then, and those of concurrency that one.
     """
-    settings = Settings(f"{address}/v1", model, hint="demo", at_once=at_once)
+    settings = Settings(f"{address}/v1", model, hint="demo", at_once=at_once, breaks=breaks)
     verdicts = asyncio.run(judge(settings, all_checks()))
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     run = Run(name, "http://127.0.0.1/v1", model or "demo", today, verdicts)
@@ -96,8 +111,12 @@ def ours(latimer: str, server: str, koboldcpp: str | None) -> None:
     """Latimer over each engine that there is."""
     with command() as (_, address):
         judged("latimer-in-process", f"{latimer}, llama.cpp in process", address)
-    with llama_server(DEMO_MODEL) as upstream, command(upstream) as (_, address):
-        judged("latimer-llama-server", f"{latimer} over {server}", address)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        restarted_llama_server(DEMO_MODEL, Path(folder) / "pid") as (upstream, kill),
+        command(upstream) as (_, address),
+    ):
+        judged("latimer-llama-server", f"{latimer} over {server}", address, breaks=kill)
     if koboldcpp:
         with command(koboldcpp) as (_, address):
             judged("latimer-koboldcpp", f"{latimer} over koboldcpp 1.115.1", address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -20,8 +21,9 @@ from latimer.backends.errors import (
     RequestError,
     Unsupported,
 )
+from latimer.backends.http import HttpUpstream
 from latimer.backends.koboldcpp import KoboldCpp
-from latimer.backends.upstream import HttpxUpstream
+from latimer.backends.upstream import HttpxUpstream, Reply
 from support.jobs import run
 from support.recordings import DEMO_CHATML, body, exchange
 from support.replay import Replay
@@ -45,6 +47,48 @@ async def test_koboldcpp_facts_of_the_model(backend: KoboldCpp) -> None:
     assert model.name.startswith("koboldcpp/")
     assert (model.bos_token, model.eos_token) == ("<|endoftext|>", "<|im_end|>")
     assert "<|im_start|>" in (model.template or "")
+
+
+class Watched:
+    """An upstream that knows how many requests to the tokeniser were on their way at once."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.running = self.most = 0
+        self._inner = HttpUpstream(address)
+        self.aclose = self._inner.aclose
+
+    @asynccontextmanager
+    async def send(self, method: str, path: str, body: bytes | None = None) -> AsyncIterator[Reply]:
+        """See `Upstream.send`."""
+        counted = path.endswith(("/tokencount", "/detokenize"))
+        self.running += counted
+        self.most = max(self.most, self.running)
+        try:
+            async with self._inner.send(method, path, body) as reply:
+                yield reply
+        finally:
+            self.running -= counted
+
+
+async def test_koboldcpp_tokenizes_one_text_at_a_time(
+    koboldcpp_replay: tuple[str, Replay | None],
+) -> None:
+    """Its tokeniser has one buffer: requests wait for each other, also for those who left."""
+    upstream = Watched(koboldcpp_replay[0])
+    backend = KoboldCpp(upstream)
+
+    async def count() -> int:
+        return len(await backend.tokenize(COUNT.text, add_special=False, parse_special=True))
+
+    asked = [asyncio.ensure_future(count()) for _ in range(20)]
+    await asyncio.sleep(0)
+    for task in asked[:10]:
+        task.cancel()
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert found[10:] == [12] * 10
+    assert upstream.most == 1
+    await backend.aclose()
 
 
 async def test_koboldcpp_answers_are_whole(backend: KoboldCpp) -> None:
