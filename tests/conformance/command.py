@@ -10,6 +10,7 @@ import datetime
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -54,6 +55,11 @@ COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magent
     type=click.Path(path_type=Path),
     help=f"Write a report; its name ends in {', '.join(WRITERS)}; repeatable.",
 )
+@click.option(
+    "--notes",
+    type=click.Path(exists=True, path_type=Path),
+    help="A JSON object: what lies behind verdicts, by check or pattern; put into reports.",
+)
 @click.option("--redact", is_flag=True, help="Leave prompts and answers out of reports.")
 @click.option("--list", "listing", is_flag=True, help="Show the checks and end.")
 @click.option(
@@ -74,6 +80,7 @@ def conform(
     at_once: int,
     breaks: str | None,
     report: Sequence[Path],
+    notes: Path | None,
     redact: bool,
     listing: bool,
     diff: tuple[Path, Path] | None,
@@ -104,6 +111,8 @@ def conform(
         run = asyncio.run(_judged(settings, checks, name or _without_user(url), not redact))
     except Unreachable as error:
         raise click.UsageError(str(error)) from None
+    if notes is not None:
+        run = replace(run, notes=_notes(notes))
     _summary(run)
     for path in report:
         write(run, path)
@@ -140,6 +149,16 @@ async def _judged(settings: Settings, checks: Sequence[Check], name: str, conten
     verdicts = await judge(settings, checks, report)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return Run(name, _without_user(settings.url), model, today, verdicts, content)
+
+
+def _notes(path: Path) -> dict[str, str]:
+    try:
+        notes = json.loads(path.read_text())
+    except ValueError as error:
+        raise click.UsageError(f"{path} is no JSON: {error}") from None
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise click.UsageError(f"{path}: notes are an object of texts, by check or pattern.")
+    return notes
 
 
 def _without_user(url: str) -> str:

@@ -80,7 +80,15 @@ def judged(
     settings = Settings(f"{address}/v1", model, hint="demo", at_once=at_once, breaks=breaks)
     verdicts = asyncio.run(judge(settings, all_checks()))
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    run = Run(name, "http://127.0.0.1/v1", model or "demo", today, verdicts)
+    notes = FOLDER / "notes" / f"{slug}.json"
+    run = Run(
+        name,
+        "http://127.0.0.1/v1",
+        model or "demo",
+        today,
+        verdicts,
+        notes=json.loads(notes.read_text()) if notes.exists() else {},
+    )
     for suffix in FORMATS:
         path = FOLDER / f"{slug}{suffix}"
         write(run, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import xml.dom.minidom
@@ -32,6 +33,7 @@ def verdict(name: str, outcome: str, level: str = "must") -> Verdict:
     return Verdict(check, outcome, "expected | <b>, got \x07", 3, 1, 0.5, (exchange,))  # type: ignore[arg-type]
 
 
+PUBLISHED = sorted((Path(__file__).parent.parent.parent / "docs" / "conformance").glob("*.json"))
 RUN = Run(
     "a <server>",
     "http://127.0.0.1/v1",
@@ -86,10 +88,35 @@ def test_the_json_has_a_versioned_schema(tmp_path: Path) -> None:
 
 def test_content_can_be_left_out(tmp_path: Path) -> None:
     """On request neither prompts nor answers are shown."""
-    import dataclasses
-
     write(dataclasses.replace(RUN, content=False), tmp_path / "report.html")
     assert "[16 bytes]" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".md", ".html"])
+def test_notes_stand_beside_what_they_explain(tmp_path: Path, suffix: str) -> None:
+    """A note is told with each verdict that its patterns fit, unless that is a pass."""
+    path = tmp_path / f"report{suffix}"
+    write(dataclasses.replace(RUN, notes={"headers.* echo.*": "It has none."}), path)
+    assert path.read_text().count("It has none.") == 2
+
+
+@pytest.mark.parametrize("text", ["{", '["a"]', '{"a": 1}'])
+def test_notes_that_are_none_are_refused(url: str, tmp_path: Path, text: str) -> None:
+    """A file of notes that is not an object of texts is a mistake in the call."""
+    path = tmp_path / "notes.json"
+    path.write_text(text)
+    arguments = [url, "--only", "models.list", "--notes", str(path)]
+    assert CliRunner().invoke(conform, arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_what_peers_fail_is_explained(path: Path) -> None:
+    """Each fail of the published reports has its note; Latimer's own have none to explain."""
+    checks = json.loads(path.read_text())["checks"]
+    broken = [check for check in checks if check["verdict"] in ("fail", "flaky", "timeout")]
+    assert [check["id"] for check in broken if not check["note"]] == []
+    if path.stem.startswith("latimer"):
+        assert [check["id"] for check in broken] == []
 
 
 @pytest.fixture(scope="module")

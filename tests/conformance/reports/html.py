@@ -61,6 +61,8 @@ def _check(run: Run, verdict: Verdict) -> str:
         body.append(f"<p>It held in {verdict.passes} of {verdict.runs} runs.</p>")
     if verdict.detail:
         body.append(f"<p class=detail>{escape(verdict.detail[:1500])}</p>")
+    if run.note(verdict):
+        body.append(f"<p><b>{escape(run.note(verdict))}</b></p>")
     if verdict.outcome != "pass":
         body += [_exchange(run, exchange) for exchange in verdict.exchanges[-3:]]
     return (

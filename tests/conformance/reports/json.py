@@ -34,6 +34,7 @@ def _document(run: Run) -> Mapping[str, Any]:
                 "source": verdict.check.source,
                 "verdict": verdict.outcome,
                 "detail": verdict.detail,
+                "note": run.note(verdict),
                 "runs": verdict.runs,
                 "passes": verdict.passes,
                 "seconds": round(verdict.seconds, 3),

@@ -27,12 +27,17 @@ def render(run: Run) -> str:
         ids = ", ".join(f"`{one.check.id}`" for one in broken[:8])
         more = f" and {len(broken) - 8} more" if len(broken) > 8 else ""
         lines.append(f"| {name} | {word}{': ' if ids else ''}{ids}{more} |")
-    told = [verdict for verdict in run.verdicts if verdict.outcome != "pass"]
-    if told:
+    others = [verdict for verdict in run.verdicts if verdict.outcome != "pass"]
+    if others:
         lines += ["", "| check | level | verdict | |", "|---|---|---|---|"]
-    for verdict in told:
-        detail = " ".join(verdict.detail[:300].split()).replace("|", "\\|").replace("<", "&lt;")
+    for verdict in others:
+        note = run.note(verdict)
+        told = _cell(verdict.detail) + (f" **{_cell(note)}**" if note else "")
         lines.append(
-            f"| `{verdict.check.id}` | {verdict.check.level} | {verdict.outcome} | {detail} |"
+            f"| `{verdict.check.id}` | {verdict.check.level} | {verdict.outcome} | {told} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text[:300].split()).replace("|", "\\|").replace("<", "&lt;")

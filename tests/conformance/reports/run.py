@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from ..check import Outcome, Verdict
 from ..target import Exchange
@@ -26,6 +27,7 @@ class Run:
         model: what requests named.
         date: the day, as in 2026-01-31.
         content: whether prompts and answers are shown; keys never are.
+        notes: what lies behind a verdict, by the check's id or a pattern; the first that fits.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Run:
     date: str
     verdicts: Sequence[Verdict]
     content: bool = True
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -44,6 +47,17 @@ class Run:
     def broken_musts(self) -> list[Verdict]:
         """The musts that do not hold."""
         return [v for v in self.verdicts if v.broken and v.check.level == "must"]
+
+    def note(self, verdict: Verdict) -> str:
+        """What lies behind a verdict that is no pass, where somebody found out; else empty."""
+        if verdict.outcome == "pass":
+            return ""
+        found = (
+            note
+            for patterns, note in self.notes.items()
+            if any(fnmatchcase(verdict.check.id, one) for one in patterns.split())
+        )
+        return next(found, "")
 
     def groups(self) -> dict[str, list[Verdict]]:
         """Verdicts by group, in the groups' order."""
