@@ -15,6 +15,8 @@ import httpx2
 from .check import Fail, Skip, Unsupported, expect
 from .published import chunk_problem, problem
 
+# What no server of this kind can be without.
+BASIC = {"/completions", "/chat/completions"}
 ERROR_KEYS = {"message", "type", "param", "code"}
 
 
@@ -34,11 +36,12 @@ class Reply:
     """What a server answered."""
 
     def __init__(
-        self, status: int, headers: httpx2.Headers, body: bytes, sent: Mapping[str, Any]
+        self, status: int, headers: httpx2.Headers, body: bytes, path: str, sent: Mapping[str, Any]
     ) -> None:
         self.status = status
         self.headers = headers
         self.body = body
+        self._path = path
         self._sent = sent
 
     @property
@@ -81,18 +84,26 @@ class Reply:
         raise Fail(f"expected status 200, but got {self.status}: {self.text[:300]}")
 
     def _refusal(self) -> str | None:
-        """What the server says it lacks, if it says so by an error object that names it."""
-        if self.status not in (400, 404, 405, 422, 501):
+        """What the server says it lacks, if it says so by an error object that names it.
+
+        An endpoint that is not there needs no object: what unknown paths are answered is judged
+        by a check of its own.
+        """
+        absent = self.status in (404, 405, 501)
+        if not absent and self.status not in (400, 422):
             return None
         try:
             error = json.loads(self.body)["error"]
-            message, code, param = error["message"], error.get("code"), error.get("param")
+            message, code, param = str(error["message"]), error.get("code"), error.get("param")
         except (ValueError, KeyError, TypeError):
-            return None
-        named = isinstance(param, str) and re.split(r"[.\[]", param)[0] in self._sent
+            where = f"there is no such endpoint: {self.status} for {self._path}"
+            return where if absent and self._path not in BASIC else None
         unsupported = isinstance(code, str) and code.startswith("unsupported")
-        whole = self.status in (404, 405, 501) and code != "model_not_found"
-        return str(message) if unsupported or named or whole else None
+        named = isinstance(param, str) and re.split(r"[.\[]", param)[0] in self._sent
+        words = set(re.findall(r"\w+", message))
+        told = "support" in message and not words.isdisjoint(self._sent)
+        lacking = unsupported or named or told or (absent and code != "model_not_found")
+        return message if lacking else None
 
 
 class Api:
@@ -163,7 +174,7 @@ class Api:
                 method, path, body or b"", reply.status_code, reply.headers.multi_items(), data
             )
         )
-        return Reply(reply.status_code, reply.headers, data, sent or {})
+        return Reply(reply.status_code, reply.headers, data, path, sent or {})
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Reply:
         """Send JSON; whether what comes back is of OpenAI's published types is noted."""

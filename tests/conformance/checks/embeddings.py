@@ -18,7 +18,10 @@ TEXTS = ("The sky is blue.", "A cat sleeps.", "1, 2, 3")
 async def embed(api: Api, given: Any, **body: Any) -> Any:
     """The body of a request for embeddings that must be served."""
     full = {"model": api.model, "input": given, **body}
-    return (await api.post(E, full)).ok()
+    found = (await api.post(E, full)).ok()
+    empty = not found["data"] or any(not item["embedding"] for item in found["data"])
+    expect(not empty, f"the embeddings are empty: {str(found)[:200]}")
+    return found
 
 
 async def _vectors(api: Api, given: Any, **body: Any) -> list[Any]:

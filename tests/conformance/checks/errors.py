@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..check import Body, Diverges, Skip, check, expect
-from ..target import ERROR_KEYS, Api
+from ..check import Body, Diverges, Fail, Skip, check, expect
+from ..target import ERROR_KEYS, Api, Reply
 
 C, H = "/completions", "/chat/completions"
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -94,25 +94,42 @@ async def unknown_model(api: Api) -> None:
     expect(error["code"] == "model_not_found", f"expected code model_not_found, but got {error}")
 
 
+# What any server has a reason to refuse: one of it may be taken by one that looks at little.
+REFUSED = (
+    (H, {"messages": None}), (C, {**WRITE, "temperature": 3}), (H, {"messages": "Hello"}),
+    (C, {"prompt": 5}), (H, {**ASK, "n": "many"}), (C, {**WRITE, "top_p": 2}),
+)  # fmt: skip
+
+
+async def _refusal(api: Api, **more: Any) -> Reply:
+    """The reply to the first of them that is refused."""
+    for path, body in REFUSED:
+        full = {name: value for name, value in body.items() if value is not None}
+        reply = await api.post(path, {"model": api.model, **full, **more})
+        if reply.status >= 400:
+            return reply
+    raise Fail("no request that is wrong is refused")
+
+
 @check("errors.keys", "An error has message, type, param and code, all four.", "must", "1.3 [SPEC]")
 async def keys(api: Api) -> None:
-    bad = {**WRITE, "model": api.model, "temperature": 3}
-    for reply in (await api.get("/no-such-endpoint"), await api.post(C, bad)):
-        reply.error(400, 404)
-        missing = ERROR_KEYS - reply.json()["error"].keys()
+    for reply in (await api.get("/no-such-endpoint"), await _refusal(api)):
+        error = reply.json().get("error")
+        expect(isinstance(error, dict), f"expected an 'error' object, but got {reply.text[:200]}")
+        missing = ERROR_KEYS - error.keys()
         expect(not missing, f"the error object lacks {sorted(missing)}: {reply.text[:200]}")
 
 
 @check("errors.type", "A client's mistake is an invalid_request_error.", "must", "1.4")
 async def kind(api: Api) -> None:
-    error = (await api.post(C, {**WRITE, "model": api.model, "temperature": 3})).error(400)
+    error = (await _refusal(api)).error(400)
     expected = "invalid_request_error"
     expect(error["type"] == expected, f"expected {expected}, but got {error['type']!r}")
 
 
 @check("errors.code-type", "An error's code is a string or null, never a number.", "must", "1.3")
 async def code_type(api: Api) -> None:
-    error = (await api.post(C, {**WRITE, "model": api.model, "temperature": 3})).error(400)
+    error = (await _refusal(api)).error(400, 422, 500)
     for key in ("param", "code"):
         expect(error[key] is None or isinstance(error[key], str), f"{key!r} is neither: {error}")
 
@@ -121,8 +138,7 @@ async def code_type(api: Api) -> None:
     "errors.stream", "A request that is refused is no stream, if it asks for one.", "must", "1.7"
 )
 async def stream(api: Api) -> None:
-    reply = await api.post(H, {**ASK, "model": api.model, "temperature": 3, "stream": True})
-    reply.error(400)
+    reply = await _refusal(api, stream=True)
     kind = reply.headers.get("content-type", "")
     expect(kind.startswith("application/json"), f"expected JSON, but got {kind!r}")
 
