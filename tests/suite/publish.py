@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,6 +131,23 @@ def ours(latimer: str, server: str, koboldcpp: str | None) -> None:
             judged("latimer-koboldcpp", f"{latimer} over koboldcpp 1.115.1", address)
 
 
+def cell(counts: Counter[str]) -> tuple[str, str]:
+    """A group's text and colour: how many hold of those that were judged.
+
+    From red to green by how many of those that are served hold; blue where what does not hold is
+    refused by name; grey where nothing could be judged.
+    """
+    broken = sum(counts[outcome] for outcome in ("fail", "flaky", "timeout"))
+    judged = counts["pass"] + broken + counts["unsupported"]
+    if not judged:
+        return "–", "#777"
+    text = f"{counts['pass']}/{judged}"
+    if not broken and counts["unsupported"] > counts["pass"]:
+        return text, "#4a6f9c"
+    share = counts["pass"] / (counts["pass"] + broken)
+    return text, f"hsl({share * 125:.0f} 60% {42 - 6 * share:.0f}%)"
+
+
 def grid() -> None:
     """A picture of all reports that there are: servers by groups."""
     reports = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
@@ -145,13 +163,12 @@ def grid() -> None:
         parts.append(f'<text x="0" y="{y + 19}">{report["name"]}</text>')
         for column, group in enumerate(groups):
             checks = [c for c in report["checks"] if c["id"].split(".")[0] == group]
-            share = sum(c["verdict"] == "pass" for c in checks) / len(checks)
+            text, colour = cell(Counter(check["verdict"] for check in checks))
             x = left + column * width
-            colour = f"hsl({share * 125:.0f} 60% {42 - 6 * share:.0f}%)"
             parts.append(
                 f'<rect x="{x}" y="{y}" width="{width - 3}" height="26" rx="3" fill="{colour}"/>'
                 f'<text x="{x + width / 2 - 1.5:.1f}" y="{y + 18}" fill="#fff" '
-                f'text-anchor="middle">{share:.0%}</text>'
+                f'text-anchor="middle">{text}</text>'
             )
     size = (left + len(groups) * width + 40, top + len(reports) * 30 + 8)
     (FOLDER / "grid.svg").write_text(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..check import Diverges, check, expect
 from ..target import Api
 
@@ -68,8 +71,10 @@ async def bias_fraction(api: Api) -> None:
     await api.complete(logit_bias={"70": 0.5}, max_tokens=1)
 
 
+# What repeats itself, with no token left out.
+REPEATING = ("1, 2, 3,", "la la la la", "a, a, a, a,", "the cat and the dog and the")
 # Two tokens are left; which of them is likelier differs from place to place, and not by much.
-TWO = {"logit_bias": {"70": 100, "71": 100}, "temperature": 0, "max_tokens": 6}
+TWO: Mapping[str, Any] = {"logit_bias": {"70": 100, "71": 100}, "temperature": 0, "max_tokens": 6}
 PROMPTS = (
     "Hello",
     "1, 2, 3,",
@@ -84,9 +89,10 @@ PROMPTS = (
 
 async def _changes(api: Api, **penalty: float) -> bool:
     """Whether a penalty makes any difference."""
-    for prompt in PROMPTS:
+    free: Mapping[str, Any] = {"temperature": 0, "max_tokens": 24}
+    for prompt, full in (*((p, TWO) for p in PROMPTS), *((p, free) for p in REPEATING)):
         texts = [
-            (await api.complete(prompt, **TWO, **more))["choices"][0]["text"]
+            (await api.complete(prompt, **full, **more))["choices"][0]["text"]
             for more in ({}, penalty)
         ]
         if texts[0] != texts[1]:
@@ -103,4 +109,4 @@ async def frequency_penalty(api: Api) -> None:
 @check("sampling.presence-penalty", "A presence penalty has an effect.", "should", "2.1")
 async def presence_penalty(api: Api) -> None:
     found = await _changes(api, presence_penalty=2.0)
-    expect(found, f"expected another token for any of {len(PROMPTS)} prompts")
+    expect(found, f"expected another token for any of {len(PROMPTS + REPEATING)} prompts")

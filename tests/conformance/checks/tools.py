@@ -280,14 +280,17 @@ async def content_absent(api: Api) -> None:
     await api.chat(turns, tools=[WEATHER], max_tokens=1)
 
 
-@check("tools.result-parts", "A result may be a list of text parts.", "should", "3.2")
+@check("tools.result-parts", "A result may be a list of text parts, which are all read.", "should",
+       "3.2")  # fmt: skip
 async def result_parts(api: Api) -> None:
-    parts = [{"type": "text", "text": "21 "}, {"type": "text", "text": "degrees"}]
+    parts = [{"type": "text", "text": text} for text in ("21 degrees ", "and a light wind, later")]
     counts = []
-    for content in ("21 degrees", parts):
+    for content in ("21 degrees and a light wind, later", parts):
         body = await api.chat(_turns(content), tools=[WEATHER], max_tokens=1)
         counts.append(body["usage"]["prompt_tokens"])
-    expect(counts[0] == counts[1], f"expected the same prompt, but got {counts} tokens")
+    # Some put a line end between them.
+    near = abs(counts[0] - counts[1]) <= 4
+    expect(near, f"expected the prompt of one text, but got {counts} tokens")
 
 
 @check("tools.orphan", "Calls without their results are refused.", "may", "3.2 10.71")
