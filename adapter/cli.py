@@ -38,9 +38,12 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             help="Which engine it is; found out by default.",
         ),
         click.option("--engine-key", help="The engine's own API key."),
-        click.option("--context", type=int, help="Tokens of prompt and completion, in process."),
+        click.option(
+            "--context", type=int, help="In process: tokens of all that runs side by side."
+        ),
+        click.option("--parallel", type=int, help="In process: choices side by side.  [16]"),
         click.option("--threads", type=int, help="CPU threads, in process."),
-        click.option("--gpu-layers", type=int, help="Layers on the GPU; -1 is all (the default)."),
+        click.option("--gpu-layers", help="Layers on the GPU: a number, or all (the default)."),
         click.option(
             "--exact",
             is_flag=True,
@@ -110,7 +113,7 @@ def serve(settings: Settings) -> None:
     \b
     Examples:
       latimer serve
-      latimer serve model.gguf --context 8192 --port 8080
+      latimer serve model.gguf --context 8192 --parallel 16 --gpu-layers all
       latimer serve http://127.0.0.1:8080 --model-name gpt-4o --api-key secret
       LATIMER_API_KEY=one,two latimer serve --config latimer.toml
 

@@ -42,6 +42,7 @@ class Settings(BaseSettings):
     )
     engine_key: SecretStr | None = Field(None, description="The engine's own API key.")
     context: Annotated[int, Field(ge=1)] | None = None
+    parallel: Annotated[int, Field(ge=1, le=256)] = 16
     threads: Annotated[int, Field(ge=1)] | None = None
     gpu_layers: int = -1
     exact: bool = False
@@ -55,6 +56,11 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return [word.strip() for word in value.split(",") if word.strip()]
         return value
+
+    @field_validator("gpu_layers", mode="before")
+    @classmethod
+    def _all(cls, value: Any) -> Any:
+        return -1 if value == "all" else value
 
     @classmethod
     def settings_customise_sources(

@@ -31,6 +31,7 @@ async def backend_of(
         return LlamaCpp(
             DEMO_MODEL if model is None else model,
             context=settings.context,
+            parallel=settings.parallel,
             threads=settings.threads,
             gpu_layers=settings.gpu_layers,
             exact=settings.exact,

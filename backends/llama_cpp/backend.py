@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 
 ENGINE = "llama.cpp in process"
 DEMO_MODEL = Path(__file__).with_name("demo.gguf")
-# Continuous batching lifts this; the loop below it works on a list already.
-SEQUENCES = 1
+PARALLEL = 16
 BATCH = 512
+# llama.cpp knows no more (`llama_max_parallel_sequences`).
+MOST_SEQUENCES = 256
 DEFAULT_CONTEXT = 8192
 
 CAPABILITIES = Capabilities(
@@ -91,11 +92,11 @@ class LlamaCpp:
 
     Args:
         path: the model's file; the bundled demo model by default.
-        context: tokens of prompt and completion; by default what the model was trained with,
-            8192 at most.
+        context: tokens of prompt and completion, of all that runs side by side; by default what
+            the model was trained with, 8192 at most.
         threads: CPU threads; by default as many as there are cores.
         gpu_layers: layers on the GPU, negative (the default) for all; without a GPU no matter.
-        sequences: how many choices run side by side.
+        parallel: how many choices run side by side.
         max_waiting: jobs that may wait; beyond it they are refused as busy.
         exact: compute so that log-probabilities do not depend on what else runs: without flash
             attention, with 32-bit memory. Slower.
@@ -111,7 +112,7 @@ class LlamaCpp:
         context: int | None = None,
         threads: int | None = None,
         gpu_layers: int = -1,
-        sequences: int = SEQUENCES,
+        parallel: int = PARALLEL,
         max_waiting: int = 256,
         exact: bool = False,
         progress: Callable[[float], None] | None = None,
@@ -120,7 +121,7 @@ class LlamaCpp:
         self._context = context
         self._threads = threads or os.cpu_count() or 1
         self._gpu_layers = gpu_layers
-        self._sequences = sequences
+        self._parallel = parallel
         self._max_waiting = max_waiting
         self._exact = exact
         self._progress = progress
@@ -211,6 +212,7 @@ class LlamaCpp:
     def _run(self, loaded: Future[_Engine]) -> None:
         """The engine's thread: load, serve, free."""
         try:
+            from .cache import Cache
             from .library import Context, LoadedModel, Settings
             from .scheduler import Scheduler
             from .vocabulary import Vocabulary
@@ -224,11 +226,14 @@ class LlamaCpp:
                 model = LoadedModel(self._path, self._gpu_layers, self._progress)
                 stack.callback(model.close)
                 length = self._context or min(model.trained_context, DEFAULT_CONTEXT)
-                settings = Settings(length, self._sequences, BATCH, self._threads, self._exact)
+                # As many again may rest, to be gone on from.
+                slots = min(2 * self._parallel, MOST_SEQUENCES)
+                settings = Settings(length, slots, BATCH, self._threads, self._exact)
                 context = Context(model, settings)
                 stack.callback(context.close)
                 vocabulary = Vocabulary(model)
-                scheduler = Scheduler(context, vocabulary, self._sequences, _post)
+                cache = Cache(context, length, slots, model.rolls_back)
+                scheduler = Scheduler(context, vocabulary, cache, self._parallel, _post)
                 size = self._path.stat().st_size
                 facts = f"{model.describe()}\n{self._path.name}\n{size}\n{length}\n{self._exact}"
                 loaded.set_result(

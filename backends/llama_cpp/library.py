@@ -37,8 +37,8 @@ class Settings:
     """How large a context is, and how it computes.
 
     Args:
-        context: tokens of prompt and completion for each sequence.
-        sequences: how many run side by side.
+        context: cells of memory: tokens of all sequences together.
+        sequences: how many are remembered side by side.
         batch: the most tokens that one decode takes.
         threads: CPU threads.
         exact: compute so that results hardly depend on what is evaluated together: no flash
@@ -98,6 +98,9 @@ class LoadedModel:
             raise EngineError(f"{path} is an encoder model; only decoders generate text here.")
         self.vocab = llama_cpp.llama_model_get_vocab(self.pointer)
         self.trained_context: int = llama_cpp.llama_model_n_ctx_train(self.pointer)
+        recurrent = llama_cpp.llama_model_is_recurrent(self.pointer)
+        # A state that was moved on cannot be moved back.
+        self.rolls_back: bool = not (recurrent or llama_cpp.llama_model_is_hybrid(self.pointer))
 
     def template(self) -> str | None:
         """The chat template, None where the file has none."""
@@ -144,7 +147,7 @@ class Context:
 
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = settings.context * settings.sequences
+        params.n_ctx = settings.context
         params.n_batch = settings.batch
         params.n_ubatch = settings.batch
         params.n_seq_max = settings.sequences
@@ -218,11 +221,16 @@ class Context:
         Raises:
             DecodeFailed: llama.cpp could not; sequences of the batch must be removed.
         """
-        self._batch.n_tokens, self.used = self.used, 0
-        self._decoded, self.outputs = self.outputs, 0
+        self._batch.n_tokens = self.used
+        self._decoded = self.outputs
+        self.clear()
         status = llama_cpp.llama_decode(self.pointer, self._batch)
         if status:
             raise DecodeFailed(status)
+
+    def clear(self) -> None:
+        """Empty the batch."""
+        self.used = self.outputs = 0
 
     def logits(self, start: int, count: int) -> NDArray[np.float32]:
         """Logits of the last decode, shape (count, vocabulary); valid until the next one."""
@@ -232,9 +240,18 @@ class Context:
         rows = np.ctypeslib.as_array(pointer, shape=(self._decoded, self._vocabulary))
         return rows[start : start + count]
 
-    def remove(self, sequence: int) -> None:
-        """Forget a sequence; a whole one can be removed from every kind of memory."""
-        llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+    def remove(self, sequence: int, start: int = 0) -> None:
+        """Forget a sequence from a position on.
+
+        A whole one can be removed from every kind of memory, a part only where the model rolls
+        back (`LoadedModel.rolls_back`).
+        """
+        if not llama_cpp.llama_memory_seq_rm(self._memory, sequence, start or -1, -1):
+            raise ValueError(f"sequence {sequence} cannot be cut at {start}")
+
+    def copy(self, source: int, target: int, end: int) -> None:
+        """Let a sequence that is empty begin as another does, up to a position."""
+        llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, end)
 
     def close(self) -> None:
         """Free the memory."""

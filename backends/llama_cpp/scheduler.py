@@ -16,6 +16,7 @@ from typing import Protocol
 from ..base import Event, Finish, Generation, Piece, PromptTokens, Reason, Token, TokenIds
 from ..errors import EngineError, LatimerError
 from ..stops import StopMatcher
+from .cache import Cache, Slot
 from .library import Context, DecodeFailed, Rows
 from .sampling import Sampler
 from .scoring import score
@@ -43,6 +44,7 @@ class Task:
         max_tokens: tokens to generate at most, the context's end included.
         stop_tokens: control tokens that a stop string spells.
         mailbox: where its events go, by way of the scheduler's hand-over.
+        scope: whose it is: only prompts of the same scope go on from each other.
     """
 
     job: Generation
@@ -52,6 +54,7 @@ class Task:
     max_tokens: int
     stop_tokens: dict[int, str]
     mailbox: Mailbox
+    scope: str = ""
     cancelled: bool = False
 
     @property
@@ -65,27 +68,38 @@ _NOWHERE = Rows(-1, -1)
 
 @dataclass(eq=False, slots=True)
 class _Choice:
+    """A choice that waits.
+
+    Args:
+        begun: where it was set aside, for want of cells: what goes on when there are some.
+    """
+
     task: Task
     index: int
+    begun: _Sequence | None = None
 
 
 @dataclass(eq=False, slots=True)
 class _Sequence:
-    """A choice that is being generated: how far it is evaluated, and what was drawn.
+    """A choice that is being generated: what it consists of, and how far that is evaluated.
 
     Args:
+        history: the prompt, and what was drawn.
+        wanted: how much of it is to be evaluated.
         scored: the prompt's tokens with their log-probabilities, None where nobody wants them.
+        cached: how many of the prompt's tokens were there when it began.
         rows, outputs: where its tokens stand in the batch, and how many of them have logits.
         ready: whether the batch holds its last token, so that another can be drawn.
     """
 
-    id: int
     choice: _Choice
+    slot: Slot
     sampler: Sampler
     matcher: StopMatcher
-    pending: TokenIds
+    history: list[int]
+    wanted: int
     scored: list[Token] | None = None
-    position: int = 0
+    cached: int = 0
     drawn: int = 0
     text_size: int = 0
     released: int = 0
@@ -93,6 +107,11 @@ class _Sequence:
     rows: Rows = _NOWHERE
     outputs: int = 0
     ready: bool = False
+
+    @property
+    def left(self) -> int:
+        """How many tokens are to be evaluated before another can be drawn."""
+        return self.wanted - len(self.slot.tokens)
 
 
 Delivery = tuple[Task, "Sequence[Event] | LatimerError"]
@@ -110,16 +129,20 @@ class Scheduler:
         self,
         context: Context,
         vocabulary: Vocabulary,
+        cache: Cache,
         limit: int,
         post: Callable[[list[Delivery]], None],
     ) -> None:
         self._context = context
         self._vocabulary = vocabulary
-        self._free = list(range(limit))[::-1]
+        self._cache = cache
+        self._limit = limit
         self._post = post
         self._inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._waiting: deque[_Choice] = deque()
         self._running: list[_Sequence] = []
+        # Nothing is admitted before something has ended where the first did not fit.
+        self._full = False
         self._outbox: list[Delivery] = []
         self._stopping = False
 
@@ -135,14 +158,29 @@ class Scheduler:
         """Step until stopped, sleeping while there is nothing to do."""
         while not self._stopping:
             self._receive(block=not self._running and not self._waiting)
-            if not self._stopping:
+            if self._stopping:
+                break
+            try:
                 self.step()
+            except Exception as error:
+                # Whatever it is, those who wait must hear of it, and the next must be answered.
+                self._abandon(EngineError(f"The engine failed: {error!r}."))
         self._receive(block=False)
+        self._abandon(EngineError("The engine was shut down."))
+
+    def _abandon(self, error: EngineError) -> None:
+        """End everything that runs or waits with an error."""
+        begun = [choice.begun for choice in self._waiting if choice.begun is not None]
         tasks = {c.task: None for c in [*self._waiting, *(s.choice for s in self._running)]}
-        for sequence in list(self._running):
-            self._release(sequence)
-        for task in tasks:
-            self._outbox.append((task, EngineError("The engine was shut down.")))
+        for sequence in [*begun, *self._running]:
+            sequence.sampler.close()
+        for sequence in self._running:
+            self._cache.drop(sequence.slot)
+        self._waiting.clear()
+        self._running.clear()
+        self._context.clear()
+        self._full = False
+        self._outbox = [(task, error) for task in tasks]
         self._flush()
 
     def step(self) -> None:
@@ -161,7 +199,8 @@ class Scheduler:
                     if sequence.scored is not None and sequence.outputs:
                         self._score(sequence)
                     if sequence.ready:
-                        self._draw(sequence)
+                        for one in self._forked(sequence):
+                            self._draw(one)
         self._flush()
 
     def _receive(self, block: bool) -> None:
@@ -173,34 +212,55 @@ class Scheduler:
             if task is None:
                 self._stopping = True
                 return
-            # The first choice scores the prompt for all of them; the others follow then.
-            first = task.job.prompt_logprobs is not None
-            choices = range(1 if first else len(task.job.seeds))
-            self._waiting.extend(_Choice(task, index) for index in choices)
+            # The first choice evaluates the prompt for all; the others follow then.
+            self._waiting.append(_Choice(task, 0))
             block = False
 
     def _drop_cancelled(self) -> None:
         for sequence in [s for s in self._running if s.choice.task.cancelled]:
             self._release(sequence)
         if any(choice.task.cancelled for choice in self._waiting):
+            for choice in self._waiting:
+                if choice.task.cancelled and choice.begun is not None:
+                    choice.begun.sampler.close()
             self._waiting = deque(c for c in self._waiting if not c.task.cancelled)
+            self._full = False
 
     def _admit(self) -> None:
-        while self._free and self._waiting:
-            choice = self._waiting.popleft()
-            task = choice.task
-            sampler = Sampler(
-                task.job.sampling,
-                task.job.seeds[choice.index],
-                self._vocabulary,
-                task.prompt,
-                task.max_tokens,
+        """Begin what waits, or go on with it, while there are a sequence and cells for it."""
+        while self._waiting and not self._full and len(self._running) < self._limit:
+            choice = self._waiting[0]
+            begun, task = choice.begun, choice.task
+            scoring = task.job.prompt_logprobs is not None and choice.index == 0
+            history = [*task.prompt] if begun is None else begun.history
+            wanted = len(history)
+            if scoring and task.max_tokens == 0:
+                # The last token's logits would only score a token that nobody wants.
+                wanted = len(history) - 1
+            # Those that run need a cell each to go on.
+            slot = self._cache.take(
+                history[:wanted], task.scope, not scoring or bool(choice.index), len(self._running)
             )
-            matcher = StopMatcher(task.job.stops)
-            sequence = _Sequence(self._free.pop(), choice, sampler, matcher, task.prompt)
+            if slot is None:
+                self._full = True
+                return
+            self._waiting.popleft()
+            if begun is None:
+                sequence = self._begun(choice, slot, history, wanted)
+            else:
+                sequence, begun.slot, choice.begun = begun, slot, None
             self._running.append(sequence)
-            if task.job.prompt_logprobs is not None and choice.index == 0:
+            if scoring and sequence.drawn == 0:
                 self._begin_scoring(sequence)
+
+    def _begun(self, choice: _Choice, slot: Slot, history: list[int], wanted: int) -> _Sequence:
+        task = choice.task
+        job = task.job
+        seed = job.seeds[choice.index]
+        sampler = Sampler(job.sampling, seed, self._vocabulary, task.prompt, task.max_tokens)
+        matcher = StopMatcher(job.stops)
+        cached = max(slot.reused - task.hidden, 0)
+        return _Sequence(choice, slot, sampler, matcher, history, wanted, cached=cached)
 
     def _begin_scoring(self, sequence: _Sequence) -> None:
         task = sequence.choice.task
@@ -209,39 +269,63 @@ class Scheduler:
         spelling = spelling if control else first
         token = Token(task.prompt[task.hidden], first, spelling, control, None)
         sequence.scored = [token]
-        if task.max_tokens == 0:
-            # The last token's logits would only score a token that nobody wants.
-            sequence.pending = task.prompt[:-1]
-            if not sequence.pending or task.prompt_tokens == 1:
-                self._end_scoring(sequence)
+        if not sequence.wanted or (task.max_tokens == 0 and task.prompt_tokens == 1):
+            self._end_scoring(sequence)
 
     def _fill(self) -> list[_Sequence]:
         """Put each sequence's next tokens into the batch: single ones first, then prompts."""
         batch: list[_Sequence] = []
-        for sequence in sorted(self._running, key=lambda s: len(s.pending) > 1):
+        for sequence in sorted(self._running, key=lambda s: s.left > 1):
             room = self._context.room
             if not room or not self._context.output_room:
                 break
+            if sequence not in self._running:
+                continue
             scoring = sequence.scored is not None
-            tokens = sequence.pending[: min(room, self._context.output_room) if scoring else room]
-            sequence.pending = sequence.pending[len(tokens) :]
-            sequence.ready = not sequence.pending
-            sequence.outputs = len(tokens) if scoring else int(sequence.ready)
-            sequence.rows = self._context.add(
-                sequence.id, sequence.position, tokens, sequence.outputs
-            )
-            sequence.position += len(tokens)
+            count = min(sequence.left, room, self._context.output_room if scoring else room)
+            count = self._make_room(sequence, count, batch)
+            if not count:
+                continue
+            position = len(sequence.slot.tokens)
+            tokens = sequence.history[position : position + count]
+            self._cache.extend(sequence.slot, tokens)
+            sequence.ready = sequence.left == 0
+            sequence.outputs = count if scoring else int(sequence.ready)
+            sequence.rows = self._context.add(sequence.slot.id, position, tokens, sequence.outputs)
             batch.append(sequence)
         return batch
+
+    def _make_room(self, sequence: _Sequence, count: int, batch: Sequence[_Sequence]) -> int:
+        """How many of a sequence's tokens there are cells for, 0 where it has to wait.
+
+        What rests is forgotten first; then the sequences that began last are set aside.
+        """
+        while not self._cache.make_room(count):
+            if self._cache.free:
+                return self._cache.free
+            others = [one for one in self._running if one not in batch]
+            self._set_aside(others[-1])
+            if others[-1] is sequence:
+                return 0
+        return count
+
+    def _set_aside(self, sequence: _Sequence) -> None:
+        """Forget what is evaluated of a sequence; it waits, first of all, to be evaluated again."""
+        self._running.remove(sequence)
+        self._cache.drop(sequence.slot)
+        sequence.scored = None
+        sequence.choice.begun = sequence
+        self._waiting.appendleft(sequence.choice)
 
     def _score(self, sequence: _Sequence) -> None:
         """Score the prompt's tokens that follow those of the batch."""
         task, scored = sequence.choice.task, sequence.scored
         assert scored is not None
-        start = sequence.position - sequence.outputs
+        position = len(sequence.slot.tokens)
+        start = position - sequence.outputs
         # What comes before the first of the client's own tokens scores nothing that is shown.
         skipped = max(task.hidden - start, 0)
-        followers = range(start + skipped + 1, min(sequence.position + 1, len(task.prompt)))
+        followers = range(start + skipped + 1, min(position + 1, len(task.prompt)))
         if followers:
             tokens = []
             for at in followers:
@@ -250,29 +334,50 @@ class Scheduler:
                 tokens.append((task.prompt[at], data, spelling if control else data, control))
             logits = self._context.logits(sequence.rows.output + skipped, len(tokens))
             scored += score(logits, tokens, task.job.prompt_logprobs or 0, self._vocabulary)
-        if not sequence.pending:
+        if not sequence.left:
             self._end_scoring(sequence)
 
     def _end_scoring(self, sequence: _Sequence) -> None:
-        """Tell the prompt's tokens; the other choices may follow."""
+        """Tell the prompt's tokens."""
         task, scored = sequence.choice.task, sequence.scored
         assert scored is not None
         sequence.scored = None
         self._outbox.append((task, (PromptTokens(0, scored),)))
-        others = range(1, len(task.job.seeds))
         if task.max_tokens:
-            self._waiting.extendleft(_Choice(task, index) for index in reversed(others))
             return
         sequence.ready = False
+        others = range(1, len(task.job.seeds))
         finishes = [Finish(index, "length", None, task.prompt_tokens, 0) for index in others]
         self._outbox.append((task, finishes))
         self._finish(sequence, "length", None, 0)
 
+    def _forked(self, sequence: _Sequence) -> list[_Sequence]:
+        """A sequence that is ready, and with a prompt's first choice all others of its task.
+
+        They draw from the same logits. Those for which there is no sequence wait, first of all.
+        """
+        choice, task = sequence.choice, sequence.choice.task
+        if sequence.drawn or choice.index or len(task.job.seeds) == 1:
+            return [sequence]
+        found = [sequence]
+        others = deque(_Choice(task, index) for index in range(1, len(task.job.seeds)))
+        while others and len(self._running) < self._limit:
+            slot = self._cache.fork(sequence.slot)
+            if slot is None:
+                break
+            fork = self._begun(others.popleft(), slot, [*task.prompt], len(task.prompt))
+            fork.rows, fork.outputs = sequence.rows, sequence.outputs
+            self._running.append(fork)
+            found.append(fork)
+        self._waiting.extendleft(reversed(others))
+        return found
+
     def _draw(self, sequence: _Sequence) -> None:
+        task = sequence.choice.task
         token = sequence.sampler.sample(self._context, sequence.rows.last)
         sequence.drawn += 1
-        sequence.pending = (token,)
-        task = sequence.choice.task
+        sequence.history.append(token)
+        sequence.wanted += 1
         if token in task.stop_tokens:
             self._finish(sequence, "stop", task.stop_tokens[token], sequence.drawn - 1)
             return
@@ -313,7 +418,7 @@ class Scheduler:
     ) -> None:
         choice = sequence.choice
         prompt_tokens = choice.task.prompt_tokens
-        finish = Finish(choice.index, reason, stop, prompt_tokens, completion, end=end)
+        finish = Finish(choice.index, reason, stop, prompt_tokens, completion, sequence.cached, end)
         self._outbox.append((choice.task, (finish,)))
         self._release(sequence)
 
@@ -323,13 +428,18 @@ class Scheduler:
         for task in failed:
             task.cancelled = True
             self._outbox.append((task, EngineError(f"llama.cpp failed: {error}.")))
+        for sequence in batch:
+            self._running.remove(sequence)
+            sequence.sampler.close()
+            self._cache.drop(sequence.slot)
         self._drop_cancelled()
+        self._full = False
 
     def _release(self, sequence: _Sequence) -> None:
         self._running.remove(sequence)
         sequence.sampler.close()
-        self._context.remove(sequence.id)
-        self._free.append(sequence.id)
+        self._cache.rest(sequence.slot)
+        self._full = False
 
     def _flush(self) -> None:
         if self._outbox:

@@ -174,7 +174,7 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
 
 def test_a_running_stream_ends_after_sigterm() -> None:
     """SIGTERM lets what runs come to its end, and then the server stops."""
-    with command("--drain", "20") as (process, address):
+    with command("--drain", "60") as (process, address):
         body = {
             "model": "demo",
             "prompt": "One day,",

@@ -30,9 +30,9 @@ ENDLESS = Sampling(temperature=0.0, extras={"ignore_eos": True})
 
 
 @pytest.fixture(scope="module")
-async def backend() -> AsyncIterator[LlamaCpp]:
+async def backend(demo_f32: Path) -> AsyncIterator[LlamaCpp]:
     """The demo model."""
-    made = LlamaCpp(context=2048)
+    made = LlamaCpp(demo_f32, context=2048, exact=True)
     yield made
     await made.aclose()
 
@@ -40,7 +40,7 @@ async def backend() -> AsyncIterator[LlamaCpp]:
 async def test_facts_of_the_model(backend: LlamaCpp) -> None:
     """Name, context, template and tokens come from the file."""
     model = await backend.model()
-    assert (model.name, model.context, model.adds_bos) == ("demo", 2048, False)
+    assert (model.name, model.context, model.adds_bos) == ("demo-f32", 2048, False)
     assert "<|im_start|>" in (model.template or "")
     assert (model.bos_token, model.eos_token) == ("<|endoftext|>", "<|im_end|>")
     assert model.fingerprint.startswith("fp_")
@@ -198,7 +198,7 @@ async def test_there_is_no_native_reply(backend: LlamaCpp) -> None:
 
 async def test_two_sequences_answer_as_one_does() -> None:
     """A backend with room for two gives the same answers."""
-    backend = LlamaCpp(context=256, sequences=2)
+    backend = LlamaCpp(context=256, parallel=2)
     jobs = [Generation(COUNT, 64, sampling=GREEDY) for _ in range(6)]
     answers = await asyncio.gather(*(run(backend, job) for job in jobs))
     assert {texts[0] for texts, _ in answers} == {b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ FRANCE = Text(DEMO_CHATML.format("What is the capital of France?"))
 
 
 @pytest.fixture(scope="module")
-async def backend() -> AsyncIterator[LlamaCpp]:
+async def backend(demo_f32: Path) -> AsyncIterator[LlamaCpp]:
     """The demo model."""
-    made = LlamaCpp(context=512)
+    made = LlamaCpp(demo_f32, context=512, exact=True)
     yield made
     await made.aclose()
 

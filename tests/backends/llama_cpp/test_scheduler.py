@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from latimer.backends.base import Event, Finish, Generation, Piece, Sampling, Text
 from latimer.backends.errors import EngineError, LatimerError
 from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_cpp.cache import BLOCK, Cache
 from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedModel, Settings
 from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler, Task
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from support.recordings import DEMO_CHATML, prompts
 
 GREEDY = Sampling(temperature=0.0)
+RECURRENT = Path(__file__).parent.parent.parent / "models" / "recurrent.gguf"
 
 
 class Box:
     """A mailbox that keeps what it gets."""
 
-    def __init__(self) -> None:
+    def __init__(self, choices: int = 1) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.close()
         self.events: list[Event] = []
         self.error: LatimerError | None = None
+        self.choices = choices
 
     def deliver(self, events: Sequence[Event] | LatimerError) -> None:
         """Keep them."""
@@ -39,33 +43,46 @@ class Box:
         return b"".join(event.data for event in self.events if isinstance(event, Piece))
 
     @property
+    def finishes(self) -> list[Finish]:
+        """How the choices have ended."""
+        return [event for event in self.events if isinstance(event, Finish)]
+
+    @property
     def finished(self) -> bool:
         """Whether the last event has come."""
-        return bool(self.events) and isinstance(self.events[-1], Finish)
+        return len(self.finishes) == self.choices
+
+    def choice(self, index: int) -> bytes:
+        """What one choice's pieces come to."""
+        pieces = [event for event in self.events if isinstance(event, Piece)]
+        return b"".join(piece.data for piece in pieces if piece.choice == index)
 
 
 class Engine:
     """Everything that the engine's thread owns, in the test's own thread."""
 
-    def __init__(self, sequences: int) -> None:
-        self.model = LoadedModel(DEMO_MODEL, 0)
-        settings = Settings(512, sequences, 64, 2)
-        self.context = Context(self.model, settings)
+    def __init__(self, limit: int, cells: int = 512, path: Path = DEMO_MODEL) -> None:
+        self.model = LoadedModel(path, 0)
+        self.context = Context(self.model, Settings(cells, 2 * limit, 64, 2))
         self.vocabulary = Vocabulary(self.model)
+        self.cells = cells
+        self.cache = Cache(self.context, cells, 2 * limit, self.model.rolls_back)
         self.posts: list[list[Delivery]] = []
-        self.scheduler = Scheduler(self.context, self.vocabulary, sequences, self._post)
+        self.scheduler = Scheduler(self.context, self.vocabulary, self.cache, limit, self._post)
 
     def _post(self, deliveries: list[Delivery]) -> None:
         self.posts.append(deliveries)
         for task, events in deliveries:
             task.mailbox.deliver(events)
 
-    def submit(self, prompt: str, max_tokens: int, **job: object) -> tuple[Task, Box]:
+    def submit(
+        self, prompt: str, max_tokens: int, scope: str = "", **job: object
+    ) -> tuple[Task, Box]:
         """Queue a job."""
         ids = self.vocabulary.tokenize(prompt, add_special=True, parse_special=True)
-        box = Box()
         generation = Generation(Text(prompt), max_tokens, sampling=GREEDY, **job)  # type: ignore[arg-type]
-        task = Task(generation, ids, len(ids), (), max_tokens, {}, box)
+        box = Box(len(generation.seeds))
+        task = Task(generation, ids, len(ids), (), max_tokens, {}, box, scope)
         self.scheduler.submit(task)
         return task, box
 
@@ -86,7 +103,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 @pytest.fixture
 def two() -> Iterator[Engine]:
     """An engine with two sequences."""
-    made = Engine(2)
+    made = Engine(2, 1024)
     yield made
     made.close()
 
@@ -180,6 +197,29 @@ def test_stopping_ends_what_runs_with_an_error() -> None:
     engine.close()
 
 
+def test_an_error_in_a_step_ends_what_runs_and_no_more(
+    two: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for a step that broke hears of it; the engine goes on."""
+    boxes = [two.submit(DEMO_CHATML.format("Count to 12."), 40)[1] for _ in range(3)]
+    step = two.scheduler.step
+    after: list[Box] = []
+
+    def once() -> None:
+        step()
+        if not after:
+            after.append(two.submit(DEMO_CHATML.format("Count to 7."), 40)[1])
+            raise RuntimeError("broken")
+        if after[0].finished:
+            two.scheduler.stop()
+
+    monkeypatch.setattr(two.scheduler, "step", once)
+    two.scheduler.run()
+    assert all("broken" in str(box.error) for box in boxes)
+    assert after[0].text == b"1, 2, 3, 4, 5, 6, 7."
+    assert two.cache.make_room(two.cells)
+
+
 def test_a_batch_is_never_overfilled(engine: Engine) -> None:
     """What would abort the process is an error before it reaches llama.cpp."""
     with pytest.raises(ValueError, match="do not fit"):
@@ -195,3 +235,76 @@ def test_one_wake_up_a_step(two: Engine) -> None:
     for steps in range(1, 8):
         two.scheduler.step()
         assert len(two.posts) == steps
+
+
+def test_a_prompt_goes_on_from_what_it_has_in_common(two: Engine) -> None:
+    """The second evaluates only what is new, and says how much was there; the text is the same."""
+    long = "word " * 200
+    _, first = two.submit(f"{long}one", 4)
+    finish(two, first)
+    _, second = two.submit(f"{long}two", 4)
+    finish(two, second)
+    _, again = two.submit(f"{long}one", 4)
+    finish(two, again)
+    counts = [box.finishes[0].cached_tokens for box in (first, second, again)]
+    tokens = again.finishes[0].prompt_tokens
+    assert counts[0] == 0
+    # Whole blocks are gone on from, and the last token is always evaluated again.
+    assert counts[1] == counts[2] == (tokens - 1) // BLOCK * BLOCK
+    assert again.text == first.text
+
+
+def test_scopes_share_nothing(two: Engine) -> None:
+    """What one user's prompt has evaluated is not there for another's."""
+    _, first = two.submit("word " * 100, 4, "one")
+    finish(two, first)
+    _, second = two.submit("word " * 100, 4, "other")
+    finish(two, second)
+    assert second.finishes[0].cached_tokens == 0
+
+
+def test_choices_evaluate_their_prompt_once(two: Engine) -> None:
+    """Eight choices of a prompt take little more than its cells, and greedy ones are equal."""
+    prompt = "word " * 60 + DEMO_CHATML.format("Count to 7.")
+    _, box = two.submit(prompt, 40, seeds=(1, 2, 3, 4, 5, 6, 7, 8))
+    finish(two, box)
+    _, alone = two.submit(prompt, 40)
+    finish(two, alone)
+    assert {box.choice(index) for index in range(8)} == {alone.text}
+    used = two.cells - two.cache.free
+    assert used < alone.finishes[0].prompt_tokens + 9 * 40 + BLOCK
+    assert alone.finishes[0].cached_tokens >= BLOCK
+
+
+@pytest.mark.parametrize("cells", [64, 96, 160])
+def test_what_does_not_fit_waits_and_loses_nothing(cells: int) -> None:
+    """With cells for two or three of eight that run, all come to their recorded answers."""
+    engine = Engine(8, cells)
+    known = [prompt for prompt in prompts() if len(prompt["greedy"]) > 20][:16]
+    boxes = [engine.submit(prompt["prompt"], 40)[1] for prompt in known]
+    finish(engine, *boxes, steps=5000)
+    assert [box.text.decode() for box in boxes] == [prompt["greedy"] for prompt in known]
+    assert engine.cache.make_room(cells)
+    engine.close()
+
+
+def test_a_recurrent_model_goes_on_from_whole_sequences_only() -> None:
+    """Its state cannot be moved back: the answers are those of an engine that remembers nothing."""
+    engine = Engine(2, 512, RECURRENT)
+    assert not engine.model.rolls_back
+    texts = ["one two three four", "one two three four", "one two", "one two three five"]
+    boxes = []
+    for text in texts:
+        boxes.append(engine.submit(text, 6)[1])
+        finish(engine, boxes[-1])
+    fresh = []
+    for text in texts:
+        alone = Engine(1, 512, RECURRENT)
+        fresh.append(alone.submit(text, 6)[1])
+        finish(alone, fresh[-1])
+        alone.close()
+    assert [box.text for box in boxes] == [box.text for box in fresh]
+    _, grown = engine.submit(texts[0], 6, seeds=(1, 2, 3))
+    finish(engine, grown)
+    assert {grown.choice(index) for index in range(3)} == {boxes[0].text}
+    engine.close()
