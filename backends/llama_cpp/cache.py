@@ -132,8 +132,11 @@ class Cache:
         return self.free >= count
 
     def rest(self, slot: Slot) -> None:
-        """Keep a sequence that has finished, for as long as its cells are not wanted."""
-        if not slot.tokens:
+        """Keep a sequence that has finished, for as long as its cells are not wanted.
+
+        One that nobody can go on from is forgotten: what is remembered makes attention slower.
+        """
+        if not slot.tokens or (self._rolls_back and len(slot.tokens) < BLOCK):
             self.drop(slot)
             return
         del self._running[slot.id]

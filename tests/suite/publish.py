@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import datetime
 import importlib.metadata
 import importlib.util
 import json
-import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,10 +28,9 @@ from latimer.conformance.reports.run import Run  # noqa: E402
 from latimer.conformance.runner import Settings, judge  # noqa: E402
 from support.servers import (  # noqa: E402
     command,
-    free_port,
+    llama_cpp_python,
     llama_server,
     restarted_llama_server,
-    wait_for,
 )
 
 FOLDER = ROOT / "docs" / "conformance"
@@ -44,23 +40,6 @@ FORMATS = (".json", ".md", ".html", ".svg")
 def version(package: str) -> str:
     """A package's version."""
     return importlib.metadata.version(package)
-
-
-@contextlib.contextmanager
-def llama_cpp_python() -> Iterator[str]:
-    """llama-cpp-python's own server."""
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "llama_cpp.server", "--model", str(DEMO_MODEL), "--port", str(port),
-         "--n_ctx", "2048", "--logits_all", "true", "--model_alias", "demo"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        wait_for(f"http://127.0.0.1:{port}/v1/models", process)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def judged(
@@ -110,7 +89,7 @@ def main(koboldcpp: str | None, peers_only: bool) -> None:
     with llama_server(DEMO_MODEL, "--alias", "demo") as address:
         judged("llama-server", f"{server}, its own /v1", address, "demo")
     if importlib.util.find_spec("sse_starlette"):
-        with llama_cpp_python() as address:
+        with llama_cpp_python(DEMO_MODEL, 2048) as address:
             peer = f"llama-cpp-python {version('llama-cpp-python')}, its own server"
             judged("llama-cpp-python", peer, address, at_once=1)
     grid()

@@ -58,3 +58,46 @@ def _copy_fields(
         kind = known.types[0] if known is not None else gguf.GGUFValueType.UINT32
         inner = known.types[-1] if kind == gguf.GGUFValueType.ARRAY and known is not None else None
         writer.add_key_value(name, value, kind, sub_type=inner)
+
+
+def larger(source: Path, target: Path, *, width: int, layers: int, inner: int) -> Path:
+    """A Llama of random weights in eight bits, with another model's vocabulary.
+
+    Args:
+        width: of the embedding; heads are of 64.
+        inner: of the feed-forward part.
+    """
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "llama")
+    changes = {
+        "llama.embedding_length": width,
+        "llama.block_count": layers,
+        "llama.feed_forward_length": inner,
+        "llama.attention.head_count": width // 64,
+        "llama.attention.head_count_kv": width // 64,
+        "llama.rope.dimension_count": 64,
+    }
+    _copy_fields(reader, writer, changes)
+    rng = np.random.default_rng(1)
+    kind = gguf.GGMLQuantizationType.Q8_0
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        values = rng.standard_normal((rows, columns), np.float32) / np.sqrt(columns)
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+    matrix("token_embd.weight", reader.fields["llama.vocab_size"].contents(), width)
+    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
+    for layer in range(layers):
+        block = f"blk.{layer}."
+        writer.add_tensor(block + "attn_norm.weight", np.ones(width, np.float32))
+        writer.add_tensor(block + "ffn_norm.weight", np.ones(width, np.float32))
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            matrix(f"{block}{name}.weight", width, width)
+        matrix(block + "ffn_gate.weight", inner, width)
+        matrix(block + "ffn_up.weight", inner, width)
+        matrix(block + "ffn_down.weight", width, inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -138,3 +139,21 @@ def command(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
+
+
+@contextlib.contextmanager
+def llama_cpp_python(model: Path, context: int, *options: str) -> Iterator[str]:
+    """llama-cpp-python's own server, which needs packages that Latimer does not."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--port", str(port),
+         "--n_ctx", str(context), "--logits_all", "true", "--model_alias", model.stem,
+         "--n_threads", "2", *options],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_for(f"http://127.0.0.1:{port}/v1/models", process)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)

@@ -1,0 +1,77 @@
+"""Whatever is asked of the engine, on a memory too small for it: all ends, and nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+
+import pytest
+from latimer.backends.base import Finish, Generation, Sampling, Text
+from latimer.backends.errors import LatimerError
+from latimer.backends.llama_cpp import LlamaCpp
+
+CELLS = 512
+# More of them by hand: LATIMER_SOAK=2000.
+REQUESTS = int(os.environ.get("LATIMER_SOAK", "250"))
+
+
+def job(rng: random.Random) -> Generation:
+    """Any request: long or short, with stops, choices, scores, or wrong in some way."""
+    kind = rng.random()
+    words = rng.choice(["one two three ", "the cat sat ", "1, 2, 3, ", "é 漢 🔥 "])
+    size = rng.randrange(1, 60)
+    if kind < 0.05:
+        size = 2000
+    prompt = Text(words * size) if rng.random() < 0.8 else tuple(rng.choices(range(1024), k=size))
+    if kind > 0.97:
+        prompt = (10_000,)
+    return Generation(
+        prompt,
+        rng.choice([None, 0, 1, 8, 40]),
+        tuple(rng.choice([None, 3]) for _ in range(rng.choice([1, 1, 1, 2, 5, 12]))),
+        tuple(rng.sample(["a", "e", " t", "\n", "3,"], rng.randrange(3))),
+        Sampling(rng.choice([0.0, 1.0]), presence_penalty=rng.choice([0.0, 1.0])),
+        logprobs=rng.choice([None, None, 0, 3]),
+        prompt_logprobs=rng.choice([None, None, None, 2]),
+    )
+
+
+async def run(backend: LlamaCpp, work: Generation, rng: random.Random) -> str:
+    """What became of a request: whole, left early, or refused."""
+    leaves = rng.random() < 0.2
+    ended = 0
+    try:
+        async with backend.open(work) as batches:
+            async for batch in batches:
+                ended += sum(isinstance(event, Finish) for event in batch)
+                if leaves and rng.random() < 0.3:
+                    return "left"
+    except LatimerError:
+        return "refused"
+    assert ended == len(work.seeds)
+    return "whole"
+
+
+@pytest.mark.timeout(600)
+async def test_everything_ends_and_nothing_leaks() -> None:
+    """Random requests, two dozen at a time: each ends, memory is flat, no cell is lost."""
+    rng = random.Random(5)
+    backend = LlamaCpp(context=CELLS, parallel=8, max_waiting=100_000)
+    turns = asyncio.Semaphore(24)
+    sizes: list[int] = []
+
+    async def one() -> str:
+        async with turns:
+            found = await asyncio.wait_for(run(backend, job(rng), rng), 120)
+        sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return found
+
+    found = await asyncio.gather(*(one() for _ in range(REQUESTS)))
+    assert {"whole", "left", "refused"} == set(found)
+    assert sizes[-1] - sizes[len(sizes) // 2] < 30 * 1024
+    # A prompt of the whole memory is answered only where every cell has come back.
+    last = Generation(tuple([5] * (CELLS - 1)), 1, sampling=Sampling(0.0))
+    assert await asyncio.wait_for(run(backend, last, random.Random(1)), 60) in ("whole", "left")
+    await backend.aclose()

@@ -1,0 +1,151 @@
+"""The engine in process against llama-server and llama-cpp-python's server, over HTTP.
+
+    python tests/benchmarks/engine.py [--model demo|110m|FILE] [--tokens 64] [--clients 1 4 8 16]
+
+All in one run on one machine: the same model, two threads each, as many sequences for Latimer as
+llama-server has slots, the same streamed requests by the same clients. Told are tokens a second,
+the time to the first token, CPU time a token (the server's and its threads'), and what a prompt of
+a thousand tokens costs the second time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from latimer.backends.llama_cpp import DEMO_MODEL
+from support import gguf_files
+from support.servers import command, llama_cpp_python, llama_server
+
+CONTEXT = 8192
+# The demo vocabulary's end tokens: nobody ends early.
+ENDS = {"0": -100, "2": -100}
+
+
+def cpu_seconds() -> float:
+    """CPU time of all processes that this one has started and that still run."""
+    ticks = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+async def ask(address: str, model: str, prompt: str, tokens: int) -> tuple[float, int]:
+    """One streamed completion: seconds to its first event, and how many events came."""
+    parts = urlsplit(address)
+    body = json.dumps(
+        {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, "temperature": 0,
+         "logit_bias": ENDS}
+    ).encode()  # fmt: skip
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+    start = time.perf_counter()
+    first, events = 0.0, 0
+    while data := await reader.read(65536):
+        found = data.count(b"data: {")
+        if found and not first:
+            first = time.perf_counter() - start
+        events += found
+    writer.close()
+    assert events >= min(tokens, 4), "the server refused, or ended early"
+    return first, events
+
+
+async def load(address: str, model: str, clients: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """Figures of some clients that ask again and again, each its own prompts."""
+    firsts: list[float] = []
+
+    async def client(number: int) -> None:
+        for turn in range(rounds):
+            prompt = f"Client {number} asks for the {turn}th time: one day, "
+            firsts.append((await ask(address, model, prompt, tokens))[0])
+
+    await ask(address, model, "Hello", 4)
+    cpu, start = cpu_seconds(), time.perf_counter()
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    took, cpu = time.perf_counter() - start, cpu_seconds() - cpu
+    count = clients * rounds * tokens
+    firsts.sort()
+    return {
+        "tokens_per_s": round(count / took, 1),
+        "first_ms_p50": round(statistics.median(firsts) * 1000, 1),
+        "first_ms_p99": round(firsts[int(len(firsts) * 0.99)] * 1000, 1),
+        "cpu_us_per_token": round(cpu / count * 1e6),
+    }
+
+
+async def prefix(address: str, model: str) -> dict[str, float]:
+    """Milliseconds to the first token of a prompt of a thousand tokens, and of its like."""
+    await ask(address, model, "Hello", 4)
+    long = "one day, the cat and the dog " * 125
+    first, _ = await ask(address, model, f"{long} one", 4)
+    second, _ = await ask(address, model, f"{long} other", 4)
+    return {"first_ms": round(first * 1000, 1), "second_ms": round(second * 1000, 1),
+            "share": round(second / first, 3)}  # fmt: skip
+
+
+@contextlib.contextmanager
+def servers(path: Path, parallel: int) -> Iterator[dict[str, Any]]:
+    """What makes each server, by name."""
+    options = ("--parallel", str(parallel), "--context", str(CONTEXT), "--threads", "2")
+    yield {
+        "latimer": lambda: command(str(path), *options),
+        "llama-server": lambda: llama_server(
+            path, "--kv-unified", slots=parallel, context=CONTEXT // parallel
+        ),
+        # By default a new request ends the stream of another.
+        "llama-cpp-python": lambda: llama_cpp_python(
+            path, CONTEXT, "--interrupt_requests", "false"
+        ),
+    }
+
+
+def measure(path: Path, clients: list[int], tokens: int, rounds: int) -> dict[str, Any]:
+    """All figures."""
+    figures: dict[str, Any] = {}
+    with servers(path, max(clients)) as makers:
+        for name, make in makers.items():
+            with make() as made:
+                address = made[1] if isinstance(made, tuple) else made
+                few = rounds if name != "llama-cpp-python" else 1
+                figures[name] = {
+                    f"{count} clients": asyncio.run(load(address, path.stem, count, tokens, few))
+                    for count in clients
+                }
+                figures[name]["prefix"] = asyncio.run(prefix(address, path.stem))
+            sys.stderr.write(f"{name}: {json.dumps(figures[name])}\n")
+    return figures
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="demo", help="demo, 110m, or a file")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16])
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = {"demo": DEMO_MODEL}.get(arguments.model, Path(arguments.model))
+        if arguments.model == "110m":
+            model = gguf_files.larger(
+                DEMO_MODEL, Path(folder) / "110m.gguf", width=768, layers=16, inner=2048
+            )
+        found = measure(model, arguments.clients, arguments.tokens, arguments.rounds)
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
