@@ -53,6 +53,8 @@ class Options(TypedDict, total=False):
         model_names: how clients call the model; by default the engine's own name.
         any_model: accept every model name.
         api_keys: without one of these in `Authorization: Bearer …` the answer is a 401; none: open.
+        share_prefixes: let an engine in process go on from what another key's prompts have
+            evaluated; who measures times can tell from it what others have asked.
         cors_origins: which web pages may use the API from a browser; by default all.
         max_body: the largest request body, in bytes; by default 32 MiB.
         strict: refuse unknown fields, and what the engine does only nearly.
@@ -63,6 +65,7 @@ class Options(TypedDict, total=False):
     model_names: Sequence[str]
     any_model: bool
     api_keys: Iterable[str]
+    share_prefixes: bool
     cors_origins: Sequence[str]
     max_body: int
     strict: bool
@@ -96,6 +99,7 @@ class OpenAIAdapter:
             options.get("logit_bias_vocabulary"),
         )
         self._keys = Keys(options.get("api_keys", ()))
+        self._shares = options.get("share_prefixes", False)
         endpoints = {
             prefix + path: (method, endpoint, True)
             for prefix in prefixes
@@ -157,7 +161,8 @@ class OpenAIAdapter:
                 raise RequestError(f"Invalid URL ({scope['method']} {scope['path']})", status=404)
             method, endpoint, guarded = found
             if guarded:
-                self._keys.check(exchange)
+                owner = self._keys.check(exchange)
+                exchange.owner = "" if self._shares else owner
             if scope["method"] != method:
                 raise MethodNotAllowed(scope["method"], scope["path"], [method])
             await endpoint(exchange, self._service)

@@ -105,6 +105,12 @@ def main() -> None:
     metavar="NAME",
     help="Token ids of requests are of this vocabulary: cl100k_base, o200k_base …",
 )
+@click.option(
+    "--share-prefixes",
+    is_flag=True,
+    default=None,
+    help="In process: go on from what prompts of other keys have evaluated.",
+)
 @click.option("--drain", type=int, help="Seconds for running requests after SIGTERM.  [30]")
 @_loading
 def serve(settings: Settings) -> None:
@@ -205,6 +211,7 @@ async def _serve(settings: Settings) -> None:
         model_names=settings.model_name,
         any_model=settings.any_model,
         api_keys=settings.keys(),
+        share_prefixes=settings.share_prefixes,
         cors_origins=settings.cors_origin,
         max_body=settings.max_body,
         strict=settings.strict,

@@ -37,6 +37,7 @@ class Settings(BaseSettings):
     cors_origin: Words = Field(default_factory=lambda: ["*"])
     max_body: Annotated[int, Field(ge=1)] = 32 * 1024 * 1024
     strict: bool = False
+    share_prefixes: bool = False
     drain: Annotated[int, Field(ge=0)] = Field(
         30, description="Seconds that running requests get to end after SIGTERM."
     )

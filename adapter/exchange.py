@@ -34,7 +34,9 @@ _NOT_JSON = (
 class Exchange:
     """A request's way in and its reply's way out."""
 
-    __slots__ = ("_receive", "_send", "_started_at", "headers", "request_id", "scope", "started")
+    __slots__ = (
+        "_receive", "_send", "_started_at", "headers", "owner", "request_id", "scope", "started",
+    )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -44,6 +46,7 @@ class Exchange:
         self.request_id = f"req_{random.getrandbits(128):032x}"
         self.headers: list[Header] = []
         self.started = False
+        self.owner = ""
 
     def header(self, name: bytes) -> str | None:
         """A header of the request, None where it is missing."""

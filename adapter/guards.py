@@ -23,10 +23,14 @@ class Keys:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key) for key in keys if key]
 
-    def check(self, exchange: Exchange) -> None:
-        """Raise the 401 that OpenAI answers; every key is compared, found or not."""
+    def check(self, exchange: Exchange) -> str:
+        """Who asks, as a name that tells nothing of the key; empty where everybody may.
+
+        Raises:
+            RequestError: the 401 that OpenAI answers; every key is compared, found or not.
+        """
         if not self._digests:
-            return
+            return ""
         authorization = exchange.header(b"authorization")
         scheme, _, key = (authorization or "").partition(" ")
         key = key.strip()
@@ -41,6 +45,7 @@ class Keys:
                 code="invalid_api_key",
                 status=401,
             )
+        return digest.hex()[:32]
 
 
 def _digest(key: str) -> bytes:

@@ -52,6 +52,7 @@ class Generation(NamedTuple):
         logprobs: how many alternatives to tell for each generated token; None tells no tokens.
         prompt_logprobs: the same for the prompt's own tokens.
         suffix: what follows the gap that is to be filled; the prompt is what comes before it.
+        owner: whose it is; what one owner's prompts have evaluated is not gone on from for another.
     """
 
     prompt: Prompt
@@ -62,6 +63,7 @@ class Generation(NamedTuple):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     suffix: str | None = None
+    owner: str = ""
 
 
 class Alternative(NamedTuple):

@@ -89,6 +89,7 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         stops_of(request.stop),
         sampling,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        owner=exchange.owner,
     )
     if request.oai_compat is False:
         _check_native(job, capabilities)

@@ -48,7 +48,10 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     )
     prompts = _prompts(request, model, service)
     notes(exchange, request, sampling, capabilities, service.strict, inexact)
-    jobs = [_job(request, prompt, sampling, candidates, best) for prompt in prompts]
+    jobs = [
+        _job(request, prompt, sampling, candidates, best)._replace(owner=exchange.owner)
+        for prompt in prompts
+    ]
     if request.oai_compat is False:
         _check_native(request, jobs, capabilities)
         work = pass_native(exchange, service, jobs[0], bool(request.stream))

@@ -34,13 +34,13 @@ class Slot:
     """A sequence that llama.cpp knows, and what it has evaluated of it.
 
     Args:
-        scope: whose it is; only prompts of the same scope go on from it.
+        owner: whose it is; only that owner's prompts go on from it.
         cells: for each token the cell that remembers it.
         reused: how many of its tokens were there when it was taken.
     """
 
     id: int
-    scope: str
+    owner: str
     tokens: list[int] = field(default_factory=list)
     cells: list[int] = field(default_factory=list)
     reused: int = 0
@@ -77,7 +77,7 @@ class Cache:
         """How many finished sequences are remembered."""
         return len(self._resting)
 
-    def take(self, tokens: Sequence[int], scope: str, reuse: bool, spare: int) -> Slot | None:
+    def take(self, tokens: Sequence[int], owner: str, reuse: bool, spare: int) -> Slot | None:
         """A slot for a sequence that is to begin with some tokens, None if they do not fit now.
 
         Args:
@@ -85,7 +85,7 @@ class Cache:
                 is left to evaluate.
             spare: cells that must stay free beside those of the tokens.
         """
-        source, length = self._longest(tokens, scope) if reuse else (None, 0)
+        source, length = self._longest(tokens, owner) if reuse else (None, 0)
         wanted = len(tokens) - length + spare
         if not self._can_have(wanted, source, length):
             return None
@@ -97,7 +97,7 @@ class Cache:
             if oldest is source:
                 return self._take_over(source, length, wanted)
             self.drop(oldest)
-        slot = Slot(self._ids.pop(), scope, reused=length)
+        slot = Slot(self._ids.pop(), owner, reused=length)
         self._running[slot.id] = slot
         if source is not None and length:
             self._share(source, slot, length)
@@ -110,7 +110,7 @@ class Cache:
             self.drop(next(iter(self._resting.values())))
         if not self._ids:
             return None
-        slot = Slot(self._ids.pop(), source.scope, reused=source.reused)
+        slot = Slot(self._ids.pop(), source.owner, reused=source.reused)
         self._running[slot.id] = slot
         self._share(source, slot, len(source.tokens))
         return slot
@@ -183,12 +183,12 @@ class Cache:
             kept.update(source.cells[:length])
         return self._size - len(kept) >= wanted or self.free >= wanted
 
-    def _longest(self, tokens: Sequence[int], scope: str) -> tuple[Slot | None, int]:
+    def _longest(self, tokens: Sequence[int], owner: str) -> tuple[Slot | None, int]:
         """The slot that begins most like some tokens do, and how many they share."""
         best: tuple[Slot | None, int] = (None, 0)
         most = len(tokens) - 1
         for slot in (*self._resting.values(), *self._running.values()):
-            if slot.scope != scope:
+            if slot.owner != owner:
                 continue
             shared = common(slot.tokens, tokens)
             if not self._rolls_back and shared < len(slot.tokens):

@@ -44,7 +44,6 @@ class Task:
         max_tokens: tokens to generate at most, the context's end included.
         stop_tokens: control tokens that a stop string spells.
         mailbox: where its events go, by way of the scheduler's hand-over.
-        scope: whose it is: only prompts of the same scope go on from each other.
     """
 
     job: Generation
@@ -54,7 +53,6 @@ class Task:
     max_tokens: int
     stop_tokens: dict[int, str]
     mailbox: Mailbox
-    scope: str = ""
     cancelled: bool = False
 
     @property
@@ -239,7 +237,10 @@ class Scheduler:
                 wanted = len(history) - 1
             # Those that run need a cell each to go on.
             slot = self._cache.take(
-                history[:wanted], task.scope, not scoring or bool(choice.index), len(self._running)
+                history[:wanted],
+                task.job.owner,
+                not scoring or bool(choice.index),
+                len(self._running),
             )
             if slot is None:
                 self._full = True

@@ -75,14 +75,12 @@ class Engine:
         for task, events in deliveries:
             task.mailbox.deliver(events)
 
-    def submit(
-        self, prompt: str, max_tokens: int, scope: str = "", **job: object
-    ) -> tuple[Task, Box]:
+    def submit(self, prompt: str, max_tokens: int, **job: object) -> tuple[Task, Box]:
         """Queue a job."""
         ids = self.vocabulary.tokenize(prompt, add_special=True, parse_special=True)
         generation = Generation(Text(prompt), max_tokens, sampling=GREEDY, **job)  # type: ignore[arg-type]
         box = Box(len(generation.seeds))
-        task = Task(generation, ids, len(ids), (), max_tokens, {}, box, scope)
+        task = Task(generation, ids, len(ids), (), max_tokens, {}, box)
         self.scheduler.submit(task)
         return task, box
 
@@ -254,11 +252,11 @@ def test_a_prompt_goes_on_from_what_it_has_in_common(two: Engine) -> None:
     assert again.text == first.text
 
 
-def test_scopes_share_nothing(two: Engine) -> None:
+def test_owners_share_nothing(two: Engine) -> None:
     """What one user's prompt has evaluated is not there for another's."""
-    _, first = two.submit("word " * 100, 4, "one")
+    _, first = two.submit("word " * 100, 4, owner="one")
     finish(two, first)
-    _, second = two.submit("word " * 100, 4, "other")
+    _, second = two.submit("word " * 100, 4, owner="other")
     finish(two, second)
     assert second.finishes[0].cached_tokens == 0
 

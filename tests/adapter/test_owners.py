@@ -1,0 +1,32 @@
+"""Whose prompts are gone on from: each key's own, unless it is configured otherwise."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.llama_cpp import LlamaCpp
+
+KEYS = ("sk-one", "sk-other")
+LONG = [{"role": "user", "content": "one day, the cat and the dog " * 20}]
+
+
+async def cached(client: httpx2.AsyncClient, key: str) -> int:
+    """How many tokens of a long prompt were there already."""
+    body = {"model": "demo", "messages": LONG, "max_tokens": 1}
+    headers = {"authorization": f"Bearer {key}"}
+    reply = await client.post("/v1/chat/completions", json=body, headers=headers)
+    return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_what_a_key_has_evaluated_is_its_own(shared: bool) -> None:
+    """The second request of a key is quick, the first of another only where that is wanted."""
+    app = OpenAIAdapter(LlamaCpp(context=2048), api_keys=KEYS, share_prefixes=shared)
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+        counts = [await cached(client, key) for key in (KEYS[0], KEYS[0], KEYS[1], KEYS[1])]
+    await app.aclose()
+    assert counts[0] == 0
+    assert counts[1] == counts[3] > 100
+    assert counts[2] == (counts[1] if shared else 0)
