@@ -72,11 +72,6 @@ class Cache:
         """Cells that nobody uses."""
         return self._size - len(self._owners)
 
-    @property
-    def resting(self) -> int:
-        """How many finished sequences are remembered."""
-        return len(self._resting)
-
     def take(self, tokens: Sequence[int], owner: str, reuse: bool, spare: int) -> Slot | None:
         """A slot for a sequence that is to begin with some tokens, None if they do not fit now.
 
