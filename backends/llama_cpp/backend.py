@@ -99,7 +99,7 @@ class LlamaCpp:
         parallel: how many choices run side by side.
         max_waiting: jobs that may wait; beyond it they are refused as busy.
         exact: compute so that log-probabilities do not depend on what else runs: without flash
-            attention, with 32-bit memory. Slower.
+            attention, with 32-bit memory, one choice after the other, and nothing remembered.
         progress: told while loading how much is done, from 0 to 1.
     """
 
@@ -226,14 +226,16 @@ class LlamaCpp:
                 model = LoadedModel(self._path, self._gpu_layers, self._progress)
                 stack.callback(model.close)
                 length = self._context or min(model.trained_context, DEFAULT_CONTEXT)
-                # As many again may rest, to be gone on from.
-                slots = min(2 * self._parallel, MOST_SEQUENCES)
+                # Neighbours in a batch or in memory would move the last digits, and with quantised
+                # weights more than those. Else as many again may rest, to be gone on from.
+                limit = 1 if self._exact else self._parallel
+                slots = 1 if self._exact else min(2 * limit, MOST_SEQUENCES)
                 settings = Settings(length, slots, BATCH, self._threads, self._exact)
                 context = Context(model, settings)
                 stack.callback(context.close)
                 vocabulary = Vocabulary(model)
-                cache = Cache(context, length, slots, model.rolls_back)
-                scheduler = Scheduler(context, vocabulary, cache, self._parallel, _post)
+                cache = Cache(context, length, slots, model.rolls_back, not self._exact)
+                scheduler = Scheduler(context, vocabulary, cache, limit, _post)
                 size = self._path.stat().st_size
                 facts = f"{model.describe()}\n{self._path.name}\n{size}\n{length}\n{self._exact}"
                 loaded.set_result(

@@ -54,12 +54,16 @@ class Cache:
         slots: sequences that llama.cpp knows at once.
         rolls_back: whether the memory can forget a sequence's end; where it cannot (recurrent
             models), a prompt goes on from a whole sequence or from nothing.
+        remembers: whether what has finished is kept.
     """
 
-    def __init__(self, memory: Memory, size: int, slots: int, rolls_back: bool) -> None:
+    def __init__(
+        self, memory: Memory, size: int, slots: int, rolls_back: bool, remembers: bool = True
+    ) -> None:
         self._memory = memory
         self._size = size
         self._rolls_back = rolls_back
+        self._remembers = remembers
         self._ids = list(range(slots))[::-1]
         self._running: dict[int, Slot] = {}
         # The one that was used longest ago is the first.
@@ -131,7 +135,8 @@ class Cache:
 
         One that nobody can go on from is forgotten: what is remembered makes attention slower.
         """
-        if not slot.tokens or (self._rolls_back and len(slot.tokens) < BLOCK):
+        least = BLOCK if self._rolls_back else 1
+        if not self._remembers or len(slot.tokens) < least:
             self.drop(slot)
             return
         del self._running[slot.id]
@@ -186,11 +191,9 @@ class Cache:
             if slot.owner != owner:
                 continue
             shared = common(slot.tokens, tokens)
-            if not self._rolls_back and shared < len(slot.tokens):
-                continue
             if self._rolls_back:
                 shared = min(shared, most) // BLOCK * BLOCK
-            elif shared > most:
+            elif not shared == len(slot.tokens) <= most:
                 continue
             if shared > best[1]:
                 best = (slot, shared)

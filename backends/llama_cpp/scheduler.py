@@ -236,12 +236,8 @@ class Scheduler:
                 # The last token's logits would only score a token that nobody wants.
                 wanted = len(history) - 1
             # Those that run need a cell each to go on.
-            slot = self._cache.take(
-                history[:wanted],
-                task.job.owner,
-                not scoring or bool(choice.index),
-                len(self._running),
-            )
+            spare = len(self._running)
+            slot = self._cache.take(history[:wanted], task.job.owner, not scoring, spare)
             if slot is None:
                 self._full = True
                 return

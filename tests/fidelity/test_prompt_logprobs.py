@@ -79,8 +79,7 @@ async def test_prompts_are_scored_as_the_model_does(
         part = texts[start : start + at_once]
         found = await asyncio.gather(*(differences(backend, text, truth) for text in part))
         worst = max([worst, *(value for values in found for value in values)])
-    # What is evaluated together moves the last digits, though flags and weights are exact.
-    assert worst < (TOLERANCE[engine] if at_once == 1 else 1e-4)
+    assert worst < TOLERANCE[engine]
 
 
 @pytest.mark.parametrize("engine", TOLERANCE)

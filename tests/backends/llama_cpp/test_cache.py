@@ -124,6 +124,20 @@ def test_what_rests_longest_goes_first() -> None:
     assert [slot.reused for slot in kept if slot is not None] == [2, 0]
 
 
+def test_nothing_is_kept_where_nothing_is_to_be_remembered() -> None:
+    """What has finished is gone at once, and the next begins anew."""
+    memory = Memory()
+    cache = Cache(memory, SIZE, 1, True, remembers=False)
+    for _ in range(2):
+        slot = cache.take([1, 2, 3], "", True, 0)
+        assert slot is not None
+        assert slot.reused == 0
+        cache.extend(slot, [1, 2, 3])
+        memory.evaluate(slot.id, [1, 2, 3])
+        cache.rest(slot)
+        assert memory.used == 0
+
+
 def test_too_many_tokens_are_refused() -> None:
     """What there is no cell for never reaches llama.cpp."""
     cache = Cache(Memory(), 4, SLOTS, True)
