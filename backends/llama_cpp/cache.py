@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-# What is gone on from is a whole number of these tokens. llama.cpp computes rows in tiles: a prompt
-# that is cut between two of them comes to the same numbers as in one piece, any other need not.
+# What is gone on from is a whole number of these tokens: what is cut otherwise than in one piece
+# moves the last digits, and for a few tokens that is not worth it.
 BLOCK = 64
 
 
