@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 Reason: TypeAlias = Literal["end", "stop", "length"]
+GrammarKind: TypeAlias = Literal["gbnf", "json_schema", "regex", "lark"]
 
 
 class Text(NamedTuple):
@@ -41,6 +42,19 @@ class Sampling(NamedTuple):
     extras: Mapping[str, Any] = MappingProxyType({})
 
 
+class Grammar(NamedTuple):
+    """What a completion must look like.
+
+    Args:
+        kind: the language it is written in; a JSON schema is JSON.
+        param: the request's field that it came in, for errors.
+    """
+
+    kind: GrammarKind
+    text: str
+    param: str
+
+
 class Generation(NamedTuple):
     """One prompt and the choices wanted for it.
 
@@ -53,6 +67,7 @@ class Generation(NamedTuple):
         prompt_logprobs: the same for the prompt's own tokens.
         suffix: what follows the gap that is to be filled; the prompt is what comes before it.
         owner: whose it is; what one owner's prompts have evaluated is not gone on from for another.
+        grammar: what each choice must look like, None where it is free.
     """
 
     prompt: Prompt
@@ -64,6 +79,7 @@ class Generation(NamedTuple):
     prompt_logprobs: int | None = None
     suffix: str | None = None
     owner: str = ""
+    grammar: Grammar | None = None
 
 
 class Alternative(NamedTuple):
@@ -190,6 +206,7 @@ class Capabilities:
         inexact: fields it honours only nearly.
         native: whether `Backend.native` can show the engine's own reply.
         late_logprobs: whether log-probabilities are known only when an answer has ended.
+        grammars: the languages of grammars that it takes.
     """
 
     engine: str
@@ -198,6 +215,7 @@ class Capabilities:
     inexact: frozenset[str] = frozenset()
     native: bool = True
     late_logprobs: bool = False
+    grammars: frozenset[GrammarKind] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

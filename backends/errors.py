@@ -5,6 +5,7 @@
     - Unsupported           valid, but this engine cannot do it
     - ContextExceeded       prompt and completion do not fit into the context
     - EmptyPrompt           nothing to start from
+    - InvalidGrammar        a grammar that is wrong, or that nothing can follow
   x Busy                    too much work at once; asking again later helps
   x EngineError             the engine's fault
     - EngineUnavailable     not reachable, or still loading its model
@@ -73,6 +74,13 @@ class EmptyPrompt(RequestError):
             "prompt",
             "empty_string",
         )
+
+
+class InvalidGrammar(RequestError):
+    """A grammar, in the request's field `param`, that is wrong or that nothing can follow."""
+
+    def __init__(self, param: str, reason: str) -> None:
+        super().__init__(f"Invalid '{param}': {reason}.", param, "invalid_value")
 
 
 class Busy(LatimerError):

@@ -16,6 +16,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
+from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_server import LlamaServer
 from support import gguf_files
 from support.replay import Replay, replaying
@@ -34,6 +35,14 @@ def demo_f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model with its weights as 32-bit numbers."""
     target = tmp_path_factory.mktemp("models") / "demo-f32.gguf"
     return gguf_files.copy(DEMO_MODEL, target, kind=gguf.GGMLQuantizationType.F32)
+
+
+@pytest.fixture(scope="session")
+def demo_loaded() -> Iterator[LoadedModel]:
+    """The demo model's weights and vocabulary, for what needs no engine."""
+    model = LoadedModel(DEMO_MODEL, 0)
+    yield model
+    model.close()
 
 
 @pytest.fixture(scope="session")

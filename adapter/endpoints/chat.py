@@ -30,6 +30,7 @@ from ..service import Service, in_model_vocabulary, pass_native
 from ..templates import render
 from ..validation import (
     check_stream_options,
+    grammar_of,
     notes,
     parse,
     refuse_unserved,
@@ -90,6 +91,7 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         sampling,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         owner=exchange.owner,
+        grammar=grammar_of(request, capabilities),
     )
     if request.oai_compat is False:
         _check_native(job, capabilities)

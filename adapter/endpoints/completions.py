@@ -23,6 +23,7 @@ from ..service import Service, in_model_vocabulary, pass_native
 from ..templates import without_bos
 from ..validation import (
     check_stream_options,
+    grammar_of,
     notes,
     parse,
     sampling_of,
@@ -48,8 +49,11 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     )
     prompts = _prompts(request, model, service)
     notes(exchange, request, sampling, capabilities, service.strict, inexact)
+    grammar = grammar_of(request, capabilities)
     jobs = [
-        _job(request, prompt, sampling, candidates, best)._replace(owner=exchange.owner)
+        _job(request, prompt, sampling, candidates, best)._replace(
+            owner=exchange.owner, grammar=grammar
+        )
         for prompt in prompts
     ]
     if request.oai_compat is False:

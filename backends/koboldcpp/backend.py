@@ -383,6 +383,8 @@ class _Run:
         payload = to_native(
             self._job, stream.choice, prompt, room, self._model.context, self._genkey
         )
+        if "grammar" in payload and stream.text:
+            payload["grammar_retain_state"] = True
         exchange = self._backend._upstream.send(
             "POST", "/api/extra/generate/stream", orjson.dumps(payload)
         )

@@ -43,7 +43,8 @@ def check(job: Generation) -> None:
         )
     if job.logprobs is None:
         return
-    if job.sampling._replace(extras={}) != Sampling(extras={}) or job.sampling.extras:
+    neutral = job.sampling._replace(extras={}) == Sampling(extras={}) and not job.sampling.extras
+    if not neutral or job.grammar is not None:
         raise Unsupported(
             "logprobs",
             ENGINE,

@@ -11,6 +11,7 @@ import orjson
 from ...schemas.native.koboldcpp import GeneratePayload, LastLogprobs, StreamEvent
 from ..base import Capabilities, Finish, Generation, Reason
 from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, RequestError
+from ..gbnf import checked
 from ..stops import StopMatcher
 
 ENGINE = "koboldcpp"
@@ -64,7 +65,6 @@ EXTRAS = {
     "dry_penalty_last_n": "dry_penalty_last_n",
     "dry_sequence_breakers": "dry_sequence_breakers",
     "ignore_eos": "ban_eos_token",
-    "grammar": "grammar",
 }
 
 CAPABILITIES = Capabilities(
@@ -76,9 +76,10 @@ CAPABILITIES = Capabilities(
         "suffix": "It does not tell how its model wants a gap marked; leave it out.",
         "logit_bias_vocabulary": "It does not tell its vocabulary; send the model's own ids.",
     },
-    # The penalty counts the prompt too; an invalid grammar is ignored without a word.
-    inexact=frozenset({"presence_penalty", "grammar"}),
+    # It counts the prompt too.
+    inexact=frozenset({"presence_penalty"}),
     late_logprobs=True,
+    grammars=frozenset({"gbnf"}),
 )
 
 
@@ -112,6 +113,9 @@ def to_native(
     }
     if sampling.presence_penalty and "repeat_last_n" not in sampling.extras:
         payload["rep_pen_range"] = context
+    if job.grammar is not None:
+        # koboldcpp ignores a wrong one without a word.
+        payload["grammar"] = checked(job.grammar)
     if job.logprobs is not None:
         payload["logprobs"] = True
         # Keeps it from batching, where it would tell another request's tokens.

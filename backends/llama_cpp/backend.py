@@ -39,6 +39,7 @@ from ..errors import (
 from ..streams import ended
 
 if TYPE_CHECKING:
+    from .grammars import Constraint, Grammars
     from .scheduler import Delivery, Scheduler, Task
     from .vocabulary import Vocabulary
 
@@ -65,13 +66,18 @@ CAPABILITIES = Capabilities(
             "mirostat",
             "mirostat_tau",
             "mirostat_eta",
+            "dry_multiplier",
+            "dry_base",
+            "dry_allowed_length",
+            "dry_penalty_last_n",
+            "dry_sequence_breakers",
             "repeat_penalty",
             "repeat_last_n",
             "ignore_eos",
         }
     ),
+    grammars=frozenset({"gbnf", "json_schema", "regex", "lark"}),
     refused={
-        "grammar": "Put a llama-server behind Latimer to use grammars.",
         "oai_compat": "An engine in this process has no reply of its own.",
     },
     native=False,
@@ -85,6 +91,7 @@ class _Engine:
     model: Model
     vocabulary: Vocabulary
     scheduler: Scheduler
+    grammars: Grammars
 
 
 class LlamaCpp:
@@ -138,7 +145,10 @@ class LlamaCpp:
     async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
         """See `Backend.open`."""
         engine = await self._engine()
-        task, mailbox = self._task(job, engine)
+        constraint = None
+        if job.grammar is not None:
+            constraint = await engine.grammars.compile(job.grammar)
+        task, mailbox = self._task(job, engine, constraint)
         if task.max_tokens == 0 and job.prompt_logprobs is None:
             yield ended(job, task.prompt_tokens)
             return
@@ -213,6 +223,7 @@ class LlamaCpp:
         """The engine's thread: load, serve, free."""
         try:
             from .cache import Cache
+            from .grammars import Candidates, Grammars
             from .library import Context, LoadedModel, Settings
             from .scheduler import Scheduler
             from .vocabulary import Vocabulary
@@ -235,7 +246,10 @@ class LlamaCpp:
                 stack.callback(context.close)
                 vocabulary = Vocabulary(model)
                 cache = Cache(context, length, slots, model.rolls_back, not self._exact)
-                scheduler = Scheduler(context, vocabulary, cache, limit, _post)
+                candidates = Candidates(vocabulary.size)
+                grammars = Grammars(vocabulary, candidates)
+                stack.callback(grammars.close)
+                scheduler = Scheduler(context, vocabulary, cache, candidates, limit, _post)
                 size = self._path.stat().st_size
                 facts = f"{model.describe()}\n{self._path.name}\n{size}\n{length}\n{self._exact}"
                 loaded.set_result(
@@ -252,6 +266,7 @@ class LlamaCpp:
                         ),
                         vocabulary,
                         scheduler,
+                        grammars,
                     )
                 )
             except Exception as error:
@@ -261,7 +276,9 @@ class LlamaCpp:
                 return
             scheduler.run()
 
-    def _task(self, job: Generation, engine: _Engine) -> tuple[Task, _Mailbox]:
+    def _task(
+        self, job: Generation, engine: _Engine, constraint: Constraint | None
+    ) -> tuple[Task, _Mailbox]:
         from .scheduler import Task
 
         model, vocabulary = engine.model, engine.vocabulary
@@ -286,7 +303,8 @@ class LlamaCpp:
         }
         mailbox = _Mailbox(asyncio.get_running_loop())
         max_tokens = room if job.max_tokens is None else job.max_tokens
-        return Task(job, prompt, count, shown, max_tokens, stop_tokens, mailbox), mailbox
+        task = Task(job, prompt, count, shown, max_tokens, stop_tokens, mailbox, constraint)
+        return task, mailbox
 
 
 def _prompt_of(job: Generation, vocabulary: Vocabulary) -> tuple[TokenIds, int]:

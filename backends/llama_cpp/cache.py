@@ -61,7 +61,7 @@ class Cache:
         self, memory: Memory, size: int, slots: int, rolls_back: bool, remembers: bool = True
     ) -> None:
         self._memory = memory
-        self._size = size
+        self.size = size
         self._rolls_back = rolls_back
         self._remembers = remembers
         self._ids = list(range(slots))[::-1]
@@ -74,7 +74,7 @@ class Cache:
     @property
     def free(self) -> int:
         """Cells that nobody uses."""
-        return self._size - len(self._owners)
+        return self.size - len(self._owners)
 
     def take(self, tokens: Sequence[int], owner: str, reuse: bool, spare: int) -> Slot | None:
         """A slot for a sequence that is to begin with some tokens, None if they do not fit now.
@@ -181,7 +181,7 @@ class Cache:
         kept = set().union(*(slot.cells for slot in self._running.values()))
         if source is not None:
             kept.update(source.cells[:length])
-        return self._size - len(kept) >= wanted or self.free >= wanted
+        return self.size - len(kept) >= wanted or self.free >= wanted
 
     def _longest(self, tokens: Sequence[int], owner: str) -> tuple[Slot | None, int]:
         """The slot that begins most like some tokens do, and how many they share."""

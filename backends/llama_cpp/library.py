@@ -240,6 +240,11 @@ class Context:
         rows = np.ctypeslib.as_array(pointer, shape=(self._decoded, self._vocabulary))
         return rows[start : start + count]
 
+    def row(self, index: int) -> NDArray[np.float32]:
+        """Logits after one row of the last decode, shape (vocabulary,); it must have some."""
+        pointer = llama_cpp.llama_get_logits_ith(self.pointer, index)
+        return np.ctypeslib.as_array(pointer, shape=(self._vocabulary,))
+
     def remove(self, sequence: int, start: int = 0) -> None:
         """Forget a sequence from a position on.
 

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import random
 from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base import Sampling
-from .library import Context
+from .grammars import Candidates, Constraint
+from .library import Context, Rows
 from .vocabulary import Vocabulary
+
+# llama.cpp's own (common/common.h).
+DRY_BREAKERS = ("\n", ":", '"', "*")
+
+
+class DeadEnd(Exception):
+    """A grammar leaves no token to go on with."""
 
 
 class Sampler:
-    """Draws a sequence's tokens, `max_tokens` at most; must be closed.
+    """Draws a sequence's tokens, `max_tokens` at most, and none but what a grammar allows.
+
+    Must be closed.
 
     OpenAI's penalties count generated tokens only; `repeat_penalty` counts the prompt's last
     `repeat_last_n` too, as llama.cpp's users know it.
@@ -28,7 +41,11 @@ class Sampler:
         vocabulary: Vocabulary,
         prompt: Sequence[int],
         max_tokens: int,
+        context: int,
+        constraint: Constraint | None = None,
     ) -> None:
+        self._constraint = constraint
+        self._ends = vocabulary.ends
         self._chain = llama_cpp.llama_sampler_chain_init(
             llama_cpp.llama_sampler_chain_default_params()
         )
@@ -48,6 +65,8 @@ class Sampler:
             for token in prompt[len(prompt) - min(last, len(prompt)) :]:
                 llama_cpp.llama_sampler_accept(penalties, token)
             self._add(penalties)
+        if extras.get("dry_multiplier"):
+            self._add_dry(extras, vocabulary, prompt, context)
         if sampling.temperature <= 0:
             self._add(llama_cpp.llama_sampler_init_greedy())
         elif extras.get("mirostat"):
@@ -57,10 +76,42 @@ class Sampler:
             self._add_temperature(sampling, extras)
             self._add(llama_cpp.llama_sampler_init_dist(seed))
 
-    def sample(self, context: Context, row: int) -> int:
-        """Draw and accept the token after a row of the batch that was decoded last."""
-        token: int = llama_cpp.llama_sampler_sample(self._chain, context.pointer, row)
+    def sample(self, context: Context, rows: Rows, candidates: Candidates) -> int:
+        """Draw and accept the token after the last row of some of the batch decoded last.
+
+        Raises:
+            DeadEnd: the grammar allows no token, or none that sampling leaves.
+        """
+        if self._constraint is None:
+            token: int = llama_cpp.llama_sampler_sample(self._chain, context.pointer, rows.last)
+            return token
+        token = self._draw(context.row(rows.last), candidates, self._constraint)
+        self._constraint.accept(token)
+        llama_cpp.llama_sampler_accept(self._chain, token)
         return token
+
+    def _draw(
+        self, logits: NDArray[np.float32], candidates: Candidates, constraint: Constraint
+    ) -> int:
+        """Draw as if there was no grammar, and only if it disagrees once more from what it allows.
+
+        What is drawn has the probabilities that masking first would give, and masks, which are
+        dear, are seldom wanted (common/sampling.cpp does the same).
+        """
+        candidates.fill(logits)
+        candidates.apply(self._chain)
+        drawn = candidates.selected
+        if drawn is not None and constraint.allows(drawn):
+            return drawn
+        if candidates.fill(logits, constraint.allowed()):
+            candidates.apply(self._chain)
+            if (drawn := candidates.selected) is not None:
+                return drawn
+        # Only an end is left, and sampling was told to ban it.
+        for token in self._ends:
+            if constraint.allows(token):
+                return token
+        raise DeadEnd("no token of this model can come next")
 
     def close(self) -> None:
         """Free the chain and its members."""
@@ -80,6 +131,26 @@ class Sampler:
             entries = [llama_cpp.llama_logit_bias(token, bias) for token, bias in biases]
             array = (llama_cpp.llama_logit_bias * len(entries))(*entries)
             self._add(llama_cpp.llama_sampler_init_logit_bias(vocabulary.size, len(biases), array))
+
+    def _add_dry(
+        self, extras: Any, vocabulary: Vocabulary, prompt: Sequence[int], context: int
+    ) -> None:
+        last = extras.get("dry_penalty_last_n", -1)
+        last = context if last < 0 else min(last, context)
+        breakers = [text.encode() for text in extras.get("dry_sequence_breakers", DRY_BREAKERS)]
+        dry = llama_cpp.llama_sampler_init_dry(
+            vocabulary.pointer,
+            extras["dry_multiplier"],
+            extras.get("dry_base", 1.75),
+            extras.get("dry_allowed_length", 2),
+            last,
+            (ctypes.c_char_p * len(breakers))(*breakers),
+            len(breakers),
+        )
+        # Repetitions of the prompt count too.
+        for token in prompt[len(prompt) - min(last, len(prompt)) :]:
+            llama_cpp.llama_sampler_accept(dry, token)
+        self._add(dry)
 
     def _add_mirostat(self, sampling: Sampling, seed: int, size: int) -> None:
         extras = sampling.extras

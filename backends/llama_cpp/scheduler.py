@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..base import Event, Finish, Generation, Piece, PromptTokens, Reason, Token, TokenIds
-from ..errors import EngineError, LatimerError
+from ..errors import EngineError, InvalidGrammar, LatimerError
 from ..stops import StopMatcher
 from .cache import Cache, Slot
+from .grammars import Candidates, Constraint, TooComplex
 from .library import Context, DecodeFailed, Rows
-from .sampling import Sampler
+from .sampling import DeadEnd, Sampler
 from .scoring import score
 from .vocabulary import Vocabulary
 
@@ -44,6 +45,7 @@ class Task:
         max_tokens: tokens to generate at most, the context's end included.
         stop_tokens: control tokens that a stop string spells.
         mailbox: where its events go, by way of the scheduler's hand-over.
+        constraint: the beginning of the job's grammar.
     """
 
     job: Generation
@@ -53,6 +55,7 @@ class Task:
     max_tokens: int
     stop_tokens: dict[int, str]
     mailbox: Mailbox
+    constraint: Constraint | None = None
     cancelled: bool = False
 
     @property
@@ -128,12 +131,14 @@ class Scheduler:
         context: Context,
         vocabulary: Vocabulary,
         cache: Cache,
+        candidates: Candidates,
         limit: int,
         post: Callable[[list[Delivery]], None],
     ) -> None:
         self._context = context
         self._vocabulary = vocabulary
         self._cache = cache
+        self._candidates = candidates
         self._limit = limit
         self._post = post
         self._inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -254,7 +259,16 @@ class Scheduler:
         task = choice.task
         job = task.job
         seed = job.seeds[choice.index]
-        sampler = Sampler(job.sampling, seed, self._vocabulary, task.prompt, task.max_tokens)
+        constraint = None if task.constraint is None else task.constraint.copy()
+        sampler = Sampler(
+            job.sampling,
+            seed,
+            self._vocabulary,
+            task.prompt,
+            task.max_tokens,
+            self._cache.size,
+            constraint,
+        )
         matcher = StopMatcher(job.stops)
         cached = max(slot.reused - task.hidden, 0)
         return _Sequence(choice, slot, sampler, matcher, history, wanted, cached=cached)
@@ -371,7 +385,12 @@ class Scheduler:
 
     def _draw(self, sequence: _Sequence) -> None:
         task = sequence.choice.task
-        token = sequence.sampler.sample(self._context, sequence.rows.last)
+        try:
+            token = sequence.sampler.sample(self._context, sequence.rows, self._candidates)
+        except (DeadEnd, TooComplex) as error:
+            param = task.job.grammar.param if task.job.grammar is not None else ""
+            self._end(task, InvalidGrammar(param, f"it left nothing to go on with: {error}"))
+            return
         sequence.drawn += 1
         sequence.history.append(token)
         sequence.wanted += 1
@@ -423,14 +442,18 @@ class Scheduler:
         """End the jobs of a batch that could not be evaluated; the others go on."""
         failed = {sequence.choice.task: None for sequence in batch}
         for task in failed:
-            task.cancelled = True
-            self._outbox.append((task, EngineError(f"llama.cpp failed: {error}.")))
+            self._end(task, EngineError(f"llama.cpp failed: {error}."))
         for sequence in batch:
             self._running.remove(sequence)
             sequence.sampler.close()
             self._cache.drop(sequence.slot)
         self._drop_cancelled()
         self._full = False
+
+    def _end(self, task: Task, error: LatimerError) -> None:
+        """Tell a task of an error; what runs or waits of it is dropped with the next step."""
+        task.cancelled = True
+        self._outbox.append((task, error))
 
     def _release(self, sequence: _Sequence) -> None:
         self._running.remove(sequence)

@@ -19,22 +19,22 @@ class Vocabulary:
     """
 
     def __init__(self, model: LoadedModel) -> None:
-        self._vocab = model.vocab
-        self.size: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
+        self.pointer = model.vocab
+        self.size: int = llama_cpp.llama_vocab_n_tokens(self.pointer)
         self.ends = frozenset(
-            token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(self._vocab, token)
+            token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(self.pointer, token)
         )
         self.pieces = [self._piece(token, special=False) for token in range(self.size)]
         self._spellings: dict[int, bytes] = {}
-        self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self._vocab)
-        self.bos_id: int = llama_cpp.llama_vocab_bos(self._vocab)
+        self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self.pointer)
+        self.bos_id: int = llama_cpp.llama_vocab_bos(self.pointer)
         self.bos = self._spelling(self.bos_id)
-        self.eos = self._spelling(llama_cpp.llama_vocab_eos(self._vocab))
+        self.eos = self._spelling(llama_cpp.llama_vocab_eos(self.pointer))
         self.adds_space = self.pieces[self._tokens("a")[0]][:1] == b" "
         ends = (
-            llama_cpp.llama_vocab_fim_pre(self._vocab),
-            llama_cpp.llama_vocab_fim_suf(self._vocab),
-            llama_cpp.llama_vocab_fim_mid(self._vocab),
+            llama_cpp.llama_vocab_fim_pre(self.pointer),
+            llama_cpp.llama_vocab_fim_suf(self.pointer),
+            llama_cpp.llama_vocab_fim_mid(self.pointer),
         )
         self.fim: tuple[int, int, int] | None = ends if min(ends) >= 0 else None
 
@@ -45,7 +45,7 @@ class Vocabulary:
         capacity = len(data) + 3
         buffer = (llama_cpp.llama_token * capacity)()
         count = llama_cpp.llama_tokenize(
-            self._vocab, data, len(data), buffer, capacity, add_special, parse_special
+            self.pointer, data, len(data), buffer, capacity, add_special, parse_special
         )
         if count < 0:
             raise ValueError(f"{-count} tokens for {len(data)} bytes")
@@ -69,6 +69,11 @@ class Vocabulary:
             spelling = self._spellings[token] = self._piece(token, special=True)
         return spelling, True
 
+    def is_added(self, token: int) -> bool:
+        """Whether a token was added to the vocabulary, as markers are, rather than learnt."""
+        attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
+        return bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
+
     def control_token(self, spelling: str) -> int | None:
         """The control token that a string spells, if it spells exactly one."""
         ids = self.tokenize(spelling, add_special=False, parse_special=True)
@@ -84,8 +89,8 @@ class Vocabulary:
 
     def _piece(self, token: int, special: bool) -> bytes:
         buffer = ctypes.create_string_buffer(256)
-        size = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, 256, 0, special)
+        size = llama_cpp.llama_token_to_piece(self.pointer, token, buffer, 256, 0, special)
         if size < 0:
             buffer = ctypes.create_string_buffer(-size)
-            size = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, -size, 0, special)
+            size = llama_cpp.llama_token_to_piece(self.pointer, token, buffer, -size, 0, special)
         return buffer.raw[:size]

@@ -17,6 +17,7 @@ from ..errors import (
     LatimerError,
     RequestError,
 )
+from ..gbnf import checked
 from ..stops import cut
 from .vocabulary import Vocabulary
 
@@ -73,11 +74,11 @@ CAPABILITIES = Capabilities(
             "repeat_penalty",
             "repeat_last_n",
             "ignore_eos",
-            "grammar",
         }
     ),
     # It counts the prompt's tokens too; OpenAI counts generated ones only.
     inexact=frozenset({"presence_penalty", "frequency_penalty"}),
+    grammars=frozenset({"gbnf"}),
 )
 
 
@@ -110,6 +111,8 @@ def to_native(
         "logit_bias": [[i, bias if bias > -100 else False] for i, bias in sampling.logit_bias],
         **sampling.extras,
     }
+    if job.grammar is not None:
+        payload["grammar"] = checked(job.grammar)
     if job.logprobs is not None:
         payload["n_probs"] = max(job.logprobs, 1)
     if job.stops:

@@ -47,6 +47,7 @@ class GeneratePayload(TypedDict):
     replace_instruct_placeholders: bool
     logit_bias: NotRequired[dict[str, float]]
     grammar: NotRequired[str]
+    grammar_retain_state: NotRequired[bool]
     logprobs: NotRequired[bool]
     reasoning_effort: NotRequired[str]
 

@@ -116,8 +116,9 @@ class EngineExtras(Request):
     """Sampling fields that are the engines' own, not OpenAI's; passed on when a request names them.
 
     Which engine takes which is in the README's table; a field that an engine does not take is
-    refused. `oai_compat: false` asks for the engine's own reply; `logit_bias_vocabulary` names the
-    vocabulary of OpenAI's that the request's token ids are of.
+    refused. One of `grammar` (GBNF), `regex`, `lark` and `json_schema` says what a completion must
+    look like. `oai_compat: false` asks for the engine's own reply; `logit_bias_vocabulary` names
+    the vocabulary of OpenAI's that the request's token ids are of.
     """
 
     top_k: Annotated[int, Field(ge=0)] | None = None
@@ -140,11 +141,24 @@ class EngineExtras(Request):
     repeat_last_n: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     grammar: str | None = None
+    regex: str | None = None
+    lark: str | None = None
+    json_schema: dict[str, Any] | None = None
     oai_compat: bool | None = None
     logit_bias_vocabulary: str | None = None
 
 
-SAMPLING_EXTRAS = frozenset(EngineExtras.model_fields) - {"oai_compat", "logit_bias_vocabulary"}
+GRAMMAR_FIELDS: dict[str, Literal["gbnf", "regex", "lark", "json_schema"]] = {
+    "grammar": "gbnf",
+    "regex": "regex",
+    "lark": "lark",
+    "json_schema": "json_schema",
+}
+SAMPLING_EXTRAS = (
+    frozenset(EngineExtras.model_fields)
+    - {"oai_compat", "logit_bias_vocabulary"}
+    - GRAMMAR_FIELDS.keys()
+)
 
 
 class PromptTokensDetails(TypedDict):

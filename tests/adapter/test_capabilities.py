@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,8 @@ from latimer.backends.base import Backend
 from support.recordings import DEMO_CHATML
 
 BODY = {"model": "m", "prompt": DEMO_CHATML.format("Hello!"), "max_tokens": 3, "temperature": 0}
+HELLO = {"role": "user", "content": "Hello!"}
+ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
 Ask = Callable[..., Any]
 
 
@@ -37,7 +41,7 @@ def ask(apps: Callable[[str], Any], client_of: Any) -> Ask:
         ("llama_server", {"presence_penalty": 0.0}, None),
         ("llama_server", {"grammar": 'root ::= "Hello"'}, None),
         ("koboldcpp", {"presence_penalty": 0.5}, "presence_penalty"),
-        ("koboldcpp", {"grammar": 'root ::= "Hello"'}, "grammar"),
+        ("koboldcpp", {"grammar": 'root ::= "Hello"'}, None),
         ("koboldcpp", {"frequency_penalty": 0}, None),
     ],
 )  # fmt: skip
@@ -53,8 +57,9 @@ async def test_what_is_done_only_nearly_is_said(
 @pytest.mark.parametrize(
     ("engine", "fields", "words"),
     [
-        ("llama_cpp", {"grammar": "root ::= [a]"}, "Put a llama-server behind Latimer"),
-        ("llama_cpp", {"dry_multiplier": 0.5}, "llama.cpp in process"),
+        ("llama_cpp", {"oai_compat": False}, "llama.cpp in process"),
+        ("llama_server", {"regex": "a+"}, "It takes grammar; the in-process engine takes all."),
+        ("koboldcpp", {"lark": "start: A"}, "It takes grammar; the in-process engine takes all."),
         ("koboldcpp", {"frequency_penalty": 0.5}, "presence_penalty is the nearest"),
         ("koboldcpp", {"dynatemp_range": 0.5}, "not supported by koboldcpp"),
         ("koboldcpp", {"parse_special": False}, "always parses control tokens"),
@@ -85,15 +90,62 @@ async def test_strict_refuses_what_is_done_only_nearly(
     await app.aclose()
 
 
-async def test_a_bad_grammar_is_the_clients_mistake(ask: Ask) -> None:
-    """llama-server's parser says no, and the field is named."""
-    reply = await ask("llama_server", grammar="root ::= (")
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == "grammar"
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_wrong_grammar_is_the_clients_mistake(ask: Ask, engine: str) -> None:
+    """The field is named and the place in it, whichever engine would have read it."""
+    reply = await ask(engine, grammar='root ::= "a"\n\nb ::= (')
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, "grammar", "invalid_value")
+    assert error["message"].startswith("Invalid 'grammar': line 3, column 8, at '': ')' or")
 
 
-@pytest.mark.parametrize("engine", ["llama_server", "koboldcpp"])
-async def test_a_grammar_holds(ask: Ask, engine: str) -> None:
-    """What the request's grammar says is what comes, on both engines that take one."""
-    reply = await ask(engine, grammar='root ::= "Bonjour"', max_tokens=10)
-    assert reply.json()["choices"][0]["text"] == "Bonjour"
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1, "seed": 3, "n": 2}, {"stream": True}])
+async def test_a_grammar_holds(ask: Ask, engine: str, fields: dict[str, Any]) -> None:
+    """What the request's grammar says is what comes, on every engine."""
+    reply = await ask(engine, grammar='root ::= "Bonjour" "!"?', max_tokens=10, **fields)
+    if "stream" in fields:
+        chunks = [json.loads(e[6:]) for e in reply.text.split("\n\n") if e.startswith("data: {")]
+        texts = ["".join(chunk["choices"][0]["text"] for chunk in chunks)]
+    else:
+        texts = [choice["text"] for choice in reply.json()["choices"]]
+    assert len(texts) == fields.get("n", 1)
+    assert set(texts) <= {"Bonjour", "Bonjour!"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_grammar_is_gone_with_its_request(ask: Ask, engine: str) -> None:
+    """The next request is free again."""
+    free = (await ask(engine)).json()["choices"][0]["text"]
+    assert (await ask(engine, grammar='root ::= "x"')).json()["choices"][0]["text"] == "x"
+    assert (await ask(engine)).json()["choices"][0]["text"] == free
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"regex": "[0-9]{4}"}, "[0-9]{4}"),
+        ({"lark": 'start: "a" | "b"'}, "a|b"),
+        ({"json_schema": {"type": "object", "properties": {"x": {"type": "boolean"}},
+                          "required": ["x"], "additionalProperties": False}},
+         r'\{\s*"x"\s*:\s*(true|false)\s*\}'),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_other_grammars_hold_in_process(
+    demo: httpx2.AsyncClient, path: str, fields: dict[str, Any], pattern: str
+) -> None:
+    """Schemas, regular expressions and Lark, for completions and chats."""
+    prompt = {"prompt": "It is"} if path == "completions" else {"messages": [HELLO]}
+    body = {"model": "m", "max_tokens": 60, "temperature": 0, **prompt, **fields}
+    reply = await demo.post(f"/v1/{path}", json=body)
+    choice = reply.json()["choices"][0]
+    text = choice["text"] if path == "completions" else choice["message"]["content"]
+    assert re.fullmatch(pattern, text), text
+
+
+async def test_two_grammars_are_one_too_many(ask: Ask) -> None:
+    """Which of them would win nobody could know."""
+    error = (await ask("llama_cpp", grammar='root ::= "a"', regex="a")).json()["error"]
+    assert (error["param"], error["code"]) == ("regex", "invalid_value")
+    assert "'grammar' is one already" in error["message"]

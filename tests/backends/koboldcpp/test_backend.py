@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-from latimer.backends.base import Finish, Generation, Sampling, Text
+from latimer.backends.base import Finish, Generation, Grammar, Sampling, Text
 from latimer.backends.errors import (
     Busy,
     ContextExceeded,
@@ -156,10 +156,20 @@ async def test_koboldcpp_always_parses_control_tokens(backend: KoboldCpp) -> Non
 
 async def test_koboldcpp_ends_at_once_with_an_end_token(backend: KoboldCpp) -> None:
     """An answer of no text at all has no final event in the stream, and ends properly."""
-    sampling = Sampling(temperature=0.0, extras={"grammar": 'root ::= ""'})
-    texts, finishes = await run(backend, Generation(COUNT, 10, sampling=sampling))
+    grammar = Grammar("gbnf", 'root ::= ""', "grammar")
+    job = Generation(COUNT, 10, sampling=GREEDY, grammar=grammar)
+    texts, finishes = await run(backend, job)
     assert texts == [b""]
     assert (finishes[0].reason, finishes[0].completion_tokens) == ("end", 0)
+
+
+async def test_a_grammar_goes_on_over_several_calls(backend: KoboldCpp) -> None:
+    """An answer that is longer than one call follows its grammar to the end."""
+    grammar = Grammar("gbnf", 'root ::= ("1" [2] [3] [4]){450} "."', "grammar")
+    job = Generation(Text("1234"), 1900, sampling=GREEDY, grammar=grammar)
+    texts, finishes = await run(backend, job)
+    assert texts == [b"1234" * 450 + b"."]
+    assert finishes[0].completion_tokens == 1801
 
 
 async def test_koboldcpp_native_replies_are_untouched(backend: KoboldCpp) -> None:

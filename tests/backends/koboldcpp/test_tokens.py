@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from latimer.backends.base import Generation, Sampling, Text
+from latimer.backends.base import Generation, Grammar, Sampling, Text
 from latimer.backends.errors import EngineError, Unsupported
 from latimer.backends.koboldcpp.tokens import check, read
 from support.recordings import body
@@ -88,10 +88,11 @@ def test_the_tokens_of_another_text_are_refused() -> None:
         Generation(Text("a"), 1, logprobs=1, sampling=Sampling(top_p=0.9)),
         Generation(Text("a"), 1, logprobs=1, sampling=Sampling(logit_bias=((5, 1.0),))),
         Generation(Text("a"), 1, logprobs=1, sampling=Sampling(extras={"top_k": 5})),
+        Generation(Text("a"), 1, logprobs=1, grammar=Grammar("gbnf", "root ::= .", "grammar")),
         Generation(Text("a"), 1, logprobs=11),
         Generation(Text("a"), 1, prompt_logprobs=0),
     ],
-    ids=["temperature", "top_p", "bias", "extra", "too-many", "prompt"],
+    ids=["temperature", "top_p", "bias", "extra", "grammar", "too-many", "prompt"],
 )
 def test_log_probabilities_that_it_does_not_know_are_refused(job: Generation) -> None:
     """Only what sampling leaves alone is the model's own; all else is a 400 that says who can."""

@@ -105,6 +105,24 @@ async def test_the_repeat_penalty_counts_the_prompt_too(backend: LlamaCpp) -> No
     assert await sample(backend, prompt, 5, temperature=0.0, extras=unseen) == "apple"
 
 
+async def test_dry_ends_repetitions_the_prompts_too(backend: LlamaCpp) -> None:
+    """What goes on as it went before becomes unlikely, unless a breaker stands in between."""
+    prompt = Text(" Lisbon" * 30)
+    token = (await backend.tokenize(" Lisbon", add_special=False, parse_special=False))[0]
+    biased: dict[str, Any] = {"temperature": 0.0, "logit_bias": ((token, 20.0),)}
+    assert await sample(backend, prompt, 8, **biased) == " Lisbon" * 8
+    extras = {"dry_multiplier": 20.0}
+    assert await sample(backend, prompt, 1, **biased, extras=extras) != " Lisbon"
+    for neutral in (
+        {"dry_penalty_last_n": 0},
+        {"dry_allowed_length": 50},
+        {"dry_multiplier": 0.0},
+        {"dry_sequence_breakers": [" Lisbon"]},
+    ):
+        text = await sample(backend, prompt, 8, **biased, extras={**extras, **neutral})
+        assert text == " Lisbon" * 8, neutral
+
+
 async def test_the_end_can_be_ignored(backend: LlamaCpp) -> None:
     """With `ignore_eos` the text goes on to the limit."""
     text = await sample(backend, FRANCE, 30, temperature=0.0, extras={"ignore_eos": True})

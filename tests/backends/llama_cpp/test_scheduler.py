@@ -11,6 +11,7 @@ from latimer.backends.base import Event, Finish, Generation, Piece, Sampling, Te
 from latimer.backends.errors import EngineError, LatimerError
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_cpp.cache import BLOCK, Cache
+from latimer.backends.llama_cpp.grammars import Candidates
 from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedModel, Settings
 from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler, Task
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
@@ -68,7 +69,14 @@ class Engine:
         self.cells = cells
         self.cache = Cache(self.context, cells, 2 * limit, self.model.rolls_back)
         self.posts: list[list[Delivery]] = []
-        self.scheduler = Scheduler(self.context, self.vocabulary, self.cache, limit, self._post)
+        self.scheduler = Scheduler(
+            self.context,
+            self.vocabulary,
+            self.cache,
+            Candidates(self.vocabulary.size),
+            limit,
+            self._post,
+        )
 
     def _post(self, deliveries: list[Delivery]) -> None:
         self.posts.append(deliveries)

@@ -8,13 +8,24 @@ import random
 import resource
 
 import pytest
-from latimer.backends.base import Finish, Generation, Sampling, Text
+from latimer.backends.base import Finish, Generation, Grammar, Sampling, Text
 from latimer.backends.errors import LatimerError
 from latimer.backends.llama_cpp import LlamaCpp
 
 CELLS = 512
 # More of them by hand: LATIMER_SOAK=2000.
 REQUESTS = int(os.environ.get("LATIMER_SOAK", "250"))
+# Most free; right ones, wrong ones, and one that leads nowhere.
+GRAMMARS = [
+    *[None] * 12,
+    Grammar("regex", "[a-z ]{3,30}", "regex"),
+    Grammar("lark", 'start: "a" | "b" start', "lark"),
+    Grammar("gbnf", 'root ::= ("yes" | [^a] root)', "grammar"),
+    Grammar("json_schema", '{"type": "object", "maxProperties": 3}', "json_schema"),
+    Grammar("gbnf", 'root ::= "ab" "\\x00"', "grammar"),
+    Grammar("gbnf", "root ::= (", "grammar"),
+    Grammar("regex", "(", "regex"),
+]
 
 
 def job(rng: random.Random) -> Generation:
@@ -32,9 +43,14 @@ def job(rng: random.Random) -> Generation:
         rng.choice([None, 0, 1, 8, 40]),
         tuple(rng.choice([None, 3]) for _ in range(rng.choice([1, 1, 1, 2, 5, 12]))),
         tuple(rng.sample(["a", "e", " t", "\n", "3,"], rng.randrange(3))),
-        Sampling(rng.choice([0.0, 1.0]), presence_penalty=rng.choice([0.0, 1.0])),
+        Sampling(
+            rng.choice([0.0, 1.0]),
+            presence_penalty=rng.choice([0.0, 1.0]),
+            extras=rng.choice([{}, {}, {"dry_multiplier": 0.8}, {"ignore_eos": True}]),
+        ),
         logprobs=rng.choice([None, None, 0, 3]),
         prompt_logprobs=rng.choice([None, None, None, 2]),
+        grammar=rng.choice(GRAMMARS),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-from latimer.backends.base import Generation, Sampling, Text
+from latimer.backends.base import Generation, Grammar, Sampling, Text
 from latimer.backends.errors import (
     ContextExceeded,
     EngineError,
@@ -131,10 +131,10 @@ async def test_control_tokens_can_be_stops(backend: LlamaServer) -> None:
 
 async def test_held_characters_of_several_tokens_are_not_lost(backend: LlamaServer) -> None:
     """At the limit a character that may begin a stop comes back whole, its hidden token too."""
-    sampling = Sampling(temperature=0.0, extras={"grammar": 'root ::= "Zoë 漢"'})
+    grammar = Grammar("gbnf", 'root ::= "Zoë 漢"', "grammar")
     prompt = Text(DEMO_CHATML.format("Say"))
     for stops in (("ë !",), ("ë ?", "no", "xë !")):
-        job = Generation(prompt, 4, stops=stops, sampling=sampling)
+        job = Generation(prompt, 4, stops=stops, sampling=GREEDY, grammar=grammar)
         texts, finishes = await run(backend, job)
         assert texts[0].decode() == "Zoë "
         assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 4)

@@ -8,11 +8,12 @@ from typing import Any
 
 import orjson
 import pytest
-from latimer.backends.base import Event, Finish, Generation, Piece, Sampling, Text
+from latimer.backends.base import Event, Finish, Generation, Grammar, Piece, Sampling, Text
 from latimer.backends.errors import (
     ContextExceeded,
     EngineError,
     EngineUnavailable,
+    InvalidGrammar,
     RequestError,
 )
 from latimer.backends.llama_server.translate import (
@@ -203,8 +204,17 @@ def test_neutral_values_are_sent_every_time() -> None:
 
 def test_extras_replace_neutral_values() -> None:
     """What the request names goes through under the same name."""
-    sent = payload(extras={"top_k": 5, "min_p": 0.1, "grammar": "root ::= [a-z]"})
-    assert (sent["top_k"], sent["min_p"], sent["grammar"]) == (5, 0.1, "root ::= [a-z]")
+    sent = payload(extras={"top_k": 5, "min_p": 0.1})
+    assert (sent["top_k"], sent["min_p"]) == (5, 0.1)
+
+
+def test_a_grammar_is_sent_and_a_wrong_one_is_not() -> None:
+    """GBNF goes as it is; what the server could not read, or not survive, does not go."""
+    job = Generation(Text("x"), 5, grammar=Grammar("gbnf", "root ::= [a-z]", "grammar"))
+    assert to_native(job, 0, "x", 2048)["grammar"] == "root ::= [a-z]"
+    wrong = job._replace(grammar=Grammar("gbnf", "root ::= (", "grammar"))
+    with pytest.raises(InvalidGrammar):
+        to_native(wrong, 0, "x", 2048)
 
 
 def test_penalties_look_back_over_the_whole_context() -> None:

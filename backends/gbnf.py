@@ -1,0 +1,280 @@
+"""GBNF, checked before an engine reads it (grammars/README.md, src/llama-grammar.cpp).
+
+llama.cpp's own reader overflows the stack on deep nesting, takes all memory for `"a"{3,2}` or for
+a left recursion that it does not notice, walks some grammars for years, and writes the whole text
+of a wrong one to the terminal; koboldcpp ignores a wrong one. So none of them is given one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .base import Grammar
+from .errors import InvalidGrammar
+
+MAX_SIZE = 65_536
+MAX_NESTING = 64
+MAX_REPETITION = 2_000
+# What repetitions are written out to, and what the search for left recursion walks through.
+MAX_ITEMS = 100_000
+MAX_PATHS = 20_000_000
+
+_CHAR = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[trn\\\"\[\]-])"
+_SPACE = r"(?:[ \t]|[#][^\r\n]*)*"
+_GAP = r"(?:[ \t\r\n]|[#][^\r\n]*)*"
+_ITEM = re.compile(
+    rf"""(?P<literal>"(?:{_CHAR}|[^"\\])*")
+    |(?P<set>\[\^?(?:{_CHAR}|[^\]\\])*\])
+    |(?P<token>!?<(?:\[\d{{1,9}}\]|[^>\[][^>]*)>)
+    |(?P<name>[a-zA-Z0-9-]+)
+    |(?P<any>\.)
+    |(?P<open>\()|(?P<close>\))|(?P<or>\|)
+    |(?P<repeat>[*+?]|\{{{_GAP}(?P<min>\d+){_GAP}(?P<range>,{_GAP}(?P<max>\d+)?{_GAP})?\}})
+    """,
+    re.VERBOSE,
+)
+_RULE = re.compile(rf"(?P<name>[a-zA-Z0-9-]+){_SPACE}::={_GAP}")
+_BLANK = re.compile(_SPACE)
+_BLANK_LINES = re.compile(_GAP)
+_LINE_END = re.compile(r"\r\n?|\n|$")
+
+
+class WrongGrammar(ValueError):
+    """A grammar that no engine is given; the message says where and why."""
+
+
+class _Item(NamedTuple):
+    """A part of an alternate.
+
+    Args:
+        rule: the rule or group it refers to, None where it is characters or a token.
+        optional: whether it may be repeated zero times.
+        times: how often it is written out.
+        endless: whether it may be repeated without end.
+    """
+
+    rule: str | None
+    optional: bool = False
+    times: int = 1
+    endless: bool = False
+
+
+@dataclass(slots=True)
+class _Group:
+    """A rule, or what stands in brackets: alternates of items."""
+
+    name: str
+    alternates: list[list[_Item]] = field(default_factory=lambda: [[]])
+
+    @property
+    def shown(self) -> str:
+        """The rule that it is a part of."""
+        return self.name.split("(")[0]
+
+
+def check(text: str) -> list[str]:
+    """The tokens that a grammar names, `<[id]>` or `<spelling>`; the caller knows if there are any.
+
+    Raises:
+        WrongGrammar: llama.cpp would refuse the rest, or fail to live with it.
+    """
+    if len(text) > MAX_SIZE:
+        raise WrongGrammar(f"it is {len(text)} characters long; at most {MAX_SIZE} are allowed")
+    if "\0" in text:
+        raise WrongGrammar("it holds a NUL character; write \\x00")
+    reader = _Reader(text)
+    rules = reader.rules()
+    if "root" not in rules:
+        raise WrongGrammar("there is no rule 'root'")
+    for group in rules.values():
+        for item in _items(group):
+            if item.rule is not None and item.rule not in rules:
+                raise WrongGrammar(f"there is no rule '{item.rule}'")
+            if item.endless and item.rule is not None and _is_empty(rules[item.rule]):
+                raise WrongGrammar(f"rule '{group.shown}' repeats without end what may be nothing")
+    _check_size(rules)
+    _check_left_recursion(rules)
+    return reader.tokens
+
+
+def checked(grammar: Grammar) -> str:
+    """The text of a grammar that an engine can be given.
+
+    Raises:
+        InvalidGrammar: see `check`.
+    """
+    try:
+        check(grammar.text)
+    except WrongGrammar as error:
+        raise InvalidGrammar(grammar.param, str(error)) from None
+    return grammar.text
+
+
+class _Reader:
+    """Reads rules; nesting is kept on a list, not on the stack."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+        self._groups = 0
+        self.tokens: list[str] = []
+
+    def rules(self) -> dict[str, _Group]:
+        """Every rule by its name, and every group by a name that no rule can have."""
+        found: dict[str, _Group] = {}
+        self._skip(_BLANK_LINES)
+        while self._position < len(self._text):
+            rule = _RULE.match(self._text, self._position)
+            if rule is None:
+                raise self._error("a rule is expected, 'name ::= …'")
+            self._position = rule.end()
+            for group in self._body(rule["name"]):
+                found[group.name] = group
+            end = _LINE_END.match(self._text, self._position)
+            if end is None:
+                raise self._error("the rule's end or another item is expected")
+            self._position = end.end()
+            self._skip(_BLANK_LINES)
+        return found
+
+    def _body(self, name: str) -> Iterator[_Group]:
+        """The alternates of a rule and of the groups in it."""
+        open_groups = [_Group(name)]
+        while (match := _ITEM.match(self._text, self._position)) is not None:
+            kind = match.lastgroup
+            group = open_groups[-1]
+            if kind == "close":
+                if len(open_groups) == 1:
+                    raise self._error("there is no '(' for this ')'")
+                yield open_groups.pop()
+                open_groups[-1].alternates[-1].append(_Item(group.name))
+            elif kind == "open":
+                if len(open_groups) > MAX_NESTING:
+                    raise self._error(f"brackets are nested more than {MAX_NESTING} deep")
+                self._groups += 1
+                open_groups.append(_Group(f"{name}({self._groups}"))
+            elif kind == "or":
+                group.alternates.append([])
+            elif kind == "repeat":
+                self._repeat(group.alternates[-1], match)
+            elif match[0] not in ('""', "[]", "[^]"):
+                if kind == "token":
+                    self.tokens.append(match[0].lstrip("!"))
+                group.alternates[-1].append(_Item(match[0] if kind == "name" else None))
+            else:
+                # Nothing: a repetition cannot follow it.
+                group.alternates[-1].append(_NOTHING)
+            self._position = match.end()
+            self._skip(_BLANK_LINES if len(open_groups) > 1 or kind == "or" else _BLANK)
+        if len(open_groups) > 1:
+            raise self._error("')' or another item is expected")
+        yield open_groups[0]
+
+    def _repeat(self, alternate: list[_Item], match: re.Match[str]) -> None:
+        if not alternate or alternate[-1] is _NOTHING:
+            raise self._error(f"there is nothing that '{match[0]}' could repeat")
+        least, most = {"*": (0, 1), "+": (1, 2), "?": (0, 1)}.get(match[0], (0, 0))
+        if match["min"] is not None:
+            least = int(match["min"][:9])
+            most = int((match["max"] or "1")[:9]) if match["range"] else least
+            if match["max"] is not None and most < least:
+                raise self._error(f"'{match[0]}' asks for at most less than at least")
+        if least > MAX_REPETITION:
+            raise self._error(f"at most {MAX_REPETITION} repetitions are allowed")
+        item = alternate.pop()
+        # Beyond its limit llama.cpp takes the upper bound for none.
+        endless = match[0] in "*+" or (match["range"] and not match["max"]) or most > MAX_REPETITION
+        if endless and item.optional:
+            raise self._error("what may be nothing cannot be repeated without end")
+        times = item.times * max(least, 1 if endless else most, 1)
+        if times > MAX_REPETITION:
+            raise self._error(f"at most {MAX_REPETITION} repetitions are allowed")
+        optional = item.optional or least == 0
+        alternate.append(_Item(item.rule, optional, times, item.endless or bool(endless)))
+
+    def _skip(self, blank: re.Pattern[str]) -> None:
+        match = blank.match(self._text, self._position)
+        if match is not None:
+            self._position = match.end()
+
+    def _error(self, reason: str) -> WrongGrammar:
+        before = self._text[: self._position]
+        line = before.count("\n") + 1
+        column = len(before) - before.rfind("\n")
+        rest = self._text[self._position : self._position + 20].split("\n")[0]
+        return WrongGrammar(f"line {line}, column {column}, at '{rest}': {reason}")
+
+
+_NOTHING = _Item(None, optional=True, times=0)
+
+
+def _is_empty(group: _Group) -> bool:
+    return any(all(item is _NOTHING for item in alternate) for alternate in group.alternates)
+
+
+def _items(group: _Group) -> Iterator[_Item]:
+    for alternate in group.alternates:
+        yield from alternate
+
+
+def _check_size(rules: dict[str, _Group]) -> None:
+    size = sum(item.times for group in rules.values() for item in _items(group))
+    if size > MAX_ITEMS:
+        raise WrongGrammar(
+            f"its repetitions are {size} items when written out; at most {MAX_ITEMS} are allowed"
+        )
+
+
+def _nullable(rules: dict[str, _Group]) -> set[str]:
+    """The rules that may stand for nothing."""
+    found: set[str] = set()
+    while True:
+        more = {
+            name
+            for name, group in rules.items()
+            if name not in found
+            and any(
+                all(item.optional or item.rule in found for item in alternate)
+                for alternate in group.alternates
+            )
+        }
+        if not more:
+            return found
+        found |= more
+
+
+def _check_left_recursion(rules: dict[str, _Group]) -> None:
+    """Follow what each rule may begin with: it must not be the rule, nor too much."""
+    nullable = _nullable(rules)
+    begins = {name: list(_begins(group, nullable)) for name, group in rules.items()}
+    paths: dict[str, int] = {}
+    for name in rules:
+        open_rules, ahead = [name], {name}
+        while open_rules:
+            current = open_rules[-1]
+            follow = next((i.rule for i in begins[current] if i.rule not in paths), None)
+            if follow is None:
+                reached = sum(item.times * paths[item.rule or ""] for item in begins[current])
+                paths[current] = 1 + reached
+                ahead.discard(open_rules.pop())
+            elif follow in ahead:
+                name = rules[current].shown
+                raise WrongGrammar(f"rule '{name}' begins with itself; let it end so instead")
+            else:
+                open_rules.append(follow)
+                ahead.add(follow)
+    if sum(paths.values()) > MAX_PATHS:
+        raise WrongGrammar("its rules begin with one another in too many ways")
+
+
+def _begins(group: _Group, nullable: set[str]) -> Iterator[_Item]:
+    """The items with rules that an alternate may begin with."""
+    for alternate in group.alternates:
+        for item in alternate:
+            if item.rule is not None:
+                yield item
+            if not (item.optional or item.rule in nullable):
+                break

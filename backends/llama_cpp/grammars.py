@@ -1,0 +1,282 @@
+"""Grammars over a model's vocabulary: which tokens may come next.
+
+GBNF is llama.cpp's own (src/llama-grammar.cpp), JSON schemas, regular expressions and Lark are
+llguidance's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import re
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol
+
+import llama_cpp
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import gbnf
+from ..base import Grammar
+from ..errors import InvalidGrammar
+from .vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# A chain of rules goes as deep as it is long, and llguidance follows it on the stack: with the
+# usual 8 MiB a text of 60 KiB ends the process.
+STACK = 512 << 20
+MAX_SIZE = gbnf.MAX_SIZE
+_CACHED = 32
+# llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp): a model that may write white space
+# without end sometimes does.
+_JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
+# Where in its own format llguidance met an error; line 1 is all there is of most.
+_PLACE = re.compile(r"^at 1\(\d+\): ")
+_STACK = threading.Lock()
+
+
+class Constraint(Protocol):
+    """Where a choice stands in a grammar."""
+
+    def allows(self, token: int) -> bool:
+        """Whether a token may come next; an end token may where the grammar is complete."""
+        ...
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """The same for every token, shape (vocabulary,); much dearer than asking for one."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Go on behind a token that is allowed."""
+        ...
+
+    def copy(self) -> Constraint:
+        """The same place, to go on from independently."""
+        ...
+
+
+class TooComplex(Exception):
+    """A grammar outgrew its limits while it was followed."""
+
+
+class Gbnf:
+    """llama.cpp's grammar sampler; freed with its last reference."""
+
+    def __init__(self, pointer: object, candidates: Candidates) -> None:
+        self._pointer = pointer
+        self._candidates = candidates
+
+    def __del__(self) -> None:
+        llama_cpp.llama_sampler_free(self._pointer)
+
+    def allows(self, token: int) -> bool:
+        """See `Constraint.allows`."""
+        data = llama_cpp.llama_token_data(token, 0.0, 0.0)
+        array = llama_cpp.llama_token_data_array(ctypes.pointer(data), 1, -1, False)
+        llama_cpp.llama_sampler_apply(self._pointer, ctypes.byref(array))
+        return bool(data.logit == 0.0)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """See `Constraint.allowed`."""
+        self._candidates.fill(0.0)
+        self._candidates.apply(self._pointer)
+        possible: NDArray[np.bool_] = self._candidates.entries["logit"] == 0.0
+        return possible
+
+    def accept(self, token: int) -> None:
+        """See `Constraint.accept`; llama.cpp aborts at a token that is not allowed."""
+        llama_cpp.llama_sampler_accept(self._pointer, token)
+
+    def copy(self) -> Gbnf:
+        """See `Constraint.copy`."""
+        return Gbnf(llama_cpp.llama_sampler_clone(self._pointer), self._candidates)
+
+
+class Guidance:
+    """llguidance's matcher."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    def allows(self, token: int) -> bool:
+        """See `Constraint.allows`."""
+        if self._matcher.is_stopped():
+            return not self._matcher.is_error() and token in self._vocabulary.ends
+        return self._matcher.validate_tokens([token]) == 1
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """See `Constraint.allowed`."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        return np.unpackbits(bits, bitorder="little")[: self._vocabulary.size].astype(np.bool_)
+
+    def accept(self, token: int) -> None:
+        """See `Constraint.accept`."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def copy(self) -> Guidance:
+        """See `Constraint.copy`."""
+        return Guidance(self._matcher.deep_copy(), self._vocabulary)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise TooComplex(_reason(self._matcher.get_error()))
+
+
+class Candidates:
+    """An array of tokens that llama.cpp's samplers work on; one for a thread."""
+
+    def __init__(self, size: int) -> None:
+        self.entries = np.zeros(size, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+        self._ids = np.arange(size, dtype=np.int32)
+        self._array = llama_cpp.llama_token_data_array(
+            ctypes.cast(self.entries.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data))
+        )
+        self._reference = ctypes.byref(self._array)
+
+    def fill(
+        self, logits: NDArray[np.float32] | float, allowed: NDArray[np.bool_] | None = None
+    ) -> int:
+        """Take every token, or those that are allowed; returns how many that are."""
+        ids = self._ids if allowed is None else np.flatnonzero(allowed)
+        entries = self.entries[: len(ids)]
+        entries["id"] = ids
+        entries["logit"] = logits if allowed is None else np.asarray(logits)[ids]
+        entries["p"] = 0.0
+        self._array.size = len(ids)
+        self._array.selected = -1
+        self._array.sorted = False
+        return len(ids)
+
+    def apply(self, sampler: object) -> None:
+        """Run a sampler, or a chain of them, over the tokens."""
+        llama_cpp.llama_sampler_apply(sampler, self._reference)
+
+    @property
+    def selected(self) -> int | None:
+        """The token that the sampler picked, if it did and the token is possible."""
+        index = self._array.selected
+        if not 0 <= index < self._array.size:
+            return None
+        entry = self._array.data[index]
+        return int(entry.id) if entry.logit > -np.inf else None
+
+
+class Grammars:
+    """Compiles grammars, in a thread of its own, and keeps those that were used last."""
+
+    def __init__(self, vocabulary: Vocabulary, candidates: Candidates) -> None:
+        self._vocabulary = vocabulary
+        self._candidates = candidates
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._compiled: OrderedDict[tuple[str, str], Constraint] = OrderedDict()
+        self._executor = ThreadPoolExecutor(1, "latimer-grammars")
+        with _STACK:
+            usual = threading.stack_size(STACK)
+            try:
+                self._executor.submit(int).result()
+            finally:
+                threading.stack_size(usual)
+
+    async def compile(self, grammar: Grammar) -> Constraint:
+        """The grammar's beginning; to be copied before it goes on.
+
+        Raises:
+            InvalidGrammar: it is wrong, or too large; the message says where.
+        """
+        key = (grammar.kind, grammar.text)
+        if (known := self._compiled.get(key)) is not None:
+            self._compiled.move_to_end(key)
+            return known
+        loop = asyncio.get_running_loop()
+        try:
+            made = await loop.run_in_executor(self._executor, self._compile, grammar)
+        except gbnf.WrongGrammar as error:
+            raise InvalidGrammar(grammar.param, str(error)) from None
+        self._compiled[key] = made
+        if len(self._compiled) > _CACHED:
+            self._compiled.popitem(last=False)
+        return made
+
+    def close(self) -> None:
+        """End the thread; what is being compiled is waited for."""
+        self._executor.shutdown(cancel_futures=True)
+        self._compiled.clear()
+
+    def _compile(self, grammar: Grammar) -> Constraint:
+        if len(grammar.text) > MAX_SIZE:
+            raise gbnf.WrongGrammar(
+                f"it is {len(grammar.text)} characters long; at most {MAX_SIZE} are allowed"
+            )
+        if grammar.kind == "gbnf":
+            return self._gbnf(grammar.text)
+        try:
+            text = _read(grammar)
+        except ValueError as error:
+            raise gbnf.WrongGrammar(_reason(str(error))) from None
+        if self._tokenizer is None:
+            self._tokenizer = _tokenizer(self._vocabulary)
+        matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0)
+        if matcher.is_error():
+            raise gbnf.WrongGrammar(_reason(matcher.get_error()))
+        return Guidance(matcher, self._vocabulary)
+
+    def _gbnf(self, text: str) -> Gbnf:
+        for spelling in gbnf.check(text):
+            if not self._is_token(spelling):
+                raise gbnf.WrongGrammar(f"'{spelling}' is not one token of this model")
+        pointer = llama_cpp.llama_sampler_init_grammar(
+            self._vocabulary.pointer, text.encode(), b"root"
+        )
+        if not pointer:
+            raise gbnf.WrongGrammar("llama.cpp cannot read it")
+        return Gbnf(pointer, self._candidates)
+
+    def _is_token(self, spelling: str) -> bool:
+        if spelling.startswith("<["):
+            return int(spelling[2:-2]) < self._vocabulary.size
+        ids = self._vocabulary.tokenize(spelling, add_special=False, parse_special=True)
+        return len(ids) == 1
+
+
+def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
+    """llguidance's view of a vocabulary (llguidance/llamacpp.py), from what is known already.
+
+    What is no text has 0xFF in front: control tokens, and added ones that look like them.
+    """
+    tokens = []
+    for token in range(vocabulary.size):
+        spelling, control = vocabulary.token(token)
+        added = spelling[:1] == b"<" and spelling[-1:] == b">" and vocabulary.is_added(token)
+        tokens.append(b"\xff" + spelling if control or added else spelling)
+    function = llama_cpp.llama_cpp._lib.llama_tokenize
+    return llguidance.LLTokenizer.from_llamacpp(  # type: ignore[attr-defined, no-any-return]
+        tokens=tokens,
+        vocab_ptr=vocabulary.pointer,
+        tokenize_fptr=ctypes.cast(function, ctypes.c_void_p).value,
+        eos_token=sorted(vocabulary.ends),
+        slices=None,
+    )
+
+
+def _read(grammar: Grammar) -> str:
+    """A grammar in llguidance's own format; what is wrong with most is found later."""
+    if grammar.kind == "json_schema":
+        return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
+    if grammar.kind == "regex":
+        return llguidance.LLMatcher.grammar_from_regex(grammar.text)
+    return llguidance.LLMatcher.grammar_from_lark(grammar.text)
+
+
+def _reason(message: str) -> str:
+    """llguidance's reason in one line, without its state and the text around the place."""
+    first, *others = message.split("<state>")[0].strip().splitlines() or [""]
+    errors = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
+    return " ".join([_PLACE.sub("", first), *errors]).rstrip(".")

@@ -1,0 +1,236 @@
+"""What a completion must look like: GBNF, JSON schema, regular expressions and Lark in process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jsonschema
+import pytest
+from latimer.backends.base import (
+    Event,
+    Finish,
+    Generation,
+    Grammar,
+    GrammarKind,
+    Piece,
+    Sampling,
+    Text,
+)
+from latimer.backends.errors import InvalidGrammar
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_cpp.grammars import Guidance
+from support.recordings import DEMO_CHATML
+
+ASK = Text(DEMO_CHATML.format("Tell me about a person."))
+FRANCE = Text(DEMO_CHATML.format("What is the capital of France?"))
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"enum": ["kind", "tall"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+PERSON_SCHEMA = Grammar("json_schema", json.dumps(PERSON), "json_schema")
+DIGITS = Grammar("regex", "[0-9]{3}", "regex")
+
+
+@pytest.fixture(scope="module")
+async def backend() -> AsyncIterator[LlamaCpp]:
+    """The demo model."""
+    made = LlamaCpp(context=2048, parallel=8)
+    yield made
+    await made.aclose()
+
+
+async def events_of(backend: LlamaCpp, job: Generation) -> list[Event]:
+    """Every event of a job."""
+    async with backend.open(job) as batches:
+        return [event async for batch in batches for event in batch]
+
+
+def job_of(
+    grammar: Grammar, tokens: int = 200, seed: int | None = 1, **sampling: Any
+) -> Generation:
+    """A request for one choice."""
+    return Generation(ASK, tokens, (seed,), sampling=Sampling(**sampling), grammar=grammar)
+
+
+async def text_of(backend: LlamaCpp, job: Generation) -> tuple[str, str]:
+    """The text of one choice, and why it ended."""
+    events = await events_of(backend, job)
+    finish = next(event for event in events if isinstance(event, Finish))
+    data = b"".join(event.data for event in events if isinstance(event, Piece))
+    return data.decode(errors="replace"), finish.reason
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize(
+    ("kind", "text", "pattern"),
+    [
+        ("regex", r"[A-Z][a-z]{2,8}( [0-9]{2})?", r"[A-Z][a-z]{2,8}( [0-9]{2})?"),
+        ("lark", 'start: "x" INT "y"\nINT: /[0-9]{1,4}/', r"x[0-9]{1,4}y"),
+        ("gbnf", 'root ::= ("yes" | "no") " " [^a-z]{3}', r"(yes|no) [^a-z]{3}"),
+        ("gbnf", 'root ::= item+ "."\nitem ::= "- " [a-z]{1,5} "\\n"', r"(- [a-z]{1,5}\n)+\."),
+        ("gbnf", 'root ::= "é" "ß"{2} "😀"', "éßß😀"),
+        ("regex", "é{2}😀|ß{3}😀", "é{2}😀|ß{3}😀"),
+    ],
+)
+async def test_an_answer_follows_its_grammar(
+    backend: LlamaCpp, kind: GrammarKind, text: str, pattern: str, temperature: float
+) -> None:
+    """Whatever is drawn, the whole text matches the grammar when it has ended."""
+    grammar = Grammar(kind, text, "grammar")
+    jobs = [job_of(grammar, seed=seed, temperature=temperature) for seed in range(12)]
+    for answer, reason in await asyncio.gather(*(text_of(backend, job) for job in jobs)):
+        if reason == "end":
+            assert re.fullmatch(pattern, answer), answer
+        else:
+            assert kind == "gbnf"
+            assert "+" in text
+
+
+async def test_objects_follow_their_schema(backend: LlamaCpp) -> None:
+    """Forty objects drawn at a high temperature are what the schema asks for."""
+    jobs = [job_of(PERSON_SCHEMA, 400, seed, temperature=1.3) for seed in range(40)]
+    answers = await asyncio.gather(*(text_of(backend, job) for job in jobs))
+    whole = [json.loads(text) for text, reason in answers if reason == "end"]
+    assert len(whole) == 40
+    for person in whole:
+        jsonschema.validate(person, PERSON)
+
+
+async def test_every_choice_follows_it(backend: LlamaCpp) -> None:
+    """Choices of one request stand at places of their own in the grammar."""
+    job = job_of(DIGITS)._replace(seeds=tuple(range(6)))
+    events = await events_of(backend, job)
+    pieces = [event for event in events if isinstance(event, Piece)]
+    texts = ["".join(p.data.decode() for p in pieces if p.choice == index) for index in range(6)]
+    assert all(re.fullmatch("[0-9]{3}", text) for text in texts)
+    assert len(set(texts)) > 1
+
+
+async def test_probabilities_are_those_of_masking(backend: LlamaCpp) -> None:
+    """Drawing first and asking the grammar then gives each token what masking first would."""
+    alone = Generation(ASK, 1, (1,), sampling=Sampling(temperature=0.0), logprobs=1024)
+    first = next(e for e in await events_of(backend, alone) if isinstance(e, Piece)).tokens[0]
+    weights = {a.spelling.decode(): math.exp(a.logprob) for a in first.top if a.spelling.isdigit()}
+    total = sum(weight for digit, weight in weights.items() if len(digit) == 1)
+    grammar = Grammar("regex", "[0-9]", "regex")
+    drawn = Generation(ASK, 1, tuple(range(1200)), grammar=grammar)
+    events = await events_of(backend, drawn)
+    counts = Counter(e.data.decode() for e in events if isinstance(e, Piece))
+    assert sum(counts.values()) == 1200
+    for digit, weight in weights.items():
+        expected = 1200 * weight / total if len(digit) == 1 else 0
+        assert abs(counts[digit] - expected) <= 5 * math.sqrt(expected + 1), digit
+
+
+async def test_told_probabilities_are_the_models_own(backend: LlamaCpp) -> None:
+    """A grammar does not change the log-probabilities that are told, as a bias does not."""
+    free = Generation(FRANCE, 1, (1,), sampling=Sampling(temperature=0.0), logprobs=5)
+    bound = free._replace(grammar=DIGITS)
+    first, second = [
+        next(e for e in await events_of(backend, job) if isinstance(e, Piece)).tokens[0]
+        for job in (free, bound)
+    ]
+    assert second.spelling.isdigit()
+    assert [a.id for a in second.top] == [a.id for a in first.top]
+    assert all(abs(a.logprob - b.logprob) < 0.2 for a, b in zip(first.top, second.top, strict=True))
+
+
+async def test_masks_are_seldom_wanted(backend: LlamaCpp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that the grammar allows anyway is taken without a look at the whole vocabulary."""
+    masks = 0
+    allowed = Guidance.allowed
+
+    def counted(self: Guidance) -> Any:
+        nonlocal masks
+        masks += 1
+        return allowed(self)
+
+    monkeypatch.setattr(Guidance, "allowed", counted)
+    grammar = Grammar("regex", r"The capital of [A-Z][a-z]+ is [A-Z][a-z]+\.", "regex")
+    job = Generation(FRANCE, 40, (1,), sampling=Sampling(temperature=0.0), grammar=grammar)
+    assert await text_of(backend, job) == ("The capital of France is Paris.", "end")
+    assert masks == 0
+
+
+async def test_named_tokens_can_be_forced(backend: LlamaCpp) -> None:
+    """GBNF's token terminals name tokens of the model, by id and by spelling."""
+    ids = await backend.tokenize(" Paris is", add_special=False, parse_special=False)
+    text = "root ::= " + " ".join(f"<[{token}]>" for token in ids)
+    assert await text_of(backend, job_of(Grammar("gbnf", text, "grammar"))) == (" Paris is", "end")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        ("gbnf", "root ::= x", "there is no rule 'x'"),
+        ("gbnf", "root ::= <[99999]>", "'<[99999]>' is not one token of this model"),
+        ("gbnf", "root ::= <two words>", "'<two words>' is not one token of this model"),
+        ("regex", "(", "unclosed group"),
+        ("regex", "(?=a)b", "look-around"),
+        ("lark", "start: foo", 'unknown name: "foo"'),
+        ("lark", "start: " + "x" * 70_000, "it is 70007 characters long"),
+        ("json_schema", '{"type": "strange"}', "Invalid type: strange"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+    ],
+)
+async def test_a_wrong_grammar_is_the_clients_mistake(
+    backend: LlamaCpp, kind: GrammarKind, text: str, reason: str
+) -> None:
+    """The error names the request's field and the reason, and nothing else about the library."""
+    with pytest.raises(InvalidGrammar) as caught:
+        await events_of(backend, job_of(Grammar(kind, text, "the_field")))
+    assert caught.value.param == "the_field"
+    assert caught.value.status == 400
+    assert reason in caught.value.message
+    assert "<state>" not in caught.value.message
+    assert len(caught.value.message) < 1000
+
+
+async def test_a_dead_end_is_told_and_nobody_else_hears_of_it(backend: LlamaCpp) -> None:
+    """A grammar that no token can follow ends its request with an error, and no other."""
+    dead = Grammar("gbnf", 'root ::= "ab" "\\x00"', "grammar")
+    results = await asyncio.gather(
+        events_of(backend, job_of(dead)),
+        text_of(backend, job_of(DIGITS)),
+        return_exceptions=True,
+    )
+    assert isinstance(results[0], InvalidGrammar)
+    assert "left nothing to go on with" in results[0].message
+    assert isinstance(results[1], tuple)
+
+
+async def test_a_complete_grammar_ends_even_where_ends_are_banned(backend: LlamaCpp) -> None:
+    """`ignore_eos` cannot go on where the grammar leaves nothing but the end."""
+    job = job_of(DIGITS, extras={"ignore_eos": True})
+    text, reason = await text_of(backend, job)
+    assert re.fullmatch("[0-9]{3}", text)
+    assert reason == "end"
+
+
+@pytest.mark.parametrize("kind", ["lark", "gbnf", "json_schema"])
+async def test_a_long_chain_of_rules_is_survived(backend: LlamaCpp, kind: GrammarKind) -> None:
+    """Rules as deep as the largest grammar allows are followed or refused, and the engine lives."""
+    definitions: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1500)}
+    text = {
+        "lark": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(4000)) + 'a4000: "x"',
+        "gbnf": "root ::= a0\n"
+        + "".join(f"a{i} ::= a{i + 1}\n" for i in range(3000))
+        + 'a3000 ::= "x"',
+        "json_schema": json.dumps(
+            {"$defs": {**definitions, "d1500": {"const": "x"}}, "$ref": "#/$defs/d0"}
+        ),
+    }[kind]
+    answer, reason = await text_of(backend, job_of(Grammar(kind, text, "grammar")))
+    assert (answer.strip('"'), reason) == ("x", "end")
