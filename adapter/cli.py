@@ -43,7 +43,30 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--parallel", type=int, help="In process: choices side by side.  [16]"),
         click.option("--threads", type=int, help="CPU threads, in process."),
+        click.option("--batch", type=int, help="In process: tokens of one step.  [512]"),
         click.option("--gpu-layers", help="Layers on the GPU: a number, or all (the default)."),
+        click.option(
+            "--cache-type",
+            metavar="TYPE",
+            help="How the context is remembered: f32, f16, bf16, q8_0, q4_0 …  [f16]",
+        ),
+        click.option(
+            "--flash-attention",
+            type=click.Choice(["auto", "on", "off"]),
+            help="Attention in one go; by default where it can be.",
+        ),
+        click.option(
+            "--mmap/--no-mmap", default=None, help="Map the model's file; by default where best."
+        ),
+        click.option(
+            "--mlock", is_flag=True, default=None, help="Keep the weights from being swapped out."
+        ),
+        click.option(
+            "--lora",
+            multiple=True,
+            metavar="FILE[=SCALE]",
+            help="A LoRA adapter on the model; repeatable.",
+        ),
         click.option(
             "--exact",
             is_flag=True,
@@ -66,6 +89,7 @@ def _loading(command: Callable[..., None]) -> Callable[..., None]:
         try:
             settings = Settings.load(config, **flags)
             settings.keys()
+            settings.adapters()
         except (ValueError, OSError) as error:
             raise click.UsageError(str(error)) from None
         command(settings)
@@ -81,7 +105,7 @@ def main() -> None:
     \b
     Examples:
       latimer serve                                 the bundled demo model, in process
-      latimer serve model.gguf --gpu-layers -1      a model of yours, in process
+      latimer serve model.gguf --gpu-layers all     a model of yours, in process
       latimer serve http://127.0.0.1:8080           in front of a llama-server
       latimer serve http://127.0.0.1:5001           in front of a koboldcpp
       latimer check http://127.0.0.1:8080           what that engine can do

@@ -14,6 +14,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from ..backends.llama_cpp.options import CacheType
+
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 Words = Annotated[list[str], NoDecode]
 
@@ -45,18 +47,29 @@ class Settings(BaseSettings):
     context: Annotated[int, Field(ge=1)] | None = None
     parallel: Annotated[int, Field(ge=1, le=256)] = 16
     threads: Annotated[int, Field(ge=1)] | None = None
+    batch: Annotated[int, Field(ge=1)] = 512
     gpu_layers: int = -1
+    cache_type: CacheType | None = None
+    flash_attention: bool | None = None
+    mmap: bool | None = None
+    mlock: bool = False
+    lora: Words = Field(default_factory=list, description="LoRA adapters, FILE or FILE=SCALE.")
     exact: bool = False
     logit_bias_vocabulary: str | None = Field(
         None, description="Whose token ids clients send: cl100k_base, o200k_base …"
     )
 
-    @field_validator("model_name", "cors_origin", "api_key", mode="before")
+    @field_validator("model_name", "cors_origin", "api_key", "lora", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
             return [word.strip() for word in value.split(",") if word.strip()]
         return value
+
+    @field_validator("flash_attention", mode="before")
+    @classmethod
+    def _where_possible(cls, value: Any) -> Any:
+        return None if value == "auto" else value
 
     @field_validator("gpu_layers", mode="before")
     @classmethod
@@ -92,6 +105,21 @@ class Settings(BaseSettings):
             model_config = SettingsConfigDict(**{**cls.model_config, "toml_file": file})
 
         return FromFile(**given)
+
+    def adapters(self) -> list[tuple[str, float]]:
+        """Each LoRA's file, and how much it counts for.
+
+        Raises:
+            ValueError: what follows the equals sign is no number.
+        """
+        found = []
+        for one in self.lora:
+            path, _, scale = one.rpartition("=") if "=" in one else (one, "", "1")
+            try:
+                found.append((path, float(scale)))
+            except ValueError:
+                raise ValueError(f"lora: {one!r} must end with a number after '='") from None
+        return found
 
     def keys(self) -> list[str]:
         """Every API key, from wherever it was given."""

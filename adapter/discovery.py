@@ -32,8 +32,14 @@ async def backend_of(
             DEMO_MODEL if model is None else model,
             context=settings.context,
             parallel=settings.parallel,
+            batch=settings.batch,
             threads=settings.threads,
             gpu_layers=settings.gpu_layers,
+            cache_type=settings.cache_type,
+            flash_attention=settings.flash_attention,
+            mmap=settings.mmap,
+            mlock=settings.mlock,
+            lora=settings.adapters(),
             exact=settings.exact,
             progress=progress,
         )
@@ -89,6 +95,7 @@ async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
         ("fingerprint", model.fingerprint),
         ("engine's own replies", "yes (oai_compat: false)" if capabilities.native else "no"),
         ("sampling extras", ", ".join(sorted(capabilities.extras))),
+        ("grammars", ", ".join(sorted(capabilities.grammars)) or "-"),
         ("refused", "; ".join(f"{k}: {v}" for k, v in sorted(capabilities.refused.items())) or "-"),
         ("only nearly", ", ".join(sorted(capabilities.inexact)) or "-"),
     ]

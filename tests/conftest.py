@@ -17,6 +17,7 @@ from latimer.backends.base import Backend
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_cpp.library import LoadedModel
+from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_server import LlamaServer
 from support import gguf_files
 from support.replay import Replay, replaying
@@ -40,7 +41,7 @@ def demo_f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def demo_loaded() -> Iterator[LoadedModel]:
     """The demo model's weights and vocabulary, for what needs no engine."""
-    model = LoadedModel(DEMO_MODEL, 0)
+    model = LoadedModel(DEMO_MODEL, Options(gpu_layers=0))
     yield model
     model.close()
 

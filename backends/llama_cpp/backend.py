@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import hashlib
-import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,19 +34,16 @@ from ..errors import (
     Unsupported,
 )
 from ..streams import ended
+from .options import BATCH, PARALLEL, CacheType, Options, default_threads
 
 if TYPE_CHECKING:
-    from .grammars import Constraint, Grammars
-    from .scheduler import Delivery, Scheduler, Task
+    from .grammars import Constraint
+    from .loading import Engine
+    from .scheduler import Delivery, Task
     from .vocabulary import Vocabulary
 
 ENGINE = "llama.cpp in process"
 DEMO_MODEL = Path(__file__).with_name("demo.gguf")
-PARALLEL = 16
-BATCH = 512
-# llama.cpp knows no more (`llama_max_parallel_sequences`).
-MOST_SEQUENCES = 256
-DEFAULT_CONTEXT = 8192
 
 CAPABILITIES = Capabilities(
     engine=ENGINE,
@@ -84,16 +78,6 @@ CAPABILITIES = Capabilities(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    """What the engine's thread has made ready."""
-
-    model: Model
-    vocabulary: Vocabulary
-    scheduler: Scheduler
-    grammars: Grammars
-
-
 class LlamaCpp:
     """A GGUF model in this process.
 
@@ -101,12 +85,18 @@ class LlamaCpp:
         path: the model's file; the bundled demo model by default.
         context: tokens of prompt and completion, of all that runs side by side; by default what
             the model was trained with, 8192 at most.
-        threads: CPU threads; by default as many as there are cores.
-        gpu_layers: layers on the GPU, negative (the default) for all; without a GPU no matter.
         parallel: how many choices run side by side.
-        max_waiting: jobs that may wait; beyond it they are refused as busy.
+        batch: how many tokens one step evaluates at most.
+        threads: CPU threads; by default as many as there are cores for this process.
+        gpu_layers: layers on the GPU, negative (the default) for all; without a GPU no matter.
+        cache_type: how what was evaluated is remembered; by default as 16-bit numbers.
+        flash_attention: whether to compute attention in one go; by default where it can be.
+        mmap: whether to map the file into memory; by default where that is best.
+        mlock: whether to keep the weights from being swapped out.
+        lora: adapters on the weights, each a file, or a file and how much it counts for.
         exact: compute so that log-probabilities do not depend on what else runs: without flash
             attention, with 32-bit memory, one choice after the other, and nothing remembered.
+        max_waiting: jobs that may wait; beyond it they are refused as busy.
         progress: told while loading how much is done, from 0 to 1.
     """
 
@@ -117,23 +107,37 @@ class LlamaCpp:
         path: str | Path = DEMO_MODEL,
         *,
         context: int | None = None,
+        parallel: int = PARALLEL,
+        batch: int = BATCH,
         threads: int | None = None,
         gpu_layers: int = -1,
-        parallel: int = PARALLEL,
-        max_waiting: int = 256,
+        cache_type: CacheType | None = None,
+        flash_attention: bool | None = None,
+        mmap: bool | None = None,
+        mlock: bool = False,
+        lora: Sequence[str | Path | tuple[str | Path, float]] = (),
         exact: bool = False,
+        max_waiting: int = 256,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         self._path = Path(path)
-        self._context = context
-        self._threads = threads or os.cpu_count() or 1
-        self._gpu_layers = gpu_layers
-        self._parallel = parallel
+        self._options = Options(
+            context=context,
+            parallel=parallel,
+            batch=batch,
+            threads=threads or default_threads(),
+            gpu_layers=gpu_layers,
+            cache_type=cache_type,
+            flash_attention=flash_attention,
+            mmap=mmap,
+            mlock=mlock,
+            lora=tuple(_adapter(one) for one in lora),
+            exact=exact,
+        )
         self._max_waiting = max_waiting
-        self._exact = exact
         self._progress = progress
         self._jobs = 0
-        self._loaded: Future[_Engine] | None = None
+        self._loaded: Future[Engine] | None = None
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
@@ -202,7 +206,7 @@ class LlamaCpp:
             loaded.result().scheduler.stop()
         thread.join(timeout=30)
 
-    async def _engine(self) -> _Engine:
+    async def _engine(self) -> Engine:
         loaded = self._loaded
         if loaded is None:
             with self._starting:
@@ -219,14 +223,10 @@ class LlamaCpp:
             await asyncio.wrap_future(loaded)
         return loaded.result()
 
-    def _run(self, loaded: Future[_Engine]) -> None:
+    def _run(self, loaded: Future[Engine]) -> None:
         """The engine's thread: load, serve, free."""
         try:
-            from .cache import Cache
-            from .grammars import Candidates, Grammars
-            from .library import Context, LoadedModel, Settings
-            from .scheduler import Scheduler
-            from .vocabulary import Vocabulary
+            from .loading import load
         except ImportError as error:
             loaded.set_exception(
                 EngineError(f"{error}. Install it with: pip install 'latimer[llama-cpp]'")
@@ -234,50 +234,17 @@ class LlamaCpp:
             return
         with contextlib.ExitStack() as stack:
             try:
-                model = LoadedModel(self._path, self._gpu_layers, self._progress)
-                stack.callback(model.close)
-                length = self._context or min(model.trained_context, DEFAULT_CONTEXT)
-                # Neighbours in a batch or in memory would move the last digits, and with quantised
-                # weights more than those. Else as many again may rest, to be gone on from.
-                limit = 1 if self._exact else self._parallel
-                slots = 1 if self._exact else min(2 * limit, MOST_SEQUENCES)
-                settings = Settings(length, slots, BATCH, self._threads, self._exact)
-                context = Context(model, settings)
-                stack.callback(context.close)
-                vocabulary = Vocabulary(model)
-                cache = Cache(context, length, slots, model.rolls_back, not self._exact)
-                candidates = Candidates(vocabulary.size)
-                grammars = Grammars(vocabulary, candidates)
-                stack.callback(grammars.close)
-                scheduler = Scheduler(context, vocabulary, cache, candidates, limit, _post)
-                size = self._path.stat().st_size
-                facts = f"{model.describe()}\n{self._path.name}\n{size}\n{length}\n{self._exact}"
-                loaded.set_result(
-                    _Engine(
-                        Model(
-                            name=self._path.stem,
-                            context=length,
-                            template=model.template(),
-                            bos_token=vocabulary.bos,
-                            eos_token=vocabulary.eos,
-                            adds_bos=vocabulary.adds_bos,
-                            fingerprint="fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10],
-                            modified=int(self._path.stat().st_mtime),
-                        ),
-                        vocabulary,
-                        scheduler,
-                        grammars,
-                    )
-                )
+                engine = load(self._path, self._options, self._progress, _post, stack)
             except Exception as error:
                 loaded.set_exception(
                     error if isinstance(error, LatimerError) else EngineError(repr(error))
                 )
                 return
-            scheduler.run()
+            loaded.set_result(engine)
+            engine.scheduler.run()
 
     def _task(
-        self, job: Generation, engine: _Engine, constraint: Constraint | None
+        self, job: Generation, engine: Engine, constraint: Constraint | None
     ) -> tuple[Task, _Mailbox]:
         from .scheduler import Task
 
@@ -305,6 +272,11 @@ class LlamaCpp:
         max_tokens = room if job.max_tokens is None else job.max_tokens
         task = Task(job, prompt, count, shown, max_tokens, stop_tokens, mailbox, constraint)
         return task, mailbox
+
+
+def _adapter(lora: str | Path | tuple[str | Path, float]) -> tuple[Path, float]:
+    path, scale = lora if isinstance(lora, tuple) else (lora, 1.0)
+    return Path(path), scale
 
 
 def _prompt_of(job: Generation, vocabulary: Vocabulary) -> tuple[TokenIds, int]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import EngineError
+from .options import CacheType, Options
 
 _START = threading.Lock()
 _messages: list[str] = []
@@ -32,26 +32,17 @@ def _keep_errors(level: int, text: bytes, _data: object) -> None:
         del _messages[:-20]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How large a context is, and how it computes.
-
-    Args:
-        context: cells of memory: tokens of all sequences together.
-        sequences: how many are remembered side by side.
-        batch: the most tokens that one decode takes.
-        threads: CPU threads.
-        exact: compute so that results hardly depend on what is evaluated together: no flash
-            attention, 32-bit memory.
-    """
-
-    context: int
-    sequences: int
-    batch: int
-    threads: int
-    exact: bool = False
-
-
+CACHE_TYPES: dict[CacheType, int] = {
+    "f32": llama_cpp.GGML_TYPE_F32,
+    "f16": llama_cpp.GGML_TYPE_F16,
+    "bf16": 30,  # GGML_TYPE_BF16, which llama-cpp-python does not name
+    "q8_0": llama_cpp.GGML_TYPE_Q8_0,
+    "q5_1": llama_cpp.GGML_TYPE_Q5_1,
+    "q5_0": llama_cpp.GGML_TYPE_Q5_0,
+    "q4_1": llama_cpp.GGML_TYPE_Q4_1,
+    "q4_0": llama_cpp.GGML_TYPE_Q4_0,
+    "iq4_nl": llama_cpp.GGML_TYPE_IQ4_NL,
+}
 # Logits of a whole batch would take gigabytes with a large vocabulary.
 MAX_LOGITS = 64 * 1024 * 1024
 
@@ -70,17 +61,17 @@ class LoadedModel:
     """A model's weights and vocabulary, as llama.cpp's pointers.
 
     Raises:
-        EngineError: the file is missing, is no GGUF, or is of a kind that does not generate text.
+        EngineError: the file is no GGUF, or is of a kind that does not generate text, or one of
+            its adapters is not made for it.
     """
 
     def __init__(
-        self, path: Path, gpu_layers: int, progress: Callable[[float], None] | None = None
+        self, path: Path, options: Options, progress: Callable[[float], None] | None = None
     ) -> None:
-        if not path.is_file():
-            raise EngineError(f"There is no model at {path}.")
         start()
         params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = gpu_layers
+        params.n_gpu_layers = options.gpu_layers
+        params.load_mode = _load_mode(options)
 
         @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
         def report(fraction: float, _data: object) -> bool:
@@ -99,8 +90,23 @@ class LoadedModel:
         self.vocab = llama_cpp.llama_model_get_vocab(self.pointer)
         self.trained_context: int = llama_cpp.llama_model_n_ctx_train(self.pointer)
         recurrent = llama_cpp.llama_model_is_recurrent(self.pointer)
+        try:
+            self.adapters = [(self._adapter(file), scale) for file, scale in options.lora]
+        except EngineError:
+            self.close()
+            raise
         # A state that was moved on cannot be moved back.
         self.rolls_back: bool = not (recurrent or llama_cpp.llama_model_is_hybrid(self.pointer))
+
+    def _adapter(self, path: Path) -> object:
+        """A LoRA's weights; they are freed with the model's."""
+        if not path.is_file():
+            raise EngineError(f"There is no LoRA adapter at {path}.")
+        _messages.clear()
+        adapter = llama_cpp.llama_adapter_lora_init(self.pointer, str(path).encode())
+        if not adapter:
+            raise EngineError(f"llama.cpp cannot put {path} on this model: {_last_error()}")
+        return adapter
 
     def template(self) -> str | None:
         """The chat template, None where the file has none."""
@@ -145,37 +151,39 @@ class Context:
     Belongs to one thread.
     """
 
-    def __init__(self, model: LoadedModel, settings: Settings) -> None:
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx = settings.context
-        params.n_batch = settings.batch
-        params.n_ubatch = settings.batch
-        params.n_seq_max = settings.sequences
-        params.n_threads = settings.threads
-        params.n_threads_batch = settings.threads
-        params.kv_unified = True
-        params.no_perf = True
-        if settings.exact:
-            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-            params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
+    def __init__(self, model: LoadedModel, options: Options, length: int) -> None:
+        # No step can hold more than the memory does.
+        size = min(options.batch, length)
+        params = _context_params(options, length)
         self._vocabulary: int = llama_cpp.llama_vocab_n_tokens(model.vocab)
-        most = max(MAX_LOGITS // (4 * self._vocabulary), settings.sequences)
-        self._max_outputs = params.n_outputs_max = min(most, settings.batch)
+        most = max(MAX_LOGITS // (4 * self._vocabulary), options.slots)
+        self._max_outputs = min(most, size)
+        # It aborts where these are smaller than the number of sequences.
+        params.n_outputs_max = max(self._max_outputs, options.slots)
+        params.n_batch = params.n_ubatch = max(size, options.slots)
         _messages.clear()
         self.pointer = llama_cpp.llama_init_from_model(model.pointer, params)
         if not self.pointer:
             raise EngineError(f"llama.cpp cannot make a context: {_last_error()}")
+        if model.adapters:
+            adapters, scales = zip(*model.adapters, strict=True)
+            llama_cpp.llama_set_adapters_lora(
+                self.pointer,
+                (llama_cpp.llama_adapter_lora_p_ctypes * len(adapters))(*adapters),
+                len(adapters),
+                (ctypes.c_float * len(scales))(*scales),
+            )
         self._memory = llama_cpp.llama_get_memory(self.pointer)
-        self._size = settings.batch
-        self._token = np.zeros(settings.batch, np.int32)
-        self._position = np.zeros(settings.batch, np.int32)
-        self._sequence = np.zeros(settings.batch, np.int32)
-        self._logits = np.zeros(settings.batch, np.int8)
-        ones = np.ones(settings.batch, np.int32)
+        self._size = size
+        self._token = np.zeros(size, np.int32)
+        self._position = np.zeros(size, np.int32)
+        self._sequence = np.zeros(size, np.int32)
+        self._logits = np.zeros(size, np.int8)
+        ones = np.ones(size, np.int32)
         # Each token's list of sequences has one entry: a pointer to its own element.
-        pointers = (
-            self._sequence.ctypes.data + np.arange(settings.batch, dtype=np.uint64) * 4
-        ).astype(np.uint64)
+        pointers = (self._sequence.ctypes.data + np.arange(size, dtype=np.uint64) * 4).astype(
+            np.uint64
+        )
         self._keep: list[NDArray[np.generic]] = [ones, pointers]
         self._batch = llama_cpp.llama_batch(
             0,
@@ -263,6 +271,33 @@ class Context:
         if self.pointer:
             llama_cpp.llama_free(self.pointer)
             self.pointer = None
+
+
+def _load_mode(options: Options) -> int:
+    if options.mlock:
+        mapped = options.mmap is not False
+        return llama_cpp.LLAMA_LOAD_MODE_MMAP_MLOCK if mapped else llama_cpp.LLAMA_LOAD_MODE_MLOCK
+    if options.mmap is None:
+        return llama_cpp.LLAMA_LOAD_MODE_AUTO
+    return llama_cpp.LLAMA_LOAD_MODE_MMAP if options.mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
+
+
+def _context_params(options: Options, length: int) -> Any:
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = length
+    params.n_seq_max = options.slots
+    params.n_threads = params.n_threads_batch = options.threads
+    params.kv_unified = True
+    params.no_perf = True
+    flash = False if options.exact else options.flash_attention
+    params.flash_attn_type = {
+        None: llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
+        False: llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        True: llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    }[flash]
+    cache = CACHE_TYPES[options.cache_type or ("f32" if options.exact else "f16")]
+    params.type_k = params.type_v = cache
+    return params
 
 
 def _pointer(array: NDArray[np.generic], kind: type) -> object:

@@ -119,6 +119,7 @@ def test_check_of_a_koboldcpp(koboldcpp_replay: tuple[str, Any]) -> None:
         (["serve", "--port", "x"], 2, "--port"),
         (["serve", "--port", "99999"], 2, "port"),
         (["serve", "--config", "/nowhere.toml"], 2, "nowhere.toml"),
+        (["serve", "--lora", "x.gguf=y"], 2, "lora: 'x.gguf=y' must end with a number"),
         (["serve", "/nowhere.gguf"], 3, "no model at /nowhere.gguf"),
         (["serve", "http://127.0.0.1:1"], 3, "cannot be reached"),
         (["serve", "--backend", "koboldcpp"], 3, "needs a URL"),
@@ -153,6 +154,17 @@ def test_flags_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.Mo
     settings = Settings.load(file, port=3, host=None, model_name=())
     assert (settings.port, settings.host, settings.drain) == (3, "::1", 7)
     assert settings.model_name == ["a", "b"]
+
+
+def test_engine_options_are_read_from_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What flags and the environment say in words becomes what the engine takes."""
+    monkeypatch.setenv("LATIMER_LORA", "a.gguf,b=c.gguf=0.5")
+    settings = Settings.load(None, flash_attention="on", gpu_layers="all", cache_type="q8_0")
+    assert settings.adapters() == [("a.gguf", 1.0), ("b=c.gguf", 0.5)]
+    assert (settings.flash_attention, settings.gpu_layers) == (True, -1)
+    assert Settings.load(None, flash_attention="auto").flash_attention is None
+    with pytest.raises(ValueError, match="cache_type"):
+        Settings.load(None, cache_type="q3_k")
 
 
 def test_a_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:

@@ -18,21 +18,25 @@ def copy(
     *,
     kind: gguf.GGMLQuantizationType | None = None,
     changes: Mapping[str, Any] | None = None,
+    deltas: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    tensors_a_part: int = 0,
 ) -> Path:
     """Copy a model.
 
     Args:
         kind: how the matrices are stored in the copy; as in the source by default.
         changes: values of fields, by their keys, that differ from the source's.
+        deltas: what is added to matrices, by their names.
+        tensors_a_part: how many a file may have, where the copy is to be in several.
     """
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(target, architecture)
+    writer = gguf.GGUFWriter(target, architecture, split_max_tensors=tensors_a_part)
     _copy_fields(reader, writer, changes or {})
     for tensor in reader.tensors:
         data, stored = tensor.data, tensor.tensor_type
         if kind is not None and stored != gguf.GGMLQuantizationType.F32:
-            plain = gguf.quants.dequantize(data, stored)
+            plain = gguf.quants.dequantize(data, stored) + (deltas or {}).get(tensor.name, 0)
             data, stored = gguf.quants.quantize(plain, kind), kind
         raw = stored not in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
         writer.add_tensor(
@@ -43,6 +47,35 @@ def copy(
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def lora(source: Path, target: Path, rank: int = 4) -> dict[str, np.ndarray[Any, Any]]:
+    """Write an adapter of small random numbers for a model's query and value matrices.
+
+    Returns:
+        What it adds to each matrix at a scale of 1, by the matrix's name.
+    """
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 2.0 * rank)
+    rng = np.random.default_rng(3)
+    deltas = {}
+    for tensor in reader.tensors:
+        if not tensor.name.endswith(("attn_q.weight", "attn_v.weight")):
+            continue
+        columns, rows = (int(size) for size in tensor.shape)
+        a = rng.standard_normal((rank, columns), np.float32) / 10
+        b = rng.standard_normal((rows, rank), np.float32) / 10
+        writer.add_tensor(f"{tensor.name}.lora_a", a)
+        writer.add_tensor(f"{tensor.name}.lora_b", b)
+        deltas[tensor.name] = 2.0 * b @ a
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return deltas
 
 
 def _copy_fields(

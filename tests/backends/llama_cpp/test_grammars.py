@@ -78,7 +78,7 @@ async def text_of(backend: LlamaCpp, job: Generation) -> tuple[str, str]:
     [
         ("regex", r"[A-Z][a-z]{2,8}( [0-9]{2})?", r"[A-Z][a-z]{2,8}( [0-9]{2})?"),
         ("lark", 'start: "x" INT "y"\nINT: /[0-9]{1,4}/', r"x[0-9]{1,4}y"),
-        ("gbnf", 'root ::= ("yes" | "no") " " [^a-z]{3}', r"(yes|no) [^a-z]{3}"),
+        ("gbnf", 'root ::= ("yes" | "no") " " [A-Z!]{3}', r"(yes|no) [A-Z!]{3}"),
         ("gbnf", 'root ::= item+ "."\nitem ::= "- " [a-z]{1,5} "\\n"', r"(- [a-z]{1,5}\n)+\."),
         ("gbnf", 'root ::= "é" "ß"{2} "😀"', "éßß😀"),
         ("regex", "é{2}😀|ß{3}😀", "é{2}😀|ß{3}😀"),

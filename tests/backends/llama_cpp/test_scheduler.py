@@ -12,7 +12,8 @@ from latimer.backends.errors import EngineError, LatimerError
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_cpp.cache import BLOCK, Cache
 from latimer.backends.llama_cpp.grammars import Candidates
-from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedModel, Settings
+from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedModel
+from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler, Task
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from support.recordings import DEMO_CHATML, prompts
@@ -63,8 +64,9 @@ class Engine:
     """Everything that the engine's thread owns, in the test's own thread."""
 
     def __init__(self, limit: int, cells: int = 512, path: Path = DEMO_MODEL) -> None:
-        self.model = LoadedModel(path, 0)
-        self.context = Context(self.model, Settings(cells, 2 * limit, 64, 2))
+        options = Options(parallel=limit, batch=64, threads=2)
+        self.model = LoadedModel(path, options)
+        self.context = Context(self.model, options, cells)
         self.vocabulary = Vocabulary(self.model)
         self.cells = cells
         self.cache = Cache(self.context, cells, 2 * limit, self.model.rolls_back)

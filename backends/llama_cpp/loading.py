@@ -1,0 +1,76 @@
+"""From a file to an engine that is ready to run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..base import Model
+from .cache import Cache
+from .grammars import Candidates, Grammars
+from .library import Context, LoadedModel
+from .options import DEFAULT_CONTEXT, Options, name_of, parts_of
+from .scheduler import Delivery, Scheduler
+from .vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What the engine's thread has made ready."""
+
+    model: Model
+    vocabulary: Vocabulary
+    scheduler: Scheduler
+    grammars: Grammars
+
+
+def load(
+    path: Path,
+    options: Options,
+    progress: Callable[[float], None] | None,
+    post: Callable[[list[Delivery]], None],
+    stack: contextlib.ExitStack,
+) -> Engine:
+    """Load a model.
+
+    Args:
+        progress: told how much is done, from 0 to 1.
+        post: where the scheduler hands events over.
+        stack: takes what has to be freed, in the right order.
+
+    Raises:
+        EngineError: it cannot be loaded, or not with these options.
+    """
+    parts = parts_of(path)
+    model = LoadedModel(parts[0], options, progress)
+    stack.callback(model.close)
+    length = options.context or min(model.trained_context, DEFAULT_CONTEXT)
+    context = Context(model, options, length)
+    stack.callback(context.close)
+    vocabulary = Vocabulary(model)
+    candidates = Candidates(vocabulary.size)
+    grammars = Grammars(vocabulary, candidates)
+    stack.callback(grammars.close)
+    cache = Cache(context, length, options.slots, model.rolls_back, not options.exact)
+    scheduler = Scheduler(context, vocabulary, cache, candidates, options.limit, post)
+    shape = (options.exact, options.cache_type, [(p.name, scale) for p, scale in options.lora])
+    size = sum(part.stat().st_size for part in parts)
+    facts = f"{model.describe()}\n{parts[0].name}\n{size}\n{length}\n{shape}"
+    return Engine(
+        Model(
+            name=name_of(path),
+            context=length,
+            template=model.template(),
+            bos_token=vocabulary.bos,
+            eos_token=vocabulary.eos,
+            adds_bos=vocabulary.adds_bos,
+            fingerprint="fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10],
+            modified=int(parts[0].stat().st_mtime),
+        ),
+        vocabulary,
+        scheduler,
+        grammars,
+    )

@@ -1,0 +1,102 @@
+"""How the engine in process is set up, and which files a model is made of."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from ..errors import EngineError
+
+CacheType: TypeAlias = Literal[
+    "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"
+]
+
+PARALLEL = 16
+BATCH = 512
+# llama.cpp knows no more (`llama_max_parallel_sequences`).
+MOST_SEQUENCES = 256
+DEFAULT_CONTEXT = 8192
+
+_PART = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+def default_threads() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `LlamaCpp` was told; see there.
+
+    Raises:
+        EngineError: two of them contradict each other.
+    """
+
+    context: int | None = None
+    parallel: int = PARALLEL
+    batch: int = BATCH
+    threads: int = field(default_factory=default_threads)
+    gpu_layers: int = -1
+    cache_type: CacheType | None = None
+    flash_attention: bool | None = None
+    mmap: bool | None = None
+    mlock: bool = False
+    lora: tuple[tuple[Path, float], ...] = ()
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        if self.exact and self.flash_attention:
+            raise EngineError("'exact' computes without flash attention; leave one of them out.")
+        if self.exact and self.cache_type not in (None, "f32"):
+            raise EngineError(
+                f"'exact' remembers 32-bit numbers, not {self.cache_type}; leave one of them out."
+            )
+
+    @property
+    def limit(self) -> int:
+        """How many choices run side by side.
+
+        Neighbours in a batch or in memory move the last digits, and with quantised weights more
+        than those: `exact` has none.
+        """
+        return 1 if self.exact else self.parallel
+
+    @property
+    def slots(self) -> int:
+        """How many sequences are remembered: as many again may rest, to be gone on from."""
+        return 1 if self.exact else min(2 * self.limit, MOST_SEQUENCES)
+
+
+def parts_of(path: Path) -> Sequence[Path]:
+    """The files of a model, the first of them first; any part stands for all.
+
+    Raises:
+        EngineError: some of them are not there.
+    """
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        parts = [path]
+    else:
+        count = int(match["count"])
+        names = [f"{match['prefix']}-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1)]
+        parts = [path.with_name(name) for name in names]
+    missing = [part for part in parts if not part.is_file()]
+    if missing == parts:
+        raise EngineError(f"There is no model at {path}.")
+    if missing:
+        listed = ", ".join(part.name for part in missing)
+        raise EngineError(f"The model at {path} has {len(parts)} parts; missing: {listed}.")
+    return parts
+
+
+def name_of(path: Path) -> str:
+    """What a model is called: its file's name without the part's number."""
+    match = _PART.fullmatch(path.name)
+    return match["prefix"] if match is not None else path.stem
