@@ -51,6 +51,12 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             help="How the context is remembered: f32, f16, bf16, q8_0, q4_0 …  [f16]",
         ),
         click.option(
+            "--cache-memory",
+            type=int,
+            metavar="MIB",
+            help="In process: memory for what has finished.  [a quarter of what is free, 8192]",
+        ),
+        click.option(
             "--flash-attention",
             type=click.Choice(["auto", "on", "off"]),
             help="Attention in one go; by default where it can be.",

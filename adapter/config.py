@@ -50,6 +50,9 @@ class Settings(BaseSettings):
     batch: Annotated[int, Field(ge=1)] = 512
     gpu_layers: int = -1
     cache_type: CacheType | None = None
+    cache_memory: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="MiB for what has finished, so that prompts can go on from it."
+    )
     flash_attention: bool | None = None
     mmap: bool | None = None
     mlock: bool = False
@@ -105,6 +108,11 @@ class Settings(BaseSettings):
             model_config = SettingsConfigDict(**{**cls.model_config, "toml_file": file})
 
         return FromFile(**given)
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """`cache_memory` in bytes."""
+        return None if self.cache_memory is None else self.cache_memory << 20
 
     def adapters(self) -> list[tuple[str, float]]:
         """Each LoRA's file, and how much it counts for.

@@ -36,6 +36,7 @@ async def backend_of(
             threads=settings.threads,
             gpu_layers=settings.gpu_layers,
             cache_type=settings.cache_type,
+            cache_memory=settings.cache_bytes,
             flash_attention=settings.flash_attention,
             mmap=settings.mmap,
             mlock=settings.mlock,

@@ -34,7 +34,14 @@ from ..errors import (
     Unsupported,
 )
 from ..streams import ended
-from .options import BATCH, PARALLEL, CacheType, Options, default_threads
+from .options import (
+    BATCH,
+    PARALLEL,
+    CacheType,
+    Options,
+    default_cache_memory,
+    default_threads,
+)
 
 if TYPE_CHECKING:
     from .grammars import Constraint
@@ -90,6 +97,8 @@ class LlamaCpp:
         threads: CPU threads; by default as many as there are cores for this process.
         gpu_layers: layers on the GPU, negative (the default) for all; without a GPU no matter.
         cache_type: how what was evaluated is remembered; by default as 16-bit numbers.
+        cache_memory: bytes, outside the context, for what has finished, so that prompts can go on
+            from it; by default a quarter of the memory that is free, 8 GiB at most.
         flash_attention: whether to compute attention in one go; by default where it can be.
         mmap: whether to map the file into memory; by default where that is best.
         mlock: whether to keep the weights from being swapped out.
@@ -112,6 +121,7 @@ class LlamaCpp:
         threads: int | None = None,
         gpu_layers: int = -1,
         cache_type: CacheType | None = None,
+        cache_memory: int | None = None,
         flash_attention: bool | None = None,
         mmap: bool | None = None,
         mlock: bool = False,
@@ -128,6 +138,7 @@ class LlamaCpp:
             threads=threads or default_threads(),
             gpu_layers=gpu_layers,
             cache_type=cache_type,
+            cache_memory=default_cache_memory() if cache_memory is None else cache_memory,
             flash_attention=flash_attention,
             mmap=mmap,
             mlock=mlock,

@@ -2,23 +2,27 @@
 
 The memory is one pool of cells (`kv_unified`): a token that was evaluated takes one, and a
 sequence that was copied shares those of its source until both are removed. What has finished
-rests until its cells are wanted, so that a later prompt can go on from what it has in common.
+rests where it is while nobody else runs, and leaves for `states` otherwise; a later prompt goes
+on from what it has in common with either.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-# What is gone on from is a whole number of these tokens: what is cut otherwise than in one piece
-# moves the last digits, and for a few tokens that is not worth it.
-BLOCK = 64
+from numpy.typing import NDArray
+
+from .states import State, States, reusable
 
 
 class Memory(Protocol):
-    """llama.cpp's memory, as far as the cache moves it (`llama_memory_seq_*`)."""
+    """llama.cpp's memory, as far as the cache moves it (`llama_memory_seq_*`, `llama_state_seq_*`).
+
+    What is saved and restored is the same to the last bit.
+    """
 
     def remove(self, sequence: int, start: int = 0) -> None:
         """Forget a sequence from a position on."""
@@ -26,6 +30,14 @@ class Memory(Protocol):
 
     def copy(self, source: int, target: int, end: int) -> None:
         """Let a new sequence begin as another does, up to a position; no cell is taken."""
+        ...
+
+    def save(self, sequence: int) -> NDArray[Any]:
+        """A sequence as bytes; none where that failed."""
+        ...
+
+    def restore(self, sequence: int, data: NDArray[Any]) -> bool:
+        """Make a new sequence what another was; each token takes a cell. Whether it worked."""
         ...
 
 
@@ -54,20 +66,20 @@ class Cache:
         slots: sequences that llama.cpp knows at once.
         rolls_back: whether the memory can forget a sequence's end; where it cannot (recurrent
             models), a prompt goes on from a whole sequence or from nothing.
-        remembers: whether what has finished is kept.
+        states: where what has finished goes.
     """
 
     def __init__(
-        self, memory: Memory, size: int, slots: int, rolls_back: bool, remembers: bool = True
+        self, memory: Memory, size: int, slots: int, rolls_back: bool, states: States
     ) -> None:
         self._memory = memory
         self.size = size
         self._rolls_back = rolls_back
-        self._remembers = remembers
+        self._states = states
         self._ids = list(range(slots))[::-1]
         self._running: dict[int, Slot] = {}
-        # The one that was used longest ago is the first.
-        self._resting: OrderedDict[int, Slot] = OrderedDict()
+        # The one that has rested longest is the first.
+        self._resting: dict[int, Slot] = {}
         self._owners: Counter[int] = Counter()
         self._next_cell = 0
 
@@ -76,7 +88,12 @@ class Cache:
         """Cells that nobody uses."""
         return self.size - len(self._owners)
 
-    def take(self, tokens: Sequence[int], owner: str, reuse: bool, spare: int) -> Slot | None:
+    @property
+    def resting(self) -> int:
+        """How many sequences rest where they were."""
+        return len(self._resting)
+
+    def take(self, tokens: list[int], owner: str, reuse: bool, spare: int) -> Slot | None:
         """A slot for a sequence that is to begin with some tokens, None if they do not fit now.
 
         Args:
@@ -85,32 +102,35 @@ class Cache:
             spare: cells that must stay free beside those of the tokens.
         """
         source, length = self._longest(tokens, owner) if reuse else (None, 0)
-        wanted = len(tokens) - length + spare
-        if not self._can_have(wanted, source, length):
+        state, saved = self._states.longest(owner, tokens) if reuse else (None, 0)
+        whole = len(tokens) + spare
+        # A state comes back as a whole before what is not wanted of it is cut off.
+        if (
+            state is not None
+            and saved > length
+            and self._can_have(max(whole, len(state.tokens)), None, 0)
+        ):
+            return self._taken_back(state, saved)
+        if not self._can_have(whole - length, source, length):
             return None
-        if source is not None and source.id in self._resting:
-            self._resting.move_to_end(source.id)
-        if not self._ids:
-            # Its id is taken over where it is the only one that rests.
-            oldest = next(iter(self._resting.values()))
-            if oldest is source:
-                return self._take_over(source, length, wanted)
-            self.drop(oldest)
-        slot = Slot(self._ids.pop(), owner, reused=length)
-        self._running[slot.id] = slot
+        if source is not None and source.id in self._resting and self._ends_here(source, length):
+            return self._taken_over(source, length)
+        self._empty_resting(source)
+        slot = self._new(owner)
         if source is not None and length:
             self._share(source, slot, length)
-        self.make_room(wanted)
+            slot.reused = length
+            self._empty_resting(None)
         return slot
 
     def fork(self, source: Slot) -> Slot | None:
         """Another slot with all that a running one has evaluated, None if there is no id for it."""
         if not self._ids and self._resting:
-            self.drop(next(iter(self._resting.values())))
+            self.stow(next(iter(self._resting.values())))
         if not self._ids:
             return None
-        slot = Slot(self._ids.pop(), source.owner, reused=source.reused)
-        self._running[slot.id] = slot
+        slot = self._new(source.owner)
+        slot.reused = source.reused
         self._share(source, slot, len(source.tokens))
         return slot
 
@@ -125,22 +145,23 @@ class Cache:
         self._owners.update(cells)
 
     def make_room(self, count: int) -> bool:
-        """Forget what rests, oldest first, until so many cells are free; whether they are."""
+        """Let what rests leave, oldest first, until so many cells are free; whether they are."""
         while self.free < count and self._resting:
-            self.drop(next(iter(self._resting.values())))
+            self.stow(next(iter(self._resting.values())))
         return self.free >= count
 
-    def rest(self, slot: Slot) -> None:
-        """Keep a sequence that has finished, for as long as its cells are not wanted.
+    def rest(self, slot: Slot, alone: bool) -> None:
+        """Keep a sequence that has finished: where it is if nobody else runs, else outside."""
+        if alone and self._is_worth(slot):
+            del self._running[slot.id]
+            self._resting[slot.id] = slot
+        else:
+            self.stow(slot)
 
-        One that nobody can go on from is forgotten: what is remembered makes attention slower.
-        """
-        least = BLOCK if self._rolls_back else 1
-        if not self._remembers or len(slot.tokens) < least:
-            self.drop(slot)
-            return
-        del self._running[slot.id]
-        self._resting[slot.id] = slot
+    def stow(self, slot: Slot) -> None:
+        """Keep a sequence outside, and free its cells."""
+        self._save(slot)
+        self.drop(slot)
 
     def drop(self, slot: Slot) -> None:
         """Forget a sequence."""
@@ -151,17 +172,65 @@ class Cache:
         slot.tokens, slot.cells = [], []
         self._ids.append(slot.id)
 
-    def _take_over(self, slot: Slot, length: int, wanted: int) -> Slot:
-        """Go on in a slot that rests, from a position on."""
+    def _is_worth(self, slot: Slot) -> bool:
+        least = self._states.block if self._rolls_back else 1
+        return self._states.remembers and len(slot.tokens) >= least
+
+    def _save(self, slot: Slot) -> None:
+        if self._is_worth(slot) and self._states.wants(slot.owner, slot.tokens):
+            data = self._memory.save(slot.id)
+            if data.size:
+                self._states.add(State(slot.owner, list(slot.tokens), data))
+
+    def _new(self, owner: str) -> Slot:
+        slot = Slot(self._ids.pop(), owner)
+        self._running[slot.id] = slot
+        return slot
+
+    def _empty_resting(self, besides: Slot | None) -> None:
+        for slot in list(self._resting.values()):
+            if slot is not besides:
+                self.stow(slot)
+
+    def _ends_here(self, slot: Slot, length: int) -> bool:
+        """Whether a slot that rests can be gone on in rather than shared.
+
+        There is nothing else worth keeping in it, or there is no other.
+        """
+        if self._rolls_back and len(slot.tokens) - length < self._states.block:
+            return True
+        if self._ids or len(self._resting) > 1:
+            return False
+        self._save(slot)
+        return True
+
+    def _taken_over(self, slot: Slot, length: int) -> Slot:
+        """A slot that rests, to go on in from a position on."""
         del self._resting[slot.id]
+        self._cut(slot, length)
+        slot.reused = length
+        self._running[slot.id] = slot
+        self._empty_resting(None)
+        return slot
+
+    def _taken_back(self, state: State, length: int) -> Slot:
+        """A new slot that goes on from a state, for which there must be cells."""
+        self._states.touch(state)
+        self._empty_resting(None)
+        slot = self._new(state.owner)
+        if self._memory.restore(slot.id, state.data):
+            self.extend(slot, state.tokens)
+            self._cut(slot, length)
+            slot.reused = length
+        else:
+            self._memory.remove(slot.id)
+        return slot
+
+    def _cut(self, slot: Slot, length: int) -> None:
         if length < len(slot.tokens):
             self._memory.remove(slot.id, length)
             self._disown(slot.cells[length:])
             del slot.tokens[length:], slot.cells[length:]
-        slot.reused = length
-        self._running[slot.id] = slot
-        self.make_room(wanted)
-        return slot
 
     def _share(self, source: Slot, slot: Slot, length: int) -> None:
         self._memory.copy(source.id, slot.id, length)
@@ -178,35 +247,19 @@ class Cache:
         """Whether there is an id and so many cells, if need be without what rests."""
         if not self._ids and not self._resting:
             return False
+        if self.free >= wanted:
+            return True
         kept = set().union(*(slot.cells for slot in self._running.values()))
         if source is not None:
             kept.update(source.cells[:length])
-        return self.size - len(kept) >= wanted or self.free >= wanted
+        return self.size - len(kept) >= wanted
 
-    def _longest(self, tokens: Sequence[int], owner: str) -> tuple[Slot | None, int]:
+    def _longest(self, tokens: list[int], owner: str) -> tuple[Slot | None, int]:
         """The slot that begins most like some tokens do, and how many they share."""
         best: tuple[Slot | None, int] = (None, 0)
-        most = len(tokens) - 1
         for slot in (*self._resting.values(), *self._running.values()):
-            if slot.owner != owner:
-                continue
-            shared = common(slot.tokens, tokens)
-            if self._rolls_back:
-                shared = min(shared, most) // BLOCK * BLOCK
-            elif not shared == len(slot.tokens) <= most:
-                continue
-            if shared > best[1]:
-                best = (slot, shared)
+            if slot.owner == owner:
+                shared = reusable(slot.tokens, tokens, self._rolls_back, self._states.block)
+                if shared > best[1]:
+                    best = (slot, shared)
         return best
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike; slices are compared, not single tokens."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if list(one[low:middle]) == list(other[low:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -96,6 +96,7 @@ class LoadedModel:
             self.close()
             raise
         # A state that was moved on cannot be moved back.
+        self.has_window: bool = llama_cpp.llama_model_n_swa(self.pointer) > 0
         self.rolls_back: bool = not (recurrent or llama_cpp.llama_model_is_hybrid(self.pointer))
 
     def _adapter(self, path: Path) -> object:
@@ -265,6 +266,20 @@ class Context:
     def copy(self, source: int, target: int, end: int) -> None:
         """Let a sequence that is empty begin as another does, up to a position."""
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, end)
+
+    def save(self, sequence: int) -> NDArray[Any]:
+        """A sequence as bytes; none where that failed."""
+        size = llama_cpp.llama_state_seq_get_size(self.pointer, sequence)
+        data = np.empty(size, np.uint8)
+        pointer = _pointer(data, ctypes.c_uint8)
+        written = llama_cpp.llama_state_seq_get_data(self.pointer, pointer, size, sequence)
+        return data if written == size else data[:0]
+
+    def restore(self, sequence: int, data: NDArray[Any]) -> bool:
+        """Make a sequence that is empty what another was when it was saved; whether it worked."""
+        pointer = _pointer(data, ctypes.c_uint8)
+        read = llama_cpp.llama_state_seq_set_data(self.pointer, pointer, data.size, sequence)
+        return bool(read == data.size)
 
     def close(self) -> None:
         """Free the memory."""

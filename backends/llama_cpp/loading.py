@@ -14,6 +14,7 @@ from .grammars import Candidates, Grammars
 from .library import Context, LoadedModel
 from .options import DEFAULT_CONTEXT, Options, name_of, parts_of
 from .scheduler import Delivery, Scheduler
+from .states import States
 from .vocabulary import Vocabulary
 
 
@@ -54,7 +55,9 @@ def load(
     candidates = Candidates(vocabulary.size)
     grammars = Grammars(vocabulary, candidates)
     stack.callback(grammars.close)
-    cache = Cache(context, length, options.slots, model.rolls_back, not options.exact)
+    # A sliding window is saved without what has left it, so a part of it is no beginning.
+    states = States(options.cache_memory, model.rolls_back and not model.has_window)
+    cache = Cache(context, length, options.slots, model.rolls_back, states)
     scheduler = Scheduler(context, vocabulary, cache, candidates, options.limit, post)
     shape = (options.exact, options.cache_type, [(p.name, scale) for p, scale in options.lora])
     size = sum(part.stat().st_size for part in parts)

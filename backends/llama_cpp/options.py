@@ -24,6 +24,15 @@ DEFAULT_CONTEXT = 8192
 _PART = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
+def default_cache_memory() -> int:
+    """Bytes for what has finished: a quarter of the memory that is free, 8 GiB at most."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 1 << 30
+    return min(free // 4, 8 << 30)
+
+
 def default_threads() -> int:
     """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -45,6 +54,7 @@ class Options:
     threads: int = field(default_factory=default_threads)
     gpu_layers: int = -1
     cache_type: CacheType | None = None
+    cache_memory: int = field(default_factory=default_cache_memory)
     flash_attention: bool | None = None
     mmap: bool | None = None
     mlock: bool = False
@@ -58,6 +68,9 @@ class Options:
             raise EngineError(
                 f"'exact' remembers 32-bit numbers, not {self.cache_type}; leave one of them out."
             )
+
+        if self.exact:
+            object.__setattr__(self, "cache_memory", 0)
 
     @property
     def limit(self) -> int:

@@ -321,9 +321,9 @@ class Scheduler:
         return count
 
     def _set_aside(self, sequence: _Sequence) -> None:
-        """Forget what is evaluated of a sequence; it waits, first of all, to be evaluated again."""
+        """Free a sequence's cells; it waits, first of all, to go on."""
         self._running.remove(sequence)
-        self._cache.drop(sequence.slot)
+        self._cache.stow(sequence.slot)
         sequence.scored = None
         sequence.choice.begun = sequence
         self._waiting.appendleft(sequence.choice)
@@ -458,7 +458,7 @@ class Scheduler:
     def _release(self, sequence: _Sequence) -> None:
         self._running.remove(sequence)
         sequence.sampler.close()
-        self._cache.rest(sequence.slot)
+        self._cache.rest(sequence.slot, alone=not self._running)
         self._full = False
 
     def _flush(self) -> None:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.backends.llama_cpp import cache as module
-from latimer.backends.llama_cpp.cache import Cache, Slot, common
+from latimer.backends.llama_cpp.cache import Cache, Slot
+from latimer.backends.llama_cpp.states import State, States, common
+from numpy.typing import NDArray
 
 SIZE, SLOTS = 24, 4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def single_tokens() -> Iterator[None]:
-    """Blocks of one token, so that short lists have many."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", 1)
-        yield
 
 
 class Memory:
@@ -36,9 +30,20 @@ class Memory:
         assert not self.sequences.get(target)
         self.sequences[target] = self.sequences.get(source, [])[:end]
 
+    def save(self, sequence: int) -> NDArray[Any]:
+        """Its tokens, one byte each."""
+        return np.array([token for token, _ in self.sequences[sequence]], np.uint8)
+
+    def restore(self, sequence: int, data: NDArray[Any]) -> bool:
+        """Saved tokens, in cells of their own."""
+        assert not self.sequences.get(sequence)
+        self.evaluate(sequence, data.tolist())
+        return True
+
     def evaluate(self, sequence: int, tokens: list[int]) -> None:
         """Put tokens behind a sequence, each into a cell of its own."""
         self.sequences.setdefault(sequence, []).extend((token, object()) for token in tokens)
+        assert self.used <= SIZE
 
     @property
     def used(self) -> int:
@@ -46,10 +51,35 @@ class Memory:
         return len({cell for tokens in self.sequences.values() for _, cell in tokens})
 
 
+def made(
+    memory: Memory,
+    size: int = SIZE,
+    slots: int = SLOTS,
+    rolls_back: bool = True,
+    kept: int = 60,
+) -> Cache:
+    """A cache with blocks of one token, so that short lists have many."""
+    return Cache(memory, size, slots, rolls_back, States(kept, rolls_back, block=1))
+
+
+def run(cache: Cache, memory: Memory, tokens: list[int], alone: bool) -> int:
+    """Evaluate a sequence from its beginning to its end; how much of it was there."""
+    slot = cache.take(tokens, "", True, 0)
+    assert slot is not None
+    reused = slot.reused
+    assert cache.make_room(len(tokens) - reused)
+    cache.extend(slot, tokens[reused:])
+    memory.evaluate(slot.id, tokens[reused:])
+    cache.rest(slot, alone)
+    return reused
+
+
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["take", "fork", "grow", "rest", "drop", "room"]), TOKENS, st.integers(0, 9)
+        st.sampled_from(["take", "fork", "grow", "rest", "leave", "stow", "drop", "room"]),
+        TOKENS,
+        st.integers(0, 9),
     ),
     max_size=40,
 )
@@ -59,7 +89,7 @@ STEPS = st.lists(
 def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back: bool) -> None:
     """Whatever happens, tokens and free cells are those of the memory, and none is lost."""
     memory = Memory()
-    cache = Cache(memory, SIZE, SLOTS, rolls_back)
+    cache = made(memory, rolls_back=rolls_back)
     running: list[Slot] = []
     for step, tokens, number in steps:
         slot = running[number % len(running)] if running else None
@@ -67,6 +97,7 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
             taken = cache.take(tokens, str(number % 2), True, number % 3)
             if taken is not None:
                 assert taken.tokens == tokens[: taken.reused]
+                assert not cache.resting
                 assert taken.reused < len(tokens)
                 assert cache.free >= len(tokens) - taken.reused + number % 3
                 running.append(taken)
@@ -82,7 +113,10 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
                 memory.evaluate(slot.id, tokens)
         elif slot is not None:
             running.remove(slot)
-            (cache.rest if step == "rest" else cache.drop)(slot)
+            if step in ("rest", "leave"):
+                cache.rest(slot, alone=step == "rest")
+            else:
+                (cache.stow if step == "stow" else cache.drop)(slot)
         assert cache.free == SIZE - memory.used >= 0
         for one in running:
             assert [token for token, _ in memory.sequences.get(one.id, [])] == one.tokens
@@ -92,55 +126,93 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
     assert memory.used == 0
 
 
-def test_a_prompt_takes_what_is_longest() -> None:
-    """Of several that begin alike the one with most in common is gone on from."""
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_prompt_takes_what_is_longest(alone: bool) -> None:
+    """Of several that begin alike the one with most in common is gone on from, wherever it is."""
     memory = Memory()
-    cache = Cache(memory, SIZE, SLOTS, True)
-    for tokens in ([1, 2], [1, 2, 3, 4], [1, 5]):
-        slot = cache.take(tokens, "", False, 0)
-        assert slot is not None
-        cache.extend(slot, tokens)
-        memory.evaluate(slot.id, tokens)
-        cache.rest(slot)
-    taken = cache.take([1, 2, 3, 9], "", True, 0)
-    assert taken is not None
-    assert taken.reused == 3
+    cache = made(memory)
+    for tokens in ([1, 2, 7], [1, 2, 3, 4], [1, 5]):
+        run(cache, memory, tokens, alone)
+    assert run(cache, memory, [1, 2, 3, 9], alone) == 3
 
 
-def test_what_rests_longest_goes_first() -> None:
-    """Cells are taken from what nobody has gone on from for the longest time."""
+def test_who_is_alone_goes_on_where_it_was() -> None:
+    """What one client asks in turn is never copied out and in again."""
     memory = Memory()
-    cache = Cache(memory, 6, SLOTS, True)
-    for tokens in ([1, 1], [2, 2], [3, 3]):
-        slot = cache.take(tokens, "", True, 0)
-        assert slot is not None
-        cache.extend(slot, tokens)
-        memory.evaluate(slot.id, tokens)
-        cache.rest(slot)
-    used = cache.take([1, 1, 1], "", True, 0)
-    assert used is not None
-    cache.drop(used)
-    kept = [cache.take(tokens, "", True, 0) for tokens in ([1, 1, 9], [2, 2, 9])]
-    assert [slot.reused for slot in kept if slot is not None] == [2, 0]
+    cache = made(memory)
+    memory.save = memory.restore = None  # type: ignore[method-assign, assignment]
+    for length in range(1, 10):
+        assert run(cache, memory, list(range(length)), True) == length - 1
 
 
-def test_nothing_is_kept_where_nothing_is_to_be_remembered() -> None:
+def test_what_has_left_takes_no_cells() -> None:
+    """Whatever finishes beside others frees its cells at once, and can be gone on from."""
+    memory = Memory()
+    cache = made(memory)
+    run(cache, memory, [1, 2, 3, 4, 5], False)
+    assert memory.used == 0
+    assert run(cache, memory, [1, 2, 3, 9], False) == 3
+    assert memory.used == 0
+
+
+def test_what_was_used_longest_ago_goes_first() -> None:
+    """States leave when there is no room for them, those that nobody has used before others."""
+    memory = Memory()
+    cache = made(memory, kept=6)
+    for token in (1, 2, 3):
+        run(cache, memory, [token, token], False)
+    assert run(cache, memory, [1, 9], False) == 1
+    # The new one has taken the place of what was used longest ago.
+    assert [run(cache, memory, [token, 8], False) for token in (2, 1)] == [0, 1]
+
+
+def test_a_state_that_another_covers_is_not_kept() -> None:
+    """Of a chat's turns only the last takes memory, and what has nothing new is not saved."""
+    states = States(100, True, block=4)
+    one = list(range(10))
+    states.add(State("", one, np.zeros(10, np.uint8)))
+    states.add(State("", [*one, *range(10)], np.zeros(20, np.uint8)))
+    assert states.used == 20
+    assert not states.wants("", one)
+    assert not states.wants("", [*one, 99])
+    assert states.wants("", [*one, 99, 99, 99, 99])
+    assert states.wants("other", one)
+    states.add(State("", [7] * 50, np.zeros(101, np.uint8)))
+    assert states.used == 20
+
+
+def test_what_cannot_be_cut_is_gone_on_from_whole() -> None:
+    """A recurrent model's state serves only what begins with all of it."""
+    memory = Memory()
+    cache = made(memory, rolls_back=False)
+    run(cache, memory, [1, 2, 3], False)
+    assert run(cache, memory, [1, 2, 9], False) == 0
+    assert run(cache, memory, [1, 2, 3], False) == 0
+    assert run(cache, memory, [1, 2, 3, 4], False) == 3
+
+
+def test_a_state_that_does_not_come_back_is_evaluated_again() -> None:
+    """Where llama.cpp cannot restore a state the sequence begins anew."""
+    memory = Memory()
+    cache = made(memory)
+    run(cache, memory, [1, 2, 3, 4, 5], False)
+    memory.restore = lambda sequence, data: False  # type: ignore[method-assign]
+    assert run(cache, memory, [1, 2, 3, 9], False) == 0
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_nothing_is_kept_where_nothing_is_to_be_remembered(alone: bool) -> None:
     """What has finished is gone at once, and the next begins anew."""
     memory = Memory()
-    cache = Cache(memory, SIZE, 1, True, remembers=False)
+    cache = made(memory, slots=1, kept=0)
     for _ in range(2):
-        slot = cache.take([1, 2, 3], "", True, 0)
-        assert slot is not None
-        assert slot.reused == 0
-        cache.extend(slot, [1, 2, 3])
-        memory.evaluate(slot.id, [1, 2, 3])
-        cache.rest(slot)
+        assert run(cache, memory, [1, 2, 3], alone) == 0
         assert memory.used == 0
 
 
 def test_too_many_tokens_are_refused() -> None:
     """What there is no cell for never reaches llama.cpp."""
-    cache = Cache(Memory(), 4, SLOTS, True)
+    cache = made(Memory(), 4)
     assert cache.take([1] * 5, "", True, 0) is None
     slot = cache.take([1, 2], "", True, 0)
     assert slot is not None

@@ -10,11 +10,12 @@ import pytest
 from latimer.backends.base import Event, Finish, Generation, Piece, Sampling, Text
 from latimer.backends.errors import EngineError, LatimerError
 from latimer.backends.llama_cpp import DEMO_MODEL
-from latimer.backends.llama_cpp.cache import BLOCK, Cache
+from latimer.backends.llama_cpp.cache import Cache
 from latimer.backends.llama_cpp.grammars import Candidates
 from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler, Task
+from latimer.backends.llama_cpp.states import BLOCK, States
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from support.recordings import DEMO_CHATML, prompts
 
@@ -69,7 +70,8 @@ class Engine:
         self.context = Context(self.model, options, cells)
         self.vocabulary = Vocabulary(self.model)
         self.cells = cells
-        self.cache = Cache(self.context, cells, 2 * limit, self.model.rolls_back)
+        self.states = States(1 << 26, self.model.rolls_back)
+        self.cache = Cache(self.context, cells, 2 * limit, self.model.rolls_back, self.states)
         self.posts: list[list[Delivery]] = []
         self.scheduler = Scheduler(
             self.context,
@@ -88,7 +90,7 @@ class Engine:
     def submit(self, prompt: str, max_tokens: int, **job: object) -> tuple[Task, Box]:
         """Queue a job."""
         ids = self.vocabulary.tokenize(prompt, add_special=True, parse_special=True)
-        generation = Generation(Text(prompt), max_tokens, sampling=GREEDY, **job)  # type: ignore[arg-type]
+        generation = Generation(Text(prompt), max_tokens, **{"sampling": GREEDY, **job})  # type: ignore[arg-type]
         box = Box(len(generation.seeds))
         task = Task(generation, ids, len(ids), (), max_tokens, {}, box)
         self.scheduler.submit(task)
@@ -260,6 +262,30 @@ def test_a_prompt_goes_on_from_what_it_has_in_common(two: Engine) -> None:
     # Whole blocks are gone on from, and the last token is always evaluated again.
     assert counts[1] == counts[2] == (tokens - 1) // BLOCK * BLOCK
     assert again.text == first.text
+
+
+@pytest.mark.parametrize("path", [DEMO_MODEL, RECURRENT], ids=["attention", "recurrent"])
+def test_what_finishes_beside_others_comes_back(path: Path) -> None:
+    """A chat's next turn goes on from a state that has left the memory, with the same numbers."""
+    turn, longer = "word " * 40, "word " * 40 + "and another thing"
+    texts, cached = [], []
+    for beside in (False, True):
+        engine = Engine(2, 512, path)
+        endless = Sampling(0.0, extras={"ignore_eos": True})
+        others = [engine.submit("one two", 200, sampling=endless)[1]] if beside else []
+        for prompt in (turn, longer):
+            _, box = engine.submit(prompt, 6)
+            finish(engine, box)
+            texts.append(box.text)
+            cached.append(box.finishes[0].cached_tokens)
+            assert engine.cache.resting == (0 if beside else 1)
+        assert not any(box.finished for box in others)
+        assert engine.states.used or not beside
+        engine.close()
+    assert texts[:2] == texts[2:]
+    assert cached[:2] == cached[2:]
+    if path == DEMO_MODEL:
+        assert cached[1] >= BLOCK
 
 
 def test_owners_share_nothing(two: Engine) -> None:

@@ -74,7 +74,7 @@ async def run(backend: LlamaCpp, work: Generation, rng: random.Random) -> str:
 async def test_everything_ends_and_nothing_leaks() -> None:
     """Random requests, two dozen at a time: each ends, memory is flat, no cell is lost."""
     rng = random.Random(5)
-    backend = LlamaCpp(context=CELLS, parallel=8, max_waiting=100_000)
+    backend = LlamaCpp(context=CELLS, parallel=8, max_waiting=100_000, cache_memory=4 << 20)
     turns = asyncio.Semaphore(24)
     sizes: list[int] = []
 
