@@ -1,11 +1,11 @@
 """The engine in process against llama-server and llama-cpp-python's server, over HTTP.
 
-    python tests/benchmarks/engine.py [--model demo|110m|FILE] [--tokens 64] [--clients 1 4 8 16]
+    python tests/benchmarks/engine.py [--model demo|110m|FILE] [--tokens 128] [--repeats 3]
 
 All in one run on one machine: the same model, two threads each, as many sequences for Latimer as
 llama-server has slots, the same streamed requests by the same clients. Told are tokens a second,
 the time to the first token, CPU time a token (the server's and its threads'), and what a prompt of
-a thousand tokens costs the second time.
+a thousand tokens costs the second time. The servers take turns; told are medians.
 """
 
 from __future__ import annotations
@@ -117,28 +117,55 @@ def servers(path: Path, parallel: int) -> Iterator[dict[str, Any]]:
     }
 
 
-def measure(path: Path, clients: list[int], tokens: int, rounds: int) -> dict[str, Any]:
-    """All figures."""
-    figures: dict[str, Any] = {}
-    with servers(path, max(clients)) as makers:
-        for name, make in makers.items():
-            with make() as made:
-                address = made[1] if isinstance(made, tuple) else made
+def measure(
+    path: Path, clients: list[int], tokens: int, rounds: int, repeats: int
+) -> dict[str, Any]:
+    """All figures: the medians of several goes, in which the servers take turns."""
+    goes: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(repeats):
+        with servers(path, max(clients)) as makers:
+            for name, make in makers.items():
+                # It takes a client after the other.
                 few = rounds if name != "llama-cpp-python" else 1
-                figures[name] = {
-                    f"{count} clients": asyncio.run(load(address, path.stem, count, tokens, few))
-                    for count in clients
-                }
-                figures[name]["prefix"] = asyncio.run(prefix(address, path.stem))
-            sys.stderr.write(f"{name}: {json.dumps(figures[name])}\n")
-    return figures
+                with make() as made:
+                    address = made[1] if isinstance(made, tuple) else made
+                    found = {
+                        f"{count} clients": asyncio.run(
+                            load(address, path.stem, count, tokens, few)
+                        )
+                        for count in clients
+                    }
+                    found["prefix"] = asyncio.run(prefix(address, path.stem))
+                sys.stderr.write(f"{name}: {json.dumps(found)}\n")
+                goes.setdefault(name, []).append(found)
+    return {name: _medians(found) for name, found in goes.items()}
+
+
+def _medians(goes: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    return {
+        part: {
+            figure: round(statistics.median(go[part][figure] for go in goes), 3)
+            for figure in figures
+        }
+        for part, figures in goes[0].items()
+    }
+
+
+def table(figures: dict[str, Any], clients: list[int]) -> str:
+    """Tokens a second, as the documentation shows them."""
+    lines = [f"| clients | {' | '.join(figures)} |", "|--:|" + "--:|" * len(figures)]
+    for count in clients:
+        row = [f"{found[f'{count} clients']['tokens_per_s']:,.0f}" for found in figures.values()]
+        lines.append(f"| {count} | {' | '.join(row)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="demo", help="demo, 110m, or a file")
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -147,5 +174,8 @@ if __name__ == "__main__":
             model = gguf_files.larger(
                 DEMO_MODEL, Path(folder) / "110m.gguf", width=768, layers=16, inner=2048
             )
-        found = measure(model, arguments.clients, arguments.tokens, arguments.rounds)
+        found = measure(
+            model, arguments.clients, arguments.tokens, arguments.rounds, arguments.repeats
+        )
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    sys.stdout.write(table(found, arguments.clients) + "\n")

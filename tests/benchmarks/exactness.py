@@ -3,7 +3,8 @@
     python tests/benchmarks/exactness.py [--texts 200]
 
 The reference is one plain `llama_decode` without flash attention and with 32-bit memory, and a
-log-softmax in double precision. Texts are those of the fidelity tests, alone and 8 at once.
+log-softmax in double precision. Texts are those of the fidelity tests, alone and 8 at once. Then,
+in process, as many generated answers with their log-probabilities: alone and among fifteen others.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import asyncio
 import statistics
 import sys
 import tempfile
+from contextlib import aclosing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import gguf
 from latimer.backends.base import Backend, Text
-from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from support import gguf_files
 from support.exact import engines, prompt_tokens
+from support.neighbours import apart
 from support.reference import Reference, reference
 from support.texts import demo_texts
 
@@ -57,6 +60,23 @@ async def main(count: int) -> None:
                                 )
 
 
+async def neighbours(count: int) -> None:
+    """Print how far generated answers are apart, alone and among fifteen others."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "f32.gguf"
+        plain = gguf_files.copy(DEMO_MODEL, path, kind=gguf.GGMLQuantizationType.F32)
+        print("\n| weights | flags | requests | other texts | largest |\n|---|---|--:|--:|--:|")
+        for name, model in (("F32", plain), ("Q8_0", DEMO_MODEL)):
+            for exact in (True, False):
+                async with aclosing(LlamaCpp(model, context=2048, exact=exact)) as backend:
+                    found = await apart(backend, count)
+                flags = "exact" if exact else "default"
+                print(
+                    f"| {name} | {flags} | {found.requests} | {found.texts} | {found.worst:.1e} |",
+                    flush=True,
+                )
+
+
 async def run(backend: Backend, truth: Reference, texts: list[str], at_once: int) -> list[float]:
     """The differences of all tokens of all texts."""
     found: list[float] = []
@@ -70,4 +90,6 @@ async def run(backend: Backend, truth: Reference, texts: list[str], at_once: int
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--texts", type=int, default=200)
-    asyncio.run(main(parser.parse_args().texts))
+    texts = parser.parse_args().texts
+    asyncio.run(main(texts))
+    asyncio.run(neighbours(texts))

@@ -4,7 +4,8 @@
 
 Everything in one run on one machine, for servers with one slot, two and four: the server generates
 the tokens by itself (`ignore_eos`), Latimer's backend scores as many, and scores a text in which
-every third token is a piece of a character; the engine in process scores them too. Medians.
+every third token is a piece of a character; the engine in process scores them too, against a bare
+`llama_decode` of them. Medians.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from latimer.backends.base import Backend, Generation, PromptTokens, TokenIds
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
+from latimer.backends.llama_cpp.library import Context, LoadedModel
+from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_server import LlamaServer
 from support.servers import llama_server
 from support.texts import demo_texts
@@ -89,9 +92,35 @@ async def measure(model: Path, count: int, rounds: int) -> dict[str, Any]:
             }
             await backend.aclose()
     local = LlamaCpp(model)
-    figures["in process"] = {"score_ms": await median(lambda: score(local, plain), rounds)}
+    scored = await median(lambda: score(local, plain), rounds)
     await local.aclose()
+    decode, close = bare(model, plain)
+    decoded = await median(decode, rounds)
+    close()
+    times = round(scored / decoded, 2)
+    figures["in process"] = {"score_ms": scored, "decode_ms": decoded, "times": times}
     return figures
+
+
+def bare(model: Path, ids: TokenIds) -> tuple[Callable[[], Awaitable[None]], Callable[[], None]]:
+    """What does nothing but decode some tokens, with all their logits; and what frees it."""
+    options = Options()
+    loaded = LoadedModel(model, options)
+    context = Context(loaded, options, 2048)
+
+    async def decode() -> None:
+        context.remove(0)
+        for start in range(0, len(ids), options.batch):
+            part = ids[start : start + options.batch]
+            context.add(0, start, part, len(part))
+            context.decode()
+            context.logits(0, len(part))
+
+    def close() -> None:
+        context.close()
+        loaded.close()
+
+    return decode, close
 
 
 if __name__ == "__main__":
