@@ -46,7 +46,8 @@ from .options import (
 if TYPE_CHECKING:
     from .grammars import Constraint
     from .loading import Engine
-    from .scheduler import Delivery, Task
+    from .scheduler import Delivery
+    from .tasks import Task
     from .vocabulary import Vocabulary
 
 ENGINE = "llama.cpp in process"
@@ -257,7 +258,7 @@ class LlamaCpp:
     def _task(
         self, job: Generation, engine: Engine, constraint: Constraint | None
     ) -> tuple[Task, _Mailbox]:
-        from .scheduler import Task
+        from .tasks import Task
 
         model, vocabulary = engine.model, engine.vocabulary
         prompt, count = _prompt_of(job, vocabulary)

@@ -93,6 +93,10 @@ class Cache:
         """How many sequences rest where they were."""
         return len(self._resting)
 
+    def shared(self, known: list[int], tokens: list[int]) -> int:
+        """How many tokens of a prompt could be gone on from, were others evaluated."""
+        return reusable(known, tokens, self._rolls_back, self._states.block)
+
     def take(self, tokens: list[int], owner: str, reuse: bool, spare: int) -> Slot | None:
         """A slot for a sequence that is to begin with some tokens, None if they do not fit now.
 

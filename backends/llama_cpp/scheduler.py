@@ -6,114 +6,21 @@ from others.
 
 from __future__ import annotations
 
-import asyncio
 import queue
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
-from ..base import Event, Finish, Generation, Piece, PromptTokens, Reason, Token, TokenIds
+from ..base import Event, Finish, Piece, PromptTokens, Reason, Token
 from ..errors import EngineError, InvalidGrammar, LatimerError
 from ..stops import StopMatcher
 from .cache import Cache, Slot
-from .grammars import Candidates, Constraint, TooComplex
-from .library import Context, DecodeFailed, Rows
+from .grammars import Candidates, TooComplex
+from .library import Context, DecodeFailed
 from .sampling import DeadEnd, Sampler
 from .scoring import score
+from .states import BLOCK
+from .tasks import Choice, Run, Task
 from .vocabulary import Vocabulary
-
-
-class Mailbox(Protocol):
-    """Takes a job's events in the event loop that asked for them."""
-
-    loop: asyncio.AbstractEventLoop
-
-    def deliver(self, events: Sequence[Event] | LatimerError) -> None:
-        """Take some events, or the error that ended the job."""
-        ...
-
-
-@dataclass(eq=False, slots=True)
-class Task:
-    """A job in the engine's hands, and where its events go.
-
-    Args:
-        prompt: what is evaluated; a BOS that was added to it is its first token.
-        prompt_tokens: how many of them are the client's own.
-        shown: the bytes that each of the client's own tokens shows, where they are asked for.
-        max_tokens: tokens to generate at most, the context's end included.
-        stop_tokens: control tokens that a stop string spells.
-        mailbox: where its events go, by way of the scheduler's hand-over.
-        constraint: the beginning of the job's grammar.
-    """
-
-    job: Generation
-    prompt: TokenIds
-    prompt_tokens: int
-    shown: Sequence[bytes]
-    max_tokens: int
-    stop_tokens: dict[int, str]
-    mailbox: Mailbox
-    constraint: Constraint | None = None
-    cancelled: bool = False
-
-    @property
-    def hidden(self) -> int:
-        """How many tokens stand before the client's own."""
-        return len(self.prompt) - self.prompt_tokens
-
-
-_NOWHERE = Rows(-1, -1)
-
-
-@dataclass(eq=False, slots=True)
-class _Choice:
-    """A choice that waits.
-
-    Args:
-        begun: where it was set aside, for want of cells: what goes on when there are some.
-    """
-
-    task: Task
-    index: int
-    begun: _Sequence | None = None
-
-
-@dataclass(eq=False, slots=True)
-class _Sequence:
-    """A choice that is being generated: what it consists of, and how far that is evaluated.
-
-    Args:
-        history: the prompt, and what was drawn.
-        wanted: how much of it is to be evaluated.
-        scored: the prompt's tokens with their log-probabilities, None where nobody wants them.
-        cached: how many of the prompt's tokens were there when it began.
-        rows, outputs: where its tokens stand in the batch, and how many of them have logits.
-        ready: whether the batch holds its last token, so that another can be drawn.
-    """
-
-    choice: _Choice
-    slot: Slot
-    sampler: Sampler
-    matcher: StopMatcher
-    history: list[int]
-    wanted: int
-    scored: list[Token] | None = None
-    cached: int = 0
-    drawn: int = 0
-    text_size: int = 0
-    released: int = 0
-    starts: list[int] = field(default_factory=list)
-    rows: Rows = _NOWHERE
-    outputs: int = 0
-    ready: bool = False
-
-    @property
-    def left(self) -> int:
-        """How many tokens are to be evaluated before another can be drawn."""
-        return self.wanted - len(self.slot.tokens)
-
 
 Delivery = tuple[Task, "Sequence[Event] | LatimerError"]
 
@@ -142,8 +49,8 @@ class Scheduler:
         self._limit = limit
         self._post = post
         self._inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._waiting: deque[_Choice] = deque()
-        self._running: list[_Sequence] = []
+        self._waiting: deque[Choice] = deque()
+        self._running: list[Run] = []
         # Nothing is admitted before something has ended where the first did not fit.
         self._full = False
         self._outbox: list[Delivery] = []
@@ -175,10 +82,10 @@ class Scheduler:
         """End everything that runs or waits with an error."""
         begun = [choice.begun for choice in self._waiting if choice.begun is not None]
         tasks = {c.task: None for c in [*self._waiting, *(s.choice for s in self._running)]}
-        for sequence in [*begun, *self._running]:
-            sequence.sampler.close()
-        for sequence in self._running:
-            self._cache.drop(sequence.slot)
+        for run in [*begun, *self._running]:
+            run.sampler.close()
+        for run in self._running:
+            self._cache.drop(run.slot)
         self._waiting.clear()
         self._running.clear()
         self._context.clear()
@@ -198,11 +105,11 @@ class Scheduler:
             except DecodeFailed as error:
                 self._fail(batch, error)
             else:
-                for sequence in batch:
-                    if sequence.scored is not None and sequence.outputs:
-                        self._score(sequence)
-                    if sequence.ready:
-                        for one in self._forked(sequence):
+                for run in batch:
+                    if run.scored is not None and run.outputs:
+                        self._score(run)
+                    if run.ready:
+                        for one in self._forked(run):
                             self._draw(one)
         self._flush()
 
@@ -216,12 +123,12 @@ class Scheduler:
                 self._stopping = True
                 return
             # The first choice evaluates the prompt for all; the others follow then.
-            self._waiting.append(_Choice(task, 0))
+            self._waiting.append(Choice(task, 0))
             block = False
 
     def _drop_cancelled(self) -> None:
-        for sequence in [s for s in self._running if s.choice.task.cancelled]:
-            self._release(sequence)
+        for run in [s for s in self._running if s.choice.task.cancelled]:
+            self._release(run)
         if any(choice.task.cancelled for choice in self._waiting):
             for choice in self._waiting:
                 if choice.task.cancelled and choice.begun is not None:
@@ -231,8 +138,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Begin what waits, or go on with it, while there are a sequence and cells for it."""
-        while self._waiting and not self._full and len(self._running) < self._limit:
-            choice = self._waiting[0]
+        place = 0
+        while place < len(self._waiting) and len(self._running) < self._limit and not self._full:
+            choice = self._waiting[place]
             begun, task = choice.begun, choice.task
             scoring = task.job.prompt_logprobs is not None and choice.index == 0
             history = [*task.prompt] if begun is None else begun.history
@@ -240,22 +148,37 @@ class Scheduler:
             if scoring and task.max_tokens == 0:
                 # The last token's logits would only score a token that nobody wants.
                 wanted = len(history) - 1
+            if not scoring and self._is_coming(history, task.job.owner):
+                place += 1
+                continue
             # Those that run need a cell each to go on.
             spare = len(self._running)
             slot = self._cache.take(history[:wanted], task.job.owner, not scoring, spare)
             if slot is None:
                 self._full = True
                 return
-            self._waiting.popleft()
+            del self._waiting[place]
             if begun is None:
-                sequence = self._begun(choice, slot, history, wanted)
+                run = self._begun(choice, slot, history, wanted)
             else:
-                sequence, begun.slot, choice.begun = begun, slot, None
-            self._running.append(sequence)
-            if scoring and sequence.drawn == 0:
-                self._begin_scoring(sequence)
+                run, begun.slot, choice.begun = begun, slot, None
+            self._running.append(run)
+            if scoring and run.drawn == 0:
+                self._begin_scoring(run)
 
-    def _begun(self, choice: _Choice, slot: Slot, history: list[int], wanted: int) -> _Sequence:
+    def _is_coming(self, history: list[int], owner: str) -> bool:
+        """Whether what a prompt begins with is being evaluated for another one just now.
+
+        Many clients that send the same instructions at the same moment wait for the first.
+        """
+        for run in self._running:
+            if run.left > 1 and run.choice.task.job.owner == owner:
+                shared = self._cache.shared(run.history[: run.wanted], history)
+                if shared - len(run.slot.tokens) >= BLOCK:
+                    return True
+        return False
+
+    def _begun(self, choice: Choice, slot: Slot, history: list[int], wanted: int) -> Run:
         task = choice.task
         job = task.job
         seed = job.seeds[choice.index]
@@ -271,42 +194,42 @@ class Scheduler:
         )
         matcher = StopMatcher(job.stops)
         cached = max(slot.reused - task.hidden, 0)
-        return _Sequence(choice, slot, sampler, matcher, history, wanted, cached=cached)
+        return Run(choice, slot, sampler, matcher, history, wanted, cached=cached)
 
-    def _begin_scoring(self, sequence: _Sequence) -> None:
-        task = sequence.choice.task
+    def _begin_scoring(self, run: Run) -> None:
+        task = run.choice.task
         spelling, control = self._vocabulary.token(task.prompt[task.hidden])
         first = task.shown[0]
         spelling = spelling if control else first
         token = Token(task.prompt[task.hidden], first, spelling, control, None)
-        sequence.scored = [token]
-        if not sequence.wanted or (task.max_tokens == 0 and task.prompt_tokens == 1):
-            self._end_scoring(sequence)
+        run.scored = [token]
+        if not run.wanted or (task.max_tokens == 0 and task.prompt_tokens == 1):
+            self._end_scoring(run)
 
-    def _fill(self) -> list[_Sequence]:
+    def _fill(self) -> list[Run]:
         """Put each sequence's next tokens into the batch: single ones first, then prompts."""
-        batch: list[_Sequence] = []
-        for sequence in sorted(self._running, key=lambda s: s.left > 1):
+        batch: list[Run] = []
+        for run in sorted(self._running, key=lambda s: s.left > 1):
             room = self._context.room
             if not room or not self._context.output_room:
                 break
-            if sequence not in self._running:
+            if run not in self._running:
                 continue
-            scoring = sequence.scored is not None
-            count = min(sequence.left, room, self._context.output_room if scoring else room)
-            count = self._make_room(sequence, count, batch)
+            scoring = run.scored is not None
+            count = min(run.left, room, self._context.output_room if scoring else room)
+            count = self._make_room(run, count, batch)
             if not count:
                 continue
-            position = len(sequence.slot.tokens)
-            tokens = sequence.history[position : position + count]
-            self._cache.extend(sequence.slot, tokens)
-            sequence.ready = sequence.left == 0
-            sequence.outputs = count if scoring else int(sequence.ready)
-            sequence.rows = self._context.add(sequence.slot.id, position, tokens, sequence.outputs)
-            batch.append(sequence)
+            position = len(run.slot.tokens)
+            tokens = run.history[position : position + count]
+            self._cache.extend(run.slot, tokens)
+            run.ready = run.left == 0
+            run.outputs = count if scoring else int(run.ready)
+            run.rows = self._context.add(run.slot.id, position, tokens, run.outputs)
+            batch.append(run)
         return batch
 
-    def _make_room(self, sequence: _Sequence, count: int, batch: Sequence[_Sequence]) -> int:
+    def _make_room(self, run: Run, count: int, batch: Sequence[Run]) -> int:
         """How many of a sequence's tokens there are cells for, 0 where it has to wait.
 
         What rests is forgotten first; then the sequences that began last are set aside.
@@ -316,24 +239,24 @@ class Scheduler:
                 return self._cache.free
             others = [one for one in self._running if one not in batch]
             self._set_aside(others[-1])
-            if others[-1] is sequence:
+            if others[-1] is run:
                 return 0
         return count
 
-    def _set_aside(self, sequence: _Sequence) -> None:
+    def _set_aside(self, run: Run) -> None:
         """Free a sequence's cells; it waits, first of all, to go on."""
-        self._running.remove(sequence)
-        self._cache.stow(sequence.slot)
-        sequence.scored = None
-        sequence.choice.begun = sequence
-        self._waiting.appendleft(sequence.choice)
+        self._running.remove(run)
+        self._cache.stow(run.slot)
+        run.scored = None
+        run.choice.begun = run
+        self._waiting.appendleft(run.choice)
 
-    def _score(self, sequence: _Sequence) -> None:
+    def _score(self, run: Run) -> None:
         """Score the prompt's tokens that follow those of the batch."""
-        task, scored = sequence.choice.task, sequence.scored
+        task, scored = run.choice.task, run.scored
         assert scored is not None
-        position = len(sequence.slot.tokens)
-        start = position - sequence.outputs
+        position = len(run.slot.tokens)
+        start = position - run.outputs
         # What comes before the first of the client's own tokens scores nothing that is shown.
         skipped = max(task.hidden - start, 0)
         followers = range(start + skipped + 1, min(position + 1, len(task.prompt)))
@@ -343,110 +266,110 @@ class Scheduler:
                 spelling, control = self._vocabulary.token(task.prompt[at])
                 data = task.shown[at - task.hidden]
                 tokens.append((task.prompt[at], data, spelling if control else data, control))
-            logits = self._context.logits(sequence.rows.output + skipped, len(tokens))
+            logits = self._context.logits(run.rows.output + skipped, len(tokens))
             scored += score(logits, tokens, task.job.prompt_logprobs or 0, self._vocabulary)
-        if not sequence.left:
-            self._end_scoring(sequence)
+        if not run.left:
+            self._end_scoring(run)
 
-    def _end_scoring(self, sequence: _Sequence) -> None:
+    def _end_scoring(self, run: Run) -> None:
         """Tell the prompt's tokens."""
-        task, scored = sequence.choice.task, sequence.scored
+        task, scored = run.choice.task, run.scored
         assert scored is not None
-        sequence.scored = None
+        run.scored = None
         self._outbox.append((task, (PromptTokens(0, scored),)))
         if task.max_tokens:
             return
-        sequence.ready = False
+        run.ready = False
         others = range(1, len(task.job.seeds))
         finishes = [Finish(index, "length", None, task.prompt_tokens, 0) for index in others]
         self._outbox.append((task, finishes))
-        self._finish(sequence, "length", None, 0)
+        self._finish(run, "length", None, 0)
 
-    def _forked(self, sequence: _Sequence) -> list[_Sequence]:
+    def _forked(self, run: Run) -> list[Run]:
         """A sequence that is ready, and with a prompt's first choice all others of its task.
 
         They draw from the same logits. Those for which there is no sequence wait, first of all.
         """
-        choice, task = sequence.choice, sequence.choice.task
-        if sequence.drawn or choice.index or len(task.job.seeds) == 1:
-            return [sequence]
-        found = [sequence]
-        others = deque(_Choice(task, index) for index in range(1, len(task.job.seeds)))
+        choice, task = run.choice, run.choice.task
+        if run.drawn or choice.index or len(task.job.seeds) == 1:
+            return [run]
+        found = [run]
+        others = deque(Choice(task, index) for index in range(1, len(task.job.seeds)))
         while others and len(self._running) < self._limit:
-            slot = self._cache.fork(sequence.slot)
+            slot = self._cache.fork(run.slot)
             if slot is None:
                 break
             fork = self._begun(others.popleft(), slot, [*task.prompt], len(task.prompt))
-            fork.rows, fork.outputs = sequence.rows, sequence.outputs
+            fork.rows, fork.outputs = run.rows, run.outputs
             self._running.append(fork)
             found.append(fork)
         self._waiting.extendleft(reversed(others))
         return found
 
-    def _draw(self, sequence: _Sequence) -> None:
-        task = sequence.choice.task
+    def _draw(self, run: Run) -> None:
+        task = run.choice.task
         try:
-            token = sequence.sampler.sample(self._context, sequence.rows, self._candidates)
+            token = run.sampler.sample(self._context, run.rows, self._candidates)
         except (DeadEnd, TooComplex) as error:
             param = task.job.grammar.param if task.job.grammar is not None else ""
             self._end(task, InvalidGrammar(param, f"it left nothing to go on with: {error}"))
             return
-        sequence.drawn += 1
-        sequence.history.append(token)
-        sequence.wanted += 1
+        run.drawn += 1
+        run.history.append(token)
+        run.wanted += 1
         if token in task.stop_tokens:
-            self._finish(sequence, "stop", task.stop_tokens[token], sequence.drawn - 1)
+            self._finish(run, "stop", task.stop_tokens[token], run.drawn - 1)
             return
-        told = self._told(sequence, token) if task.job.logprobs is not None else ()
+        told = self._told(run, token) if task.job.logprobs is not None else ()
         if token in self._vocabulary.ends:
-            self._finish(sequence, "end", None, sequence.drawn - 1, *told)
+            self._finish(run, "end", None, run.drawn - 1, *told)
             return
         data = self._vocabulary.pieces[token]
         if data or told:
-            self._outbox.append((task, (Piece(sequence.choice.index, data, told),)))
+            self._outbox.append((task, (Piece(run.choice.index, data, told),)))
         if task.job.stops:
-            sequence.starts.append(sequence.text_size)
-            sequence.text_size += len(data)
-            sequence.released += len(sequence.matcher.feed(data))
-            stop = sequence.matcher.stop
+            run.starts.append(run.text_size)
+            run.text_size += len(data)
+            run.released += len(run.matcher.feed(data))
+            stop = run.matcher.stop
             if stop is not None:
-                before = sum(start < sequence.released for start in sequence.starts)
-                self._finish(sequence, "stop", stop, before)
+                before = sum(start < run.released for start in run.starts)
+                self._finish(run, "stop", stop, before)
                 return
-        if sequence.drawn >= task.max_tokens:
-            self._finish(sequence, "length", None, sequence.drawn)
+        if run.drawn >= task.max_tokens:
+            self._finish(run, "length", None, run.drawn)
 
-    def _told(self, sequence: _Sequence, token: int) -> list[Token]:
+    def _told(self, run: Run, token: int) -> list[Token]:
         """The token that was drawn, with the log-probabilities of its place."""
-        logits = self._context.logits(sequence.rows.output + sequence.outputs - 1, 1)
+        logits = self._context.logits(run.rows.output + run.outputs - 1, 1)
         spelling, control = self._vocabulary.token(token)
         data = b"" if token in self._vocabulary.ends else self._vocabulary.pieces[token]
         drawn = (token, data, spelling, control)
-        return score(logits, [drawn], sequence.choice.task.job.logprobs or 0, self._vocabulary)
+        return score(logits, [drawn], run.choice.task.job.logprobs or 0, self._vocabulary)
 
     def _finish(
         self,
-        sequence: _Sequence,
+        run: Run,
         reason: Reason,
         stop: str | None,
         completion: int,
         end: Token | None = None,
     ) -> None:
-        choice = sequence.choice
+        choice = run.choice
         prompt_tokens = choice.task.prompt_tokens
-        finish = Finish(choice.index, reason, stop, prompt_tokens, completion, sequence.cached, end)
+        finish = Finish(choice.index, reason, stop, prompt_tokens, completion, run.cached, end)
         self._outbox.append((choice.task, (finish,)))
-        self._release(sequence)
+        self._release(run)
 
-    def _fail(self, batch: list[_Sequence], error: DecodeFailed) -> None:
+    def _fail(self, batch: list[Run], error: DecodeFailed) -> None:
         """End the jobs of a batch that could not be evaluated; the others go on."""
-        failed = {sequence.choice.task: None for sequence in batch}
+        failed = {run.choice.task: None for run in batch}
         for task in failed:
             self._end(task, EngineError(f"llama.cpp failed: {error}."))
-        for sequence in batch:
-            self._running.remove(sequence)
-            sequence.sampler.close()
-            self._cache.drop(sequence.slot)
+        for run in batch:
+            self._running.remove(run)
+            run.sampler.close()
+            self._cache.drop(run.slot)
         self._drop_cancelled()
         self._full = False
 
@@ -455,10 +378,10 @@ class Scheduler:
         task.cancelled = True
         self._outbox.append((task, error))
 
-    def _release(self, sequence: _Sequence) -> None:
-        self._running.remove(sequence)
-        sequence.sampler.close()
-        self._cache.rest(sequence.slot, alone=not self._running)
+    def _release(self, run: Run) -> None:
+        self._running.remove(run)
+        run.sampler.close()
+        self._cache.rest(run.slot, alone=not self._running)
         self._full = False
 
     def _flush(self) -> None:

@@ -14,8 +14,9 @@ from latimer.backends.llama_cpp.cache import Cache
 from latimer.backends.llama_cpp.grammars import Candidates
 from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedModel
 from latimer.backends.llama_cpp.options import Options
-from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler, Task
+from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler
 from latimer.backends.llama_cpp.states import BLOCK, States
+from latimer.backends.llama_cpp.tasks import Task
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from support.recordings import DEMO_CHATML, prompts
 
@@ -286,6 +287,26 @@ def test_what_finishes_beside_others_comes_back(path: Path) -> None:
     assert cached[:2] == cached[2:]
     if path == DEMO_MODEL:
         assert cached[1] >= BLOCK
+
+
+def test_prompts_that_come_together_are_evaluated_once() -> None:
+    """Of many that begin alike at the same moment one evaluates it, and the others wait for it."""
+    engine = Engine(8, 2048)
+    prompts = ["word " * 150 + f"number {number}" for number in range(8)]
+    boxes = [engine.submit(prompt, 4)[1] for prompt in prompts]
+    _, other = engine.submit("word " * 150, 4, owner="other")
+    finish(engine, *boxes, other)
+    counts = [box.finishes[0].cached_tokens for box in boxes]
+    tokens = boxes[0].finishes[0].prompt_tokens
+    assert counts[0] == other.finishes[0].cached_tokens == 0
+    assert all(tokens - count < 2 * BLOCK for count in counts[1:])
+    alone = Engine(1, 2048)
+    for prompt, box in zip(prompts, boxes, strict=True):
+        _, single = alone.submit(prompt, 4)
+        finish(alone, single)
+        assert single.text == box.text
+    engine.close()
+    alone.close()
 
 
 def test_owners_share_nothing(two: Engine) -> None:
