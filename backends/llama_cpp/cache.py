@@ -109,31 +109,26 @@ class Cache:
         state, saved = self._states.longest(owner, tokens) if reuse else (None, 0)
         whole = len(tokens) + spare
         # A state comes back as a whole before what is not wanted of it is cut off.
-        if (
-            state is not None
-            and saved > length
-            and self._can_have(max(whole, len(state.tokens)), None, 0)
-        ):
-            return self._taken_back(state, saved)
+        needed = max(whole, len(state.tokens)) if state is not None else whole
+        if state is not None and saved > length and self._can_have(needed, None, 0):
+            return self._taken_back(state, saved, needed)
         if not self._can_have(whole - length, source, length):
             return None
         if source is not None and source.id in self._resting and self._ends_here(source, length):
-            return self._taken_over(source, length)
-        self._empty_resting(source)
-        slot = self._new(owner)
-        if source is not None and length:
-            self._share(source, slot, length)
-            slot.reused = length
-            self._empty_resting(None)
+            slot = self._taken_over(source, length)
+        else:
+            slot = self._new(owner, source)
+            if source is not None and length:
+                self._share(source, slot, length)
+                slot.reused = length
+        self.make_room(whole - length)
         return slot
 
     def fork(self, source: Slot) -> Slot | None:
         """Another slot with all that a running one has evaluated, None if there is no id for it."""
-        if not self._ids and self._resting:
-            self.stow(next(iter(self._resting.values())))
-        if not self._ids:
+        if not self._ids and not self._resting:
             return None
-        slot = self._new(source.owner)
+        slot = self._new(source.owner, source)
         slot.reused = source.reused
         self._share(source, slot, len(source.tokens))
         return slot
@@ -154,13 +149,19 @@ class Cache:
             self.stow(next(iter(self._resting.values())))
         return self.free >= count
 
-    def rest(self, slot: Slot, alone: bool) -> None:
-        """Keep a sequence that has finished: where it is if nobody else runs, else outside."""
-        if alone and self._is_worth(slot):
-            del self._running[slot.id]
-            self._resting[slot.id] = slot
-        else:
-            self.stow(slot)
+    def rest(self, slot: Slot) -> None:
+        """Keep a sequence that has finished where it is, until it has to leave."""
+        if not self._is_worth(slot):
+            self.drop(slot)
+            return
+        del self._running[slot.id]
+        self._resting[slot.id] = slot
+
+    def tidy(self) -> None:
+        """Let all that rests leave where others run: for those it would only make steps longer."""
+        if self._running:
+            for slot in list(self._resting.values()):
+                self.stow(slot)
 
     def stow(self, slot: Slot) -> None:
         """Keep a sequence outside, and free its cells."""
@@ -186,15 +187,13 @@ class Cache:
             if data.size:
                 self._states.add(State(slot.owner, list(slot.tokens), data))
 
-    def _new(self, owner: str) -> Slot:
+    def _new(self, owner: str, source: Slot | None) -> Slot:
+        """A slot that is empty; what has rested longest leaves where there is no other."""
+        if not self._ids:
+            self.stow(next(slot for slot in self._resting.values() if slot is not source))
         slot = Slot(self._ids.pop(), owner)
         self._running[slot.id] = slot
         return slot
-
-    def _empty_resting(self, besides: Slot | None) -> None:
-        for slot in list(self._resting.values()):
-            if slot is not besides:
-                self.stow(slot)
 
     def _ends_here(self, slot: Slot, length: int) -> bool:
         """Whether a slot that rests can be gone on in rather than shared.
@@ -214,14 +213,13 @@ class Cache:
         self._cut(slot, length)
         slot.reused = length
         self._running[slot.id] = slot
-        self._empty_resting(None)
         return slot
 
-    def _taken_back(self, state: State, length: int) -> Slot:
+    def _taken_back(self, state: State, length: int, needed: int) -> Slot:
         """A new slot that goes on from a state, for which there must be cells."""
         self._states.touch(state)
-        self._empty_resting(None)
-        slot = self._new(state.owner)
+        slot = self._new(state.owner, None)
+        self.make_room(needed)
         if self._memory.restore(slot.id, state.data):
             self.extend(slot, state.tokens)
             self._cut(slot, length)

@@ -112,6 +112,7 @@ class Scheduler:
                         for one in self._forked(run):
                             self._draw(one)
         self._flush()
+        self._cache.tidy()
 
     def _receive(self, block: bool) -> None:
         while True:
@@ -148,12 +149,15 @@ class Scheduler:
             if scoring and task.max_tokens == 0:
                 # The last token's logits would only score a token that nobody wants.
                 wanted = len(history) - 1
-            if not scoring and self._is_coming(history, task.job.owner):
+            # A seed promises to repeat, and what was evaluated in parts moves the last digits.
+            seeded = task.job.sampling.temperature > 0 and task.job.seeds[choice.index] is not None
+            reuse = not scoring and (begun is not None or not seeded)
+            if reuse and self._is_coming(history, task.job.owner):
                 place += 1
                 continue
             # Those that run need a cell each to go on.
             spare = len(self._running)
-            slot = self._cache.take(history[:wanted], task.job.owner, not scoring, spare)
+            slot = self._cache.take(history[:wanted], task.job.owner, reuse, spare)
             if slot is None:
                 self._full = True
                 return
@@ -381,7 +385,7 @@ class Scheduler:
     def _release(self, run: Run) -> None:
         self._running.remove(run)
         run.sampler.close()
-        self._cache.rest(run.slot, alone=not self._running)
+        self._cache.rest(run.slot)
         self._full = False
 
     def _flush(self) -> None:

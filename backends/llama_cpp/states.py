@@ -11,8 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-# What is gone on from is a whole number of these tokens: what is cut otherwise than in one piece
-# moves the last digits, and for a few tokens that is not worth it.
+# So many tokens a prompt must have in common with another to go on from it: what is evaluated
+# otherwise than in one piece moves the last digits, and for a few tokens that is not worth it.
 BLOCK = 64
 # They are looked through for each prompt.
 MOST_STATES = 512
@@ -113,7 +113,8 @@ def reusable(known: list[int], tokens: list[int], cuts: bool, block: int) -> int
         return len(known) if len(known) <= most and known == tokens[: len(known)] else 0
     if known[:block] != tokens[:block]:
         return 0
-    return min(common(known, tokens), most) // block * block
+    shared = min(common(known, tokens), most)
+    return shared if shared >= block else 0
 
 
 def common(one: list[int], other: list[int]) -> int:

@@ -70,14 +70,19 @@ def run(cache: Cache, memory: Memory, tokens: list[int], alone: bool) -> int:
     assert cache.make_room(len(tokens) - reused)
     cache.extend(slot, tokens[reused:])
     memory.evaluate(slot.id, tokens[reused:])
-    cache.rest(slot, alone)
+    cache.rest(slot)
+    if not alone:
+        other = cache.take([0] * 3, "other", False, 0)
+        assert other is not None
+        cache.tidy()
+        cache.drop(other)
     return reused
 
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["take", "fork", "grow", "rest", "leave", "stow", "drop", "room"]),
+        st.sampled_from(["take", "fork", "grow", "rest", "tidy", "stow", "drop", "room"]),
         TOKENS,
         st.integers(0, 9),
     ),
@@ -97,12 +102,14 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
             taken = cache.take(tokens, str(number % 2), True, number % 3)
             if taken is not None:
                 assert taken.tokens == tokens[: taken.reused]
-                assert not cache.resting
                 assert taken.reused < len(tokens)
                 assert cache.free >= len(tokens) - taken.reused + number % 3
                 running.append(taken)
         elif step == "room":
             cache.make_room(number)
+        elif step == "tidy":
+            cache.tidy()
+            assert not (running and cache.resting)
         elif slot is not None and step == "fork":
             forked = cache.fork(slot)
             if forked is not None:
@@ -113,10 +120,7 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
                 memory.evaluate(slot.id, tokens)
         elif slot is not None:
             running.remove(slot)
-            if step in ("rest", "leave"):
-                cache.rest(slot, alone=step == "rest")
-            else:
-                (cache.stow if step == "stow" else cache.drop)(slot)
+            {"rest": cache.rest, "stow": cache.stow, "drop": cache.drop}[step](slot)
         assert cache.free == SIZE - memory.used >= 0
         for one in running:
             assert [token for token, _ in memory.sequences.get(one.id, [])] == one.tokens

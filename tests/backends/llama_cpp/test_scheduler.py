@@ -260,8 +260,8 @@ def test_a_prompt_goes_on_from_what_it_has_in_common(two: Engine) -> None:
     counts = [box.finishes[0].cached_tokens for box in (first, second, again)]
     tokens = again.finishes[0].prompt_tokens
     assert counts[0] == 0
-    # Whole blocks are gone on from, and the last token is always evaluated again.
-    assert counts[1] == counts[2] == (tokens - 1) // BLOCK * BLOCK
+    # The last token is always evaluated again.
+    assert tokens > counts[2] >= counts[1] > tokens - 5
     assert again.text == first.text
 
 
@@ -299,7 +299,7 @@ def test_prompts_that_come_together_are_evaluated_once() -> None:
     counts = [box.finishes[0].cached_tokens for box in boxes]
     tokens = boxes[0].finishes[0].prompt_tokens
     assert counts[0] == other.finishes[0].cached_tokens == 0
-    assert all(tokens - count < 2 * BLOCK for count in counts[1:])
+    assert all(0 < tokens - count < BLOCK + 8 for count in counts[1:])
     alone = Engine(1, 2048)
     for prompt, box in zip(prompts, boxes, strict=True):
         _, single = alone.submit(prompt, 4)
