@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from ..backends.base import Capabilities, Grammar, Sampling
+from ..backends.base import Capabilities, Sampling
 from ..backends.errors import RequestError, Unsupported
 from ..schemas.openai.chat import ChatRequest
-from ..schemas.openai.common import GRAMMAR_FIELDS, SAMPLING_EXTRAS, Request
+from ..schemas.openai.common import SAMPLING_EXTRAS, Request
 from ..schemas.openai.completions import CompletionRequest
 from .errors import from_validation
 from .exchange import Exchange
@@ -91,35 +90,6 @@ def sampling_of(request: CompletionRequest | ChatRequest, capabilities: Capabili
         logit_bias=_biases(request.logit_bias),
         extras=extras,
     )
-
-
-def grammar_of(
-    request: CompletionRequest | ChatRequest, capabilities: Capabilities
-) -> Grammar | None:
-    """What the completion must look like; refuses what the engine cannot follow."""
-    named = [
-        name
-        for name in GRAMMAR_FIELDS
-        if name in request.__pydantic_fields_set__ and getattr(request, name) is not None
-    ]
-    if not named:
-        return None
-    if len(named) > 1:
-        raise RequestError(
-            f"Invalid '{named[1]}': a completion follows one grammar, and '{named[0]}' is one "
-            "already. Leave one of them out.",
-            named[1],
-            "invalid_value",
-        )
-    name = named[0]
-    kind = GRAMMAR_FIELDS[name]
-    if kind not in capabilities.grammars:
-        taken = sorted(n for n, k in GRAMMAR_FIELDS.items() if k in capabilities.grammars)
-        hint = f"It takes {' or '.join(taken)}; the in-process engine takes all."
-        raise Unsupported(name, capabilities.engine, hint)
-    value = getattr(request, name)
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
-    return Grammar(kind, text, name)
 
 
 def _biases(logit_bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:

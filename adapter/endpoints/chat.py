@@ -17,12 +17,12 @@ from ...schemas.openai.chat import (
     ChatCompletion,
     ChatRequest,
     RefusalPart,
-    TextFormat,
     TextPart,
 )
 from ..choice import detailed_usage_of
 from ..errors import chat_context_error
 from ..exchange import Exchange, unless_disconnected
+from ..formats import grammar_of
 from ..frames import ChatFrames
 from ..logprobs import to_chat
 from ..run import Plan, fold, stream
@@ -30,7 +30,6 @@ from ..service import Service, in_model_vocabulary, pass_native
 from ..templates import render
 from ..validation import (
     check_stream_options,
-    grammar_of,
     notes,
     parse,
     refuse_unserved,
@@ -59,7 +58,6 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "modalities": (lambda value: "audio" not in value, "Ask for text only."),
     "moderation": (_never, _LEAVE_OUT),
     "reasoning_effort": (_never, _LEAVE_OUT),
-    "response_format": (lambda value: isinstance(value, TextFormat), "Ask for text."),
     "store": (_falsy, _LEAVE_OUT),
     "tools": (_falsy, _LEAVE_OUT),
     "web_search_options": (_never, _LEAVE_OUT),

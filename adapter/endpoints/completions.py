@@ -16,6 +16,7 @@ from ...backends.errors import LatimerError, RequestError, Unsupported
 from ...schemas.openai.completions import Completion, CompletionRequest
 from ..choice import Echo, usage_of
 from ..exchange import Exchange, unless_disconnected
+from ..formats import grammar_of
 from ..frames import CompletionFrames
 from ..logprobs import Entry, to_legacy
 from ..run import Plan, fold, stream
@@ -23,7 +24,6 @@ from ..service import Service, in_model_vocabulary, pass_native
 from ..templates import without_bos
 from ..validation import (
     check_stream_options,
-    grammar_of,
     notes,
     parse,
     sampling_of,

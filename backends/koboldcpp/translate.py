@@ -11,8 +11,8 @@ import orjson
 from ...schemas.native.koboldcpp import GeneratePayload, LastLogprobs, StreamEvent
 from ..base import Capabilities, Finish, Generation, Reason
 from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, RequestError
-from ..gbnf import checked
 from ..stops import StopMatcher
+from ..structured import as_gbnf
 
 ENGINE = "koboldcpp"
 MAX_LOGIT_BIAS = 512
@@ -79,7 +79,7 @@ CAPABILITIES = Capabilities(
     # It counts the prompt too.
     inexact=frozenset({"presence_penalty"}),
     late_logprobs=True,
-    grammars=frozenset({"gbnf"}),
+    grammars=frozenset({"gbnf", "json_schema", "regex"}),
 )
 
 
@@ -115,7 +115,7 @@ def to_native(
         payload["rep_pen_range"] = context
     if job.grammar is not None:
         # koboldcpp ignores a wrong one without a word.
-        payload["grammar"] = checked(job.grammar)
+        payload["grammar"] = as_gbnf(job.grammar)
     if job.logprobs is not None:
         payload["logprobs"] = True
         # Keeps it from batching, where it would tell another request's tokens.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import re
 import threading
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from .. import gbnf
 from ..base import Grammar
 from ..errors import InvalidGrammar
+from ..structured import Unenforced, path_to
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ _CACHED = 32
 # without end sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
 # Where in its own format llguidance met an error; line 1 is all there is of most.
+_KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
 _PLACE = re.compile(r"^at 1\(\d+\): ")
 _STACK = threading.Lock()
 
@@ -225,7 +228,11 @@ class Grammars:
             self._tokenizer = _tokenizer(self._vocabulary)
         matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0)
         if matcher.is_error():
-            raise gbnf.WrongGrammar(_reason(matcher.get_error()))
+            reason = _reason(matcher.get_error())
+            place = _place(grammar, reason)
+            if place is not None:
+                raise InvalidGrammar(grammar.param + place.where, place.reason)
+            raise gbnf.WrongGrammar(reason)
         return Guidance(matcher, self._vocabulary)
 
     def _gbnf(self, text: str) -> Gbnf:
@@ -273,6 +280,15 @@ def _read(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(grammar.text)
     return llguidance.LLMatcher.grammar_from_lark(grammar.text)
+
+
+def _place(grammar: Grammar, reason: str) -> Unenforced | None:
+    """Where in a schema a keyword stands that llguidance does not enforce."""
+    found = _KEYS.search(reason) if grammar.kind == "json_schema" else None
+    if found is None:
+        return None
+    path = path_to(json.loads(grammar.text), found[1])
+    return None if path is None else Unenforced(f"'{found[1]}' is not enforced", path)
 
 
 def _reason(message: str) -> str:

@@ -17,8 +17,8 @@ from ..errors import (
     LatimerError,
     RequestError,
 )
-from ..gbnf import checked
 from ..stops import cut
+from ..structured import as_gbnf
 from .vocabulary import Vocabulary
 
 ENGINE = "llama-server"
@@ -78,7 +78,7 @@ CAPABILITIES = Capabilities(
     ),
     # It counts the prompt's tokens too; OpenAI counts generated ones only.
     inexact=frozenset({"presence_penalty", "frequency_penalty"}),
-    grammars=frozenset({"gbnf"}),
+    grammars=frozenset({"gbnf", "json_schema", "regex"}),
 )
 
 
@@ -112,7 +112,7 @@ def to_native(
         **sampling.extras,
     }
     if job.grammar is not None:
-        payload["grammar"] = checked(job.grammar)
+        payload["grammar"] = as_gbnf(job.grammar)
     if job.logprobs is not None:
         payload["n_probs"] = max(job.logprobs, 1)
     if job.stops:

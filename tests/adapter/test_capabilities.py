@@ -58,8 +58,8 @@ async def test_what_is_done_only_nearly_is_said(
     ("engine", "fields", "words"),
     [
         ("llama_cpp", {"oai_compat": False}, "llama.cpp in process"),
-        ("llama_server", {"regex": "a+"}, "It takes grammar; the in-process engine takes all."),
-        ("koboldcpp", {"lark": "start: A"}, "It takes grammar; the in-process engine takes all."),
+        ("llama_server", {"lark": "start: A"}, "It takes grammar or json_schema or regex; the in"),
+        ("koboldcpp", {"lark": "start: A"}, "It takes grammar or json_schema or regex; the in-pr"),
         ("koboldcpp", {"frequency_penalty": 0.5}, "presence_penalty is the nearest"),
         ("koboldcpp", {"dynatemp_range": 0.5}, "not supported by koboldcpp"),
         ("koboldcpp", {"parse_special": False}, "always parses control tokens"),
@@ -121,27 +121,43 @@ async def test_a_grammar_is_gone_with_its_request(ask: Ask, engine: str) -> None
     assert (await ask(engine)).json()["choices"][0]["text"] == free
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("fields", "pattern"),
     [
         ({"regex": "[0-9]{4}"}, "[0-9]{4}"),
-        ({"lark": 'start: "a" | "b"'}, "a|b"),
         ({"json_schema": {"type": "object", "properties": {"x": {"type": "boolean"}},
                           "required": ["x"], "additionalProperties": False}},
          r'\{\s*"x"\s*:\s*(true|false)\s*\}'),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("path", ["completions", "chat/completions"])
-async def test_other_grammars_hold_in_process(
-    demo: httpx2.AsyncClient, path: str, fields: dict[str, Any], pattern: str
+async def test_other_grammars_hold(
+    ask: Ask, engine: str, fields: dict[str, Any], pattern: str
 ) -> None:
-    """Schemas, regular expressions and Lark, for completions and chats."""
-    prompt = {"prompt": "It is"} if path == "completions" else {"messages": [HELLO]}
-    body = {"model": "m", "max_tokens": 60, "temperature": 0, **prompt, **fields}
-    reply = await demo.post(f"/v1/{path}", json=body)
-    choice = reply.json()["choices"][0]
-    text = choice["text"] if path == "completions" else choice["message"]["content"]
+    """Schemas and regular expressions, on every engine."""
+    text = (await ask(engine, **fields, max_tokens=60)).json()["choices"][0]["text"]
     assert re.fullmatch(pattern, text), text
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_lark_holds_in_process(demo: httpx2.AsyncClient, path: str) -> None:
+    """For completions and chats."""
+    prompt = {"prompt": "It is"} if path == "completions" else {"messages": [HELLO]}
+    body = {"model": "m", "max_tokens": 60, "temperature": 0, **prompt, "lark": 'start: "a" | "b"'}
+    choice = (await demo.post(f"/v1/{path}", json=body)).json()["choices"][0]
+    text = choice["text"] if path == "completions" else choice["message"]["content"]
+    assert text in ("a", "b")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_what_a_schema_cannot_be_held_to_is_named(ask: Ask, engine: str) -> None:
+    """The error's `param` is the place inside the schema."""
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    reply = await ask(engine, json_schema=schema)
+    error = reply.json()["error"]
+    assert reply.status_code == 400
+    assert error["param"] == "json_schema.properties.a.uniqueItems"
+    assert "'uniqueItems' is not enforced" in error["message"]
 
 
 async def test_two_grammars_are_one_too_many(ask: Ask) -> None:

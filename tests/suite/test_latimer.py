@@ -22,7 +22,7 @@ EXPLAINED = {
     "errors.wrong-key": "this server asks for no key",
 }
 # What is refused by name, as long as it is not built.
-UNBUILT = ("tools", "structured", "embeddings", "stored", "responses")
+UNBUILT = ("tools", "embeddings", "stored", "responses")
 
 
 @pytest.fixture(scope="module", params=["in process", "llama-server"])

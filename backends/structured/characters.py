@@ -1,0 +1,97 @@
+"""Sets of characters as GBNF, in plain text and inside a JSON string."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+LAST = 0x10FFFF
+# UTF-8 cannot spell them.
+_SURROGATES = (0xD800, 0xDFFF)
+
+
+class Range(NamedTuple):
+    """Code points from the first to the last, both included."""
+
+    first: int
+    last: int
+
+
+def normal(ranges: Iterable[Range]) -> list[Range]:
+    """The same characters in order, without overlaps and surrogates."""
+    found: list[Range] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1].last + 1:
+            found[-1] = Range(found[-1].first, max(found[-1].last, last))
+        else:
+            found.append(Range(first, last))
+    return _minus(found, Range(*_SURROGATES))
+
+
+def complement(ranges: Iterable[Range]) -> list[Range]:
+    """Every other character."""
+    found = [Range(0, LAST)]
+    for one in ranges:
+        found = _minus(found, one)
+    return normal(found)
+
+
+def _minus(ranges: Sequence[Range], other: Range) -> list[Range]:
+    found = []
+    for first, last in ranges:
+        if first < other.first:
+            found.append(Range(first, min(last, other.first - 1)))
+        if last > other.last:
+            found.append(Range(max(first, other.last + 1), last))
+    return [one for one in found if one.first <= one.last]
+
+
+def holds(ranges: Iterable[Range], character: int) -> bool:
+    """Whether a character is in a set."""
+    return any(first <= character <= last for first, last in ranges)
+
+
+def one_of(ranges: Sequence[Range]) -> str:
+    """GBNF for one character of a set; nothing matches an empty one."""
+    return "[" + "".join(_range(one) for one in ranges) + "]" if ranges else _NEVER
+
+
+def one_in_json(ranges: Sequence[Range]) -> str:
+    """GBNF for one character of a set inside a JSON string, escaped where it must be."""
+    plain = ranges
+    for special in _SPECIAL:
+        plain = _minus(plain, special)
+    options = [one_of(plain)] if plain else []
+    options += [literal(spelled) for code, spelled in _ESCAPES.items() if holds(ranges, code)]
+    if not options:
+        return _NEVER
+    return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+
+def literal(text: str) -> str:
+    """GBNF for a text as it is."""
+    return '"' + "".join(_escaped(ord(character)) for character in text) + '"'
+
+
+# Characters that JSON strings only have escaped; controls without a short escape have none.
+_SPECIAL = (Range(0, 0x1F), Range(0x22, 0x22), Range(0x5C, 0x5C), Range(0x7F, 0x7F))
+_ESCAPES = {
+    0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t",
+}  # fmt: skip
+# A character that no text has.
+_NEVER = "[\\x00]"
+
+
+def _range(one: Range) -> str:
+    if one.first == one.last:
+        return _escaped(one.first)
+    return f"{_escaped(one.first)}-{_escaped(one.last)}"
+
+
+def _escaped(code: int) -> str:
+    character = chr(code)
+    if character.isascii() and (character.isalnum() or character in " _.,:;/+=<>@#$%&{}()"):
+        return character
+    if code < 0x80:
+        return f"\\x{code:02X}"
+    return f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"

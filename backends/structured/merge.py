@@ -1,0 +1,160 @@
+"""Schemas that hold together, and schemas that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .unenforced import Unenforced
+
+# Which keywords say something about values of which type.
+TYPES: Mapping[str, frozenset[str]] = {
+    "object": frozenset(
+        {
+            "properties", "required", "additionalProperties", "minProperties", "maxProperties",
+            "patternProperties", "propertyNames", "dependentRequired", "dependentSchemas",
+            "dependencies", "unevaluatedProperties",
+        }
+    ),
+    "array": frozenset(
+        {
+            "items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
+            "contains", "minContains", "maxContains", "unevaluatedItems",
+        }
+    ),
+    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
+    "number": frozenset(
+        {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+    ),
+}  # fmt: skip
+_ANY_TYPE = frozenset(
+    {
+        "type", "const", "enum", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref",
+        "$dynamicRef", "$recursiveRef",
+    }
+)  # fmt: skip
+# Everything that an answer could break; the rest are remarks.
+CONSTRAINTS = frozenset().union(_ANY_TYPE, *TYPES.values())
+# What is enforced, with the limits that the errors tell.
+KEYWORDS = frozenset(
+    {
+        "type", "const", "enum", "anyOf", "oneOf", "allOf", "$ref", "properties", "required",
+        "additionalProperties", "minProperties", "maxProperties", "items", "prefixItems",
+        "additionalItems", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format",
+        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+    }
+)  # fmt: skip
+
+_LARGER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
+_SMALLER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
+
+
+def merged(schemas: Sequence[Any], path: Sequence[str | int]) -> Any:
+    """One schema that says what several say.
+
+    Raises:
+        Unenforced: two of them say what cannot be said in one.
+    """
+    found: dict[str, Any] = {}
+    for schema in schemas:
+        if schema is False:
+            return False
+        if schema is True:
+            continue
+        _check_closed(found, schema, path)
+        for key, value in schema.items():
+            found[key] = _both(key, found[key], value, path) if key in found else value
+    return found
+
+
+def _both(key: str, one: Any, other: Any, path: Sequence[str | int]) -> Any:
+    if one == other or key not in CONSTRAINTS:
+        return one
+    if key == "properties":
+        return {
+            **one,
+            **{
+                name: merged([one[name], value], (*path, key, name)) if name in one else value
+                for name, value in other.items()
+            },
+        }
+    if key == "required":
+        return list(dict.fromkeys([*one, *other]))
+    if key == "type":
+        kinds = [kind for kind in _list(one) if kind in _list(other)]
+        if "number" in _list(one) + _list(other) and "integer" in _list(one) + _list(other):
+            kinds.append("integer")
+        if kinds:
+            return kinds
+    if key == "enum":
+        return [value for value in one if value in other]
+    if key in _LARGER:
+        return max(one, other)
+    if key in _SMALLER:
+        return min(one, other)
+    if key == "additionalProperties" and False in (one, other):
+        return False
+    raise Unenforced(f"two schemas for '{key}' that must both hold are not enforced", (*path, key))
+
+
+def _check_closed(
+    one: Mapping[str, Any], other: Mapping[str, Any], path: Sequence[str | int]
+) -> None:
+    """A schema that allows no further properties forbids those of the other."""
+    for closed, open_ in ((one, other), (other, one)):
+        if closed.get("additionalProperties", True) is True:
+            continue
+        if open_.get("properties", {}).keys() - closed.get("properties", {}).keys():
+            raise Unenforced(
+                "'additionalProperties' beside properties of another schema is not enforced",
+                (*path, "additionalProperties"),
+            )
+
+
+def are_disjoint(one: Any, other: Any) -> bool:
+    """Whether it is sure that no value satisfies two schemas both."""
+    if one is False or other is False:
+        return True
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return False
+    if _values(one) is not None or _values(other) is not None:
+        return _values_disjoint(one, other)
+    kinds, others = _kinds(one), _kinds(other)
+    if kinds and others and not kinds & others:
+        return True
+    if kinds != {"object"} or others != {"object"}:
+        return False
+    shared = set(one.get("required", ())) & set(other.get("required", ()))
+    properties, more = one.get("properties", {}), other.get("properties", {})
+    return any(
+        are_disjoint(properties[name], more[name])
+        for name in shared
+        if name in properties and name in more
+    )
+
+
+def _values_disjoint(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    from jsonschema import Draft202012Validator
+
+    if _values(one) is None:
+        one, other = other, one
+    if "$ref" in other:
+        return False
+    validator = Draft202012Validator(other)
+    return not any(validator.is_valid(value) for value in _values(one) or ())
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values: list[Any] | None = schema.get("enum")
+    return values
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    """Types of a schema, integers as the numbers that they are."""
+    return {"number" if kind == "integer" else kind for kind in _list(schema.get("type", []))}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,141 @@
+"""Regular expressions as GBNF."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from re import _constants as codes  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
+
+from .characters import LAST, Range, complement, normal, one_in_json, one_of
+from .unenforced import Unenforced
+
+# What llama.cpp writes out at most (src/llama-grammar.cpp).
+MOST_TIMES = 2000
+
+_ANY = [Range(0, LAST)]
+_DIGITS = [Range(0x30, 0x39)]
+_WORD = [*_DIGITS, Range(0x41, 0x5A), Range(0x5F, 0x5F), Range(0x61, 0x7A)]
+_SPACE = [Range(0x09, 0x0D), Range(0x20, 0x20)]
+# ASCII only, as in ECMAScript but for some rare blanks: what is matched matches in any dialect.
+_CATEGORIES = {
+    codes.CATEGORY_DIGIT: normal(_DIGITS),
+    codes.CATEGORY_NOT_DIGIT: complement(_DIGITS),
+    codes.CATEGORY_WORD: normal(_WORD),
+    codes.CATEGORY_NOT_WORD: complement(_WORD),
+    codes.CATEGORY_SPACE: normal(_SPACE),
+    codes.CATEGORY_NOT_SPACE: complement(_SPACE),
+}
+_BEGINNING = (codes.AT_BEGINNING, codes.AT_BEGINNING_STRING)
+_END = (codes.AT_END, codes.AT_END_STRING)
+
+_NOTHING = '""'
+
+Node = tuple[Any, Any]
+
+
+def to_gbnf(pattern: str) -> str:
+    """A grammar of one rule for a whole text that matches.
+
+    Raises:
+        Unenforced: it looks around, refers back, or is none.
+    """
+    return f"root ::= {_converted(pattern, one_of, '')}"
+
+
+def in_json(pattern: str) -> str:
+    """GBNF for the inside of a JSON string in which a pattern is found, as schemas mean it."""
+    return _converted(pattern, one_in_json, f"{one_in_json(_ANY)}*")
+
+
+def _converted(pattern: str, one: Callable[[Sequence[Range]], str], around: str) -> str:
+    try:
+        with warnings.catch_warnings():
+            # Of what other dialects might read otherwise.
+            warnings.simplefilter("ignore")
+            tree = list(parser.parse(pattern))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise Unenforced(f"'{pattern}' is no regular expression: {error}") from None
+    return _Converter(one).found(tree, around, around) or _NOTHING
+
+
+class _Converter:
+    """Walks what Python's own reader makes of a pattern."""
+
+    def __init__(self, one: Callable[[Sequence[Range]], str]) -> None:
+        self._one = one
+
+    def found(self, nodes: Sequence[Node], before: str, after: str) -> str:
+        """A pattern with what may stand before and after it, where it is not anchored."""
+        nodes = list(nodes)
+        if nodes and nodes[0][0] is codes.AT and nodes[0][1] in _BEGINNING:
+            before = ""
+            nodes = nodes[1:]
+        if nodes and nodes[-1][0] is codes.AT and nodes[-1][1] in _END:
+            after = ""
+            nodes = nodes[:-1]
+        if len(nodes) == 1 and nodes[0][0] is codes.BRANCH:
+            branches = [self.found(branch, before, after) for branch in nodes[0][1][1]]
+            return _any(branches)
+        if len(nodes) == 1 and nodes[0][0] is codes.SUBPATTERN and not any(nodes[0][1][1:3]):
+            return self.found(nodes[0][1][3], before, after)
+        return " ".join(part for part in (before, self._sequence(nodes), after) if part)
+
+    def _sequence(self, nodes: Sequence[Node]) -> str:
+        return " ".join(part for node in nodes if (part := self._node(*node)))
+
+    def _node(self, code: Any, value: Any) -> str:
+        if code is codes.LITERAL:
+            return self._one(normal([Range(value, value)]))
+        if code is codes.NOT_LITERAL:
+            return self._one(complement([Range(value, value)]))
+        if code is codes.ANY:
+            return self._one(complement([Range(0x0A, 0x0A), Range(0x0D, 0x0D)]))
+        if code is codes.IN:
+            return self._one(_set_of(value))
+        if code is codes.BRANCH:
+            return _any([self._sequence(list(branch)) for branch in value[1]])
+        if code is codes.SUBPATTERN:
+            if value[1] or value[2]:
+                raise Unenforced("a regular expression with flags of its own is not enforced")
+            inner = self._sequence(list(value[3]))
+            return f"({inner})" if inner else ""
+        if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
+            return self._repeated(*value)
+        raise Unenforced(
+            "a regular expression that looks around, refers back, or has an anchor inside is not "
+            "enforced"
+        )
+
+    def _repeated(self, least: int, most: int, nodes: Any) -> str:
+        inner = self._sequence(list(nodes))
+        if not inner or most == 0:
+            return ""
+        endless = most is codes.MAXREPEAT
+        if (least if endless else most) > MOST_TIMES:
+            raise Unenforced(f"at most {MOST_TIMES} repetitions are enforced")
+        times = {(0, True): "*", (1, True): "+"}.get((least, endless))
+        if times is None:
+            times = f"{{{least},}}" if endless else f"{{{least},{most}}}"
+        return f"({inner}){times}"
+
+
+def _any(options: Sequence[str]) -> str:
+    return f"({' | '.join(option or _NOTHING for option in options)})"
+
+
+def _set_of(items: Sequence[Node]) -> list[Range]:
+    ranges: list[Range] = []
+    negated = False
+    for code, value in items:
+        if code is codes.NEGATE:
+            negated = True
+        elif code is codes.LITERAL:
+            ranges.append(Range(value, value))
+        elif code is codes.RANGE:
+            ranges.append(Range(*value))
+        else:
+            ranges += _CATEGORIES[value]
+    return complement(ranges) if negated else normal(ranges)

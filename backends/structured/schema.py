@@ -1,0 +1,411 @@
+"""JSON schemas as GBNF (https://json-schema.org/draft/2020-12).
+
+What comes always satisfies the schema; not everything that satisfies it can come: properties have
+the schema's order, and there are others only where it says so. A keyword that cannot be made sure
+of is an error, never left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from .characters import LAST, Range, complement, literal, normal, one_in_json
+from .merge import CONSTRAINTS, KEYWORDS, TYPES, are_disjoint, merged
+from .numbers import integers, numbers
+from .regex import MOST_TIMES, in_json
+from .unenforced import Unenforced
+
+Schema = Mapping[str, Any]
+Path = tuple[str | int, ...]
+
+_CHARACTER = one_in_json(normal([Range(0, LAST)]))
+_PRIMITIVES = {
+    # A blank, or a new line with some: as much as llama.cpp's own rule allows.
+    "ws": '(" " | "\\n" [ \\t]{0,20})?',
+    "string": f'"\\"" {_CHARACTER}* "\\""',
+    "number": numbers(None, None),
+    "integer": integers(None, None),
+    "boolean": '("true" | "false")',
+    "null": '"null"',
+    "value": "(object | array | string | number | boolean | null)",
+    "object": '"{" ws (string ws ":" ws value (ws "," ws string ws ":" ws value)* ws)? "}"',
+    "array": '"[" ws (value (ws "," ws value)* ws)? "]"',
+}
+_NEEDS = {
+    "value": ("object", "array", "string", "number", "boolean", "null"),
+    "object": ("ws", "string", "value"),
+    "array": ("ws", "value"),
+}
+_DAY = "([0-9]{4}-(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|" \
+    "[0-9]{4}-(0[469]|11)-(0[1-9]|[12][0-9]|30)|[0-9]{4}-02-(0[1-9]|1[0-9]|2[0-8]))"  # fmt: skip
+_HOUR = "([01][0-9]|2[0-3])"
+_TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,6}})?(Z|[+-]{_HOUR}:[0-5][0-9])"
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_LABEL = "[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?"
+FORMATS = {
+    "date": f"^{_DAY}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DAY}T{_TIME}$",
+    "uuid": "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
+    "ipv4": rf"^{_BYTE}(\.{_BYTE}){{3}}$",
+    "hostname": rf"^{_LABEL}(\.{_LABEL}){{0,3}}$",
+    "email": rf"^[a-z0-9]+([.+_-][a-z0-9]+){{0,3}}@{_LABEL}(\.{_LABEL}){{1,3}}$",
+    "uri": rf"^https?://{_LABEL}(\.{_LABEL}){{1,3}}(/[a-zA-Z0-9._~-]+){{0,8}}/?$",
+}
+
+
+def check_schema(schema: Any) -> None:
+    """Raise `Unenforced` for what is no JSON schema at all; the path says where."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+    from jsonschema.validators import validator_for
+
+    kind = validator_for(schema, default=Draft202012Validator)
+    error = best_match(kind(kind.META_SCHEMA).iter_errors(schema))
+    if error is not None:
+        raise Unenforced(error.message, tuple(error.absolute_path))
+
+
+def path_to(schema: Any, keyword: str, path: Path = ()) -> Path | None:
+    """Where a keyword stands in a schema; names of properties are none."""
+    if isinstance(schema, list):
+        parts: Any = enumerate(schema)
+    elif isinstance(schema, dict):
+        named = bool(path) and path[-1] in ("properties", "$defs", "definitions")
+        if keyword in schema and not named:
+            return (*path, keyword)
+        parts = schema.items()
+    else:
+        return None
+    found = (path_to(value, keyword, (*path, key)) for key, value in parts)
+    return next((one for one in found if one is not None), None)
+
+
+@lru_cache(maxsize=64)
+def to_gbnf(text: str) -> str:
+    """A grammar for JSON that satisfies a schema, given as JSON.
+
+    Raises:
+        Unenforced: it is no schema, or says something that no grammar is made for.
+    """
+    schema = json.loads(text)
+    check_schema(schema)
+    converter = _Converter(schema)
+    converter.rules["root"] = converter.visit(schema, ())
+    return "\n".join(f"{name} ::= {rule}" for name, rule in converter.rules.items()) + "\n"
+
+
+class _Converter:
+    """Walks a schema; every rule that it needs is in `rules`."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self.rules: dict[str, str] = {}
+        self._references: dict[str, str] = {}
+
+    def visit(self, schema: Any, path: Path) -> str:
+        """GBNF for a schema."""
+        if schema is True:
+            return self._primitive("value")
+        if schema is False:
+            raise Unenforced("nothing satisfies it", path)
+        for keyword in schema:
+            if keyword in CONSTRAINTS - KEYWORDS and not _says_nothing(keyword, schema[keyword]):
+                raise Unenforced(f"'{keyword}' is not enforced", (*path, keyword))
+        if "$ref" in schema:
+            return self._reference(schema, path)
+        if "allOf" in schema:
+            parts = [self._resolved(part, path) for part in schema["allOf"]]
+            rest = {key: value for key, value in schema.items() if key != "allOf"}
+            return self.visit(merged([rest, *parts], path), path)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                return self._alternatives(schema, keyword, path)
+        if "const" in schema or "enum" in schema:
+            return self._values(schema, path)
+        return self._typed(schema, path)
+
+    def _reference(self, schema: Schema, path: Path) -> str:
+        target = schema["$ref"]
+        if schema.keys() & CONSTRAINTS - {"$ref", "$defs", "definitions"}:
+            resolved = self._resolved({"$ref": target}, path)
+            rest = {key: value for key, value in schema.items() if key != "$ref"}
+            return self.visit(merged([resolved, rest], path), path)
+        name = self._references.get(target)
+        if name is None:
+            name = self._references[target] = f"ref-{len(self._references)}"
+            self.rules[name] = self.visit(self._found(target, path), _pointer(target))
+        return name
+
+    def _resolved(self, schema: Any, path: Path) -> Any:
+        """A schema without a reference at its top."""
+        for _ in range(100):
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                return schema
+            rest = {key: value for key, value in schema.items() if key != "$ref"}
+            found = self._found(schema["$ref"], path)
+            schema = merged([found, rest], path) if rest.keys() & CONSTRAINTS else found
+        raise Unenforced("'$ref' goes round in a circle", (*path, "$ref"))
+
+    def _found(self, target: str, path: Path) -> Any:
+        if target != "#" and not target.startswith("#/"):
+            raise Unenforced(f"'$ref' leads out of the schema: '{target}'", (*path, "$ref"))
+        found = self._root
+        for key in _pointer(target):
+            if isinstance(found, list) and isinstance(key, int) and key < len(found):
+                found = found[key]
+            elif isinstance(found, dict) and str(key) in found:
+                found = found[str(key)]
+            else:
+                raise Unenforced(f"'$ref' leads nowhere: '{target}'", (*path, "$ref"))
+        return found
+
+    def _alternatives(self, schema: Schema, keyword: str, path: Path) -> str:
+        rest = {key: value for key, value in schema.items() if key != keyword}
+        options = [self._resolved(option, path) for option in schema[keyword]]
+        if keyword == "oneOf":
+            for index, option in enumerate(options):
+                for other in options[:index]:
+                    if not are_disjoint(option, other):
+                        reason = "'oneOf' is enforced where no two of its schemas can both hold"
+                        raise Unenforced(f"{reason}; use 'anyOf'", (*path, keyword))
+        found = []
+        for index, (option, given) in enumerate(zip(options, schema[keyword], strict=True)):
+            here = (*path, keyword, index)
+            if not rest.keys() & CONSTRAINTS - {"$defs", "definitions"}:
+                # By its reference, so that what refers to itself ends.
+                found.append(self.visit(given, here))
+            else:
+                found.append(self.visit(merged([rest, option], path), here))
+        return _any(found)
+
+    def _values(self, schema: Schema, path: Path) -> str:
+        """The values that a schema lists, as far as the rest of it allows them."""
+        from jsonschema import Draft202012Validator
+
+        keyword = "const" if "const" in schema else "enum"
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        rest = {key: value for key, value in schema.items() if key != keyword}
+        if rest.keys() & CONSTRAINTS:
+            validator = Draft202012Validator(rest)
+            values = [value for value in values if validator.is_valid(value)]
+        if not values:
+            raise Unenforced("no value satisfies it", (*path, keyword))
+        return _any([literal(json.dumps(value, ensure_ascii=False)) for value in values])
+
+    def _typed(self, schema: Schema, path: Path) -> str:
+        kinds = schema.get("type")
+        if kinds is None:
+            kinds = [kind for kind, keywords in TYPES.items() if schema.keys() & keywords]
+            if not kinds:
+                return self._primitive("value")
+        visits: dict[str, Callable[[Schema, Path], str]] = {
+            "object": self._object,
+            "array": self._array,
+            "string": self._string,
+            "number": self._number,
+            "integer": self._number,
+        }
+        found = []
+        for kind in [kinds] if isinstance(kinds, str) else kinds:
+            one = {**schema, "type": kind}
+            found.append(visits[kind](one, path) if kind in visits else self._primitive(kind))
+        return _any(found)
+
+    def _object(self, schema: Schema, path: Path) -> str:
+        properties = dict(schema.get("properties", {}))
+        required = list(schema.get("required", ()))
+        extra = schema.get("additionalProperties", not properties)
+        for name in required:
+            if name not in properties:
+                properties[name] = schema.get("additionalProperties", True)
+            if properties[name] is False:
+                reason = f"'{name}' is required and not allowed"
+                raise Unenforced(reason, (*path, "required"))
+        most = len(properties) if extra is False else None
+        _check_count(schema, len(set(required)), most, path)
+        if not properties and extra is True:
+            return self._primitive("object")
+        ws = self._primitive("ws")
+        pairs = []
+        for name, value in properties.items():
+            inner = self.visit(value, (*path, "properties", name))
+            key = literal(json.dumps(name, ensure_ascii=False))
+            pairs.append((f'{key} {ws} ":" {ws} {inner}', name in required))
+        more = ""
+        if extra is not False:
+            inner = self.visit(extra, (*path, "additionalProperties"))
+            key = f'"\\"" {_other_keys(list(properties))} "\\""'
+            more = self._rule(f'{key} {ws} ":" {ws} {inner}')
+        body = self._pairs(pairs, more, ws)
+        return f'"{{" {ws} {body} "}}"' if body else f'"{{" {ws} "}}"'
+
+    def _pairs(self, pairs: Sequence[tuple[str, bool]], more: str, ws: str) -> str:
+        """Pairs in their order with commas between them, those that are not required or not."""
+        comma = f'{ws} "," {ws}'
+        # What may follow when something stands before it, from the last pair to the first.
+        tails = [f"({comma} {more})*" if more else ""]
+        for pair, required in reversed(pairs):
+            part = f"{comma} {pair}" if required else f"({comma} {pair})?"
+            tails.append(self._rule(f"{part} {tails[-1]}"))
+        tails.reverse()
+        options = []
+        for index, (pair, required) in enumerate(pairs):
+            options.append(f"{pair} {tails[index + 1]}")
+            if required:
+                return f"{_any([option.strip() for option in options])} {ws}"
+        if more:
+            options.append(f"{more} ({comma} {more})*")
+        return f"({_any([option.strip() for option in options])} {ws})?" if options else ""
+
+    def _array(self, schema: Schema, path: Path) -> str:
+        items = schema.get("items", True)
+        first = schema.get("prefixItems", [])
+        if isinstance(items, list):
+            first, items = items, schema.get("additionalItems", True)
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if max(least, most or 0) > MOST_TIMES:
+            raise Unenforced(f"at most {MOST_TIMES} items are enforced", path)
+        if not first and items is True and not least and most is None:
+            return self._primitive("array")
+        ws = self._primitive("ws")
+        comma = f'{ws} "," {ws}'
+        places = [
+            self._rule(self.visit(item, (*path, "prefixItems", index)))
+            for index, item in enumerate(first[:most])
+        ]
+        item = None
+        if items is not False and (most is None or most > len(places)) and not (
+            places and "items" not in schema and least <= len(places)
+        ):  # fmt: skip
+            item = self._rule(self.visit(items, (*path, "items")))
+        elif least > len(places):
+            raise Unenforced("no array has so many items", (*path, "minItems"))
+        rest = None if most is None else most - len(places)
+        body = _listed(places, item, least, rest, comma)
+        return f'"[" {ws} {body} {ws} "]"' if body else f'"[" {ws} "]"'
+
+    def _string(self, schema: Schema, path: Path) -> str:
+        named = [key for key in ("pattern", "format") if key in schema]
+        if not named and not schema.keys() & {"minLength", "maxLength"}:
+            return self._primitive("string")
+        if named and (len(named) > 1 or schema.keys() & {"minLength", "maxLength"}):
+            reason = f"'{named[0]}' is enforced alone, not with 'format' or a length"
+            raise Unenforced(reason, (*path, named[0]))
+        if named:
+            pattern = schema[named[0]]
+            if named[0] == "format":
+                if pattern not in FORMATS:
+                    listed = ", ".join(sorted(FORMATS))
+                    raise Unenforced(
+                        f"the format '{pattern}' is not enforced; these are: {listed}",
+                        (*path, "format"),
+                    )
+                pattern = FORMATS[pattern]
+            try:
+                return self._rule(f'"\\"" {in_json(pattern)} "\\""')
+            except Unenforced as error:
+                raise Unenforced(error.reason, (*path, named[0])) from None
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        if max(least, most or 0) > MOST_TIMES:
+            raise Unenforced(f"lengths up to {MOST_TIMES} are enforced", path)
+        if most is not None and least > most:
+            raise Unenforced("no string has such a length", (*path, "minLength"))
+        times = f"{{{least},}}" if most is None else f"{{{least},{most}}}"
+        return f'"\\"" {_CHARACTER}{times} "\\""' if most != 0 else '"\\"\\""'
+
+    def _number(self, schema: Schema, path: Path) -> str:
+        kind = schema["type"]
+        if not schema.keys() & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}:
+            return self._primitive(kind)
+        lows = [math.ceil(schema[key]) for key in ("minimum",) if key in schema]
+        lows += [math.floor(schema[key]) + 1 for key in ("exclusiveMinimum",) if key in schema]
+        highs = [math.floor(schema[key]) for key in ("maximum",) if key in schema]
+        highs += [math.ceil(schema[key]) - 1 for key in ("exclusiveMaximum",) if key in schema]
+        make = integers if kind == "integer" else numbers
+        found = make(max(lows, default=None), min(highs, default=None))
+        if found is None:
+            raise Unenforced("ranges are enforced where a whole number is in them", path)
+        return self._rule(found)
+
+    def _rule(self, body: str) -> str:
+        """The name of a rule with this body."""
+        body = body.strip()
+        for name, known in self.rules.items():
+            if known == body:
+                return name
+        name = f"r{len(self.rules)}"
+        self.rules[name] = body
+        return name
+
+    def _primitive(self, name: str) -> str:
+        if name not in self.rules:
+            self.rules[name] = _PRIMITIVES[name] or ""
+            for needed in _NEEDS.get(name, ()):
+                self._primitive(needed)
+        return name
+
+
+def _says_nothing(keyword: str, value: Any) -> bool:
+    """Whether a keyword that is not enforced does not ask for anything."""
+    return (keyword == "uniqueItems" and value is False) or (keyword == "multipleOf" and value == 1)
+
+
+def _check_count(schema: Schema, least: int, most: int | None, path: Path) -> None:
+    """How many properties there may be must follow from which there are."""
+    if schema.get("minProperties", 0) > least:
+        reason = "'minProperties' is enforced where as many are required"
+        raise Unenforced(reason, (*path, "minProperties"))
+    if "maxProperties" in schema and (most is None or most > schema["maxProperties"]):
+        reason = "'maxProperties' is enforced where no more are allowed"
+        raise Unenforced(reason, (*path, "maxProperties"))
+
+
+def _listed(places: list[str], item: str | None, least: int, rest: int | None, comma: str) -> str:
+    """Items with commas between them: some with a place of their own, then any number alike."""
+    tail = ""
+    needed = max(least - len(places), 0)
+    if item is not None:
+        if not places:
+            upper = "" if rest is None else str(rest - 1)
+            times = f"{{{max(needed - 1, 0)},{upper}}}"
+            body = f"{item} ({comma} {item}){times}" if rest != 1 else item
+            return body if needed else f"({body})?"
+        times = f"{{{needed},{'' if rest is None else rest}}}"
+        tail = f"({comma} {item}){times}"
+    for index in range(len(places) - 1, -1, -1):
+        before = f"{comma} " if index else ""
+        tail = f"{before}{places[index]} {tail}".strip()
+        if index >= least:
+            tail = f"({tail})?"
+    return tail
+
+
+def _other_keys(names: Sequence[str]) -> str:
+    """GBNF for the inside of a key that is none of some; such a key has no escapes."""
+    used = {ord(name[0]) for name in names if name}
+    specials = [Range(0, 0x1F), Range(0x22, 0x22), Range(0x5C, 0x5C), Range(0x7F, 0x7F)]
+    free = complement([*specials, *(Range(code, code) for code in used)])
+    options = [f"{one_in_json(free)} {one_in_json(complement(specials))}*"]
+    for code in sorted(used):
+        rests = [name[1:] for name in names if name and ord(name[0]) == code]
+        if Range(code, code) in specials:
+            continue
+        options.append(f"{literal(chr(code))} {_other_keys(rests)}")
+    if "" not in names:
+        options.append('""')
+    return _any(options)
+
+
+def _pointer(target: str) -> Path:
+    """A JSON pointer's keys."""
+    keys = [key.replace("~1", "/").replace("~0", "~") for key in target[2:].split("/") if key]
+    return tuple(int(key) if key.isdigit() else key for key in keys)
+
+
+def _any(options: Sequence[str]) -> str:
+    return options[0] if len(options) == 1 else f"({' | '.join(options)})"

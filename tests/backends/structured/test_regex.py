@@ -1,0 +1,63 @@
+"""Regular expressions as GBNF."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from latimer.backends import gbnf
+from latimer.backends.llama_cpp.library import LoadedModel
+from latimer.backends.structured import Unenforced
+from latimer.backends.structured.regex import to_gbnf
+from support.walks import Walker
+
+
+@pytest.fixture(scope="module")
+def walker(demo_loaded: LoadedModel) -> Walker:
+    """Walks grammars at random, without a model's opinion."""
+    return Walker(demo_loaded)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"[0-9]{3}-\w+",
+        r"(a|b)*c?",
+        r"\s?x.y\S",
+        r"[^a-z\d]{2}",
+        r"é+|ß{2,4}|(?:漢|字)",
+        r"a{2,}?",
+        r"\$\d+(\.\d\d)?",
+        r"^abc$|^d",
+        r"\W\D\[\]\"\\-",
+        r"\u0041[\u0042-\u0044]\n",
+        "",
+    ],
+)
+def test_whatever_comes_matches(walker: Walker, pattern: str) -> None:
+    """Random walks through the grammar end in texts that match as a whole."""
+    grammar = to_gbnf(pattern)
+    assert gbnf.check(grammar) == []
+    texts = walker.texts(grammar, 40)
+    assert texts
+    for text in texts:
+        assert re.fullmatch(pattern, text, re.ASCII), text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("(", "is no regular expression"),
+        ("(?=a)b", "looks around"),
+        (r"(a)\1", "refers back"),
+        (r"a\bc", "anchor inside"),
+        ("a^b", "anchor inside"),
+        ("(?i:a)", "flags of its own"),
+        ("a{3000}", "at most 2000 repetitions"),
+        ("[" * 3, "is no regular expression"),
+    ],
+)
+def test_what_has_no_grammar_is_refused(pattern: str, words: str) -> None:
+    """What GBNF cannot say is told, not approximated."""
+    with pytest.raises(Unenforced, match=words):
+        to_gbnf(pattern)

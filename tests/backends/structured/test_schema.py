@@ -1,0 +1,155 @@
+"""Schemas as GBNF: what is made sure of, and what is refused by its place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from latimer.backends import gbnf
+from latimer.backends.llama_cpp.library import LoadedModel
+from latimer.backends.structured import Unenforced, path_to
+from latimer.backends.structured.numbers import integers, numbers
+from latimer.backends.structured.schema import FORMATS, to_gbnf
+from support.schemas import SCHEMAS, error_of
+from support.walks import Walker
+
+MORE: dict[str, Any] = {
+    "other keys": {
+        "type": "object",
+        "properties": {"a": {"type": "null"}, "ab": {"type": "null"}, "": {"type": "null"}},
+        "additionalProperties": {"type": "integer"},
+    },
+    "all optional": {
+        "type": "object",
+        "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+    },
+    "nobody said what it is": {"type": "object", "required": ["z"]},
+    "a list that refers to itself": {
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {
+                    "value": {"type": "integer", "minimum": -3, "maximum": 3},
+                    "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
+                },
+                "required": ["value", "next"],
+                "additionalProperties": False,
+            }
+        },
+        "$ref": "#/$defs/node",
+    },
+    "no keys": {"type": "object", "additionalProperties": False},
+    "no items": {"type": "array", "maxItems": 0},
+    "tuple of nothing else": {"prefixItems": [{"type": "null"}] * 2, "items": False},
+    "old tuple": {"$schema": "http://json-schema.org/draft-07/schema#",
+                  "items": [{"type": "null"}, {"const": 1}], "additionalItems": False},
+    "values of a type": {"enum": ["a", 1, None], "type": ["string", "null"]},
+    "branches beside": {
+        "type": "object",
+        "properties": {"a": {"type": "null"}},
+        "anyOf": [{"required": ["a"]}, {"properties": {"b": {"const": 1}}, "required": ["b"]}],
+    },
+    "reference beside": {"$defs": {"n": {"type": "integer"}}, "$ref": "#/$defs/n", "minimum": 5,
+                         "maximum": 6},
+    "reference by position": {"anyOf": [{"const": 1}, {"type": "array", "items":
+                              {"$ref": "#/anyOf/0"}, "maxItems": 2}]},
+    "pattern anywhere": {"type": "string", "pattern": "^a|b$"},
+    "remarks": {"title": "x", "description": "y", "default": 1, "examples": [], "const": 2},
+    "anything": {},
+    "nothing asked": {"type": "array", "uniqueItems": False, "items": {"type": "null"}},
+    **{f"format {name}": {"type": "string", "format": name} for name in FORMATS},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def walker(demo_loaded: LoadedModel) -> Walker:
+    """Walks grammars at random, without a model's opinion."""
+    return Walker(demo_loaded)
+
+
+@pytest.mark.parametrize("schema", [*SCHEMAS.values(), *MORE.values()], ids=[*SCHEMAS, *MORE])
+def test_whatever_comes_satisfies_it(walker: Walker, schema: Any) -> None:
+    """Random walks through the grammar end in JSON that satisfies the schema."""
+    grammar = to_gbnf(json.dumps(schema))
+    assert gbnf.check(grammar) == []
+    texts = walker.texts(grammar, 60)
+    assert texts
+    for text in texts:
+        assert error_of(json.loads(text), schema) is None, text
+
+
+@pytest.mark.parametrize(
+    ("schema", "where"),
+    [
+        ({"type": "array", "uniqueItems": True}, ".uniqueItems"),
+        ({"properties": {"a": {"multipleOf": 3}}}, ".properties.a.multipleOf"),
+        ({"anyOf": [{"const": 1}, {"not": {"type": "null"}}]}, ".anyOf[1].not"),
+        ({"patternProperties": {"^a": {}}}, ".patternProperties"),
+        ({"type": "object", "minProperties": 2}, ".minProperties"),
+        ({"type": "object", "maxProperties": 2}, ".maxProperties"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ".oneOf"),
+        ({"$ref": "http://example.com/x"}, ".$ref"),
+        ({"$ref": "#/$defs/nowhere"}, ".$ref"),
+        ({"type": "string", "format": "iri"}, ".format"),
+        ({"type": "string", "pattern": "(?=a)b"}, ".pattern"),
+        ({"type": "string", "pattern": "("}, ".pattern"),
+        ({"type": "string", "pattern": "a", "minLength": 3}, ".pattern"),
+        ({"type": "number", "minimum": 0.2, "maximum": 0.4}, ""),
+        ({"type": "string", "minLength": 5, "maxLength": 3}, ".minLength"),
+        ({"const": 1, "type": "string"}, ".const"),
+        ({"required": ["a"], "additionalProperties": False}, ".required"),
+        ({"properties": {"a": False}, "required": ["a"]}, ".required"),
+        ({"if": {}, "then": {}}, ".if"),
+        ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, ".pattern"),
+        ({"allOf": [{"additionalProperties": False}, {"properties": {"a": {}}}]},
+         ".additionalProperties"),
+        ({"type": "strange"}, ".type"),
+        ({"type": "object", "properties": []}, ".properties"),
+        ({"required": "a"}, ".required"),
+        (False, ""),
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)  # fmt: skip
+def test_what_cannot_be_made_sure_of_is_refused(schema: Any, where: str) -> None:
+    """The error names the place inside the schema; nothing is left out silently."""
+    with pytest.raises(Unenforced) as caught:
+        to_gbnf(json.dumps(schema))
+    assert caught.value.where == where
+
+
+@given(st.integers(-2000, 2000), st.integers(-2000, 2000))
+def test_ranges_of_integers_are_exact(one: int, other: int) -> None:
+    """A range's grammar has its ends and nothing beside them."""
+    low, high = min(one, other), max(one, other)
+    rule = integers(low, high)
+    assert rule is not None
+    for value in (low - 1, low, (low + high) // 2, high, high + 1):
+        assert _matches(rule, str(value)) == (low <= value <= high), (rule, value)
+
+
+@given(st.integers(-99, 99), st.integers(-99, 99), st.decimals(-120, 120, places=2))
+def test_ranges_of_numbers_hold(one: int, other: int, value: Any) -> None:
+    """A decimal number matches only where it is in the range."""
+    low, high = min(one, other), max(one, other)
+    rule = numbers(low, high)
+    assert rule is not None
+    if _matches(rule, str(value)):
+        assert low <= value <= high
+
+
+def test_a_keyword_is_found_in_a_schema() -> None:
+    """A property of the same name is none."""
+    schema: Any = {"properties": {"not": {"items": [{"not": {}}]}}}
+    assert path_to(schema, "not") == ("properties", "not", "items", 0, "not")
+    assert path_to(schema, "contains") is None
+
+
+def _matches(rule: str, text: str) -> bool:
+    """Whether a rule of digits matches: it is a regular expression but for quotes and blanks."""
+    import re
+
+    pattern = rule.replace('"-"', "-").replace('"."', "[.]").replace(" ", "")
+    return re.fullmatch(pattern, text) is not None

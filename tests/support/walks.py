@@ -1,0 +1,54 @@
+"""Random walks through grammars: every token that is allowed may come."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import llama_cpp
+import numpy as np
+from latimer.backends.llama_cpp.grammars import Candidates, Gbnf
+from latimer.backends.llama_cpp.library import LoadedModel
+from latimer.backends.llama_cpp.vocabulary import Vocabulary
+
+# What brings a JSON text to its end, so that most walks do.
+CLOSING = (b'"', b"}", b"]", b",", b":")
+
+
+class Walker:
+    """Walks with a model's vocabulary and without its opinion."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._vocabulary = Vocabulary(model)
+        self._candidates = Candidates(self._vocabulary.size)
+
+    def texts(self, grammar: str, count: int, most: int = 300) -> list[str]:
+        """The texts of those walks that end within some tokens, and in UTF-8.
+
+        llama.cpp's grammars take bytes for a character that are none.
+        """
+        generator = random.Random(1)
+        found = []
+        for _ in range(count):
+            data = self._walk(grammar, generator, most)
+            with contextlib.suppress(UnicodeDecodeError):
+                found += [] if data is None else [data.decode()]
+        return found
+
+    def _walk(self, text: str, generator: random.Random, most: int) -> bytes | None:
+        vocabulary = self._vocabulary
+        pointer = llama_cpp.llama_sampler_init_grammar(vocabulary.pointer, text.encode(), b"root")
+        assert pointer, text
+        grammar = Gbnf(pointer, self._candidates)
+        data = b""
+        for _ in range(most):
+            allowed = np.flatnonzero(grammar.allowed()).tolist()
+            assert allowed, (data, text)
+            going = [token for token in allowed if token not in vocabulary.ends]
+            if len(going) < len(allowed) and (not going or generator.random() < 0.3):
+                return data
+            closing = [token for token in going if vocabulary.pieces[token] in CLOSING]
+            token = generator.choice(closing if closing and generator.random() < 0.5 else going)
+            data += vocabulary.pieces[token]
+            grammar.accept(token)
+        return None
