@@ -22,6 +22,7 @@ from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
 from .errors import MethodNotAllowed, unexpected
 from .exchange import Exchange, Receive, Scope, Send
 from .guards import Keys
+from .instruct import FORMATS
 from .printable import printable
 from .service import DEFAULT_MAX_BODY, Service
 
@@ -58,6 +59,10 @@ class Options(TypedDict, total=False):
         cors_origins: which web pages may use the API from a browser; by default all.
         max_body: the largest request body, in bytes; by default 32 MiB.
         strict: refuse unknown fields, and what the engine does only nearly.
+        parse_content: let what messages spell as control tokens count as such; who writes a
+            message can then speak in anybody's name.
+        chat_format: the name of an instruct format (`instruct.FORMATS`) instead of the model's own
+            template; a request's `adapter` goes before it.
         logit_bias_vocabulary: the vocabulary that requests' token ids are of, by tiktoken's name
             (`cl100k_base`); by default the model's own.
     """
@@ -69,6 +74,8 @@ class Options(TypedDict, total=False):
     cors_origins: Sequence[str]
     max_body: int
     strict: bool
+    parse_content: bool
+    chat_format: str | None
     logit_bias_vocabulary: str | None
 
 
@@ -90,13 +97,16 @@ class OpenAIAdapter:
         prefixes: Sequence[str] = ("/v1", ""),
         **options: Unpack[Options],
     ) -> None:
+        name = options.get("chat_format")
         self._service = Service(
             backend,
-            tuple(options.get("model_names", ())),
-            options.get("any_model", False),
-            options.get("strict", False),
-            options.get("max_body", DEFAULT_MAX_BODY),
-            options.get("logit_bias_vocabulary"),
+            names=tuple(options.get("model_names", ())),
+            any_model=options.get("any_model", False),
+            strict=options.get("strict", False),
+            max_body=options.get("max_body", DEFAULT_MAX_BODY),
+            parse_content=options.get("parse_content", False),
+            format=None if name is None else FORMATS[name],
+            vocabulary=options.get("logit_bias_vocabulary"),
         )
         self._keys = Keys(options.get("api_keys", ()))
         self._shares = options.get("share_prefixes", False)

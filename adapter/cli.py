@@ -131,6 +131,17 @@ def main() -> None:
 @click.option("--max-body", type=int, help="Largest request body in bytes.  [33554432]")
 @click.option("--strict", is_flag=True, default=None, help="Refuse unknown fields and near misses.")
 @click.option(
+    "--chat-format",
+    metavar="NAME",
+    help="An instruct format instead of the model's template: alpaca, chatml, llama-3 …",
+)
+@click.option(
+    "--parse-content",
+    is_flag=True,
+    default=None,
+    help="Let control tokens in messages count as such; by default they are text.",
+)
+@click.option(
     "--logit-bias-vocabulary",
     metavar="NAME",
     help="Token ids of requests are of this vocabulary: cl100k_base, o200k_base …",
@@ -245,6 +256,8 @@ async def _serve(settings: Settings) -> None:
         cors_origins=settings.cors_origin,
         max_body=settings.max_body,
         strict=settings.strict,
+        parse_content=settings.parse_content,
+        chat_format=settings.chat_format,
         logit_bias_vocabulary=settings.logit_bias_vocabulary,
     )
     names = settings.model_name or [model.name]

@@ -15,6 +15,7 @@ from pydantic_settings import (
 )
 
 from ..backends.llama_cpp.options import CacheType
+from .instruct import FORMATS
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 Words = Annotated[list[str], NoDecode]
@@ -39,6 +40,8 @@ class Settings(BaseSettings):
     cors_origin: Words = Field(default_factory=lambda: ["*"])
     max_body: Annotated[int, Field(ge=1)] = 32 * 1024 * 1024
     strict: bool = False
+    parse_content: bool = False
+    chat_format: str | None = Field(None, description="An instruct format, by its name.")
     share_prefixes: bool = False
     drain: Annotated[int, Field(ge=0)] = Field(
         30, description="Seconds that running requests get to end after SIGTERM."
@@ -67,6 +70,13 @@ class Settings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
             return [word.strip() for word in value.split(",") if word.strip()]
+        return value
+
+    @field_validator("chat_format")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        if value is not None and value not in FORMATS:
+            raise ValueError(f"there is no {value!r}; there are {', '.join(FORMATS)}")
         return value
 
     @field_validator("flash_attention", mode="before")

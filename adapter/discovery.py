@@ -96,6 +96,10 @@ async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
         ("fingerprint", model.fingerprint),
         ("engine's own replies", "yes (oai_compat: false)" if capabilities.native else "no"),
         ("sampling extras", ", ".join(sorted(capabilities.extras))),
+        (
+            "message content",
+            "is text" if capabilities.plain_text else "is text: spelled marks get a U+200B",
+        ),
         ("grammars", ", ".join(sorted(capabilities.grammars)) or "-"),
         ("refused", "; ".join(f"{k}: {v}" for k, v in sorted(capabilities.refused.items())) or "-"),
         ("only nearly", ", ".join(sorted(capabilities.inexact)) or "-"),

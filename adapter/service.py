@@ -10,6 +10,7 @@ from ..backends.errors import RequestError
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.completions import CompletionRequest
 from .exchange import Exchange
+from .instruct import Format
 from .vocabularies import to_model
 
 DEFAULT_MAX_BODY = 32 * 1024 * 1024
@@ -24,6 +25,8 @@ class Service:
         any_model: accept every name.
         strict: refuse unknown fields, and what the engine does only nearly.
         max_body: the largest body taken, in bytes.
+        parse_content: whether what messages spell as control tokens counts as such.
+        format: what stands around each turn, instead of the model's own template.
         vocabulary: the vocabulary that requests' token ids are of, by tiktoken's name; the
             model's own by default.
     """
@@ -33,6 +36,8 @@ class Service:
     any_model: bool = False
     strict: bool = False
     max_body: int = DEFAULT_MAX_BODY
+    parse_content: bool = False
+    format: Format | None = None
     vocabulary: str | None = None
 
     def names_of(self, model: Model) -> Sequence[str]:

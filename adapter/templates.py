@@ -20,36 +20,52 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ..backends.base import Model
 from ..backends.errors import EngineError, RequestError
 from ..schemas.openai.chat import Message, RefusalPart, TextPart
+from .instruct import FORMATS
 
-# For models without a template: what koboldcpp falls back to (its Alpaca adapter).
-ALPACA = (
-    "{%- for message in messages -%}"
-    "{%- if message['role'] == 'system' -%}{{ message['content'] }}"
-    "{%- elif message['role'] == 'user' -%}{{ '\n### Instruction:\n' + message['content'] }}"
-    "{%- else -%}{{ '\n### Response:\n' + message['content'] }}"
-    "{%- endif -%}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '\n### Response:\n' }}{%- endif -%}"
-)
+# Stands where the assistant's last turn goes on; no text has it.
+_HERE = "\U0010fffd"
 
 
 class _TemplateError(Exception):
     """What a template raises by itself."""
 
 
-def render(model: Model, messages: Sequence[Message]) -> str:
+def render(model: Model, messages: Sequence[Mapping[str, Any]]) -> str:
     """The prompt for the assistant's next turn, without a BOS that the engine adds itself.
+
+    A last message of the assistant's goes on. A model without a template gets Alpaca's format, as
+    koboldcpp does it.
+
+    Args:
+        messages: as `plain` gives them.
 
     Raises:
         RequestError: the template refuses the messages (roles that must alternate, for example).
         EngineError: the template itself is broken.
     """
-    source = model.template if model.template is not None else ALPACA
-    template = _compile(source)
+    if model.template is None:
+        return FORMATS["alpaca"].render(messages)
+    last = messages[-1]
+    if last["role"] != "assistant":
+        return without_bos(_rendered(model, messages, True), model)
+    marked = [*messages[:-1], {**last, "content": last["content"] + _HERE}]
+    prompt, found, _rest = _rendered(model, marked, False).partition(_HERE)
+    if not found:
+        raise RequestError(
+            "The model's chat template leaves out the assistant's last message, which is to go "
+            "on. Leave it out, or let a user's follow.",
+            "messages",
+        )
+    return without_bos(prompt, model)
+
+
+def _rendered(model: Model, messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
+    template = _compile(model.template or "")
     try:
         variables = {
             **template.globals,
-            "messages": [_plain(message, source) for message in messages],
-            "add_generation_prompt": True,
+            "messages": messages,
+            "add_generation_prompt": begins,
             "bos_token": model.bos_token,
             "eos_token": model.eos_token,
             "tools": None,
@@ -59,7 +75,7 @@ def render(model: Model, messages: Sequence[Message]) -> str:
         context = template.environment.context_class(
             template.environment, variables, template.name, template.blocks
         )
-        prompt = "".join(template.root_render_func(context))
+        return "".join(template.root_render_func(context))
     except _TemplateError as error:
         raise RequestError(
             f"The model's chat template refuses these messages: {error}", "messages"
@@ -68,7 +84,11 @@ def render(model: Model, messages: Sequence[Message]) -> str:
         raise RequestError(
             f"The model's chat template cannot render these messages: {error!r}", "messages"
         ) from error
-    return without_bos(prompt, model)
+
+
+def plain(model: Model, messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+    """Messages as the model's template expects them."""
+    return [_plain(message, model.template or "") for message in messages]
 
 
 def without_bos(prompt: str, model: Model) -> str:

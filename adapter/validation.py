@@ -21,9 +21,10 @@ T = TypeVar("T")
 # The fields that hold objects with fields of their own.
 NESTED = frozenset(
     {
-        "audio", "content", "custom", "function", "functions", "image_url", "input_audio",
-        "json_schema", "messages", "prediction", "response_format", "stream_options", "tool_calls",
-        "tools", "web_search_options",
+        "adapter", "assistant", "audio", "content", "custom", "function", "functions", "image_url",
+        "input_audio", "json_schema", "messages", "prediction", "response_format",
+        "stream_options", "system", "templates", "tool_calls", "tools", "user",
+        "web_search_options",
     }
 )  # fmt: skip
 

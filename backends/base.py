@@ -68,6 +68,7 @@ class Generation(NamedTuple):
         suffix: what follows the gap that is to be filled; the prompt is what comes before it.
         owner: whose it is; what one owner's prompts have evaluated is not gone on from for another.
         grammar: what each choice must look like, None where it is free.
+        hidden: how many ids at the prompt's beginning are not the client's own: a BOS.
     """
 
     prompt: Prompt
@@ -80,6 +81,19 @@ class Generation(NamedTuple):
     suffix: str | None = None
     owner: str = ""
     grammar: Grammar | None = None
+    hidden: int = 0
+
+
+class Special(NamedTuple):
+    """A spelling that the tokeniser takes for one token, wherever it stands.
+
+    Args:
+        control: whether that can be switched off (`parse_special`); it cannot for tokens that were
+            added to the vocabulary as text.
+    """
+
+    spelling: str
+    control: bool
 
 
 class Alternative(NamedTuple):
@@ -207,6 +221,7 @@ class Capabilities:
         native: whether `Backend.native` can show the engine's own reply.
         late_logprobs: whether log-probabilities are known only when an answer has ended.
         grammars: the languages of grammars that it takes.
+        plain_text: whether it can be given text in which control tokens do not count as such.
     """
 
     engine: str
@@ -216,6 +231,7 @@ class Capabilities:
     native: bool = True
     late_logprobs: bool = False
     grammars: frozenset[GrammarKind] = frozenset()
+    plain_text: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +279,10 @@ class Backend(Protocol):
 
     async def pieces(self) -> Sequence[bytes] | None:
         """The bytes of every token by its id, none for control tokens; None: it does not tell."""
+        ...
+
+    async def specials(self) -> Sequence[Special]:
+        """What the tokeniser takes for one token wherever it stands, as far as can be known."""
         ...
 
     async def health(self) -> None:

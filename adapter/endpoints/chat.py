@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -20,14 +21,16 @@ from ...schemas.openai.chat import (
     TextPart,
 )
 from ..choice import detailed_usage_of
+from ..content import Rendered, prompt_of
 from ..errors import chat_context_error
 from ..exchange import Exchange, unless_disconnected
 from ..formats import grammar_of
 from ..frames import ChatFrames
+from ..instruct import FORMATS, format_of
 from ..logprobs import to_chat
 from ..run import Plan, fold, stream
 from ..service import Service, in_model_vocabulary, pass_native
-from ..templates import render
+from ..templates import plain, render
 from ..validation import (
     check_stream_options,
     notes,
@@ -79,17 +82,29 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     sampling, inexact = await in_model_vocabulary(
         request, sampling_of(request, capabilities), service
     )
+    messages = plain(model, request.messages)
+    form = service.format if request.adapter is None else format_of(request.adapter)
+    show = partial(render, model) if form is None else form.render
+    if service.parse_content:
+        rendered = Rendered(Text(show(messages)))
+    else:
+        rendered = await prompt_of(model, messages, service.backend, show)
+    if form is None and model.template is None:
+        form = FORMATS["alpaca"]
+    markers = () if form is None else form.stops(messages)
+    inexact = (*inexact, "messages") if rendered.changed else inexact
     notes(exchange, request, sampling, capabilities, service.strict, inexact)
     count = request.n or 1
     job = Generation(
-        Text(render(model, request.messages)),
+        rendered.prompt,
         request.max_tokens or request.max_completion_tokens,
         seeds_of(request.seed, count),
-        stops_of(request.stop),
+        tuple(dict.fromkeys((*stops_of(request.stop), *markers))),
         sampling,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         owner=exchange.owner,
         grammar=grammar_of(request, capabilities),
+        hidden=rendered.hidden,
     )
     if request.oai_compat is False:
         _check_native(job, capabilities)

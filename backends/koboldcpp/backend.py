@@ -7,7 +7,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from ..base import (
     NativeReply,
     Piece,
     Sampling,
+    Special,
     Text,
     TokenIds,
 )
@@ -44,6 +45,17 @@ from .tokens import Told
 from .translate import CAPABILITIES, ENGINE, ChoiceStream, longest_call, to_error, to_native
 
 TESTED = (1, 115)
+# What a template spells as a control token, if it is not put together from parts; and those that
+# often are.
+_MARK = re.compile(r"<[^<>\s'\"{}%]{1,60}>|\[/?[A-Za-z_]{2,30}\]")
+WELL_KNOWN = frozenset(
+    {
+        "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|im_start|>", "<|im_end|>",
+        "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|start_header_id|>", "<|end_header_id|>",
+        "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "[TOOL_CALLS]", "<tool_call>",
+        "</tool_call>", "<think>", "</think>", "<|start|>", "<|message|>", "<|channel|>",
+    }
+)  # fmt: skip
 STOP_REASONS = {0: "length", 1: "stop", 2: "length"}
 
 
@@ -70,6 +82,7 @@ class KoboldCpp:
         self._turns = Turns(max_waiting)
         self._model: Model | None = None
         self._tells_tokens = True
+        self._specials: Sequence[Special] | None = None
         self._reading = asyncio.Lock()
         self._tokenizing = asyncio.Lock()
         self._closing: set[asyncio.Future[Any]] = set()
@@ -149,6 +162,20 @@ class KoboldCpp:
 
     async def pieces(self) -> None:
         """See `Backend.pieces`."""
+
+    async def specials(self) -> Sequence[Special]:
+        """See `Backend.specials`: what the template spells, as far as that is one token."""
+        if self._specials is None:
+            model = await self.model()
+            spellings = {model.bos_token, model.eos_token, *_MARK.findall(model.template or "")}
+            spellings |= WELL_KNOWN
+            found = [
+                Special(spelling, control=True)
+                for spelling in sorted(spellings - {""})
+                if len((await self._token_count(spelling, False))["ids"]) == 1
+            ]
+            self._specials = found
+        return self._specials
 
     async def health(self) -> None:
         """See `Backend.health`."""
@@ -250,7 +277,7 @@ class KoboldCpp:
                     raise to_error(reply.status, data)
         except EngineUnavailable:
             # Another model may be there when it comes back.
-            self._model = None
+            self._model = self._specials = None
             raise
         try:
             answer = orjson.loads(data)

@@ -80,6 +80,7 @@ CAPABILITIES = Capabilities(
     inexact=frozenset({"presence_penalty"}),
     late_logprobs=True,
     grammars=frozenset({"gbnf", "json_schema", "regex"}),
+    plain_text=False,
 )
 
 

@@ -21,6 +21,7 @@ from ..base import (
     Generation,
     Model,
     NativeReply,
+    Special,
     Text,
     TokenIds,
 )
@@ -199,6 +200,10 @@ class LlamaCpp:
         """See `Backend.pieces`."""
         return (await self._engine()).vocabulary.pieces
 
+    async def specials(self) -> Sequence[Special]:
+        """See `Backend.specials`."""
+        return (await self._engine()).vocabulary.specials
+
     async def health(self) -> None:
         """See `Backend.health`."""
         await self._engine()
@@ -300,7 +305,7 @@ def _prompt_of(job: Generation, vocabulary: Vocabulary) -> tuple[TokenIds, int]:
         ids = vocabulary.tokenize(prompt.text, add_special=True, parse_special=prompt.parse_special)
         return ids, len(ids) - vocabulary.adds_bos
     _check_ids(prompt, vocabulary.size, "prompt")
-    return prompt, len(prompt)
+    return prompt, len(prompt) - job.hidden
 
 
 def _infill(job: Generation, vocabulary: Vocabulary) -> tuple[TokenIds, int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cached_property
 
 import llama_cpp
 
-from ..base import TokenIds
+from ..base import Special, TokenIds
 from ..pieces import shown
 from .library import LoadedModel
 
@@ -41,15 +42,17 @@ class Vocabulary:
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """Token ids of a text, as llama.cpp cuts it."""
         data = text.encode()
-        # No token is shorter than a byte; BOS, EOS and a space may be added.
+        # Hardly a token is shorter than a byte; BOS, EOS and a space may be added. Blanks that a
+        # vocabulary does not know take three each, and then it is asked once more.
         capacity = len(data) + 3
-        buffer = (llama_cpp.llama_token * capacity)()
-        count = llama_cpp.llama_tokenize(
-            self.pointer, data, len(data), buffer, capacity, add_special, parse_special
-        )
-        if count < 0:
-            raise ValueError(f"{-count} tokens for {len(data)} bytes")
-        return tuple(buffer[:count])
+        while True:
+            buffer = (llama_cpp.llama_token * capacity)()
+            count: int = llama_cpp.llama_tokenize(
+                self.pointer, data, len(data), buffer, capacity, add_special, parse_special
+            )
+            if count >= 0:
+                return tuple(buffer[:count])
+            capacity = -count
 
     def detokenize(self, ids: TokenIds) -> bytes:
         """A prompt's text, control tokens spelled out, without the spaces put before pieces."""
@@ -68,6 +71,16 @@ class Vocabulary:
         if spelling is None:
             spelling = self._spellings[token] = self._piece(token, special=True)
         return spelling, True
+
+    @cached_property
+    def specials(self) -> tuple[Special, ...]:
+        """Control tokens and added ones by their spellings; those that spell nothing are none."""
+        found = []
+        for token in range(self.size):
+            spelling, control = self.token(token)
+            if spelling and (control or self.is_added(token)):
+                found.append(Special(spelling.decode(errors="replace"), control))
+        return tuple(found)
 
     def is_added(self, token: int) -> bool:
         """Whether a token was added to the vocabulary, as markers are, rather than learnt."""

@@ -20,6 +20,7 @@ from ..base import (
     Model,
     NativeReply,
     PromptTokens,
+    Special,
     Stream,
     Text,
     Token,
@@ -38,7 +39,7 @@ from ..streams import ended, merged, together
 from ..upstream import Upstream
 from . import infill, scoring
 from .call import Call
-from .facts import Facts, read_facts
+from .facts import Facts, read_facts, read_specials
 from .translate import CAPABILITIES, ENGINE, to_error, to_native
 from .vocabulary import Vocabulary
 
@@ -59,6 +60,7 @@ class LlamaServer:
         self._model: Model | None = None
         self._facts: Facts | None = None
         self._infill: infill.Markers | None = None
+        self._specials: Sequence[Special] | None = None
         self._reading = asyncio.Lock()
 
     async def model(self) -> Model:
@@ -187,13 +189,19 @@ class LlamaServer:
         """See `Backend.pieces`."""
         return (await self.facts()).vocabulary.pieces
 
+    async def specials(self) -> Sequence[Special]:
+        """See `Backend.specials`; asks for the vocabulary at the first call."""
+        if self._specials is None:
+            self._specials = await read_specials((await self.facts()).vocabulary, self._plain)
+        return self._specials
+
     async def health(self) -> None:
         """See `Backend.health`."""
         await self._ask("GET", "/health")
 
     def forget(self) -> None:
         """Forget what was read of the model: another may be there when the server comes back."""
-        self._model = self._facts = self._infill = None
+        self._model = self._facts = self._infill = self._specials = None
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
@@ -228,7 +236,7 @@ class LlamaServer:
             )
             count = len(ids) - model.adds_bos
         else:
-            ids, count = prompt, len(prompt)
+            ids, count = prompt, len(prompt) - job.hidden
         if not ids:
             raise EmptyPrompt
         if len(ids) + (job.max_tokens or 0) > model.context:

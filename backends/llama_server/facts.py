@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import orjson
 
 from ...schemas.native.llama_server import Props
+from ..base import Special, TokenIds
 from ..errors import EngineError, LatimerError
 from ..upstream import Upstream
 from .translate import ENGINE, to_error
@@ -108,3 +110,29 @@ async def _speculates(ask: Ask) -> bool:
         # `--no-slots`: replies tell as well, where something was proposed.
         return False
     return any(slot.get("speculative") for slot in slots)
+
+
+async def read_specials(
+    vocabulary: Vocabulary, tokenize: Callable[[str], Awaitable[TokenIds]]
+) -> list[Special]:
+    """Control tokens, which have names, and added ones, which the tokeniser finds anywhere.
+
+    Args:
+        tokenize: ids of a text with control tokens in it as text.
+    """
+    found = []
+    candidates = []
+    for token in range(len(vocabulary)):
+        spelling, control = vocabulary.token(token)
+        if control and spelling:
+            found.append(Special(spelling.decode(errors="replace"), True))
+        elif _LIKE_A_MARK.fullmatch(spelling):
+            candidates.append((token, spelling.decode(errors="replace")))
+    for token, text in candidates:
+        # Learnt tokens are seldom what remains when their first character stands there twice.
+        if (await tokenize(text[0] + text))[-1:] == (token,):
+            found.append(Special(text, False))
+    return found
+
+
+_LIKE_A_MARK = re.compile(rb"<[^<>]{2,}>|\[[^\[\]]{2,}\]")

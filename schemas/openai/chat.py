@@ -284,6 +284,34 @@ class WebSearchOptions(Request):
     user_location: JsonObject | None = None
 
 
+class InstructTurn(Request):
+    """What stands around a turn."""
+
+    start: str | None = None
+    end: str | None = None
+
+
+class InstructTurns(Request):
+    """What stands around the turns of each role."""
+
+    system: InstructTurn | None = None
+    user: InstructTurn | None = None
+    assistant: InstructTurn | None = None
+
+
+class InstructAdapter(Request):
+    """koboldcpp's instruct format of a request, flat or by roles; not OpenAI's."""
+
+    templates: InstructTurns | None = None
+    system_start: str | None = None
+    system_end: str | None = None
+    user_start: str | None = None
+    user_end: str | None = None
+    assistant_start: str | None = None
+    assistant_end: str | None = None
+    assistant_gen: str | None = None
+
+
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
 
@@ -292,6 +320,7 @@ class ChatRequest(EngineExtras):
 
     model: str
     messages: Annotated[list[Message], Field(min_length=1)]
+    adapter: InstructAdapter | None = None
     audio: Audio | None = None
     frequency_penalty: Penalty | None = None
     function_call: Annotated[str | JsonObject | None, _check_word_or_object("none", "auto")] = None

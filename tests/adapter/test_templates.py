@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from latimer.adapter.templates import render
+from latimer.adapter.templates import plain, render
 from latimer.backends.base import Model
 from latimer.backends.errors import EngineError, RequestError
 from latimer.schemas.openai.chat import ChatRequest
@@ -30,7 +30,8 @@ def prompt_of(
     """The prompt of some messages."""
     body = [{"role": role, "content": content, **extra} for role, content in messages]
     request = ChatRequest.model_validate({"model": "m", "messages": body})
-    return render(replace(MODEL, template=template, adds_bos=adds_bos), request.messages)
+    model = replace(MODEL, template=template, adds_bos=adds_bos)
+    return render(model, plain(model, request.messages))
 
 
 def test_a_template_with_bos_and_eos() -> None:
@@ -106,5 +107,6 @@ def test_without_a_template_it_is_alpaca() -> None:
         None, ("system", "Be kind."), ("user", "Hi"), ("assistant", "Yo"), ("user", "?")
     )
     assert text == (
-        "Be kind.\n### Instruction:\nHi\n### Response:\nYo\n### Instruction:\n?\n### Response:\n"
+        "Be kind.\n\n### Instruction:\nHi\n\n### Response:\nYo\n\n### Instruction:\n?\n\n"
+        "### Response:\n"
     )

@@ -88,7 +88,7 @@ def _copy_fields(
         writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
     for name, value in changes.items():
         known = reader.fields.get(name)
-        kind = known.types[0] if known is not None else gguf.GGUFValueType.UINT32
+        kind = known.types[0] if known is not None else gguf.GGUFValueType.get_type(value)
         inner = known.types[-1] if kind == gguf.GGUFValueType.ARRAY and known is not None else None
         writer.add_key_value(name, value, kind, sub_type=inner)
 

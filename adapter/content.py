@@ -1,0 +1,196 @@
+"""Messages to a prompt in which their content is text, whatever it spells.
+
+Who writes `<|im_end|>` into a message must not end it. Where no content spells a control token the
+rendered prompt stays one string. Where one does, its spelling is rendered as a private-use
+character, so that a template that trims or compares still behaves; the prompt is then cut at the
+template's own control tokens, and what stands between two of them is tokenised by itself, as text,
+if it holds such a character.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from ..backends.base import Backend, Model, Prompt, Special, Text, TokenIds
+
+# Breaks a spelling where an engine cannot be given plain text.
+BREAK = "\u200b"
+_PRIVATE = range(0xE000, 0xF8FF)
+# What control tokens are spelled with: without it no vocabulary needs to be read.
+_LIKELY = re.compile(r"[<\[｜]")
+# In a message, words of OpenAI's rather than of somebody's.
+_OWN_WORDS = frozenset({"role", "type", "id", "tool_call_id"})
+
+
+class Rendered(NamedTuple):
+    """A prompt, how many of its ids are a BOS, and whether content had to be changed for it."""
+
+    prompt: Prompt
+    hidden: int = 0
+    changed: bool = False
+
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+async def prompt_of(
+    model: Model, messages: Messages, backend: Backend, render: Callable[[Messages], str]
+) -> Rendered:
+    """The prompt of a chat, in which nothing but the template's own control tokens is one.
+
+    Args:
+        render: makes the prompt of messages.
+    """
+    if not any(_LIKELY.search(text) for text in _texts(messages)):
+        return Rendered(Text(render(messages)))
+    marks = await _marks_of(backend, model)
+    spelled = {found for text in _texts(messages) for found in marks.pattern.findall(text)}
+    if not spelled:
+        return Rendered(Text(render(messages)))
+    if not backend.capabilities.plain_text:
+        broken = {spelling: spelling[0] + BREAK + spelling[1:] for spelling in spelled}
+        return Rendered(Text(render(_replaced(messages, marks.pattern, broken))), 0, True)
+    used = set().union(*(set(text) for text in _texts(messages)))
+    free = (chr(code) for code in _PRIVATE if chr(code) not in used)
+    hidden = dict(zip(sorted(spelled), free, strict=False))
+    text = render(_replaced(messages, marks.pattern, hidden))
+    spellings = {character: spelling for spelling, character in hidden.items()}
+    bos = await backend.tokenize("", add_special=True, parse_special=True)
+    ids = await _Cutter(backend, marks, spellings).ids(text)
+    return Rendered((*bos, *ids), len(bos))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string that somebody may have written."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key not in _OWN_WORDS:
+                yield key
+                yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _replaced(value: Any, pattern: re.Pattern[str], by: Mapping[str, str]) -> Any:
+    """The same with other spellings in every string."""
+    if isinstance(value, str):
+        return pattern.sub(lambda match: by[match[0]], value)
+    if isinstance(value, Mapping):
+        return {
+            key if key in _OWN_WORDS else _replaced(key, pattern, by): inner
+            if key in _OWN_WORDS
+            else _replaced(inner, pattern, by)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_replaced(inner, pattern, by) for inner in value]
+    return value
+
+
+class _Marks:
+    """What a model's tokeniser takes for one token, and what that does to the blanks beside it."""
+
+    def __init__(self, specials: Sequence[Special], model: Model) -> None:
+        self.fingerprint = model.fingerprint
+        self.added = frozenset(one.spelling for one in specials if not one.control)
+        # The longest first, as the tokeniser looks for them.
+        longest = sorted({one.spelling for one in specials}, key=lambda text: (-len(text), text))
+        self.pattern = re.compile("|".join(map(re.escape, longest)) or r"(?!)")
+        self._strips: dict[str, tuple[bool, bool]] = {}
+
+    async def strips(self, mark: str, backend: Backend) -> tuple[bool, bool]:
+        """Whether a control token takes away the blanks before it, and those behind it."""
+        found = self._strips.get(mark)
+        if found is None:
+
+            async def ids(text: str) -> TokenIds:
+                return await backend.tokenize(text, add_special=False, parse_special=True)
+
+            alone = await ids(f"x{mark}x")
+            found = (await ids(f"x\n \n{mark}x") == alone, await ids(f"x{mark}\n \nx") == alone)
+            self._strips[mark] = found
+        return found
+
+
+_known: WeakKeyDictionary[Any, _Marks] = WeakKeyDictionary()
+
+
+async def _marks_of(backend: Backend, model: Model) -> _Marks:
+    marks = _known.get(backend)
+    if marks is None or marks.fingerprint != model.fingerprint:
+        marks = _known[backend] = _Marks(await backend.specials(), model)
+    return marks
+
+
+class _Cutter:
+    """Cuts a rendered prompt at its control tokens, and tokenises it piece by piece.
+
+    Args:
+        spellings: what the private-use characters stand for.
+    """
+
+    def __init__(self, backend: Backend, marks: _Marks, spellings: Mapping[str, str]) -> None:
+        self._backend = backend
+        self._marks = marks
+        self._spellings = spellings
+        self._private = re.compile("|".join(spellings))
+
+    async def ids(self, text: str) -> TokenIds:
+        """The ids of a prompt; the template's control tokens and nothing else are some."""
+        marks = [*self._marks.pattern.finditer(text), None]
+        ids: list[int] = []
+        clean, start, before = "", 0, ""
+        for mark in marks:
+            run = text[start : mark.start() if mark is not None else len(text)]
+            after = mark[0] if mark is not None else ""
+            if self._private.search(run):
+                ids += await self._tokenized(clean, True)
+                ids += await self._plain(run, before, after)
+                clean = after
+            else:
+                clean += run + after
+            start, before = mark.end() if mark is not None else len(text), after
+        return (*ids, *await self._tokenized(clean, True))
+
+    async def _plain(self, run: str, before: str, after: str) -> list[int]:
+        """A run of text with its spellings back, beside the control tokens around it."""
+        if before and (await self._marks.strips(before, self._backend))[1]:
+            run = run.lstrip()
+        if after and (await self._marks.strips(after, self._backend))[0]:
+            run = run.rstrip()
+        parts = [""]
+        position = 0
+        for match in self._private.finditer(run):
+            spelling = self._spellings[match[0]]
+            parts[-1] += run[position : match.start()]
+            if spelling in self._marks.added:
+                # Such a token is found even in plain text: it must not be whole in any piece.
+                parts[-1] += spelling[0]
+                parts.append(spelling[1:])
+            else:
+                parts[-1] += spelling
+            position = match.end()
+        parts[-1] += run[position:]
+        ids = [*await self._tokenized(parts[0], False)]
+        for part in parts[1:]:
+            ids += await self._continued(part)
+        return ids
+
+    async def _continued(self, text: str) -> TokenIds:
+        """Text that goes on from other text: without the space that is put before a beginning."""
+        line = await self._tokenized("\n", False)
+        both = await self._tokenized(f"\n{text}", False)
+        if both[: len(line)] == line:
+            return both[len(line) :]
+        return await self._tokenized(text, False)
+
+    async def _tokenized(self, text: str, parse_special: bool) -> TokenIds:
+        if not text:
+            return ()
+        return await self._backend.tokenize(text, add_special=False, parse_special=parse_special)

@@ -1,0 +1,126 @@
+"""Instruct formats: what stands around each turn, as koboldcpp's users know it.
+
+A request brings its own in `adapter`, in either of koboldcpp's spellings; the configuration names
+one of `FORMATS` for a model without a template, or instead of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..backends.errors import RequestError
+from ..schemas.openai.chat import InstructAdapter
+
+ROLES = ("system", "user", "assistant")
+
+
+class Turn(NamedTuple):
+    """What stands before and after what somebody says."""
+
+    start: str = ""
+    end: str = ""
+
+
+class Format(NamedTuple):
+    """A turn of each role; `begin` is what the assistant's next one begins with."""
+
+    system: Turn
+    user: Turn
+    assistant: Turn
+    begin: str
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt of a talk; a last turn of the assistant's goes on."""
+        parts = []
+        for message in messages:
+            turn = self._turn(message["role"])
+            parts += [turn.start, message["content"], turn.end]
+        if messages[-1]["role"] == "assistant":
+            return "".join(parts[:-1])
+        return "".join(parts) + self.begin
+
+    def stops(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+        """Markers that would begin somebody else's turn; none that a message itself spells."""
+        said = "\n".join(message["content"] for message in messages)
+        markers = [self.user.start.strip(), self.assistant.start.strip()]
+        return tuple(dict.fromkeys(marker for marker in markers if marker and marker not in said))
+
+    def _turn(self, role: str) -> Turn:
+        if role in ("system", "developer"):
+            return self.system
+        return self.assistant if role == "assistant" else self.user
+
+
+def _format(system: Turn, user: Turn, assistant: Turn, begin: str | None = None) -> Format:
+    return Format(system, user, assistant, assistant.start if begin is None else begin)
+
+
+def _alike(start: str, end: str, assistant: str = "assistant") -> Format:
+    """A format whose turns differ in the name of who speaks."""
+    system, user, own = [Turn(start.format(role), end) for role in ("system", "user", assistant)]
+    return _format(system, user, own)
+
+
+FORMATS: Mapping[str, Format] = {
+    "alpaca": _format(
+        Turn("", "\n\n"), Turn("### Instruction:\n", "\n\n"), Turn("### Response:\n", "\n\n")
+    ),
+    "chatml": _alike("<|im_start|>{}\n", "<|im_end|>\n"),
+    "llama-2-chat": _format(
+        Turn("[INST] <<SYS>>\n", "\n<</SYS>>\n\n[/INST]"),
+        Turn("[INST] ", ""),
+        Turn(" [/INST] ", " </s>"),
+        " [/INST]",
+    ),
+    "llama-3": _alike("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"),
+    "mistral": _format(
+        Turn("[INST] ", "\n\n[/INST]"), Turn("[INST] ", ""), Turn("[/INST] ", "</s>"), "[/INST]"
+    ),
+    "gemma": _format(
+        Turn("<start_of_turn>user\n", "<end_of_turn>\n"),
+        Turn("<start_of_turn>user\n", "<end_of_turn>\n"),
+        Turn("<start_of_turn>model\n", "<end_of_turn>\n"),
+    ),
+    "phi-3": _alike("<|{}|>\n", "<|end|>\n"),
+    "vicuna": _format(
+        Turn("", "\n\n"), Turn("USER: ", "\n"), Turn("ASSISTANT: ", "</s>\n"), "ASSISTANT:"
+    ),
+    "command-r": _format(
+        Turn("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+        Turn("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+        Turn("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+    ),
+}
+
+
+def format_of(adapter: InstructAdapter) -> Format:
+    """A request's own format; what it leaves out is nothing.
+
+    Raises:
+        RequestError: a turn has two spellings, or users and assistant cannot be told apart.
+    """
+    turns: dict[str, Turn] = {}
+    for role in ROLES:
+        nested = getattr(adapter.templates, role) if adapter.templates is not None else None
+        flat = (getattr(adapter, f"{role}_start"), getattr(adapter, f"{role}_end"))
+        if nested is not None and flat != (None, None):
+            raise RequestError(
+                f"Invalid 'adapter.{role}_start': 'adapter.templates.{role}' says it already. "
+                "Leave one of them out.",
+                f"adapter.{role}_start",
+                "invalid_value",
+            )
+        turns[role] = (
+            Turn(nested.start or "", nested.end or "")
+            if nested is not None
+            else Turn(flat[0] or "", flat[1] or "")
+        )
+    if not (turns["user"].start or turns["user"].end or turns["assistant"].start):
+        raise RequestError(
+            "Invalid 'adapter': nothing stands between the user's turns and the assistant's. Send "
+            "'user_start' and 'assistant_start' at least, or 'templates' with both.",
+            "adapter",
+            "invalid_value",
+        )
+    return _format(turns["system"], turns["user"], turns["assistant"], adapter.assistant_gen)
