@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..backends.base import Backend, Model, Prompt, Special, Text, TokenIds
+from .templates import Talk
 
 # Breaks a spelling where an engine cannot be given plain text.
 BREAK = "\u200b"
@@ -33,30 +34,27 @@ class Rendered(NamedTuple):
     changed: bool = False
 
 
-Messages = Sequence[Mapping[str, Any]]
-
-
 async def prompt_of(
-    model: Model, messages: Messages, backend: Backend, render: Callable[[Messages], str]
+    model: Model, talk: Talk, backend: Backend, render: Callable[[Talk], str]
 ) -> Rendered:
     """The prompt of a chat, in which nothing but the template's own control tokens is one.
 
     Args:
-        render: makes the prompt of messages.
+        render: makes the prompt of a talk.
     """
-    if not any(_LIKELY.search(text) for text in _texts(messages)):
-        return Rendered(Text(render(messages)))
+    if not any(_LIKELY.search(text) for text in _texts(talk)):
+        return Rendered(Text(render(talk)))
     marks = await _marks_of(backend, model)
-    spelled = {found for text in _texts(messages) for found in marks.pattern.findall(text)}
+    spelled = {found for text in _texts(talk) for found in marks.pattern.findall(text)}
     if not spelled:
-        return Rendered(Text(render(messages)))
+        return Rendered(Text(render(talk)))
     if not backend.capabilities.plain_text:
         broken = {spelling: spelling[0] + BREAK + spelling[1:] for spelling in spelled}
-        return Rendered(Text(render(_replaced(messages, marks.pattern, broken))), 0, True)
-    used = set().union(*(set(text) for text in _texts(messages)))
+        return Rendered(Text(render(_replaced(talk, marks.pattern, broken))), 0, True)
+    used = set().union(*(set(text) for text in _texts(talk)))
     free = (chr(code) for code in _PRIVATE if chr(code) not in used)
     hidden = dict(zip(sorted(spelled), free, strict=False))
-    text = render(_replaced(messages, marks.pattern, hidden))
+    text = render(_replaced(talk, marks.pattern, hidden))
     spellings = {character: spelling for spelling, character in hidden.items()}
     bos = await backend.tokenize("", add_special=True, parse_special=True)
     ids = await _Cutter(backend, marks, spellings).ids(text)

@@ -11,45 +11,53 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypedDict
 
 import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..backends.base import Model
-from ..backends.errors import EngineError, RequestError
-from ..schemas.openai.chat import Message, RefusalPart, TextPart
+from ..backends.errors import EngineError, RequestError, Unsupported
+from ..schemas.openai.chat import ChatRequest, Message, RefusalPart, TextPart
 from .instruct import FORMATS
 
-# Stands where the assistant's last turn goes on; no text has it.
-_HERE = "\U0010fffd"
+# What a template is given by itself; a request cannot give it otherwise.
+OWN = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents")
+_PRIVATE = range(0x10F000, 0x10FFFE)
+
+
+class Talk(TypedDict):
+    """What a prompt is made of: messages as `plain` gives them, and a template's variables."""
+
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any]
 
 
 class _TemplateError(Exception):
     """What a template raises by itself."""
 
 
-def render(model: Model, messages: Sequence[Mapping[str, Any]]) -> str:
+def render(model: Model, talk: Talk) -> str:
     """The prompt for the assistant's next turn, without a BOS that the engine adds itself.
 
     A last message of the assistant's goes on. A model without a template gets Alpaca's format, as
     koboldcpp does it.
 
-    Args:
-        messages: as `plain` gives them.
-
     Raises:
         RequestError: the template refuses the messages (roles that must alternate, for example).
         EngineError: the template itself is broken.
     """
+    messages = talk["messages"]
     if model.template is None:
         return FORMATS["alpaca"].render(messages)
     last = messages[-1]
     if last["role"] != "assistant":
-        return without_bos(_rendered(model, messages, True), model)
-    marked = [*messages[:-1], {**last, "content": last["content"] + _HERE}]
-    prompt, found, _rest = _rendered(model, marked, False).partition(_HERE)
+        return without_bos(_rendered(model, talk, messages, True), model)
+    said = "".join(message["content"] for message in messages)
+    here = next(chr(code) for code in _PRIVATE if chr(code) not in said)
+    marked = [*messages[:-1], {**last, "content": last["content"] + here}]
+    prompt, found, _rest = _rendered(model, talk, marked, False).partition(here)
     if not found:
         raise RequestError(
             "The model's chat template leaves out the assistant's last message, which is to go "
@@ -59,11 +67,12 @@ def render(model: Model, messages: Sequence[Mapping[str, Any]]) -> str:
     return without_bos(prompt, model)
 
 
-def _rendered(model: Model, messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
+def _rendered(model: Model, talk: Talk, messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
     template = _compile(model.template or "")
     try:
         variables = {
             **template.globals,
+            **talk["variables"],
             "messages": messages,
             "add_generation_prompt": begins,
             "bos_token": model.bos_token,
@@ -89,6 +98,39 @@ def _rendered(model: Model, messages: Sequence[Mapping[str, Any]], begins: bool)
 def plain(model: Model, messages: Sequence[Message]) -> list[Mapping[str, Any]]:
     """Messages as the model's template expects them."""
     return [_plain(message, model.template or "") for message in messages]
+
+
+def variables_of(request: ChatRequest, model: Model, engine: str) -> dict[str, Any]:
+    """What a request gives to the model's template beside messages.
+
+    `reasoning_effort` goes to templates that know it; to those that can only think or not it says
+    which.
+
+    Raises:
+        RequestError: it names what the template is given by itself.
+        Unsupported: the template knows no effort.
+    """
+    source = model.template or ""
+    variables = dict(request.chat_template_kwargs or {})
+    for name in OWN:
+        if name in variables:
+            raise RequestError(
+                f"Invalid 'chat_template_kwargs.{name}': the template is given '{name}' by itself. "
+                "Leave it out.",
+                f"chat_template_kwargs.{name}",
+                "invalid_value",
+            )
+    effort = request.reasoning_effort
+    if effort is None:
+        return variables
+    if "reasoning_effort" in source:
+        return {"reasoning_effort": effort, **variables}
+    if "enable_thinking" in source:
+        return {"enable_thinking": effort != "none", **variables}
+    if effort != "none":
+        hint = "This model's chat template knows no reasoning effort; leave it out."
+        raise Unsupported("reasoning_effort", engine, hint)
+    return variables
 
 
 def without_bos(prompt: str, model: Model) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -30,7 +30,7 @@ from ..instruct import FORMATS, format_of
 from ..logprobs import to_chat
 from ..run import Plan, fold, stream
 from ..service import Service, in_model_vocabulary, pass_native
-from ..templates import plain, render
+from ..templates import Talk, plain, render, variables_of
 from ..validation import (
     check_stream_options,
     notes,
@@ -60,7 +60,6 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "functions": (_falsy, _LEAVE_OUT),
     "modalities": (lambda value: "audio" not in value, "Ask for text only."),
     "moderation": (_never, _LEAVE_OUT),
-    "reasoning_effort": (_never, _LEAVE_OUT),
     "store": (_falsy, _LEAVE_OUT),
     "tools": (_falsy, _LEAVE_OUT),
     "web_search_options": (_never, _LEAVE_OUT),
@@ -82,16 +81,7 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     sampling, inexact = await in_model_vocabulary(
         request, sampling_of(request, capabilities), service
     )
-    messages = plain(model, request.messages)
-    form = service.format if request.adapter is None else format_of(request.adapter)
-    show = partial(render, model) if form is None else form.render
-    if service.parse_content:
-        rendered = Rendered(Text(show(messages)))
-    else:
-        rendered = await prompt_of(model, messages, service.backend, show)
-    if form is None and model.template is None:
-        form = FORMATS["alpaca"]
-    markers = () if form is None else form.stops(messages)
+    rendered, markers = await _prompt(request, model, service)
     inexact = (*inexact, "messages") if rendered.changed else inexact
     notes(exchange, request, sampling, capabilities, service.strict, inexact)
     count = request.n or 1
@@ -112,6 +102,33 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     else:
         work = _answer(exchange, service, request, model, job, include_usage)
     await unless_disconnected(exchange, work)
+
+
+async def _prompt(
+    request: ChatRequest, model: Model, service: Service
+) -> tuple[Rendered, Sequence[str]]:
+    """The prompt, and what begins somebody else's turn where only text tells that."""
+    form = service.format if request.adapter is None else format_of(request.adapter)
+    engine = service.backend.capabilities.engine
+    if form is not None and request.chat_template_kwargs:
+        hint = "An instruct format has no variables; leave one of them out."
+        raise Unsupported("chat_template_kwargs", engine, hint)
+    if form is not None:
+        model = replace(model, template=None)
+    talk: Talk = {
+        "messages": plain(model, request.messages),
+        "variables": variables_of(request, model, engine),
+    }
+    if form is None and model.template is None:
+        form = FORMATS["alpaca"]
+
+    def show(talk: Talk) -> str:
+        return render(model, talk) if form is None else form.render(talk["messages"])
+
+    markers = () if form is None else form.stops(talk["messages"])
+    if service.parse_content:
+        return Rendered(Text(show(talk))), markers
+    return await prompt_of(model, talk, service.backend, show), markers
 
 
 async def _answer(

@@ -322,6 +322,7 @@ class ChatRequest(EngineExtras):
     messages: Annotated[list[Message], Field(min_length=1)]
     adapter: InstructAdapter | None = None
     audio: Audio | None = None
+    chat_template_kwargs: JsonObject | None = None
     frequency_penalty: Penalty | None = None
     function_call: Annotated[str | JsonObject | None, _check_word_or_object("none", "auto")] = None
     functions: Annotated[list[Function], Field(max_length=128)] | None = None

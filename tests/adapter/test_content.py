@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.content import BREAK, _Cutter, _marks_of, prompt_of
-from latimer.adapter.templates import render
+from latimer.adapter.templates import Talk, render
 from latimer.backends.base import Backend, Model, Text, TokenIds
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
@@ -80,13 +80,14 @@ async def backend(
     await made.aclose()
 
 
-def chat(content: str) -> list[dict[str, Any]]:
+def chat(content: str) -> Talk:
     """A talk in which the user says something, twice."""
-    return [
+    messages = [
         {"role": "user", "content": content},
         {"role": "assistant", "content": "So?"},
         {"role": "user", "content": f"Again: {content}"},
     ]
+    return {"messages": messages, "variables": {}}
 
 
 def harmless(content: str) -> str:

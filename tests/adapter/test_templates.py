@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from latimer.adapter.templates import plain, render
+from latimer.adapter.templates import Talk, plain, render, variables_of
 from latimer.backends.base import Model
 from latimer.backends.errors import EngineError, RequestError
 from latimer.schemas.openai.chat import ChatRequest
@@ -31,7 +31,7 @@ def prompt_of(
     body = [{"role": role, "content": content, **extra} for role, content in messages]
     request = ChatRequest.model_validate({"model": "m", "messages": body})
     model = replace(MODEL, template=template, adds_bos=adds_bos)
-    return render(model, plain(model, request.messages))
+    return render(model, {"messages": plain(model, request.messages), "variables": {}})
 
 
 def test_a_template_with_bos_and_eos() -> None:
@@ -110,3 +110,56 @@ def test_without_a_template_it_is_alpaca() -> None:
         "Be kind.\n\n### Instruction:\nHi\n\n### Response:\nYo\n\n### Instruction:\n?\n\n"
         "### Response:\n"
     )
+
+
+def test_a_last_message_of_the_assistants_goes_on() -> None:
+    """Nothing stands behind it, and its blanks are kept even where a template trims."""
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}<end>{% endfor %}"
+    text = prompt_of(template, ("user", " Hi "), ("assistant", " So "))
+    assert text == "[user]Hi<end>[assistant]So "
+
+
+def test_what_a_template_leaves_out_cannot_go_on() -> None:
+    """A template that shows only users has no place for it."""
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    with pytest.raises(RequestError, match="leaves out the assistant's last message"):
+        prompt_of(template, ("user", "Hi"), ("assistant", "So"))
+
+
+@pytest.mark.parametrize(
+    ("source", "fields", "variables"),
+    [
+        ("", {}, {}),
+        ("", {"chat_template_kwargs": {"a": [1]}}, {"a": [1]}),
+        ("{{ reasoning_effort }}", {"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+        ("{{ enable_thinking }}", {"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ("{{ enable_thinking }}", {"reasoning_effort": "low"}, {"enable_thinking": True}),
+        ("{{ enable_thinking }}",
+         {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
+         {"enable_thinking": False}),
+        ("", {"reasoning_effort": "none"}, {}),
+    ],
+)  # fmt: skip
+def test_variables_of_a_template(
+    source: str, fields: dict[str, Any], variables: dict[str, Any]
+) -> None:
+    """The request's own go before what its effort means to the template."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
+    request = ChatRequest.model_validate(body)
+    assert variables_of(request, replace(MODEL, template=source), "engine") == variables
+
+
+def test_variables_reach_the_template() -> None:
+    """By their names."""
+    talk: Talk = {"messages": [{"role": "user", "content": "x"}], "variables": {"mood": "kind"}}
+    assert render(replace(MODEL, template="{{ mood }}"), talk) == "kind"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_what_the_template_is_given_by_itself_is_refused(name: str) -> None:
+    """Nobody else's messages, by a detour."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    request = ChatRequest.model_validate({**body, "chat_template_kwargs": {name: []}})
+    with pytest.raises(RequestError) as caught:
+        variables_of(request, MODEL, "engine")
+    assert caught.value.param == f"chat_template_kwargs.{name}"
