@@ -17,7 +17,6 @@ from support.servers import restarted_llama_server, serving
 EXPLAINED = {
     "errors.unknown-field": "unknown fields are ignored and listed, unless the server is strict",
     "completions.suffix": "the demo model has no tokens for filling in the middle",
-    "security.control-tokens": "control tokens in messages are parsed, as templates are rendered",
     "streaming.first-chunk": "the demo model answers within a quarter of a second",
     "errors.wrong-key": "this server asks for no key",
 }
