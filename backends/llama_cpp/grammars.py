@@ -37,8 +37,8 @@ _CACHED = 32
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp): a model that may write white space
 # without end sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
-# Where in its own format llguidance met an error; line 1 is all there is of most.
 _KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
+# Where in its own format llguidance met an error; line 1 is all there is of most.
 _PLACE = re.compile(r"^at 1\(\d+\): ")
 _STACK = threading.Lock()
 

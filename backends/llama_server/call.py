@@ -43,7 +43,7 @@ class Call:
         if job.logprobs is None:
             prompt = await backend.native_prompt(job, model)
             adds_bos = model.adds_bos and (isinstance(job.prompt, Text) or job.suffix is not None)
-            self._stream = ChoiceStream(job, self._choice, adds_bos)
+            self._stream = ChoiceStream(job, self._choice, job.hidden or int(adds_bos))
             self._read = self._read_careful if job.stops else None
         else:
             prompt = await self._prepare_tokens(model)
@@ -101,7 +101,7 @@ class Call:
         self._prompt, count = await backend.prompt_ids(job, model)
         if len(self._prompt) >= model.context:
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
-        self._stream = ChoiceStream(job, self._choice, False)
+        self._stream = ChoiceStream(job, self._choice, 0)
         self._tokens = TokenStream(job, self._choice, count, facts.vocabulary)
         self._read = self._read_tokens
         return self._prompt

@@ -163,12 +163,15 @@ class ChoiceStream:
     The server holds text back that may become a stop string, cuts it where one completes, and
     loses it at the length limit; ids are sent all the same, so what was held comes back from the
     vocabulary. `needs_vocabulary` says before the final event is fed whether it will be wanted.
+
+    Args:
+        hidden: how many of the prompt's tokens are not the client's own: a BOS.
     """
 
-    def __init__(self, job: Generation, choice: int, adds_bos: bool) -> None:
+    def __init__(self, job: Generation, choice: int, hidden: int) -> None:
         self._job = job
         self._choice = choice
-        self._bos = int(adds_bos)
+        self._hidden = hidden
         self._steps: list[Step] = []
         self._predicted = 0
         self.vocabulary: Vocabulary | None = None
@@ -246,7 +249,7 @@ class ChoiceStream:
             end, stop = cut(text, self._job.stops)
             if stop is not None:
                 completion = self._tokens_before(end)
-        prompt = event["tokens_evaluated"] - self._bos
+        prompt = event["tokens_evaluated"] - self._hidden
         cached = event["timings"]["cache_n"] if "timings" in event else 0
         reason: Reason = {"eos": "end", "word": "stop"}.get(kind, "length")  # type: ignore[assignment]
         finish = Finish(

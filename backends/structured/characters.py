@@ -59,7 +59,7 @@ def one_of(ranges: Sequence[Range]) -> str:
 def one_in_json(ranges: Sequence[Range]) -> str:
     """GBNF for one character of a set inside a JSON string, escaped where it must be."""
     plain = ranges
-    for special in _SPECIAL:
+    for special in SPECIAL:
         plain = _minus(plain, special)
     options = [one_of(plain)] if plain else []
     options += [literal(spelled) for code, spelled in _ESCAPES.items() if holds(ranges, code)]
@@ -74,7 +74,7 @@ def literal(text: str) -> str:
 
 
 # Characters that JSON strings only have escaped; controls without a short escape have none.
-_SPECIAL = (Range(0, 0x1F), Range(0x22, 0x22), Range(0x5C, 0x5C), Range(0x7F, 0x7F))
+SPECIAL = (Range(0, 0x1F), Range(0x22, 0x22), Range(0x5C, 0x5C), Range(0x7F, 0x7F))
 _ESCAPES = {
     0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t",
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -111,14 +112,14 @@ def _check_closed(
             )
 
 
-def are_disjoint(one: Any, other: Any) -> bool:
+def are_disjoint(one: Any, other: Any, path: Sequence[str | int]) -> bool:
     """Whether it is sure that no value satisfies two schemas both."""
     if one is False or other is False:
         return True
     if not isinstance(one, dict) or not isinstance(other, dict):
         return False
     if _values(one) is not None or _values(other) is not None:
-        return _values_disjoint(one, other)
+        return _values_disjoint(one, other, path)
     kinds, others = _kinds(one), _kinds(other)
     if kinds and others and not kinds & others:
         return True
@@ -127,21 +128,35 @@ def are_disjoint(one: Any, other: Any) -> bool:
     shared = set(one.get("required", ())) & set(other.get("required", ()))
     properties, more = one.get("properties", {}), other.get("properties", {})
     return any(
-        are_disjoint(properties[name], more[name])
+        are_disjoint(properties[name], more[name], path)
         for name in shared
         if name in properties and name in more
     )
 
 
-def _values_disjoint(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    from jsonschema import Draft202012Validator
+def _values_disjoint(
+    one: Mapping[str, Any], other: Mapping[str, Any], path: Sequence[str | int]
+) -> bool:
+    values = _values(one)
+    if values is None:
+        values, other = _values(other) or [], one
+    return not any(allows(other, value, path) for value in values)
 
-    if _values(one) is None:
-        one, other = other, one
-    if "$ref" in other:
-        return False
-    validator = Draft202012Validator(other)
-    return not any(validator.is_valid(value) for value in _values(one) or ())
+
+def allows(schema: Any, value: Any, path: Sequence[str | int]) -> bool:
+    """Whether a value satisfies a schema.
+
+    Raises:
+        Unenforced: it cannot be told, for a reference or a pattern that is none.
+    """
+    from jsonschema import Draft202012Validator
+    from referencing.exceptions import Unresolvable
+
+    try:
+        return bool(Draft202012Validator(schema).is_valid(value))
+    except (Unresolvable, re.error, RecursionError):
+        reason = "listed values beside references or broken patterns are not enforced"
+        raise Unenforced(reason, path) from None
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from .characters import LAST, Range, complement, literal, normal, one_in_json
-from .merge import CONSTRAINTS, KEYWORDS, TYPES, are_disjoint, merged
+from .characters import LAST, SPECIAL, Range, complement, holds, literal, normal, one_in_json
+from .merge import CONSTRAINTS, KEYWORDS, TYPES, allows, are_disjoint, merged
 from .numbers import integers, numbers
 from .regex import MOST_TIMES, in_json
 from .unenforced import Unenforced
+
+MOST_DEEP = 64
 
 Schema = Mapping[str, Any]
 Path = tuple[str | int, ...]
@@ -106,9 +108,21 @@ class _Converter:
         self._root = root
         self.rules: dict[str, str] = {}
         self._references: dict[str, str] = {}
+        self._depth = 0
 
     def visit(self, schema: Any, path: Path) -> str:
         """GBNF for a schema."""
+        # A reference beside other keywords is written out, and one to itself never ends.
+        if self._depth == MOST_DEEP:
+            reason = f"it goes more than {MOST_DEEP} schemas deep, or round in a circle"
+            raise Unenforced(reason, path[:8])
+        self._depth += 1
+        try:
+            return self._visited(schema, path)
+        finally:
+            self._depth -= 1
+
+    def _visited(self, schema: Any, path: Path) -> str:
         if schema is True:
             return self._primitive("value")
         if schema is False:
@@ -170,7 +184,7 @@ class _Converter:
         if keyword == "oneOf":
             for index, option in enumerate(options):
                 for other in options[:index]:
-                    if not are_disjoint(option, other):
+                    if not are_disjoint(option, other, path):
                         reason = "'oneOf' is enforced where no two of its schemas can both hold"
                         raise Unenforced(f"{reason}; use 'anyOf'", (*path, keyword))
         found = []
@@ -185,14 +199,11 @@ class _Converter:
 
     def _values(self, schema: Schema, path: Path) -> str:
         """The values that a schema lists, as far as the rest of it allows them."""
-        from jsonschema import Draft202012Validator
-
         keyword = "const" if "const" in schema else "enum"
         values = [schema["const"]] if "const" in schema else schema["enum"]
         rest = {key: value for key, value in schema.items() if key != keyword}
         if rest.keys() & CONSTRAINTS:
-            validator = Draft202012Validator(rest)
-            values = [value for value in values if validator.is_valid(value)]
+            values = [value for value in values if allows(rest, value, path)]
         if not values:
             raise Unenforced("no value satisfies it", (*path, keyword))
         return _any([literal(json.dumps(value, ensure_ascii=False)) for value in values])
@@ -388,12 +399,11 @@ def _listed(places: list[str], item: str | None, least: int, rest: int | None, c
 def _other_keys(names: Sequence[str]) -> str:
     """GBNF for the inside of a key that is none of some; such a key has no escapes."""
     used = {ord(name[0]) for name in names if name}
-    specials = [Range(0, 0x1F), Range(0x22, 0x22), Range(0x5C, 0x5C), Range(0x7F, 0x7F)]
-    free = complement([*specials, *(Range(code, code) for code in used)])
-    options = [f"{one_in_json(free)} {one_in_json(complement(specials))}*"]
+    free = complement([*SPECIAL, *(Range(code, code) for code in used)])
+    options = [f"{one_in_json(free)} {one_in_json(complement(SPECIAL))}*"]
     for code in sorted(used):
         rests = [name[1:] for name in names if name and ord(name[0]) == code]
-        if Range(code, code) in specials:
+        if holds(SPECIAL, code):
             continue
         options.append(f"{literal(chr(code))} {_other_keys(rests)}")
     if "" not in names:

@@ -233,6 +233,24 @@ async def test_added_tokens_over_llama_server(tmp_path: Path) -> None:
     await local.aclose()
 
 
+async def test_a_bos_is_not_counted(tmp_path: Path, client_of: Callable[..., Any]) -> None:
+    """A prompt that is sent as ids has the count of its text, on both engines."""
+    path = with_marks(FOLDER / "models" / "spm.gguf", tmp_path / "marks.gguf", {})
+    local = LlamaCpp(path)
+    assert (await local.model()).adds_bos
+    found = []
+    with llama_server(path, context=512) as address:
+        for backend in (local, LlamaServer(address)):
+            model = await backend.model()
+            app = OpenAIAdapter(backend, any_model=True, chat_format="chatml")
+            async with answering(app, client_of) as ask:
+                reply = await ask("a<|im_end|>", max_tokens=1)
+            found.append(reply.json()["usage"]["prompt_tokens"])
+            await app.aclose()
+    assert model.adds_bos
+    assert found[0] == found[1]
+
+
 def test_a_broken_spelling_looks_the_same() -> None:
     """What stands inside it has no width."""
     assert BREAK == "\u200b"

@@ -49,7 +49,7 @@ def job_of(name: str) -> Generation:
 
 def translate(job: Generation, vocabulary: Vocabulary, *chunks: bytes) -> list[Event]:
     """All canonical events of a stream."""
-    parser, stream = EventParser(), ChoiceStream(job, 0, adds_bos=False)
+    parser, stream = EventParser(), ChoiceStream(job, 0, hidden=0)
     events: list[Event] = []
     for chunk in chunks:
         for event in stream.parse(parser.feed(chunk)):
@@ -122,7 +122,7 @@ def test_cached_tokens_are_told() -> None:
 
 def test_a_bos_that_was_added_is_not_counted() -> None:
     """With a BOS in front, the prompt has one token less than the server evaluated."""
-    stream = ChoiceStream(job_of("greedy-stream"), 0, adds_bos=True)
+    stream = ChoiceStream(job_of("greedy-stream"), 0, hidden=1)
     data = EventParser().feed(body("llama_server", "greedy-stream"))
     assert finish_of(stream.feed(stream.parse(data))).prompt_tokens == 14
 

@@ -41,6 +41,10 @@ MORE: dict[str, Any] = {
         },
         "$ref": "#/$defs/node",
     },
+    "other keys beside a strange one": {
+        "type": "object", "properties": {"\n": {"const": 1}},
+        "additionalProperties": {"type": "null"},
+    },
     "no keys": {"type": "object", "additionalProperties": False},
     "no items": {"type": "array", "maxItems": 0},
     "tuple of nothing else": {"prefixItems": [{"type": "null"}] * 2, "items": False},
@@ -106,6 +110,9 @@ def test_whatever_comes_satisfies_it(walker: Walker, schema: Any) -> None:
         ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, ".pattern"),
         ({"allOf": [{"additionalProperties": False}, {"properties": {"a": {}}}]},
          ".additionalProperties"),
+        ({"enum": ["a"], "pattern": "("}, ""),
+        ({"anyOf": [{"enum": [{"a": 1}], "properties": {"a": {"$ref": "#/$defs/n"}}}],
+          "$defs": {"n": {}}}, ".anyOf[0]"),
         ({"type": "strange"}, ".type"),
         ({"type": "object", "properties": []}, ".properties"),
         ({"required": "a"}, ".required"),
@@ -118,6 +125,19 @@ def test_what_cannot_be_made_sure_of_is_refused(schema: Any, where: str) -> None
     with pytest.raises(Unenforced) as caught:
         to_gbnf(json.dumps(schema))
     assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
+        {"type": "object", "properties": {"a": {"$ref": "#", "minProperties": 0}}},
+    ],
+)
+def test_what_goes_round_in_a_circle_is_refused(schema: Any) -> None:
+    """A reference that has no end is the client's mistake, not an error of the server's."""
+    with pytest.raises(Unenforced, match="round in a circle"):
+        to_gbnf(json.dumps(schema))
 
 
 @given(st.integers(-2000, 2000), st.integers(-2000, 2000))
