@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ..backends.base import Finish, PromptTokens, Token
+from ..backends.base import Finish, Piece, PromptTokens, Token
 from ..backends.errors import EngineError
 from ..schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
 from .logprobs import Entry, Placer
@@ -13,10 +13,15 @@ from .text import TextAssembler
 
 
 class Delta(NamedTuple):
-    """What a client may see now: text, and the tokens that begin in it."""
+    """What a client may see now: text, and the tokens that begin in it.
+
+    Args:
+        deltas: instead of text, what is added to a chat's message, with the tokens of each.
+    """
 
     text: str
     entries: Sequence[Entry] = ()
+    deltas: Sequence[tuple[Mapping[str, Any], Sequence[Entry]]] = ()
 
 
 class Echo(NamedTuple):
@@ -58,6 +63,13 @@ class Choice:
         entries = self._placed().place(event.tokens)
         text = self._assembler.prefix(b"".join(token.data for token in event.tokens))
         return Delta(text, entries)
+
+    def take(self, pieces: Sequence[Piece]) -> Delta:
+        """See `feed`."""
+        if len(pieces) == 1:
+            return self.feed(pieces[0].data, pieces[0].tokens)
+        tokens = [token for piece in pieces for token in piece.tokens]
+        return self.feed(b"".join(piece.data for piece in pieces), tokens)
 
     def feed(self, data: bytes, tokens: Sequence[Token] = ()) -> Delta:
         """What may be seen after some more was generated; nothing while all of it is held back."""

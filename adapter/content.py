@@ -21,7 +21,7 @@ from .templates import Talk
 BREAK = "\u200b"
 _PRIVATE = range(0xE000, 0xF8FF)
 # What control tokens are spelled with: without it no vocabulary needs to be read.
-_LIKELY = re.compile(r"[<\[｜]")
+LIKELY = re.compile(r"[<\[｜]")
 # In a message, words of OpenAI's rather than of somebody's.
 _OWN_WORDS = frozenset({"role", "type", "id", "tool_call_id"})
 
@@ -42,7 +42,7 @@ async def prompt_of(
     Args:
         render: makes the prompt of a talk.
     """
-    if not any(_LIKELY.search(text) for text in _texts(talk)):
+    if not any(LIKELY.search(text) for text in _texts(talk)):
         return Rendered(Text(render(talk)))
     marks = await _marks_of(backend, model)
     spelled = {found for text in _texts(talk) for found in marks.pattern.findall(text)}
@@ -91,14 +91,20 @@ def _replaced(value: Any, pattern: re.Pattern[str], by: Mapping[str, str]) -> An
     return value
 
 
+async def spellings_of(backend: Backend, model: Model) -> frozenset[str]:
+    """What the model's tokeniser takes for one token, wherever it stands."""
+    return (await _marks_of(backend, model)).spellings
+
+
 class _Marks:
     """What a model's tokeniser takes for one token, and what that does to the blanks beside it."""
 
     def __init__(self, specials: Sequence[Special], model: Model) -> None:
         self.fingerprint = model.fingerprint
         self.added = frozenset(one.spelling for one in specials if not one.control)
+        self.spellings = frozenset(one.spelling for one in specials)
         # The longest first, as the tokeniser looks for them.
-        longest = sorted({one.spelling for one in specials}, key=lambda text: (-len(text), text))
+        longest = sorted(self.spellings, key=lambda text: (-len(text), text))
         self.pattern = re.compile("|".join(map(re.escape, longest)) or r"(?!)")
         self._strips: dict[str, tuple[bool, bool]] = {}
 

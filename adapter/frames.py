@@ -47,6 +47,10 @@ class Frames:
         """A frame that adds text with its tokens; None where no token begins in the text."""
         raise NotImplementedError
 
+    def delta(self, index: int, fields: Mapping[str, Any], logprobs: Any) -> bytes:
+        """A frame that adds to a chat's message."""
+        raise NotImplementedError
+
     def end(self, index: int, reason: FinishReason, logprobs: Any = None) -> bytes:
         """The frame that ends a choice."""
         raise NotImplementedError
@@ -95,20 +99,34 @@ class ChatFrames(Frames):
 
     Args:
         logprobs: what the first chunk's `logprobs` is: null, or an object without tokens.
+        apart: whether the message is taken apart: then its first delta tells the role.
     """
 
-    def __init__(self, head: Mapping[str, Any], include_usage: bool, logprobs: Any = None) -> None:
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        include_usage: bool,
+        logprobs: Any = None,
+        apart: bool = False,
+    ) -> None:
         super().__init__(head, include_usage)
         self._logprobs = logprobs
+        self._apart = apart
 
     def start(self, index: int) -> bytes:
         """See `Frames.start`: the role, once."""
+        if self._apart:
+            return b""
         delta = {"role": "assistant", "content": "", "refusal": None}
         return self._choice(index, delta, self._logprobs, None)
 
     def logged(self, index: int, text: str, logprobs: Any) -> bytes:
         """See `Frames.logged`."""
         return self._choice(index, {"content": text}, logprobs, None)
+
+    def delta(self, index: int, fields: Mapping[str, Any], logprobs: Any) -> bytes:
+        """See `Frames.delta`."""
+        return self._choice(index, fields, logprobs, None)
 
     def end(self, index: int, reason: FinishReason, logprobs: Any = None) -> bytes:
         """See `Frames.end`; the last chunk of chat has no log-probabilities (contract 3.5)."""

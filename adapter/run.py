@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..backends.base import Backend, Batch, Event, Finish, Generation, Piece, PromptTokens, Stream
 from ..backends.errors import EngineError, LatimerError
@@ -14,7 +14,10 @@ from .choice import Choice, Delta, Echo
 from .exchange import EVENT_STREAM, Exchange
 from .frames import Frames
 from .logprobs import Entry, mean
+from .message import Form, MessageChoice
 from .validation import note_inexact
+
+AnyChoice: TypeAlias = Choice | MessageChoice
 
 
 class Plan(NamedTuple):
@@ -29,6 +32,7 @@ class Plan(NamedTuple):
         logprobs: how entries are shown, None where nobody asked for them.
         best: how many choices of each prompt are kept: those with the highest mean
             log-probability, best first (contract 2.8). None keeps all, in their order.
+        form: how a chat's message is taken apart, None where all of it is content.
         strict: whether an answer that is only nearly right is refused.
         translate: turns an error of the jobs into the endpoint's own words.
     """
@@ -40,17 +44,24 @@ class Plan(NamedTuple):
     echoes: Sequence[Echo] = ()
     logprobs: Callable[[Sequence[Entry]], Any] | None = None
     best: int | None = None
+    form: Form | None = None
     strict: bool = False
     translate: Callable[[LatimerError], LatimerError] = lambda error: error
 
 
 class Result(NamedTuple):
-    """A choice that has ended; `score` is its mean log-probability, where it is to be ranked."""
+    """A choice that has ended.
+
+    Args:
+        score: its mean log-probability, where it is to be ranked.
+        deltas: what adds up to its message, where that is taken apart.
+    """
 
     text: str
     finish_reason: FinishReason
     logprobs: Any
     score: float
+    deltas: Sequence[Mapping[str, Any]] = ()
 
 
 async def fold(exchange: Exchange, backend: Backend, plan: Plan) -> tuple[list[Result], Usage]:
@@ -68,6 +79,7 @@ async def fold(exchange: Exchange, backend: Backend, plan: Plan) -> tuple[list[R
         finishes = _finishes([one.choice for one in folds])
         _note(exchange, backend, plan, finishes)
         usage = plan.usage(finishes, plan.choices)
+        await _count_reasoning(usage, [one.choice for one in folds], backend)
     except LatimerError as error:
         raise plan.translate(error) from error
     results = [one.result for one in folds if one.result is not None]
@@ -97,6 +109,7 @@ async def stream(exchange: Exchange, backend: Backend, plan: Plan) -> None:
                 if data:
                     await exchange.chunk(data)
         usage = plan.usage(_finishes(choices), plan.choices)
+        await _count_reasoning(usage, choices, backend)
     except LatimerError as error:
         if not exchange.started:
             raise plan.translate(error) from error
@@ -111,14 +124,13 @@ class _Fold:
     Text is joined as bytes and fed at its end: nobody sees it before.
     """
 
-    __slots__ = ("_entries", "_parts", "_plan", "_prompt", "_tokens", "choice", "result")
+    __slots__ = ("_pieces", "_plan", "_prompt", "choice", "result")
 
-    def __init__(self, choice: Choice, plan: Plan) -> None:
+    def __init__(self, choice: AnyChoice, plan: Plan) -> None:
         self.choice = choice
         self._plan = plan
         self._prompt = choice.start()
-        self._parts: list[bytes] = []
-        self._tokens: list[Any] = []
+        self._pieces: list[Piece] = []
         self.result: Result | None = None
 
     def prompt(self, event: PromptTokens) -> None:
@@ -126,21 +138,21 @@ class _Fold:
 
     def feed(self, event: Piece | Finish) -> None:
         if isinstance(event, Piece):
-            self._parts.append(event.data)
-            if event.tokens:
-                self._tokens += event.tokens
+            self._pieces.append(event)
             return
         plan = self._plan
-        delta = self.choice.feed(b"".join(self._parts), self._tokens)
+        delta = self.choice.take(self._pieces)
         rest, reason = self.choice.end(event)
         text = self._prompt.text + delta.text + rest.text
         shown, score = None, 0.0
+        deltas = [*delta.deltas, *rest.deltas]
         if plan.logprobs is not None or plan.best is not None:
             generated = [*delta.entries, *rest.entries]
+            generated += [entry for _, entries in deltas for entry in entries]
             if plan.logprobs is not None:
                 shown = plan.logprobs([*self._prompt.entries, *generated])
             score = mean(generated, event.end)
-        self.result = Result(text, reason, shown, score)
+        self.result = Result(text, reason, shown, score, [fields for fields, _ in deltas])
 
 
 def _best(results: list[Result], plan: Plan) -> list[Result]:
@@ -160,7 +172,7 @@ class _Writer:
     The SDK's stream helper fails when index 1 comes before index 0 (contract 3.5).
     """
 
-    def __init__(self, frames: Frames, choices: Sequence[Choice], plan: Plan) -> None:
+    def __init__(self, frames: Frames, choices: Sequence[AnyChoice], plan: Plan) -> None:
         self._frames = frames
         self._choices = choices
         self._plan = plan
@@ -184,7 +196,11 @@ class _Writer:
             self._waiting.setdefault(index, []).append(data)
             return
         if index == self._shown:
-            out.append(self._start(index))
+            start = self._start(index)
+            if not start and not data and self._plan.form is not None:
+                # What a message begins with is not known yet.
+                return
+            out.append(start)
             self._shown += 1
         out.append(data)
         while self._shown in self._waiting:
@@ -199,14 +215,20 @@ class _Writer:
         index = event.choice
         choice = self._choices[index]
         if isinstance(event, Piece):
-            return self._delta(index, choice.feed(event.data, event.tokens))
+            return self._delta(index, choice.take((event,)))
         rest, reason = choice.end(event)
         show = self._plan.logprobs
         end = self._frames.end(index, reason, show(()) if show is not None else None)
         return self._delta(index, rest) + end
 
     def _delta(self, index: int, delta: Delta) -> bytes:
-        text, entries = delta
+        text, entries, deltas = delta
+        if deltas:
+            show = self._plan.logprobs
+            return b"".join(
+                self._frames.delta(index, fields, None if show is None else show(own))
+                for fields, own in deltas
+            )
         if not text and not entries:
             return b""
         if self._plan.logprobs is None:
@@ -214,7 +236,9 @@ class _Writer:
         return self._frames.logged(index, text, self._plan.logprobs(entries))
 
 
-def _choices(plan: Plan) -> list[Choice]:
+def _choices(plan: Plan) -> list[AnyChoice]:
+    if plan.form is not None:
+        return [MessageChoice(plan.form) for _ in range(plan.choices)]
     if not plan.echoes:
         return [Choice(job.stops) for job in plan.jobs for _ in range(plan.choices)]
     return [
@@ -224,7 +248,23 @@ def _choices(plan: Plan) -> list[Choice]:
     ]
 
 
-def _finishes(choices: Sequence[Choice]) -> list[Finish]:
+async def _count_reasoning(usage: Usage, choices: Sequence[AnyChoice], backend: Backend) -> None:
+    """Tell how many tokens were thought; where the engine does not, its tokeniser does."""
+    total = 0
+    for choice in choices:
+        if not isinstance(choice, MessageChoice):
+            return
+        count = choice.reasoning_tokens
+        if count is None:
+            thought = choice.reasoning
+            count = len(await backend.tokenize(thought, add_special=False, parse_special=True))
+        total += count
+    if total:
+        details = usage["completion_tokens_details"]
+        usage["completion_tokens_details"] = {**details, "reasoning_tokens": total}
+
+
+def _finishes(choices: Sequence[AnyChoice]) -> list[Finish]:
     finishes = [choice.finish for choice in choices if choice.finish is not None]
     if len(finishes) != len(choices):
         raise EngineError("The engine ended its answer before every choice was finished.")

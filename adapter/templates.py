@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import jinja2
 from jinja2.ext import loopcontrols
@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..backends.base import Model
 from ..backends.errors import EngineError, RequestError, Unsupported
-from ..schemas.openai.chat import ChatRequest, Message, RefusalPart, TextPart
+from ..schemas.openai.chat import ChatRequest
 from .instruct import FORMATS
 
 # What a template is given by itself; a request cannot give it otherwise.
@@ -28,10 +28,11 @@ _PRIVATE = range(0x10F000, 0x10FFFE)
 
 
 class Talk(TypedDict):
-    """What a prompt is made of: messages as `plain` gives them, and a template's variables."""
+    """What a prompt is made of: messages and tools as `turns` gives them, and variables."""
 
     messages: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any]
+    tools: NotRequired[Sequence[Mapping[str, Any]] | None]
 
 
 class _TemplateError(Exception):
@@ -54,7 +55,7 @@ def render(model: Model, talk: Talk) -> str:
     last = messages[-1]
     if last["role"] != "assistant":
         return without_bos(_rendered(model, talk, messages, True), model)
-    said = "".join(message["content"] for message in messages)
+    said = "".join(message["content"] or "" for message in messages)
     here = next(chr(code) for code in _PRIVATE if chr(code) not in said)
     marked = [*messages[:-1], {**last, "content": last["content"] + here}]
     prompt, found, _rest = _rendered(model, talk, marked, False).partition(here)
@@ -77,7 +78,7 @@ def _rendered(model: Model, talk: Talk, messages: Sequence[Mapping[str, Any]], b
             "add_generation_prompt": begins,
             "bos_token": model.bos_token,
             "eos_token": model.eos_token,
-            "tools": None,
+            "tools": talk.get("tools"),
             "documents": None,
         }
         # What `template.render` does, without copying the variables two times more.
@@ -93,11 +94,6 @@ def _rendered(model: Model, talk: Talk, messages: Sequence[Mapping[str, Any]], b
         raise RequestError(
             f"The model's chat template cannot render these messages: {error!r}", "messages"
         ) from error
-
-
-def plain(model: Model, messages: Sequence[Message]) -> list[Mapping[str, Any]]:
-    """Messages as the model's template expects them."""
-    return [_plain(message, model.template or "") for message in messages]
 
 
 def variables_of(request: ChatRequest, model: Model, engine: str) -> dict[str, Any]:
@@ -138,28 +134,6 @@ def without_bos(prompt: str, model: Model) -> str:
     if model.adds_bos and model.bos_token:
         return prompt.removeprefix(model.bos_token)
     return prompt
-
-
-def _plain(message: Message, template: str) -> Mapping[str, Any]:
-    """A message as templates expect it: content a string, roles that the template knows."""
-    role: str = message.role
-    if role == "developer" and "developer" not in template:
-        role = "system"
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(_text(part) for part in content)
-    plain: dict[str, Any] = {"role": role, "content": content if content is not None else ""}
-    name = getattr(message, "name", None)
-    if name is not None:
-        plain["name"] = name
-    return plain
-
-
-def _text(part: object) -> str:
-    if isinstance(part, TextPart):
-        return part.text
-    assert isinstance(part, RefusalPart), "other parts are refused before"
-    return part.refusal
 
 
 @lru_cache(maxsize=16)

@@ -6,7 +6,7 @@ What arrived together stays together in one batch, so that it can be sent togeth
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -42,17 +42,52 @@ class Sampling(NamedTuple):
     extras: Mapping[str, Any] = MappingProxyType({})
 
 
+class Passage(NamedTuple):
+    """What a model may write before its answer: what it thinks.
+
+    Args:
+        begin, end: what stands around it.
+        is_open: whether the prompt has begun it already; else it may be missing.
+        marks: those of the two that are one token of the model's; text that is spelled like such
+            a token is none.
+    """
+
+    begin: str
+    end: str
+    is_open: bool
+    marks: frozenset[str] = frozenset()
+
+
 class Grammar(NamedTuple):
     """What a completion must look like.
 
     Args:
         kind: the language it is written in; a JSON schema is JSON.
         param: the request's field that it came in, for errors.
+        after: what may come before it.
     """
 
     kind: GrammarKind
     text: str
     param: str
+    after: Passage | None = None
+
+
+class Matcher(Protocol):
+    """Finds the stop that ends a choice (`stops.StopMatcher`)."""
+
+    @property
+    def stop(self) -> str | None:
+        """The stop that was found."""
+        ...
+
+    def advance(self, data: bytes, mark: bool = False) -> int:
+        """Take what was generated next; how many bytes more no stop can take back."""
+        ...
+
+    def settle(self) -> int:
+        """How many bytes were held back, when nothing more comes."""
+        ...
 
 
 class Generation(NamedTuple):
@@ -63,6 +98,9 @@ class Generation(NamedTuple):
         max_tokens: how many tokens to generate at most; None is to the end of the context.
         seeds: one per choice; its length is the number of choices. None is a random seed.
         stops: strings that end a choice; the cut is made before the first that completes.
+        scan: makes what finds a choice's stop where not all of its text counts; an engine, which
+            would look everywhere, is not told of the stops then.
+        visible: tokens whose spelling is to appear in the text, although they are control tokens.
         logprobs: how many alternatives to tell for each generated token; None tells no tokens.
         prompt_logprobs: the same for the prompt's own tokens.
         suffix: what follows the gap that is to be filled; the prompt is what comes before it.
@@ -82,6 +120,8 @@ class Generation(NamedTuple):
     owner: str = ""
     grammar: Grammar | None = None
     hidden: int = 0
+    visible: tuple[str, ...] = ()
+    scan: Callable[[], Matcher] | None = None
 
 
 class Special(NamedTuple):
@@ -151,11 +191,15 @@ class Piece(NamedTuple):
     Args:
         tokens: where the job asks for tokens, those whose data, put together, is `data`; a piece
             that only spells a stop string has none.
+        mark: whether it is the spelling of one of the job's `visible` tokens, not text like it.
+        token_count: how many tokens it is, where the engine tells.
     """
 
     choice: int
     data: bytes
     tokens: Sequence[Token] = ()
+    mark: bool = False
+    token_count: int = 0
 
 
 class Finish(NamedTuple):
@@ -222,6 +266,8 @@ class Capabilities:
         late_logprobs: whether log-probabilities are known only when an answer has ended.
         grammars: the languages of grammars that it takes.
         plain_text: whether it can be given text in which control tokens do not count as such.
+        marks: whether it tells a visible token from text that is spelled like it.
+        free_grammars: whether a grammar costs nothing where it allows anything.
     """
 
     engine: str
@@ -232,6 +278,8 @@ class Capabilities:
     late_logprobs: bool = False
     grammars: frozenset[GrammarKind] = frozenset()
     plain_text: bool = True
+    marks: bool = True
+    free_grammars: bool = True
 
 
 @dataclass(frozen=True, slots=True)

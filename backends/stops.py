@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .base import Generation, Matcher
+
 
 class StopMatcher:
     """Lets bytes through until a stop string completes, and holds back what may still become one.
@@ -43,6 +45,14 @@ class StopMatcher:
         self._held = buffer[keep:]
         return buffer[:keep]
 
+    def advance(self, data: bytes, mark: bool = False) -> int:
+        """See `Matcher.advance`; whatever is seen may be part of a stop."""
+        return len(self.feed(data))
+
+    def settle(self) -> int:
+        """See `Matcher.settle`."""
+        return len(self.flush())
+
     def flush(self) -> bytes:
         """Return what was held back; the stream has ended without completing a stop string."""
         held, self._held = self._held, b""
@@ -63,6 +73,11 @@ class StopMatcher:
                 state = failure[state - 1]
             self._states[index] = state
         return match
+
+
+def matcher_of(job: Generation) -> Matcher:
+    """What finds the stop of one choice of a job."""
+    return StopMatcher(job.stops) if job.scan is None else job.scan()
 
 
 def cut(text: bytes, stops: Iterable[str]) -> tuple[int, str | None]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
 
-from ...backends.base import Capabilities, Generation, Model, Text
+from ...backends.base import Capabilities, Generation, Model
 from ...backends.errors import ContextExceeded, LatimerError, RequestError, Unsupported
 from ...schemas.openai.chat import (
     AssistantMessage,
@@ -20,25 +19,22 @@ from ...schemas.openai.chat import (
     RefusalPart,
     TextPart,
 )
+from ..chat_job import ChatJob, chat_job
 from ..choice import detailed_usage_of
-from ..content import Rendered, prompt_of
 from ..errors import chat_context_error
 from ..exchange import Exchange, unless_disconnected
-from ..formats import grammar_of
 from ..frames import ChatFrames
-from ..instruct import FORMATS, format_of
 from ..logprobs import to_chat
+from ..message import folded
 from ..run import Plan, fold, stream
 from ..service import Service, in_model_vocabulary, pass_native
-from ..templates import Talk, plain, render, variables_of
+from ..tools import check_calls
 from ..validation import (
     check_stream_options,
     notes,
     parse,
     refuse_unserved,
     sampling_of,
-    seeds_of,
-    stops_of,
 )
 
 _REQUEST = TypeAdapter(ChatRequest)
@@ -56,12 +52,9 @@ def _falsy(value: Any) -> bool:
 
 _UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "audio": (_never, _LEAVE_OUT),
-    "function_call": (lambda value: value == "none", _LEAVE_OUT),
-    "functions": (_falsy, _LEAVE_OUT),
     "modalities": (lambda value: "audio" not in value, "Ask for text only."),
     "moderation": (_never, _LEAVE_OUT),
     "store": (_falsy, _LEAVE_OUT),
-    "tools": (_falsy, _LEAVE_OUT),
     "web_search_options": (_never, _LEAVE_OUT),
 }
 
@@ -81,54 +74,15 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     sampling, inexact = await in_model_vocabulary(
         request, sampling_of(request, capabilities), service
     )
-    rendered, markers = await _prompt(request, model, service)
-    inexact = (*inexact, "messages") if rendered.changed else inexact
+    chat = await chat_job(exchange, request, model, service, sampling)
+    inexact = (*inexact, "messages") if chat.changed else inexact
     notes(exchange, request, sampling, capabilities, service.strict, inexact)
-    count = request.n or 1
-    job = Generation(
-        rendered.prompt,
-        request.max_tokens or request.max_completion_tokens,
-        seeds_of(request.seed, count),
-        tuple(dict.fromkeys((*stops_of(request.stop), *markers))),
-        sampling,
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        owner=exchange.owner,
-        grammar=grammar_of(request, capabilities),
-        hidden=rendered.hidden,
-    )
     if request.oai_compat is False:
-        _check_native(job, capabilities)
-        work = pass_native(exchange, service, job, bool(request.stream))
+        _check_native(chat.job, capabilities)
+        work = pass_native(exchange, service, chat.job, bool(request.stream))
     else:
-        work = _answer(exchange, service, request, model, job, include_usage)
+        work = _answer(exchange, service, request, model, chat, include_usage)
     await unless_disconnected(exchange, work)
-
-
-async def _prompt(
-    request: ChatRequest, model: Model, service: Service
-) -> tuple[Rendered, Sequence[str]]:
-    """The prompt, and what begins somebody else's turn where only text tells that."""
-    form = service.format if request.adapter is None else format_of(request.adapter)
-    engine = service.backend.capabilities.engine
-    if form is not None and request.chat_template_kwargs:
-        hint = "An instruct format has no variables; leave one of them out."
-        raise Unsupported("chat_template_kwargs", engine, hint)
-    if form is not None:
-        model = replace(model, template=None)
-    talk: Talk = {
-        "messages": plain(model, request.messages),
-        "variables": variables_of(request, model, engine),
-    }
-    if form is None and model.template is None:
-        form = FORMATS["alpaca"]
-
-    def show(talk: Talk) -> str:
-        return render(model, talk) if form is None else form.render(talk["messages"])
-
-    markers = () if form is None else form.stops(talk["messages"])
-    if service.parse_content:
-        return Rendered(Text(show(talk))), markers
-    return await prompt_of(model, talk, service.backend, show), markers
 
 
 async def _answer(
@@ -136,10 +90,10 @@ async def _answer(
     service: Service,
     request: ChatRequest,
     model: Model,
-    job: Generation,
+    chat: ChatJob,
     include_usage: bool,
 ) -> None:
-    count = len(job.seeds)
+    job, form = chat.job, chat.form
     head: dict[str, Any] = {
         "id": f"chatcmpl-{random.getrandbits(96):024x}",
         "object": "chat.completion.chunk" if request.stream else "chat.completion",
@@ -152,14 +106,16 @@ async def _answer(
     show = to_chat if job.logprobs is not None else None
     plan = Plan(
         [job],
-        count,
+        len(job.seeds),
         detailed_usage_of,
         logprobs=show,
+        form=form,
         strict=service.strict,
         translate=_translate,
     )
     if request.stream:
-        frames = ChatFrames(head, include_usage, to_chat(()) if show is not None else None)
+        empty = to_chat(()) if show is not None else None
+        frames = ChatFrames(head, include_usage, empty, form is not None)
         await stream(exchange, service.backend, plan._replace(frames=frames))
         return
     results, usage = await fold(exchange, service.backend, plan)
@@ -168,12 +124,7 @@ async def _answer(
         "choices": [
             {
                 "index": index,
-                "message": {
-                    "role": "assistant",
-                    "content": result.text,
-                    "refusal": None,
-                    "annotations": [],
-                },
+                "message": folded(result.deltas or [{"content": result.text}]),
                 "logprobs": result.logprobs,
                 "finish_reason": result.finish_reason,
             }
@@ -232,13 +183,11 @@ def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
     """Refuse what a template cannot show, before it is silently left out."""
     for index, message in enumerate(request.messages):
         here = f"messages[{index}]"
-        if message.role in ("tool", "function"):
-            raise Unsupported(f"{here}.role", capabilities.engine, "Send what it said as text.")
         if isinstance(message, AssistantMessage):
-            for name in ("tool_calls", "function_call", "audio"):
-                if getattr(message, name) is not None:
-                    raise Unsupported(f"{here}.{name}", capabilities.engine, _LEAVE_OUT)
-            if message.content is None and message.refusal is None:
+            if message.audio is not None:
+                raise Unsupported(f"{here}.audio", capabilities.engine, _LEAVE_OUT)
+            said = (message.content, message.refusal, message.tool_calls, message.function_call)
+            if all(one is None for one in said):
                 raise RequestError(
                     f"Missing required parameter: '{here}.content'.",
                     f"{here}.content",
@@ -249,6 +198,7 @@ def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
                 if not isinstance(part, TextPart | RefusalPart):
                     path = f"{here}.content[{number}].type"
                     raise Unsupported(path, capabilities.engine, "Send text parts only.")
+    check_calls(request.messages)
 
 
 def _check_native(job: Generation, capabilities: Capabilities) -> None:

@@ -362,7 +362,8 @@ class _Run:
 
     async def batches(self) -> AsyncIterator[Batch]:
         for choice in range(len(self._job.seeds)):
-            stream = ChoiceStream(self._job, choice, self._prompt_tokens)
+            end = self._model.eos_token
+            stream = ChoiceStream(self._job, choice, self._prompt_tokens, end)
             tokens: list[Told] | None = [] if self._job.logprobs is not None else None
             ended = False
             # One call gives at most 80 % of the context, or what `--genlimit` allows.
@@ -372,12 +373,14 @@ class _Run:
                 async with aclosing(self._call(stream)) as call:
                     async for text, told in call:
                         reason = told
-                        if text and tokens is None:
-                            yield (Piece(choice, stream.feed(text)),)
-                        elif text:
-                            stream.feed(text)
+                        data = stream.feed(text)
+                        if data and tokens is None:
+                            yield (Piece(choice, data),)
                         if stream.stopped:
                             break
+                rest = stream.rest()
+                if rest and tokens is None:
+                    yield (Piece(choice, rest),)
                 await self.aclose()
                 ended = reason == "stop" and not stream.stopped
                 told_tokens = await self._count(stream, ended)

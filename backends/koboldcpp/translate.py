@@ -11,7 +11,7 @@ import orjson
 from ...schemas.native.koboldcpp import GeneratePayload, LastLogprobs, StreamEvent
 from ..base import Capabilities, Finish, Generation, Reason
 from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, RequestError
-from ..stops import StopMatcher
+from ..stops import StopMatcher, matcher_of
 from ..structured import as_gbnf
 
 ENGINE = "koboldcpp"
@@ -42,7 +42,6 @@ NEUTRAL: dict[str, Any] = {
     "bypass_eos": False,
     "ban_eos_token": False,
     "use_default_badwordsids": False,
-    "render_special": False,
     "replace_instruct_placeholders": False,
 }
 
@@ -81,6 +80,8 @@ CAPABILITIES = Capabilities(
     late_logprobs=True,
     grammars=frozenset({"gbnf", "json_schema", "regex"}),
     plain_text=False,
+    marks=False,
+    free_grammars=False,
 )
 
 
@@ -108,8 +109,9 @@ def to_native(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "presence_penalty": sampling.presence_penalty,
-        "stop_sequence": list(job.stops),
+        "stop_sequence": list(job.stops) if job.scan is None else [],
         **NEUTRAL,
+        "render_special": bool(job.visible),
         **{EXTRAS[name]: value for name, value in sampling.extras.items()},
     }
     if sampling.presence_penalty and "repeat_last_n" not in sampling.extras:
@@ -148,12 +150,17 @@ class ChoiceStream:
 
     koboldcpp's stream carries text only, and calls a stop string `length`: so stops are found
     here, and tokens are counted from `/api/extra/last_logprobs` when a call has ended.
+
+    Args:
+        end: how the model's end token is spelled.
     """
 
-    def __init__(self, job: Generation, choice: int, prompt_tokens: int) -> None:
+    def __init__(self, job: Generation, choice: int, prompt_tokens: int, end: str = "") -> None:
         self.choice = choice
+        # Where control tokens are shown, so is the end token.
+        self._ends = StopMatcher((end,)) if job.visible and end else None
         self._prompt_tokens = prompt_tokens
-        self._matcher = StopMatcher(job.stops)
+        self._matcher = matcher_of(job)
         self._released = 0
         self._call_start = 0
         self._tokens = 0
@@ -187,8 +194,15 @@ class ChoiceStream:
     def feed(self, text: str) -> bytes:
         """Take text of the stream; returns its bytes, stop strings included."""
         data = text.encode()
+        return self._take(data if self._ends is None else self._ends.feed(data))
+
+    def rest(self) -> bytes:
+        """What might have been the end token, when a call has ended."""
+        return b"" if self._ends is None else self._take(self._ends.flush())
+
+    def _take(self, data: bytes) -> bytes:
         self.text += data
-        self._released += len(self._matcher.feed(data))
+        self._released += self._matcher.advance(data)
         return data
 
     def end_call(self, told: LastLogprobs | None, counted: int, ended: bool) -> None:

@@ -282,12 +282,17 @@ class LlamaCpp:
             shown = vocabulary.shown(prompt[len(prompt) - count :], text)
         stop_tokens = {
             token: stop
-            for stop in job.stops
+            for stop in (job.stops if job.scan is None else ())
             if (token := vocabulary.control_token(stop)) is not None
+        }
+        marks = {
+            token: mark.encode()
+            for mark in job.visible
+            if (token := vocabulary.mark(mark)) is not None and token not in vocabulary.ends
         }
         mailbox = _Mailbox(asyncio.get_running_loop())
         max_tokens = room if job.max_tokens is None else job.max_tokens
-        task = Task(job, prompt, count, shown, max_tokens, stop_tokens, mailbox, constraint)
+        task = Task(job, prompt, count, shown, max_tokens, stop_tokens, marks, mailbox, constraint)
         return task, mailbox
 
 

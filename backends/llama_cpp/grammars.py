@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from .. import gbnf
 from ..base import Grammar
 from ..errors import InvalidGrammar
-from ..structured import Unenforced, path_to
+from ..structured import Unenforced, as_gbnf, path_to
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Grammars:
         self._vocabulary = vocabulary
         self._candidates = candidates
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[tuple[str, str], Constraint] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, Constraint] = OrderedDict()
         self._executor = ThreadPoolExecutor(1, "latimer-grammars")
         with _STACK:
             usual = threading.stack_size(STACK)
@@ -194,7 +194,7 @@ class Grammars:
         Raises:
             InvalidGrammar: it is wrong, or too large; the message says where.
         """
-        key = (grammar.kind, grammar.text)
+        key = grammar._replace(param="")
         if (known := self._compiled.get(key)) is not None:
             self._compiled.move_to_end(key)
             return known
@@ -218,8 +218,10 @@ class Grammars:
             raise gbnf.WrongGrammar(
                 f"it is {len(grammar.text)} characters long; at most {MAX_SIZE} are allowed"
             )
-        if grammar.kind == "gbnf":
-            return self._gbnf(grammar.text)
+        if grammar.kind == "lark" and grammar.after is not None:
+            raise gbnf.WrongGrammar("Lark is not taken behind what a model thinks; send GBNF")
+        if grammar.kind == "gbnf" or grammar.after is not None:
+            return self._gbnf(as_gbnf(grammar))
         try:
             text = _read(grammar)
         except ValueError as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from ..base import Event, Finish, Piece, PromptTokens, Reason, Token
 from ..errors import EngineError, InvalidGrammar, LatimerError
-from ..stops import StopMatcher
+from ..stops import matcher_of
 from .cache import Cache, Slot
 from .grammars import Candidates, TooComplex
 from .library import Context, DecodeFailed
@@ -196,7 +196,7 @@ class Scheduler:
             self._cache.size,
             constraint,
         )
-        matcher = StopMatcher(job.stops)
+        matcher = matcher_of(job)
         cached = max(slot.reused - task.hidden, 0)
         return Run(choice, slot, sampler, matcher, history, wanted, cached=cached)
 
@@ -328,13 +328,14 @@ class Scheduler:
         if token in self._vocabulary.ends:
             self._finish(run, "end", None, run.drawn - 1, *told)
             return
-        data = self._vocabulary.pieces[token]
+        mark = token in task.marks
+        data = task.marks[token] if mark else self._vocabulary.pieces[token]
         if data or told:
-            self._outbox.append((task, (Piece(run.choice.index, data, told),)))
+            self._outbox.append((task, (Piece(run.choice.index, data, told, mark, 1),)))
         if task.job.stops:
             run.starts.append(run.text_size)
             run.text_size += len(data)
-            run.released += len(run.matcher.feed(data))
+            run.released += run.matcher.advance(data, mark)
             stop = run.matcher.stop
             if stop is not None:
                 before = sum(start < run.released for start in run.starts)
@@ -347,9 +348,11 @@ class Scheduler:
         """The token that was drawn, with the log-probabilities of its place."""
         logits = self._context.logits(run.rows.output + run.outputs - 1, 1)
         spelling, control = self._vocabulary.token(token)
+        task = run.choice.task
         data = b"" if token in self._vocabulary.ends else self._vocabulary.pieces[token]
+        data = task.marks.get(token, data)
         drawn = (token, data, spelling, control)
-        return score(logits, [drawn], run.choice.task.job.logprobs or 0, self._vocabulary)
+        return score(logits, [drawn], task.job.logprobs or 0, self._vocabulary)
 
     def _finish(
         self,

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..base import Event, Generation, Token, TokenIds
+from ..base import Event, Generation, Matcher, Token, TokenIds
 from ..errors import LatimerError
-from ..stops import StopMatcher
 from .cache import Slot
 from .grammars import Constraint
 from .library import Rows
@@ -36,6 +35,7 @@ class Task:
         shown: the bytes that each of the client's own tokens shows, where they are asked for.
         max_tokens: tokens to generate at most, the context's end included.
         stop_tokens: control tokens that a stop string spells.
+        marks: what tokens of the job's `visible` spell.
         mailbox: where its events go, by way of the scheduler's hand-over.
         constraint: the beginning of the job's grammar.
     """
@@ -46,6 +46,7 @@ class Task:
     shown: Sequence[bytes]
     max_tokens: int
     stop_tokens: dict[int, str]
+    marks: dict[int, bytes]
     mailbox: Mailbox
     constraint: Constraint | None = None
     cancelled: bool = False
@@ -88,7 +89,7 @@ class Run:
     choice: Choice
     slot: Slot
     sampler: Sampler
-    matcher: StopMatcher
+    matcher: Matcher
     history: list[int]
     wanted: int
     scored: list[Token] | None = None

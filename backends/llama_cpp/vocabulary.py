@@ -89,8 +89,13 @@ class Vocabulary:
 
     def control_token(self, spelling: str) -> int | None:
         """The control token that a string spells, if it spells exactly one."""
+        token = self.mark(spelling)
+        return token if token is not None and not self.pieces[token] else None
+
+    def mark(self, spelling: str) -> int | None:
+        """The control token, or the added one, that a string spells, if it spells exactly one."""
         ids = self.tokenize(spelling, add_special=False, parse_special=True)
-        if len(ids) == 1 and not self.pieces[ids[0]]:
+        if len(ids) == 1 and (not self.pieces[ids[0]] or self.is_added(ids[0])):
             return ids[0]
         return None
 

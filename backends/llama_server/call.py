@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ..base import Batch, Event, Generation, Model, Piece, Text, Token, TokenIds
+from ..base import Batch, Event, Generation, Model, Text, Token, TokenIds
 from ..errors import ContextExceeded, EngineError, EngineUnavailable
 from ..sse import EventParser
 from .scoring import speculative
-from .tokens import TokenStream
+from .tokens import TokenStream, pieces_of
 from .translate import ENGINE, ChoiceStream, to_error, to_native
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ class Call:
     """
 
     __slots__ = (
-        "_backend", "_choice", "_chunks", "_exchange", "_job", "_parser", "_payload", "_prompt",
-        "_read", "_stream", "_tokens",
+        "_backend", "_choice", "_chunks", "_closed", "_exchange", "_job", "_parser", "_payload",
+        "_prompt", "_read", "_stream", "_tokens",
     )  # fmt: skip
 
     _read: Callable[[list[dict[str, Any]]], Awaitable[Batch]] | None
@@ -35,6 +35,7 @@ class Call:
         self._backend = backend
         self._job = job
         self._choice = choice
+        self._closed = False
 
     async def __aenter__(self) -> Call:
         backend, job = self._backend, self._job
@@ -43,8 +44,11 @@ class Call:
         if job.logprobs is None:
             prompt = await backend.native_prompt(job, model)
             adds_bos = model.adds_bos and (isinstance(job.prompt, Text) or job.suffix is not None)
-            self._stream = ChoiceStream(job, self._choice, job.hidden or int(adds_bos))
-            self._read = self._read_careful if job.stops else None
+            careful = job.visible or job.scan is not None
+            vocabulary = (await backend.facts()).vocabulary if careful else None
+            hidden = job.hidden or int(adds_bos)
+            self._stream = ChoiceStream(job, self._choice, hidden, vocabulary)
+            self._read = self._read_careful if job.stops and not careful else None
         else:
             prompt = await self._prepare_tokens(model)
         self._payload = to_native(job, self._choice, prompt, model.context)
@@ -65,12 +69,18 @@ class Call:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._exchange.__aexit__(None, None, None)
+        if not self._closed:
+            self._closed = True
+            await self._exchange.__aexit__(None, None, None)
 
     def __aiter__(self) -> Call:
         return self
 
     async def __anext__(self) -> Batch:
+        if self._stream.finished and self._job.scan is not None:
+            # The server knows of no stop: it must not go on.
+            await self.__aexit__()
+            raise StopAsyncIteration
         async for chunk in self._chunks:
             data = self._parser.feed(chunk)
             if not data:
@@ -120,7 +130,7 @@ class Call:
                 token if token.logprob is not None else await self._scored(token, ids, start + at)
                 for at, token in enumerate(tokens)
             ]
-            batch.append(Piece(self._choice, b"".join(token.data for token in tokens), tokens))
+            batch += pieces_of(self._choice, tokens, stream.marks)
         if stream.finish is not None:
             end = stream.finish.end
             if end is not None and end.logprob is None:

@@ -9,13 +9,13 @@ unstreamed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
-from ..base import Finish, Generation, Reason, Token
+from ..base import Finish, Generation, Piece, Reason, Token
 from ..errors import EngineError
-from ..stops import StopMatcher
+from ..stops import matcher_of
 from .scoring import alternatives, logprob_of, speculative
 from .translate import ENGINE, heads
 from .vocabulary import Vocabulary, ends_inside
@@ -43,7 +43,8 @@ class TokenStream:
         self._choice = choice
         self._prompt_tokens = prompt_tokens
         self._vocabulary = vocabulary
-        self._matcher = StopMatcher(job.stops)
+        self._matcher = matcher_of(job)
+        self.marks = vocabulary.marks(job.visible)
         self._released = 0
         self._size = 0
         self._starts: list[int] = []
@@ -90,17 +91,23 @@ class TokenStream:
 
     def _untold(self, token: int) -> Token:
         spelling, control = self._vocabulary.token(token)
-        return Token(token, b"" if control else spelling, spelling, control, None)
+        return Token(token, self._data(token, spelling, control), spelling, control, None)
+
+    def _data(self, token: int, spelling: bytes, control: bool) -> bytes:
+        return b"" if control and token not in self.marks else spelling
 
     def _note(self, tokens: Sequence[Token]) -> None:
         for token in tokens:
             self.ids.append(token.id)
             self._starts.append(self._size)
             self._size += len(token.data)
-            self._released += len(self._matcher.feed(token.data))
+            self._released += self._matcher.advance(token.data, token.id in self.marks)
         finish = self.finish
+        if finish is None and self._job.scan is not None and self._matcher.stop is not None:
+            # The server knows of no stop.
+            finish = Finish(self._choice, "stop", self._matcher.stop, self._prompt_tokens, 0)
         if finish is not None and (finish.reason == "stop" or self._matcher.stop is not None):
-            self._released += len(self._matcher.flush())
+            self._released += self._matcher.settle()
             before = sum(start < self._released for start in self._starts)
             self.finish = finish._replace(completion_tokens=before)
 
@@ -112,7 +119,7 @@ class TokenStream:
             raise speculative()
         entry = entries[0]
         spelling, control = self._vocabulary.token(entry["id"])
-        data = b"" if control else spelling
+        data = self._data(entry["id"], spelling, control)
         top = alternatives(entry, self._job.logprobs or 0, self._vocabulary)
         token = Token(entry["id"], data, spelling, control, logprob_of(entry), top)
         self._steps.append(_Step(missing, token))
@@ -129,7 +136,8 @@ class TokenStream:
     def _sure(self, tokens: list[Token]) -> list[Token]:
         """All but a control token at the end: it may be the end token, which only the end tells."""
         tokens = self._last + tokens
-        self._last = [tokens.pop()] if tokens and tokens[-1].control else []
+        unsure = tokens and tokens[-1].control and tokens[-1].id not in self.marks
+        self._last = [tokens.pop()] if unsure else []
         return tokens
 
     def _solved(self, content: bytes, overrun: bool) -> list[Token]:
@@ -190,6 +198,17 @@ class TokenStream:
             tokens += ways[0]
         self._steps.clear()
         return tokens
+
+
+def pieces_of(choice: int, tokens: Sequence[Token], marks: Mapping[int, bytes]) -> list[Piece]:
+    """Tokens put together to pieces; a visible one in a piece of its own."""
+    groups = groupby(enumerate(tokens), lambda one: one[0] if one[1].id in marks else -1)
+    pieces = []
+    for at, group in groups:
+        part = [token for _, token in group]
+        data = b"".join(token.data for token in part)
+        pieces.append(Piece(choice, data, part, at >= 0, len(part)))
+    return pieces
 
 
 def _ways(

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from ...schemas.native.llama_server import CompletionPayload
-from ..base import Capabilities, Event, Finish, Generation, Piece, Reason, TokenIds
+from ..base import Capabilities, Event, Finish, Generation, Matcher, Piece, Reason, TokenIds
 from ..errors import (
     ContextExceeded,
     EngineError,
@@ -102,7 +102,7 @@ def to_native(
         "seed": random.getrandbits(31) if seed is None else seed % (2**32 - 1),
         # A reused prefix changes logits in the last digits: a seed promises to repeat.
         "cache_prompt": seed is None or sampling.temperature == 0,
-        "stop": job.stops,
+        "stop": job.stops if job.scan is None else (),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "presence_penalty": sampling.presence_penalty,
@@ -115,9 +115,9 @@ def to_native(
         payload["grammar"] = as_gbnf(job.grammar)
     if job.logprobs is not None:
         payload["n_probs"] = max(job.logprobs, 1)
-    if job.stops:
+    if job.stops or job.visible:
         # A control token renders as nothing unless it is named here.
-        payload["preserved_tokens"] = job.stops
+        payload["preserved_tokens"] = (*job.stops, *job.visible)
     penalised = sampling.presence_penalty or sampling.frequency_penalty
     if penalised and "repeat_last_n" not in sampling.extras:
         payload["repeat_last_n"] = context
@@ -166,15 +166,22 @@ class ChoiceStream:
 
     Args:
         hidden: how many of the prompt's tokens are not the client's own: a BOS.
+        vocabulary: needed from the beginning where some tokens are to be visible, or where stops
+            do not count everywhere.
     """
 
-    def __init__(self, job: Generation, choice: int, hidden: int) -> None:
+    def __init__(
+        self, job: Generation, choice: int, hidden: int, vocabulary: Vocabulary | None = None
+    ) -> None:
         self._job = job
         self._choice = choice
         self._hidden = hidden
         self._steps: list[Step] = []
         self._predicted = 0
-        self.vocabulary: Vocabulary | None = None
+        self._marks = vocabulary.marks(job.visible) if vocabulary is not None else {}
+        self._matcher = job.scan() if job.scan is not None else None
+        self._released = 0
+        self.vocabulary = vocabulary
         self.finished = False
 
     def parse(self, events: list[bytes]) -> list[dict[str, Any]]:
@@ -211,18 +218,41 @@ class ChoiceStream:
                 out += self._finish(event)
                 continue
             content = event["content"].encode()
+            predicted = event["tokens_predicted"]
+            count, self._predicted = predicted - self._predicted, predicted
+            token = event["tokens"][-1] if event["tokens"] else -1
             if stops:
-                self._note(event, content)
-            if content:
-                out.append(Piece(self._choice, content))
+                # A stop may cut the step, or hold its text back.
+                self._steps.append(Step(count, token, content))
+            if not content:
+                continue
+            pieces = self._pieces(content, token, count)
+            out += pieces
+            if self._matcher is not None and self._stops_in(self._matcher, pieces):
+                out.append(self._stopped(event, self._matcher.stop))
+                break
         return out
 
-    def _note(self, event: dict[str, Any], content: bytes) -> None:
-        """Remember a step: a stop may cut it, or hold its text back."""
-        predicted, tokens = event["tokens_predicted"], event["tokens"]
-        step = Step(predicted - self._predicted, tokens[-1] if tokens else -1, content)
-        self._steps.append(step)
-        self._predicted = predicted
+    def _pieces(self, content: bytes, token: int, count: int) -> list[Piece]:
+        """A step's text; a visible token in a piece of its own."""
+        mark = self._marks.get(token)
+        if mark is None or not content.endswith(mark):
+            return [Piece(self._choice, content, token_count=count)]
+        own = Piece(self._choice, mark, mark=True, token_count=1)
+        if content == mark:
+            return [own]
+        return [Piece(self._choice, content[: -len(mark)], token_count=count - 1), own]
+
+    def _stops_in(self, matcher: Matcher, pieces: Sequence[Piece]) -> bool:
+        for piece in pieces:
+            self._released += matcher.advance(piece.data, piece.mark)
+        return matcher.stop is not None
+
+    def _stopped(self, event: dict[str, Any], stop: str | None) -> Finish:
+        """The end of a choice that the server would go on with."""
+        self.finished = True
+        prompt = max(event["tokens_evaluated"] - self._hidden, 0)
+        return Finish(self._choice, "stop", stop, prompt, self._tokens_before(self._released))
 
     def _held(self) -> Sequence[Step]:
         """The last steps whose text was not sent."""
@@ -244,7 +274,7 @@ class ChoiceStream:
         if rest:
             events.append(Piece(self._choice, rest))
         completion = event["tokens_predicted"] - (kind == "eos")
-        if self._job.stops and self._steps:
+        if self._job.stops and self._steps and self._matcher is None:
             text = b"".join(step.content for step in self._steps) + rest
             end, stop = cut(text, self._job.stops)
             if stop is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import orjson
@@ -65,6 +65,15 @@ class Vocabulary:
     def shown(self, ids: TokenIds, text: bytes | None = None) -> list[bytes]:
         """What each token of a prompt shows; see `pieces.shown`."""
         return shown([self.token(token) for token in ids], self._adds_space, text)
+
+    def marks(self, spellings: Iterable[str]) -> dict[int, bytes]:
+        """The ids of tokens that are spelled so, and how."""
+        wanted = {spelling.encode() for spelling in spellings}
+        return {self._ids[mark]: mark for mark in wanted if mark in self._ids}
+
+    @cached_property
+    def _ids(self) -> Mapping[bytes, int]:
+        return {self.token(token)[0]: token for token in range(len(self))}
 
     @cached_property
     def ordinary(self) -> int:

@@ -5,12 +5,25 @@ from __future__ import annotations
 from ..base import Grammar
 from ..errors import InvalidGrammar
 from ..gbnf import checked
+from .characters import literal
+from .passage import after, renamed, token_or_text, until
 from .regex import to_gbnf as regex_to_gbnf
-from .schema import check_schema, path_to
+from .schema import WS, check_schema, path_to, rules_of
 from .schema import to_gbnf as schema_to_gbnf
 from .unenforced import Unenforced
 
-__all__ = ["Unenforced", "as_gbnf", "check_schema", "path_to"]
+__all__ = [
+    "WS",
+    "Unenforced",
+    "as_gbnf",
+    "check_schema",
+    "literal",
+    "path_to",
+    "renamed",
+    "rules_of",
+    "token_or_text",
+    "until",
+]
 
 
 def as_gbnf(grammar: Grammar) -> str:
@@ -26,6 +39,9 @@ def as_gbnf(grammar: Grammar) -> str:
             text = schema_to_gbnf(text)
         elif grammar.kind == "regex":
             text = regex_to_gbnf(text)
-        return checked(grammar._replace(text=text))
+        text = checked(grammar._replace(text=text))
     except Unenforced as error:
         raise InvalidGrammar(grammar.param + error.where, error.reason) from None
+    if grammar.after is None:
+        return text
+    return checked(grammar._replace(text=after(text, grammar.after)))

@@ -25,9 +25,10 @@ Schema = Mapping[str, Any]
 Path = tuple[str | int, ...]
 
 _CHARACTER = one_in_json(normal([Range(0, LAST)]))
+# A blank, or a new line with some: as much as llama.cpp's own rule allows.
+WS = '(" " | "\\n" [ \\t]{0,20})?'
 _PRIMITIVES = {
-    # A blank, or a new line with some: as much as llama.cpp's own rule allows.
-    "ws": '(" " | "\\n" [ \\t]{0,20})?',
+    "ws": WS,
     "string": f'"\\"" {_CHARACTER}* "\\""',
     "number": numbers(None, None),
     "integer": integers(None, None),
@@ -94,18 +95,32 @@ def to_gbnf(text: str) -> str:
     Raises:
         Unenforced: it is no schema, or says something that no grammar is made for.
     """
-    schema = json.loads(text)
+    rules = rules_of(json.loads(text), "root")
+    return "\n".join(f"{name} ::= {rule}" for name, rule in rules.items()) + "\n"
+
+
+def rules_of(schema: Any, name: str, prefix: str = "") -> dict[str, str]:
+    """Rules for JSON that satisfies a schema, by their names.
+
+    Args:
+        name: of the rule that is all of it.
+        prefix: what the names of rules begin with that other schemas would have otherwise.
+
+    Raises:
+        Unenforced: see `to_gbnf`.
+    """
     check_schema(schema)
-    converter = _Converter(schema)
-    converter.rules["root"] = converter.visit(schema, ())
-    return "\n".join(f"{name} ::= {rule}" for name, rule in converter.rules.items()) + "\n"
+    converter = _Converter(schema, prefix)
+    converter.rules[name] = converter.visit(schema, ())
+    return converter.rules
 
 
 class _Converter:
     """Walks a schema; every rule that it needs is in `rules`."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, prefix: str = "") -> None:
         self._root = root
+        self._prefix = prefix
         self.rules: dict[str, str] = {}
         self._references: dict[str, str] = {}
         self._depth = 0
@@ -151,7 +166,7 @@ class _Converter:
             return self.visit(merged([resolved, rest], path), path)
         name = self._references.get(target)
         if name is None:
-            name = self._references[target] = f"ref-{len(self._references)}"
+            name = self._references[target] = f"{self._prefix}ref-{len(self._references)}"
             self.rules[name] = self.visit(self._found(target, path), _pointer(target))
         return name
 
@@ -349,7 +364,7 @@ class _Converter:
         for name, known in self.rules.items():
             if known == body:
                 return name
-        name = f"r{len(self.rules)}"
+        name = f"{self._prefix}r{len(self.rules)}"
         self.rules[name] = body
         return name
 

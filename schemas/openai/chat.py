@@ -160,6 +160,7 @@ class AssistantMessage(Request):
     audio: JsonObject | None = None
     tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
     function_call: FunctionCall | None = None
+    reasoning_content: str | None = None
 
 
 class ToolMessage(Request):
@@ -367,9 +368,12 @@ class ChatMessage(TypedDict):
     """The assistant's message; `refusal` is always there, and null."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
     annotations: list[Any]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[Any]]
+    function_call: NotRequired[Any]
 
 
 class TopLogprob(TypedDict):
@@ -419,7 +423,10 @@ class ChatDelta(TypedDict, total=False):
     """What a chunk adds; only the keys that change are there."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: str
+    tool_calls: list[Any]
+    function_call: Any
     refusal: None
 
 

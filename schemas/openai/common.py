@@ -187,7 +187,7 @@ class Usage(TypedDict):
     completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class ErrorBody(TypedDict):

@@ -11,6 +11,10 @@ import pytest
 C = "/v1/completions"
 H = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
+ASKED = USER[0]
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 BASE: dict[str, dict[str, Any]] = {
     C: {"model": "demo", "prompt": "Hi"},
     H: {"model": "demo", "messages": USER},
@@ -155,8 +159,26 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
     (C, {"json_schema": {"type": 5}}, "json_schema", None, "Invalid schema: In context=('type',…"),
     (C, {"json_schema": "{}"}, "json_schema", "invalid_type", "Invalid type for 'json_schema'…"),
     (C, {"oai_compat": False}, "oai_compat", "unsupported_parameter", "Unsupported parameter…"),
-    (H, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools",
-     "unsupported_parameter", "Unsupported parameter: 'tools'…"),
+    (H, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type",
+     "unsupported_parameter", "Unsupported parameter: 'tools[0].type'…"),
+    (H, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+     "tool_choice", None, "Invalid value for 'tool_choice': 'g' is not among the tools of the…"),
+    (H, {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice",
+     "invalid_value", "Invalid value for 'tool_choice': {\"type\":\"function\",…"),
+    (H, {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools":
+                                          {"mode": "none", "tools": [TOOL]}}}, "tool_choice",
+     "invalid_value", "Invalid value for 'tool_choice': {…"),
+    (H, {"tools": [TOOL, {"type": "function", "function": {"name": "g", "parameters":
+                                                           {"type": "thing"}}}]},
+     "tools[1].function.parameters", None,
+     "Invalid schema for function 'g': In context=('type',), 'thing' is not valid under any…"),
+    (H, {"tools": [{"type": "function", "function": {
+        "name": "f", "strict": True,
+        "parameters": {"type": "object", "properties": {"a": {"type": "string", "not": {}}}}}}]},
+     "tools[0].function.parameters.properties.a.not", None,
+     "Invalid schema for function 'f': In context=('properties', 'a', 'not'), 'not' is not…"),
+    (H, {"tools": [TOOL], "regex": "a"}, "regex", "invalid_value",
+     "Invalid 'regex': with tools an answer may be a call…"),
     (H, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name",
      "invalid_value", "Invalid 'tools[0].function.name': string does not match pattern…"),
     (H, {"tools": [{"type": "function", "function": {"name": "f"}}] * 129}, "tools",
@@ -166,7 +188,10 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
     (H, {"tool_choice": "some"}, "tool_choice", "invalid_value", "Invalid value: 'some'…"),
     (H, {"parallel_tool_calls": False}, "parallel_tool_calls", None, "Invalid value for 'parall…"),
     (H, {"function_call": "auto"}, "function_call", None, "Invalid value for 'function_call'…"),
-    (H, {"functions": [{"name": "f"}]}, "functions", "unsupported_parameter", "Unsupported…"),
+    (H, {"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", None,
+     "Invalid value for 'function_call': 'g' is not among the functions of the request; there…"),
+    (H, {"functions": [{"name": "f", "parameters": {"type": 5}}]}, "functions[0].parameters", None,
+     "Invalid schema for function 'f'…"),
     (H, {"response_format": {"type": "json_object"}, "regex": "a"}, "response_format",
      "invalid_value", "Invalid 'response_format': a completion follows one grammar, and 'regex'…"),
     (H, {"response_format": {"type": "json_schema", "json_schema":
@@ -197,8 +222,17 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
     (H, {"prediction": {"type": "content"}}, "prediction.content", "missing_required_parameter",
      "Missing required parameter: 'prediction.content'."),
     (H, {"safety_identifier": "x" * 129}, "safety_identifier", "string_above_max_length", "Inva…"),
-    (H, {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]}, "messages[0].role",
-     "unsupported_parameter", "Unsupported parameter: 'messages[0].role'…"),
+    (H, {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]},
+     "messages.[0].role", None, "Invalid parameter: messages with role 'tool' must be a response…"),
+    (H, {"messages": [ASKED, CALLED]}, "messages.[2].role", None,
+     "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+     "'tool_call_id'. The following tool_call_ids did not have response messages: call_1"),
+    (H, {"messages": [ASKED, CALLED, ASKED]}, "messages.[2].role", None,
+     "An assistant message with 'tool_calls' must be followed by tool messages responding to…"),
+    (H, {"messages": [ASKED, CALLED, {"role": "tool", "content": "x", "tool_call_id": "c"}]},
+     "messages.[2].role", None, "Invalid parameter: messages with role 'tool' must be a…"),
+    (H, {"messages": [ASKED, {**CALLED, "tool_calls": []}]}, "messages[1].tool_calls",
+     "empty_array", "Invalid 'messages[1].tool_calls': empty array…"),
     (H, {"messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "data:,"}}]}]}, "messages[0].content[0].type",
      "unsupported_parameter", "Unsupported parameter: 'messages[0].content[0].type'…"),

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from latimer.adapter.templates import Talk, plain, render, variables_of
+from latimer.adapter.templates import Talk, render, variables_of
+from latimer.adapter.turns import plain
 from latimer.backends.base import Model
 from latimer.backends.errors import EngineError, RequestError
 from latimer.schemas.openai.chat import ChatRequest

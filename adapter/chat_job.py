@@ -1,0 +1,257 @@
+"""A chat request as a job: its prompt, and how what comes back is taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import orjson
+
+from ..backends.base import Generation, Grammar, Model, Passage, Sampling, Text
+from ..backends.errors import RequestError, Unsupported
+from ..backends.structured import Unenforced, as_gbnf
+from ..schemas.openai.chat import ChatRequest
+from . import instruct
+from .content import LIKELY, Rendered, prompt_of, spellings_of
+from .exchange import Exchange
+from .formats import grammar_of
+from .message import Form, Message
+from .readers import grammar as calls_grammar
+from .readers.formats import Format
+from .readers.harmony import CHANNEL, MESSAGE
+from .readers.parts import Plain, Reader
+from .readers.thinking import Thinking
+from .reasoning import Tags, tags_of
+from .service import Service
+from .templates import Talk, render, variables_of
+from .tools import Offer, offer_of, wrong_schema
+from .turns import Style, style_of, turns_of
+from .validation import seeds_of, stops_of
+
+_FINAL = f"{CHANNEL}final{MESSAGE}"
+
+
+class ChatJob(NamedTuple):
+    """A job, and how its choices are shown.
+
+    Args:
+        form: how they are taken apart, None where all that comes is content.
+        changed: whether the messages had to be changed for the engine.
+    """
+
+    job: Generation
+    form: Form | None
+    changed: bool
+
+
+class _Prompt(NamedTuple):
+    """A prompt, as text as well, and what begins somebody else's turn where only text tells."""
+
+    rendered: Rendered
+    text: str
+    markers: Sequence[str]
+
+
+class _Marks(NamedTuple):
+    """What a model's answer is made of beside text.
+
+    Args:
+        style: how it writes calls.
+        tags: what stands around its thoughts, None where it thinks of nothing now.
+        is_open: whether the prompt has begun a thought.
+        tokens: those of all these that are tokens of the model's; `visible` are those that an
+            engine has to be asked for.
+    """
+
+    style: Style
+    tags: Tags | None
+    is_open: bool
+    tokens: frozenset[str]
+    visible: tuple[str, ...]
+
+    @property
+    def is_harmony(self) -> bool:
+        """Whether the answer is one of several messages."""
+        return self.style.form.title == "harmony" and self.style.native
+
+    @property
+    def passage(self) -> Passage | None:
+        """What comes before an answer."""
+        if self.is_harmony:
+            return Passage("", _FINAL, True)
+        if self.tags is None:
+            return None
+        return Passage(self.tags.begin, self.tags.end, self.is_open, self.tokens)
+
+
+async def chat_job(
+    exchange: Exchange, request: ChatRequest, model: Model, service: Service, sampling: Sampling
+) -> ChatJob:
+    """The job that answers a request.
+
+    Raises:
+        LatimerError: something of the request is wrong, or cannot be served.
+    """
+    capabilities = service.backend.capabilities
+    own_format = service.format if request.adapter is None else instruct.format_of(request.adapter)
+    if own_format is not None and request.chat_template_kwargs:
+        hint = "An instruct format has no variables; leave one of them out."
+        raise Unsupported("chat_template_kwargs", capabilities.engine, hint)
+    if own_format is not None:
+        model = replace(model, template=None)
+    style = style_of(model)
+    tags = tags_of(model.template) if model.template is not None else None
+    offer = offer_of(request, capabilities.engine)
+    prompt = await _prompt(request, model, service, own_format, style, tags, offer)
+    stops = tuple(dict.fromkeys((*stops_of(request.stop), *prompt.markers)))
+    marks = await _marks_of(service, model, style, tags, prompt, offer, stops)
+    grammar, sure = _grammar(request, service, offer, marks)
+    form = _form(marks, offer, stops, sure)
+    scan = None if form is None or not stops else lambda: Message(form)
+    job = Generation(
+        prompt.rendered.prompt,
+        request.max_tokens or request.max_completion_tokens,
+        seeds_of(request.seed, request.n or 1),
+        stops,
+        sampling,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        owner=exchange.owner,
+        grammar=grammar,
+        hidden=prompt.rendered.hidden,
+        visible=marks.visible,
+        scan=scan,
+    )
+    return ChatJob(job, form, prompt.rendered.changed)
+
+
+async def _prompt(
+    request: ChatRequest,
+    model: Model,
+    service: Service,
+    own_format: instruct.Format | None,
+    style: Style,
+    tags: Tags | None,
+    offer: Offer | None,
+) -> _Prompt:
+    told = offer.told if offer is not None else ()
+    messages, tools = turns_of(model, request.messages, told, style, tags)
+    talk: Talk = {
+        "messages": messages,
+        "variables": variables_of(request, model, service.backend.capabilities.engine),
+        "tools": tools,
+    }
+    if own_format is None and model.template is None:
+        own_format = instruct.FORMATS["alpaca"]
+    shown = ""
+
+    def show(talk: Talk) -> str:
+        nonlocal shown
+        shown = render(model, talk) if own_format is None else own_format.render(talk["messages"])
+        return shown
+
+    markers = () if own_format is None else own_format.stops(messages)
+    if service.parse_content:
+        rendered = Rendered(Text(show(talk)))
+    else:
+        rendered = await prompt_of(model, talk, service.backend, show)
+    return _Prompt(rendered, shown, markers)
+
+
+async def _marks_of(
+    service: Service,
+    model: Model,
+    style: Style,
+    tags: Tags | None,
+    prompt: _Prompt,
+    offer: Offer | None,
+    stops: Sequence[str],
+) -> _Marks:
+    text = prompt.text.rstrip()
+    is_open = tags is not None and text.endswith(tags.begin)
+    if tags is not None and text.endswith(tags.end):
+        tags = None
+    found = _Marks(style, tags, is_open, frozenset(), ())
+    wanted = set(tags) if tags is not None else set()
+    if style.native and (offer is not None or found.is_harmony):
+        wanted |= set(style.form.markers)
+    if offer is not None or wanted:
+        # Stops are looked for here then, in what can be seen.
+        wanted |= {stop for stop in stops if LIKELY.search(stop)}
+    if not wanted:
+        return found
+    spelled = wanted & await spellings_of(service.backend, model)
+    tokens = spelled if service.backend.capabilities.marks else frozenset()
+    return found._replace(tokens=frozenset(tokens), visible=tuple(sorted(spelled)))
+
+
+def _grammar(
+    request: ChatRequest, service: Service, offer: Offer | None, marks: _Marks
+) -> tuple[Grammar | None, bool]:
+    """What each choice must look like, and whether it makes sure of calls."""
+    capabilities = service.backend.capabilities
+    answer = grammar_of(request, capabilities)
+    answer = None if answer is None else answer._replace(after=marks.passage)
+    if offer is None:
+        return answer, False
+    form = marks.style.form
+    forced = offer.mode != "auto"
+    alone = answer is None or (forced and answer.param.startswith("response_format"))
+    if answer is not None and not alone and not answer.param.startswith("response_format"):
+        raise RequestError(
+            f"Invalid '{answer.param}': with tools an answer may be a call, which follows another "
+            "grammar. Leave one of them out, or send a 'response_format'.",
+            answer.param,
+            "invalid_value",
+        )
+    if not forced and alone and not _is_lazy(form, service):
+        return None, False
+    param = "functions" if offer.legacy else "tools"
+    functions = tuple(
+        (
+            function.name,
+            None if function.parameters is None else orjson.dumps(function.parameters),
+            bool(function.strict),
+        )
+        for _, function in offer.functions
+    )
+    try:
+        text = calls_grammar.grammar(
+            form, functions, offer.parallel, forced or not alone, marks.tokens
+        )
+    except Unenforced as error:
+        index, function = offer.functions[int(error.path[0])]
+        error = Unenforced(error.reason, error.path[1:])
+        path = f"{offer.path(index)}.parameters{error.where}"
+        raise wrong_schema(function.name, error, path) from None
+    if answer is not None and not alone:
+        text = calls_grammar.beside(text, as_gbnf(answer._replace(after=None)))
+    after = None if marks.is_harmony else marks.passage
+    return Grammar("gbnf", text, param, after), True
+
+
+def _is_lazy(form: Format, service: Service) -> bool:
+    """Whether calls that the model makes by itself can be followed by a grammar."""
+    return bool(form.begin) and service.backend.capabilities.free_grammars
+
+
+def _form(marks: _Marks, offer: Offer | None, stops: tuple[str, ...], sure: bool) -> Form | None:
+    """How an answer is taken apart; None where all of it is content."""
+    if offer is None and marks.tags is None and not marks.is_harmony:
+        return None
+    names = offer.names if offer is not None else frozenset[str]()
+    tokens = marks.tokens if marks.style.native else frozenset[str]()
+    forced = sure and offer is not None and offer.mode != "auto"
+
+    def reader() -> Reader:
+        own: Reader = Plain()
+        if offer is not None or marks.is_harmony:
+            own = marks.style.form.reader(names.__contains__, tokens, sure, forced)
+        tags = marks.tags
+        if tags is None:
+            return own
+        return Thinking(tags.begin, tags.end, marks.is_open, marks.tokens, own)
+
+    if offer is None:
+        return Form(reader, stops)
+    return Form(reader, stops, offer.called, offer.parallel, offer.legacy)

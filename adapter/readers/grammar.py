@@ -1,0 +1,143 @@
+"""GBNF for calls, so that they come as a format writes them and with arguments by their schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from ...backends.base import Passage
+from ...backends.structured import (
+    WS,
+    Unenforced,
+    literal,
+    renamed,
+    rules_of,
+    token_or_text,
+    until,
+)
+from .formats import Format
+from .harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
+from .mistral import ARGS
+
+_GAP = "[ \\n]{0,2}"
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@lru_cache(maxsize=64)
+def grammar(
+    form: Format,
+    functions: tuple[tuple[str, bytes | None, bool], ...],
+    parallel: bool,
+    forced: bool,
+    marks: frozenset[str],
+) -> str:
+    """A grammar for an answer with calls.
+
+    Args:
+        functions: the name of each, the schema of its arguments as JSON (None: it has none), and
+            whether all of that is to be made sure of; else what no grammar can say is left out.
+        parallel: whether there may be several calls.
+        forced: whether there is nothing but calls; else the first marker begins them.
+        marks: markers that are tokens of the model's.
+
+    Raises:
+        Unenforced: a schema that is to be made sure of; the path begins with the function's place.
+    """
+    rules = {"ws": WS}
+    names = []
+    for index, (name, schema, strict) in enumerate(functions):
+        own = f"arguments-{index}"
+        rules |= _arguments(schema, own, f"f{index}-", strict, index)
+        rules[f"call-{index}"] = _call(form, name, own, marks)
+        names.append(f"call-{index}")
+    rules["call"] = " | ".join(names)
+    begin, rest = _around(form, parallel, marks)
+    if forced:
+        rules["root"] = f"{begin} {rest}"
+    elif begin.startswith("<"):
+        rules["root"] = f"!{begin}* ({begin} {rest})?"
+    else:
+        rules |= until(form.begin, "free", rest, may_end=True)
+        rules["root"] = "free"
+    return "".join(f"{name} ::= {rule}\n" for name, rule in rules.items())
+
+
+def _arguments(
+    text: bytes | None, name: str, prefix: str, strict: bool, index: int
+) -> Mapping[str, str]:
+    schema = _NO_ARGUMENTS if text is None else orjson.loads(text)
+    if strict:
+        try:
+            return rules_of(_as_object(schema), name, prefix)
+        except Unenforced as error:
+            raise Unenforced(error.reason, (index, *error.path)) from None
+    # What cannot be made sure of is taken away, until all of the rest can.
+    while True:
+        try:
+            return rules_of(_as_object(schema), name, prefix)
+        except Unenforced as error:
+            if not _without(schema, error.path):
+                return rules_of({"type": "object"}, name, prefix)
+
+
+def _as_object(schema: Any) -> Any:
+    return {"type": "object", **schema} if isinstance(schema, dict) else schema
+
+
+def _without(schema: Any, path: Sequence[str | int]) -> bool:
+    """Take away what is at a path, or the nearest that can be; whether anything was."""
+    for key in path[:-1]:
+        schema = schema[key]
+    if not path or not isinstance(schema, dict) or path[-1] not in schema:
+        return False
+    del schema[path[-1]]
+    return True
+
+
+def _call(form: Format, name: str, arguments: str, marks: frozenset[str]) -> str:
+    """One call, as it stands between the markers."""
+    if form.title == "mistral-args":
+        return f"{literal(name)} {_marker(ARGS, marks)} {arguments}"
+    if form.title == "harmony":
+        constrain, message = _marker(CONSTRAIN, marks), _marker(MESSAGE, marks)
+        return f'{literal(name)} " "? ({constrain} "json")? {message} {arguments}'
+    keys = [f'{literal(json.dumps(key))} ws ":" ws' for key in (form.name, form.arguments)]
+    own = literal(json.dumps(name))
+    return f'"{{" ws {keys[0]} {own} ws "," ws {keys[1]} {arguments} ws "}}"'
+
+
+def _around(form: Format, parallel: bool, marks: frozenset[str]) -> tuple[str, str]:
+    """The marker that begins calls, and all that comes behind it."""
+    begin = _marker(form.begin, marks) if form.begin else ""
+    end = f" {_GAP} {_marker(form.end, marks)}" if form.end else ""
+    if form.title == "harmony":
+        channel, message = _marker(CHANNEL, marks), _marker(MESSAGE, marks)
+        over = _marker(END, marks)
+        thought = f"!{over}*" if over.startswith("<") else "[^<]*"
+        start = _marker(START, marks)
+        before = f'({channel} "analysis" {message} {thought} {over} {start} "assistant")?'
+        return f'{before} {channel} "commentary to=functions."', "call"
+    if form.listed:
+        more = f' ({_GAP} "," {_GAP} call)*' if parallel else ""
+        return begin, f'{_GAP} "[" {_GAP} call{more} {_GAP} "]"{end}'
+    if not begin:
+        return "", "call"
+    gap = "" if form.title == "mistral-args" else f"{_GAP} "
+    more = f" ({_GAP} {begin} {gap}call{end})*" if parallel else ""
+    return begin, f"{gap}call{end}{more}"
+
+
+def _marker(marker: str, marks: frozenset[str]) -> str:
+    return token_or_text(marker, Passage("", "", False, marks))
+
+
+def beside(calls: str, answer: str) -> str:
+    """A grammar for what is either calls or another answer; both are GBNF."""
+    own = renamed(calls, "root", "calls")
+    other = renamed(answer, "root", "answer")
+    rules = dict.fromkeys([*own.splitlines(), *other.splitlines()])
+    return "root ::= calls | answer\n" + "".join(f"{rule}\n" for rule in rules)

@@ -1,0 +1,208 @@
+"""The tools of a chat request: which of them may be called, and how (contract 3.1 and 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import orjson
+
+from ..backends.errors import RequestError, Unsupported
+from ..backends.structured import Unenforced, check_schema
+from ..schemas.openai.chat import (
+    AssistantMessage,
+    ChatRequest,
+    Function,
+    FunctionMessage,
+    FunctionTool,
+    Message,
+    ToolMessage,
+)
+from ..schemas.openai.common import FinishReason
+
+Mode = Literal["auto", "required", "named"]
+
+
+class Offer(NamedTuple):
+    """What may be called.
+
+    Args:
+        functions: those that may; `told` are all that the model is told of, by their places in
+            the request.
+        parallel: whether one message may make several calls.
+        legacy: whether they came as the deprecated `functions`.
+    """
+
+    functions: Sequence[tuple[int, Function]]
+    told: Sequence[Function]
+    mode: Mode
+    parallel: bool
+    legacy: bool
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of those that may be called."""
+        return frozenset(function.name for _, function in self.functions)
+
+    @property
+    def called(self) -> FinishReason:
+        """The finish reason of a message with calls (measured: contract 3.3)."""
+        if self.mode == "named":
+            return "stop"
+        return "function_call" if self.legacy else "tool_calls"
+
+    def path(self, index: int) -> str:
+        """Where a function's parameters stand in the request."""
+        return f"functions[{index}]" if self.legacy else f"tools[{index}].function"
+
+
+def offer_of(request: ChatRequest, engine: str) -> Offer | None:
+    """What a request offers; None where nothing may be called.
+
+    Raises:
+        RequestError: the choice names no tool that there is, or parameters are no JSON schema.
+        Unsupported: a tool is none of functions.
+    """
+    legacy = not request.tools
+    functions = list(request.functions or ())
+    for index, tool in enumerate(request.tools or ()):
+        if not isinstance(tool, FunctionTool):
+            hint = "Offer a function with one string instead."
+            raise Unsupported(f"tools[{index}].type", engine, hint)
+        functions.append(tool.function)
+    if not functions:
+        return None
+    choice = request.function_call if legacy else request.tool_choice
+    param = "function_call" if legacy else "tool_choice"
+    allowed = list(enumerate(functions))
+    mode: Mode = "auto"
+    if isinstance(choice, dict):
+        mode, names = _named(choice, legacy, param)
+        unknown = names - {function.name for function in functions}
+        if unknown:
+            source = "functions" if legacy else "tools"
+            raise RequestError(
+                f"Invalid value for '{param}': '{min(unknown)}' is not among the {source} of the "
+                f"request; there are {', '.join(function.name for function in functions)}.",
+                param,
+            )
+        allowed = [one for one in allowed if one[1].name in names]
+    elif choice == "none":
+        return None
+    elif choice == "required":
+        mode = "required"
+    offer = Offer(allowed, functions, mode, not legacy and request.parallel_tool_calls is not False,
+                  legacy)  # fmt: skip
+    for index, function in enumerate(functions):
+        if function.parameters is not None:
+            _check(function, f"{offer.path(index)}.parameters")
+    if mode == "named":
+        offer = offer._replace(parallel=False)
+    return offer
+
+
+def _named(choice: Mapping[str, Any], legacy: bool, param: str) -> tuple[Mode, set[str]]:
+    """The mode and the names of a choice that is an object."""
+    try:
+        if legacy:
+            return "named", {_name(choice)}
+        if choice["type"] == "function":
+            return "named", {_name(choice["function"])}
+        if choice["type"] == "allowed_tools":
+            allowed = choice["allowed_tools"]
+            if allowed["mode"] in ("auto", "required"):
+                names = {_name(tool["function"]) for tool in allowed["tools"]}
+                if names:
+                    return allowed["mode"], names
+    except (KeyError, TypeError):
+        pass
+    shapes = (
+        '{"name": …}'
+        if legacy
+        else '{"type": "function", "function": {"name": …}} and {"type": "allowed_tools", '
+        '"allowed_tools": {"mode": "auto" or "required", "tools": [{"type": "function", '
+        '"function": {"name": …}}, …]}}'
+    )
+    raise RequestError(
+        f"Invalid value for '{param}': {orjson.dumps(choice).decode()}. Objects may be {shapes}.",
+        param,
+        "invalid_value",
+    )
+
+
+def _name(function: Mapping[str, Any]) -> str:
+    name = function["name"]
+    if not isinstance(name, str):
+        raise TypeError
+    return name
+
+
+def _check(function: Function, param: str) -> None:
+    error = _wrong(orjson.dumps(function.parameters))
+    if error is not None:
+        raise wrong_schema(function.name, error, param)
+
+
+def wrong_schema(name: str, error: Unenforced, param: str) -> RequestError:
+    """The error for parameters that are no schema, or that nothing can make sure of."""
+    return RequestError(
+        f"Invalid schema for function '{name}': In context={error.path}, {error.reason}.", param
+    )
+
+
+@lru_cache(maxsize=256)
+def _wrong(schema: bytes) -> Unenforced | None:
+    try:
+        check_schema(orjson.loads(schema))
+    except Unenforced as error:
+        return error
+    return None
+
+
+def check_calls(messages: Sequence[Message]) -> None:
+    """Every call has its result, and every result its call (contract 3.2).
+
+    Raises:
+        RequestError: in OpenAI's words.
+    """
+    open_ids: list[str] = []
+    for index, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in open_ids:
+                before = _call_before(messages, index)
+                if before is None or message.tool_call_id not in _ids(before):
+                    raise RequestError(
+                        "Invalid parameter: messages with role 'tool' must be a response to a "
+                        "preceeding message with 'tool_calls'.",
+                        f"messages.[{index}].role",
+                    )
+            else:
+                open_ids.remove(message.tool_call_id)
+            continue
+        _check_open(open_ids, index)
+        if isinstance(message, AssistantMessage) and message.tool_calls:
+            open_ids = list(dict.fromkeys(_ids(message)))
+    _check_open(open_ids, len(messages))
+
+
+def _check_open(ids: Sequence[str], index: int) -> None:
+    if ids:
+        raise RequestError(
+            "An assistant message with 'tool_calls' must be followed by tool messages responding "
+            "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
+            f"{', '.join(ids)}",
+            f"messages.[{index}].role",
+        )
+
+
+def _ids(message: AssistantMessage) -> list[str]:
+    return [call.id for call in message.tool_calls or ()]
+
+
+def _call_before(messages: Sequence[Message], index: int) -> AssistantMessage | None:
+    """The message whose calls a run of results answers."""
+    while index and isinstance(messages[index - 1], ToolMessage | FunctionMessage):
+        index -= 1
+    found = messages[index - 1] if index else None
+    return found if isinstance(found, AssistantMessage) and found.tool_calls else None

@@ -1,0 +1,270 @@
+"""Messages as a template takes them, tools, calls and results among them.
+
+What a template can show is found by trying it once: published templates want the content beside
+calls to be empty or to be null, and many know nothing of tools. Those are told of them in words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from pydantic import TypeAdapter
+
+from ..backends.base import Model
+from ..backends.errors import LatimerError
+from ..schemas.openai.chat import (
+    AssistantMessage,
+    CustomToolCall,
+    Function,
+    FunctionCall,
+    FunctionMessage,
+    Message,
+    RefusalPart,
+    TextPart,
+    ToolMessage,
+)
+from .readers.formats import HERMES, Format, format_of
+from .reasoning import Tags
+from .templates import Talk, render
+
+# What a model is told whose template knows no tools.
+BLOCK = (
+    'You may call a tool by answering with <tool_call>{"name": ..., "arguments": {...}}'
+    "</tool_call>.\nTools:\n"
+)
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+class Style(NamedTuple):
+    """How a template is given tools.
+
+    Args:
+        form: how its model writes calls.
+        native: whether it takes tools and calls itself; else they are told in words.
+        null: whether the content of a message that only calls is null.
+        results: whose turn a tool's result is.
+        block: into whose turn the words go.
+    """
+
+    form: Format
+    native: bool = False
+    null: bool = False
+    results: Literal["tool", "user"] = "user"
+    block: Literal["system", "user"] = "system"
+
+
+IN_WORDS = (
+    Style(HERMES, results="tool"),
+    Style(HERMES),
+    Style(HERMES, block="user"),
+)
+
+
+@lru_cache(maxsize=32)
+def style_of(model: Model) -> Style:
+    """The first way in which a model's template shows tools, calls and results."""
+    if model.template is None:
+        return IN_WORDS[1]
+    form = format_of(model.template)
+    styles = list(IN_WORDS)
+    if form is not None:
+        styles = [Style(form, True, null, "tool") for null in (False, True)] + styles
+    return next((style for style in styles if _shows(model, style)), IN_WORDS[-1])
+
+
+def turns_of(
+    model: Model,
+    messages: Sequence[Message],
+    functions: Sequence[Function],
+    style: Style,
+    tags: Tags | None,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """What a template is given: messages, and tools if it takes some itself.
+
+    Args:
+        tags: what stands around thoughts; they are split off the assistant's messages.
+    """
+    turns: list[dict[str, Any]] = []
+    named: dict[str, str] = {}
+    for message in messages:
+        turn = _turn(message, model.template or "")
+        if isinstance(message, AssistantMessage):
+            if tags is not None:
+                _split(turn, message, tags)
+            _add_calls(turn, message, style, named)
+        elif isinstance(message, ToolMessage | FunctionMessage):
+            _make_result(turn, message, style, named)
+            if style.results == "user" and turns and turns[-1].get("result"):
+                turns[-1]["content"] += "\n" + turn["content"]
+                continue
+            turn["result"] = True
+        turns.append(turn)
+    for turn in turns:
+        turn.pop("result", None)
+    if not functions:
+        return turns, None
+    if style.native:
+        return turns, [_tool(function) for function in functions]
+    return _with_block(turns, functions, style), None
+
+
+def plain(model: Model, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as a template expects them, without calls."""
+    return turns_of(model, messages, (), IN_WORDS[0], None)[0]
+
+
+def _turn(message: Message, template: str) -> dict[str, Any]:
+    """A message as templates expect it: content a string, roles that the template knows."""
+    role: str = message.role
+    if role == "developer" and "developer" not in template:
+        role = "system"
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(_text(part) for part in content)
+    turn: dict[str, Any] = {"role": role, "content": content if content is not None else ""}
+    name = getattr(message, "name", None)
+    if name is not None:
+        turn["name"] = name
+    return turn
+
+
+def _text(part: object) -> str:
+    if isinstance(part, TextPart):
+        return part.text
+    assert isinstance(part, RefusalPart), "other parts are refused before"
+    return part.refusal
+
+
+def _split(turn: dict[str, Any], message: AssistantMessage, tags: Tags) -> None:
+    """What was thought goes beside the content, as templates that think expect it."""
+    thought, content = tags.split(turn["content"])
+    if message.reasoning_content is not None:
+        thought = message.reasoning_content
+    turn["content"] = content
+    if thought:
+        turn["reasoning_content"] = turn["thinking"] = thought
+
+
+def _add_calls(
+    turn: dict[str, Any], message: AssistantMessage, style: Style, named: dict[str, str]
+) -> None:
+    calls = [(call.id, _called(call)) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append(("call_function", message.function_call))
+    if not calls:
+        return
+    named |= {call_id: function.name for call_id, function in calls}
+    if not style.native:
+        turn["content"] += "".join(_in_words(function) for _, function in calls)
+        return
+    if style.null and not turn["content"]:
+        turn["content"] = None
+    turn["tool_calls"] = [
+        {
+            "id": _short(call_id, style.form),
+            "type": "function",
+            "function": {"name": function.name, "arguments": _arguments(function)},
+        }
+        for call_id, function in calls
+    ]
+
+
+def _called(call: Any) -> FunctionCall:
+    if isinstance(call, CustomToolCall):
+        arguments = json.dumps({"input": call.custom.input})
+        return FunctionCall(name=call.custom.name, arguments=arguments)
+    function: FunctionCall = call.function
+    return function
+
+
+def _arguments(function: FunctionCall) -> Any:
+    """Templates want an object; what is none stays as it was sent."""
+    try:
+        value = json.loads(function.arguments or "{}")
+    except ValueError:
+        return function.arguments
+    return value if isinstance(value, dict) else function.arguments
+
+
+def _in_words(function: FunctionCall) -> str:
+    call = {"name": function.name, "arguments": _arguments(function)}
+    return f"{HERMES.begin}{json.dumps(call, ensure_ascii=False)}{HERMES.end}"
+
+
+def _make_result(
+    turn: dict[str, Any],
+    message: ToolMessage | FunctionMessage,
+    style: Style,
+    named: Mapping[str, str],
+) -> None:
+    if style.results == "user":
+        turn["role"] = "user"
+        turn["content"] = f"<tool_response>\n{turn['content']}\n</tool_response>"
+        turn.pop("name", None)
+        return
+    turn["role"] = "tool"
+    if isinstance(message, ToolMessage):
+        turn["tool_call_id"] = _short(message.tool_call_id, style.form)
+        if message.tool_call_id in named:
+            turn["name"] = named[message.tool_call_id]
+
+
+def _short(call_id: str, form: Format) -> str:
+    """An id as long as the template wants it."""
+    if form.id_size is None:
+        return call_id
+    letters = "".join(one for one in call_id if one.isascii() and one.isalnum())
+    return letters[-form.id_size :].rjust(form.id_size, "0")
+
+
+def _tool(function: Function) -> dict[str, Any]:
+    own = {
+        "name": function.name,
+        "description": function.description or "",
+        "parameters": function.parameters or _NO_PARAMETERS,
+    }
+    return {"type": "function", "function": own}
+
+
+def _with_block(
+    turns: list[dict[str, Any]], functions: Sequence[Function], style: Style
+) -> list[dict[str, Any]]:
+    """The words about tools behind what the system says, or before what the user does."""
+    lines = [json.dumps(_tool(one)["function"], ensure_ascii=False) for one in functions]
+    block = BLOCK + "\n".join(lines)
+    first = next((turn for turn in turns if turn["role"] == style.block), None)
+    if first is None:
+        return [{"role": style.block, "content": block}, *turns]
+    parts = [first["content"], block] if style.block == "system" else [block, first["content"]]
+    first["content"] = "\n\n".join(part for part in parts if part)
+    return turns
+
+
+_PROBE = TypeAdapter(list[Message]).validate_python(
+    [
+        {"role": "user", "content": "probe_question"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "call_probe0001", "type": "function",
+             "function": {"name": "probe_name", "arguments": '{"key": "probe_value"}'}}]},
+        {"role": "tool", "tool_call_id": "call_probe0001", "content": "probe_result"},
+    ]
+)  # fmt: skip
+_FUNCTION = Function(
+    name="probe_name",
+    description="probe_description",
+    parameters={"type": "object", "properties": {"key": {"type": "string"}}},
+)
+_NEEDLES = ("probe_question", "probe_name", "probe_value", "probe_result", "probe_description")
+
+
+def _shows(model: Model, style: Style) -> bool:
+    turns, tools = turns_of(model, _PROBE, [_FUNCTION], style, None)
+    talk: Talk = {"messages": turns, "variables": {}, "tools": tools}
+    try:
+        prompt = render(model, talk)
+    except LatimerError:
+        return False
+    return all(needle in prompt for needle in _NEEDLES)

@@ -1,0 +1,215 @@
+"""What models answer, by the format that their template asks for.
+
+Each: the output, and what it comes to: texts and (name, arguments). Functions offered are
+`get_weather`, `get_time`, `brave_search` and `python`. Written from each format's documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+Expected: TypeAlias = Sequence[str | tuple[str, str]]
+Outputs: TypeAlias = Sequence[tuple[str, Expected]]
+
+PARIS = '{"city": "Paris"}'
+ROME = '{"city": "Rome"}'
+
+# https://github.com/NousResearch/Hermes-Function-Calling, README: "Prompt Format for Function
+# Calling", and https://qwen.readthedocs.io/en/latest/framework/function_call.html.
+HERMES: Outputs = [
+    ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+     [("get_weather", PARIS)]),
+    ('<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"}</tool_call>',
+     [("get_weather", PARIS)]),
+    ('I will look.\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
+     '</tool_call>\n<tool_call>\n{"name": "get_time", "arguments": {"city": "Rome"}}\n</tool_call>',
+     ["I will look.", ("get_weather", PARIS), ("get_time", ROME)]),
+    ('<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>', [("get_time", "{}")]),
+    ('<tool_call>\n{"name": "get_time"}\n</tool_call>', [("get_time", "{}")]),
+    ('<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>',
+     [("get_weather", PARIS)]),
+    ('<tool_call>{"name": "get_weather", "arguments": {"city": "</tool_call> \\"é\\" }{"}}'
+     "</tool_call> done",
+     [("get_weather", '{"city": "</tool_call> \\"é\\" }{"}'), " done"]),
+    ("It is 21 degrees in Paris <tool", ["It is 21 degrees in Paris <tool"]),
+    # Broken: cut off, no JSON, another function, arguments that are none.
+    ('<tool_call>\n{"name": "get_weather", "argu', ['<tool_call>\n{"name": "get_weather", "argu']),
+    ("<tool_call>\nget_weather(Paris)\n</tool_call>",
+     ["<tool_call>\nget_weather(Paris)\n</tool_call>"]),
+    ('<tool_call>{"name": "launch", "arguments": {}}</tool_call>',
+     ['<tool_call>{"name": "launch", "arguments": {}}</tool_call>']),
+    ('<tool_call>{"name": "get_time", "arguments": {"city": Rome}}</tool_call>\n'
+     '<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>',
+     ['<tool_call>{"name": "get_time", "arguments": {"city": Rome}}</tool_call>',
+      ("get_time", ROME)]),
+    ('<tool_call>{"name": "get_time", "arguments": [1]}</tool_call>',
+     ['<tool_call>{"name": "get_time", "arguments": [1]}</tool_call>']),
+]  # fmt: skip
+
+# https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/: "JSON based tool calling",
+# "Built in Python based tool calling" and "Code Interpreter".
+LLAMA_3: Outputs = [
+    ('{"name": "get_weather", "parameters": {"city": "Paris"}}', [("get_weather", PARIS)]),
+    ('{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}',
+     [("get_weather", PARIS)]),
+    ('\n{"name": "get_weather", "parameters": {"city": "Paris"}}; '
+     '{"name": "get_time", "parameters": {"city": "Rome"}}',
+     [("get_weather", PARIS), ("get_time", ROME)]),
+    ('<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}',
+     [("get_weather", PARIS)]),
+    ('<|python_tag|>brave_search.call(query="current weather in Paris")',
+     [("brave_search", '{"query":"current weather in Paris"}')]),
+    ("<|python_tag|>import math\nprint(math.pi)",
+     [("python", '{"code":"import math\\nprint(math.pi)"}')]),
+    ('Let me see.\n<|python_tag|>{"name": "get_time", "parameters": {}}',
+     ["Let me see.", ("get_time", "{}")]),
+    ("It is sunny; 21 {degrees}.", ["It is sunny; 21 {degrees}."]),
+    # Broken, and JSON that is an answer.
+    ('{"name": "get_time", "parameters": {"city": ', ['{"name": "get_time", "parameters": {"city": ']),
+    ('{"name": "Tom", "age": 33}', ['{"name": "Tom", "age": 33}']),
+    ('<|python_tag|>{"name": "launch", "parameters": {}}',
+     ['<|python_tag|>{"name": "launch", "parameters": {}}']),
+    ("<|python_tag|>brave_search.call(query=open('x'))",
+     [("python", '{"code":"brave_search.call(query=open(\'x\'))"}')]),
+]  # fmt: skip
+
+# https://docs.mistral.ai/capabilities/function_calling and mistral-common's
+# `src/mistral_common/tokens/tokenizers/instruct.py` (v3: a list).
+MISTRAL: Outputs = [
+    ('[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "VvvODy9mT"}]',
+     [("get_weather", PARIS)]),
+    ('[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}, '
+     '{"name": "get_time", "arguments": {"city": "Rome"}}]',
+     [("get_weather", PARIS), ("get_time", ROME)]),
+    ('[TOOL_CALLS][{"id": "a", "arguments": {"city": "Paris"}, "name": "get_weather"}]',
+     [("get_weather", PARIS)]),
+    ('I look.[TOOL_CALLS][{"name": "get_time", "arguments": {}}]', ["I look.", ("get_time", "{}")]),
+    ('[TOOL_CALLS] {"name": "get_time", "arguments": {}}', [("get_time", "{}")]),
+    ("Tools are [TOOL", ["Tools are [TOOL"]),
+    ("[1, 2]", ["[1, 2]"]),
+    # Broken: cut off, an empty list, no list, one good and one wrong.
+    ('[TOOL_CALLS][{"name": "get_weather", ', ['[TOOL_CALLS][{"name": "get_weather", ']),
+    ("[TOOL_CALLS][]", ["[TOOL_CALLS][]"]),
+    ("[TOOL_CALLS] none", ["[TOOL_CALLS] none"]),
+    ('[TOOL_CALLS][{"name": "get_time", "arguments": {}}, {"name": "launch"}]',
+     ['[TOOL_CALLS][{"name": "get_time", "arguments": {}}, {"name": "launch"}]']),
+]  # fmt: skip
+
+# The same from v11 on: `[TOOL_CALLS]name[ARGS]{…}`.
+MISTRAL_ARGS: Outputs = [
+    ('[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', [("get_weather", PARIS)]),
+    ('[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_time[ARGS]{"city": "Rome"}',
+     [("get_weather", PARIS), ("get_time", ROME)]),
+    ('[TOOL_CALLS]get_weather[CALL_ID]abc123xyz[ARGS]{"city": "Paris"}', [("get_weather", PARIS)]),
+    ("[TOOL_CALLS]get_time[ARGS]{}", [("get_time", "{}")]),
+    ('I look. [TOOL_CALLS]get_time[ARGS] {"city": "Rome"}', ["I look.", ("get_time", ROME)]),
+    ('[TOOL_CALLS][{"name": "get_time", "arguments": {}}]', [("get_time", "{}")]),
+    # Broken: cut off in the name and in the arguments, no JSON, another function.
+    ("[TOOL_CALLS]get_we", ["[TOOL_CALLS]get_we"]),
+    ('[TOOL_CALLS]get_weather[ARGS]{"city": ', ['[TOOL_CALLS]get_weather[ARGS]{"city": ']),
+    ("[TOOL_CALLS]get_weather[ARGS]Paris", ["[TOOL_CALLS]get_weather[ARGS]Paris"]),
+    ("[TOOL_CALLS]launch[ARGS]{}", ["[TOOL_CALLS]launch[ARGS]{}"]),
+]  # fmt: skip
+
+# https://cookbook.openai.com/articles/openai-harmony: "Receiving tool calls" and "Channels".
+_THOUGHT = "<|channel|>analysis<|message|>They ask for {}.<|end|><|start|>assistant"
+_CALL = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}"
+HARMONY: Outputs = [
+    ("<|channel|>final<|message|>It is sunny.", ["It is sunny."]),
+    (_THOUGHT.format("2") + "<|channel|>final<|message|>2", ["(They ask for 2.)", "2"]),
+    (_CALL.format("get_weather", PARIS) + "<|call|>", [("get_weather", PARIS)]),
+    (_THOUGHT.format("rain") + _CALL.format("get_weather", PARIS),
+     ["(They ask for rain.)", ("get_weather", PARIS)]),
+    (" to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>" + PARIS,
+     [("get_weather", PARIS)]),
+    ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.get_time"
+     "<|channel|>commentary json<|message|>{}<|call|>", ["(Hm.)", ("get_time", "{}")]),
+    ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+     + _CALL.format("get_time", ROME), ["I look.", ("get_time", ROME)]),
+    ("It is sunny.", ["It is sunny."]),
+    # Broken: cut off, no JSON, another function.
+    (_CALL.format("get_weather", '{"city": '), [_CALL.format("get_weather", '{"city": ')]),
+    (_CALL.format("get_weather", "Paris"), [_CALL.format("get_weather", "Paris")]),
+    (_CALL.format("launch", "{}"), [_CALL.format("launch", "{}")]),
+    ("<|channel|>analysis<|message|>Hm", ["(Hm)"]),
+]  # fmt: skip
+
+# Bare JSON, as llama.cpp's `docs/function-calling.md` has it for models that are only told so.
+BARE: Outputs = [
+    ('{"name": "get_weather", "arguments": {"city": "Paris"}}', [("get_weather", PARIS)]),
+    ('[{"name": "get_weather", "arguments": {"city": "Paris"}},\n'
+     ' {"name": "get_time", "arguments": {"city": "Rome"}}]',
+     [("get_weather", PARIS), ("get_time", ROME)]),
+    ('  {"name": "get_weather", "parameters": {"city": "Paris"}}  ', [("get_weather", PARIS)]),
+    ('{"name": "get_time", "arguments": {}}\n{"name": "get_time", "arguments": {"city": "Rome"}}',
+     [("get_time", "{}"), ("get_time", ROME)]),
+    ('{"name": "get_time", "arguments": null} That is it.', [("get_time", "{}"), "That is it."]),
+    ('So: {"name": "get_time", "arguments": {}}', ['So: {"name": "get_time", "arguments": {}}']),
+    ("", []),
+    # Broken, and JSON that is an answer.
+    ('{"name": "get_weather", "arguments": {"city": NaN}}',
+     ['{"name": "get_weather", "arguments": {"city": NaN}}']),
+    ("{}", ["{}"]),
+    ('{"city": "Paris"}', ['{"city": "Paris"}']),
+    ('{"name": 5, "arguments": {}}', ['{"name": 5, "arguments": {}}']),
+]  # fmt: skip
+
+# https://www.ibm.com/granite/docs (Granite 3.3) and Phi-4-mini's model card: a list behind a token.
+TOOL_CALL_LIST: Outputs = [
+    ('<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>',
+     [("get_weather", PARIS)]),
+    ('<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+     [("get_weather", PARIS)]),
+    ('<|tool_call|> [{"name": "get_time", "arguments": {}}, '
+     '{"name": "get_time", "arguments": {"city": "Rome"}}]',
+     [("get_time", "{}"), ("get_time", ROME)]),
+    ('So: <|tool_call|>[{"name": "get_time"}]', ["So:", ("get_time", "{}")]),
+    ("No tool is needed.", ["No tool is needed."]),
+    ("<|tool_call|>[]", ["<|tool_call|>[]"]),
+    ('<|tool_call|>[{"name": "get_time"', ['<|tool_call|>[{"name": "get_time"']),
+    ('<|tool_call|>[{"name": "launch"}]', ['<|tool_call|>[{"name": "launch"}]']),
+]  # fmt: skip
+
+# https://docs.cohere.com/docs/tool-use, and Command R7B's template: `tool_name` and `parameters`.
+COMMAND_R7B: Outputs = [
+    ('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+     '{"city": "Paris"}}\n]<|END_ACTION|>', [("get_weather", PARIS)]),
+    ('<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+     '{"city": "Paris"}}, {"tool_call_id": "1", "tool_name": "get_time", "parameters": '
+     '{"city": "Rome"}}]<|END_ACTION|>', [("get_weather", PARIS), ("get_time", ROME)]),
+    ('<|START_ACTION|>[{"tool_name": "get_time", "parameters": {}}]', [("get_time", "{}")]),
+    ("Hello.", ["Hello."]),
+    ('I look. <|START_ACTION|>[{"tool_name": "get_time"}]<|END_ACTION|>\n',
+     ["I look.", ("get_time", "{}")]),
+    ("<|START_ACTION|>[", ["<|START_ACTION|>["]),
+    ('<|START_ACTION|>[{"name": "get_time", "parameters": {}}]',
+     ['<|START_ACTION|>[{"name": "get_time", "parameters": {}}]']),
+    ("<|START_ACTION|>[]<|END_ACTION|>", ["<|START_ACTION|>[]<|END_ACTION|>"]),
+]  # fmt: skip
+
+# https://huggingface.co/fireworks-ai/llama-3-firefunction-v2: a list behind a word.
+FUNCTOOLS: Outputs = [
+    (' functools[{"name": "get_time", "arguments": {"city": "Rome"}}]', [("get_time", ROME)]),
+    (' functools[{"name": "get_weather", "arguments": {"city": "Paris"}}, '
+     '{"name": "get_time", "arguments": {"city": "Rome"}}]',
+     [("get_weather", PARIS), ("get_time", ROME)]),
+    (' functools [{"name": "get_time", "arguments": {}}]', [("get_time", "{}")]),
+    ('Yes. functools[{"name": "get_time"}]', ["Yes.", ("get_time", "{}")]),
+    ("I have functools", ["I have functools"]),
+    (" functools[1]", [" functools[1]"]),
+    (' functools[{"name": "launch"}]', [' functools[{"name": "launch"}]']),
+    (" functools[{", [" functools[{"]),
+]  # fmt: skip
+
+OUTPUTS: Mapping[str, Outputs] = {
+    "hermes": HERMES,
+    "llama3": LLAMA_3,
+    "mistral": MISTRAL,
+    "mistral-args": MISTRAL_ARGS,
+    "harmony": HARMONY,
+    "bare": BARE,
+    "tool-call-list": TOOL_CALL_LIST,
+    "command-r7b": COMMAND_R7B,
+    "functools": FUNCTOOLS,
+}
