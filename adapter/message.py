@@ -144,7 +144,14 @@ class MessageChoice:
             if self._placer is None:
                 self._placer = Placer(0)
             self._placer.add(piece.tokens)
-        if not self._begun_answer:
+        if self._begun_answer:
+            pass
+        elif piece.tokens:
+            at = self._position
+            for token in piece.tokens:
+                self._starts.append((at, 1))
+                at += len(token.data)
+        else:
             self._starts.append((self._position, piece.token_count))
         self._position += len(piece.data)
         return self._shown(self._message.feed(piece.data, piece.mark))

@@ -258,6 +258,8 @@ async def _count_reasoning(usage: Usage, choices: Sequence[AnyChoice], backend: 
         if count is None:
             thought = choice.reasoning
             count = len(await backend.tokenize(thought, add_special=False, parse_special=True))
+            most = choice.finish.completion_tokens if choice.finish is not None else 0
+            count = min(count, most)
         total += count
     if total:
         details = usage["completion_tokens_details"]

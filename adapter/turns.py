@@ -43,7 +43,8 @@ class Style(NamedTuple):
 
     Args:
         form: how its model writes calls.
-        native: whether it takes tools and calls itself; else they are told in words.
+        native: whether it takes tools itself; else they are told in words.
+        calls: whether it takes calls itself; else they are content, as the model wrote them.
         null: whether the content of a message that only calls is null.
         results: whose turn a tool's result is.
         block: into whose turn the words go.
@@ -51,6 +52,7 @@ class Style(NamedTuple):
 
     form: Format
     native: bool = False
+    calls: bool = False
     null: bool = False
     results: Literal["tool", "user"] = "user"
     block: Literal["system", "user"] = "system"
@@ -71,7 +73,8 @@ def style_of(model: Model) -> Style:
     form = format_of(model.template)
     styles = list(IN_WORDS)
     if form is not None:
-        styles = [Style(form, True, null, "tool") for null in (False, True)] + styles
+        native = [Style(form, True, True, null, "tool") for null in (False, True)]
+        styles = [*native, Style(form, True, results="tool"), *styles]
     return next((style for style in styles if _shows(model, style)), IN_WORDS[-1])
 
 
@@ -157,8 +160,9 @@ def _add_calls(
     if not calls:
         return
     named |= {call_id: function.name for call_id, function in calls}
-    if not style.native:
-        turn["content"] += "".join(_in_words(function) for _, function in calls)
+    if not style.calls:
+        written = [(function.name, _arguments(function)) for _, function in calls]
+        turn["content"] += style.form.written(written)
         return
     if style.null and not turn["content"]:
         turn["content"] = None
@@ -187,11 +191,6 @@ def _arguments(function: FunctionCall) -> Any:
     except ValueError:
         return function.arguments
     return value if isinstance(value, dict) else function.arguments
-
-
-def _in_words(function: FunctionCall) -> str:
-    call = {"name": function.name, "arguments": _arguments(function)}
-    return f"{HERMES.begin}{json.dumps(call, ensure_ascii=False)}{HERMES.end}"
 
 
 def _make_result(

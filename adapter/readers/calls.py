@@ -18,6 +18,10 @@ class OneReader(Protocol):
         """How many of the bytes belong to calls, and the parts that they make."""
         ...
 
+    def taken(self) -> list[Part]:
+        """The parts that are read and were not told yet."""
+        ...
+
     def end(self) -> list[Part]:
         """What only the text's end completes."""
         ...
@@ -145,6 +149,9 @@ class Calls:
             # The byte that broke it is read once more.
             self._raw += self._text[: error.at]
             self._text = self._text[error.at :]
+            if self._sure:
+                self._waiting += reader.taken()
+                out += self._told(False)
             out += self._dropped()
             return True
         self._raw += self._text[:size]
@@ -179,7 +186,8 @@ class Calls:
         try:
             self._waiting += reader.end()
         except Broken:
-            return self._dropped()
+            # A call that is sure was cut off: its beginning is no content.
+            return self._told(True) if self._sure else self._dropped()
         return self._told(True)
 
     def _close(self, out: list[Part]) -> bool:

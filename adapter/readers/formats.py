@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from .calls import Calls, OneReader
 from .harmony import MARKERS, Harmony
@@ -58,6 +59,16 @@ class Format(NamedTuple):
         begin = (PYTHON_TAG,) if self.title == "llama3" else (self.begin,) if self.begin else ()
         return Calls(make, begin, self.end, self.bare, marks, sure)
 
+    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """Calls as the model writes them; each: name and arguments."""
+        objects = [
+            json.dumps({self.name: name, self.arguments: arguments}, ensure_ascii=False)
+            for name, arguments in calls
+        ]
+        if self.listed:
+            return f"{self.begin}[{', '.join(objects)}]{self.end}"
+        return "".join(f"{self.begin}{one}{self.end}" for one in objects)
+
     def _one(self, offered: Check, checked: bool) -> OneReader:
         check = offered if checked else None
         if self.title.startswith("mistral"):
@@ -82,7 +93,6 @@ FORMATS = (
         "command-r7b", ("<|START_ACTION|>", "<|END_ACTION|>"), "<|START_ACTION|>",
         "<|END_ACTION|>", "tool_name", "parameters", listed=True,
     ),
-    Format("functools", (), " functools", listed=True),
     Format("bare", bare=True),
 )  # fmt: skip
 
@@ -101,7 +111,7 @@ def format_of(template: str) -> Format | None:
         return _BY_TITLE["mistral-args" if has(ARGS) else "mistral"]
     if has("<tool_call>") and not has("<function=") and not has("<arg_key>"):
         return HERMES if has('"name"') or has('\\"name\\"') else None
-    for title in ("tool-call-list", "command-r7b", "functools"):
+    for title in ("tool-call-list", "command-r7b"):
         if has(_BY_TITLE[title].begin, "tools"):
             return _BY_TITLE[title]
     if not has("tools", '"name"') or has("<function="):

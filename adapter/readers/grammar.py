@@ -24,6 +24,7 @@ from .harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from .mistral import ARGS
 
 _GAP = "[ \\n]{0,2}"
+_OTHER_KEYS = {"additionalProperties", "patternProperties", "required", "$ref", "allOf", "anyOf"}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -85,7 +86,12 @@ def _arguments(
 
 
 def _as_object(schema: Any) -> Any:
-    return {"type": "object", **schema} if isinstance(schema, dict) else schema
+    """Arguments are an object; one whose properties are none has none."""
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("properties") == {} and not schema.keys() & _OTHER_KEYS:
+        schema = {**schema, "additionalProperties": False}
+    return {"type": "object", **schema}
 
 
 def _without(schema: Any, path: Sequence[str | int]) -> bool:

@@ -152,7 +152,10 @@ class Harmony:
         try:
             _size, parts = call.feed(data)
         except Broken:
-            return self._dropped()
+            if not self._sure:
+                return self._dropped()
+            self._waiting += call.taken()
+            return self._told() + self._dropped()
         self._waiting += parts
         return self._told() if self._sure else []
 

@@ -68,11 +68,11 @@ class CallReader:
                 self._steps.send(byte)
             except StopIteration:
                 self.done = True
-                return position + 1, self._taken()
+                return position + 1, self.taken()
             except Broken as error:
                 error.at = position
                 raise
-        return len(data), self._taken()
+        return len(data), self.taken()
 
     def end(self) -> list[Part]:
         """What only the text's end completes.
@@ -82,7 +82,8 @@ class CallReader:
         """
         raise Broken
 
-    def _taken(self) -> list[Part]:
+    def taken(self) -> list[Part]:
+        """The parts that are read and were not told yet."""
         self._flush()
         parts, self._parts = self._parts, []
         return parts

@@ -43,6 +43,10 @@ class PythonTagReader:
         self._text += data
         return len(data), []
 
+    def taken(self) -> list[Part]:
+        """See `OneReader.taken`."""
+        return self._json.taken()
+
     def end(self) -> list[Part]:
         """See `OneReader.end`."""
         if self._is_json:

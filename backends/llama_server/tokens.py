@@ -49,6 +49,7 @@ class TokenStream:
         self._size = 0
         self._starts: list[int] = []
         self._predicted = 0
+        self._cached = 0
         self._steps: list[_Step] = []
         self._known = b""
         self._content = b""
@@ -105,7 +106,9 @@ class TokenStream:
         finish = self.finish
         if finish is None and self._job.scan is not None and self._matcher.stop is not None:
             # The server knows of no stop.
-            finish = Finish(self._choice, "stop", self._matcher.stop, self._prompt_tokens, 0)
+            finish = Finish(
+                self._choice, "stop", self._matcher.stop, self._prompt_tokens, 0, self._cached
+            )
         if finish is not None and (finish.reason == "stop" or self._matcher.stop is not None):
             self._released += self._matcher.settle()
             before = sum(start < self._released for start in self._starts)
@@ -114,6 +117,8 @@ class TokenStream:
     def _step(self, event: dict[str, Any]) -> list[Token]:
         predicted = event["tokens_predicted"]
         missing, self._predicted = predicted - self._predicted - 1, predicted
+        if "timings" in event:
+            self._cached = min(event["timings"]["cache_n"], self._prompt_tokens)
         entries = event.get("completion_probabilities")
         if not entries or not event["tokens"]:
             raise speculative()

@@ -111,6 +111,9 @@ def to_native(
         "logit_bias": [[i, bias if bias > -100 else False] for i, bias in sampling.logit_bias],
         **sampling.extras,
     }
+    if job.scan is not None:
+        # The end may be found here, and then no last event tells what came from the cache.
+        payload["timings_per_token"] = True
     if job.grammar is not None:
         payload["grammar"] = as_gbnf(job.grammar)
     if job.logprobs is not None:
@@ -252,7 +255,9 @@ class ChoiceStream:
         """The end of a choice that the server would go on with."""
         self.finished = True
         prompt = max(event["tokens_evaluated"] - self._hidden, 0)
-        return Finish(self._choice, "stop", stop, prompt, self._tokens_before(self._released))
+        cached = event["timings"]["cache_n"] if "timings" in event else 0
+        before = self._tokens_before(self._released)
+        return Finish(self._choice, "stop", stop, prompt, before, max(min(cached, prompt), 0))
 
     def _held(self) -> Sequence[Step]:
         """The last steps whose text was not sent."""

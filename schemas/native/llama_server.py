@@ -18,6 +18,7 @@ class CompletionPayload(TypedDict):
     cache_prompt: bool
     stop: list[str]
     preserved_tokens: NotRequired[list[str]]
+    timings_per_token: NotRequired[bool]
     temperature: float
     top_k: int
     top_p: float

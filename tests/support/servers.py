@@ -50,6 +50,16 @@ def _llama_server_command(
     ]
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a llama-server; a stream that was closed just before can keep it from ending itself."""
+    process.terminate()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(30)
+
+
 @contextlib.contextmanager
 def llama_server(model: Path, *options: str, slots: int = 4, context: int = 2048) -> Iterator[str]:
     """A real llama-server; yields its address."""
@@ -60,8 +70,7 @@ def llama_server(model: Path, *options: str, slots: int = 4, context: int = 2048
         wait_for(f"http://127.0.0.1:{port}/health", process)
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.terminate()
-        process.wait(30)
+        _end(process)
 
 
 @contextlib.contextmanager

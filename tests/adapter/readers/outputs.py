@@ -66,7 +66,7 @@ LLAMA_3: Outputs = [
      ["Let me see.", ("get_time", "{}")]),
     ("It is sunny; 21 {degrees}.", ["It is sunny; 21 {degrees}."]),
     # Broken, and JSON that is an answer.
-    ('{"name": "get_time", "parameters": {"city": ', ['{"name": "get_time", "parameters": {"city": ']),
+    ('{"name": "get_time", "parameters": {', ['{"name": "get_time", "parameters": {']),
     ('{"name": "Tom", "age": 33}', ['{"name": "Tom", "age": 33}']),
     ('<|python_tag|>{"name": "launch", "parameters": {}}',
      ['<|python_tag|>{"name": "launch", "parameters": {}}']),
@@ -188,20 +188,6 @@ COMMAND_R7B: Outputs = [
     ("<|START_ACTION|>[]<|END_ACTION|>", ["<|START_ACTION|>[]<|END_ACTION|>"]),
 ]  # fmt: skip
 
-# https://huggingface.co/fireworks-ai/llama-3-firefunction-v2: a list behind a word.
-FUNCTOOLS: Outputs = [
-    (' functools[{"name": "get_time", "arguments": {"city": "Rome"}}]', [("get_time", ROME)]),
-    (' functools[{"name": "get_weather", "arguments": {"city": "Paris"}}, '
-     '{"name": "get_time", "arguments": {"city": "Rome"}}]',
-     [("get_weather", PARIS), ("get_time", ROME)]),
-    (' functools [{"name": "get_time", "arguments": {}}]', [("get_time", "{}")]),
-    ('Yes. functools[{"name": "get_time"}]', ["Yes.", ("get_time", "{}")]),
-    ("I have functools", ["I have functools"]),
-    (" functools[1]", [" functools[1]"]),
-    (' functools[{"name": "launch"}]', [' functools[{"name": "launch"}]']),
-    (" functools[{", [" functools[{"]),
-]  # fmt: skip
-
 OUTPUTS: Mapping[str, Outputs] = {
     "hermes": HERMES,
     "llama3": LLAMA_3,
@@ -211,5 +197,4 @@ OUTPUTS: Mapping[str, Outputs] = {
     "bare": BARE,
     "tool-call-list": TOOL_CALL_LIST,
     "command-r7b": COMMAND_R7B,
-    "functools": FUNCTOOLS,
 }

@@ -1,0 +1,252 @@
+"""Thoughts and calls of models whose every token is known, over in-process and llama-server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.base import Backend
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+from support import scripted
+from support.replies import chunks_in
+from support.servers import llama_server
+
+TAGS = ("<think>", "</think>")
+CALL_TAGS = ("<tool_call>", "</tool_call>")
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "schema": {**PARAMETERS, "additionalProperties": False}},
+}
+THOUGHT = ("<think>", "Let me see.", " Paris?", "</think>", "\n\n")
+ANSWER = ("It is", " Paris", ".")
+CALL = ('{"name": "f", ', '"arguments": {"a": 5}', "}")
+ENGINES = ("llama_cpp", "llama_server")
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture(params=ENGINES)
+def asking(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A client of an engine with a model that says a script."""
+
+    @asynccontextmanager
+    async def ask(
+        script: Sequence[str], template: str = scripted.CHATML, marks: Sequence[str] = ()
+    ) -> AsyncIterator[Ask]:
+        path = scripted.scripted(tmp_path / "model.gguf", script, template, marks)
+        with contextlib.ExitStack() as stack:
+            backend: Backend = LlamaCpp(path)
+            if request.param == "llama_server":
+                address = stack.enter_context(llama_server(path, context=512))
+                backend = LlamaServer(address)
+            app = OpenAIAdapter(backend, any_model=True)
+            transport = httpx2.ASGITransport(app)
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://latimer", timeout=60
+            ) as client:
+                yield _asker(client)
+            await app.aclose()
+
+    return ask
+
+
+def _asker(client: httpx2.AsyncClient) -> Ask:
+    async def ask(**body: Any) -> Any:
+        messages = [{"role": "user", "content": "Hi"}]
+        full = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 60, **body}
+        reply = await client.post("/v1/chat/completions", json=full)
+        assert reply.status_code == 200, reply.text
+        return chunks_in(reply) if body.get("stream") else reply.json()
+
+    return ask
+
+
+def message_of(reply: Any) -> tuple[Any, Any, Any, str]:
+    """Thought, content, calls and finish reason of a reply."""
+    choice = reply["choices"][0]
+    message = choice["message"]
+    calls = [
+        (call["function"]["name"], json.loads(call["function"]["arguments"]))
+        for call in message.get("tool_calls", ())
+    ]
+    return message.get("reasoning_content"), message["content"], calls, choice["finish_reason"]
+
+
+def counts_of(reply: Any) -> Any:
+    """The usage of a reply, but for what came from the cache."""
+    return {**reply["usage"], "prompt_tokens_details": None}
+
+
+THINKERS = pytest.mark.parametrize(
+    ("script", "template", "marks"),
+    [
+        ((*THOUGHT, *ANSWER), scripted.MAY_THINK, TAGS),
+        ((*THOUGHT, *ANSWER), scripted.MAY_THINK, ()),
+        ((*THOUGHT[1:], *ANSWER), scripted.THINKING, ()),
+        ((*THOUGHT[1:], *ANSWER), scripted.THINKING, TAGS),
+    ],
+    ids=["tokens", "text", "begun", "begun tokens"],
+)
+
+
+@THINKERS
+async def test_thoughts_are_no_content(
+    asking: Any, script: Sequence[str], template: str, marks: Sequence[str]
+) -> None:
+    """Tags that are tokens, tags that are text, a thought that the prompt begins: all alike."""
+    async with asking(script, template, marks) as ask:
+        reply = await ask()
+        assert message_of(reply) == ("Let me see. Paris?", "It is Paris.", [], "stop")
+        details = reply["usage"]["completion_tokens_details"]
+        assert details["reasoning_tokens"] == len(script) - len(ANSWER)
+        chunks = await ask(stream=True, stream_options={"include_usage": True})
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+        assert deltas[0]["role"] == "assistant"
+        assert "".join(d.get("reasoning_content") or "" for d in deltas) == "Let me see. Paris?"
+        assert "".join(d.get("content") or "" for d in deltas) == "It is Paris."
+        assert counts_of(chunks[-1]) == counts_of(reply)
+
+
+@THINKERS
+async def test_stops_do_not_count_in_thoughts(
+    asking: Any, script: Sequence[str], template: str, marks: Sequence[str]
+) -> None:
+    """A stop that is thought of is passed over; where it is said the engine is stopped."""
+    async with asking(script, template, marks) as ask:
+        reply = await ask(stop=["Paris"])
+        assert message_of(reply) == ("Let me see. Paris?", "It is ", [], "stop")
+        # " Paris" begins before the cut.
+        assert reply["usage"]["completion_tokens"] == len(script) - 1
+        logged = await ask(stop=["Paris"], logprobs=True)
+        tokens = [entry["token"] for entry in logged["choices"][0]["logprobs"]["content"]]
+        assert tokens == ["It is", " Paris"]
+        assert counts_of(logged) == counts_of(reply)
+
+
+@THINKERS
+async def test_a_schema_begins_behind_the_thought(
+    asking: Any, script: Sequence[str], template: str, marks: Sequence[str]
+) -> None:
+    """What is thought stays free, what is said follows the schema."""
+    async with asking(script, template, marks) as ask:
+        thought, content, _, reason = message_of(await ask(response_format=SCHEMA))
+        assert (thought, reason) == ("Let me see. Paris?", "stop")
+        assert isinstance(json.loads(content)["a"], int)
+        thought, content, _, _ = message_of(await ask(regex="[a-c]{3}"))
+        assert (thought, len(content)) == ("Let me see. Paris?", 3)
+
+
+async def test_a_thought_that_is_cut_off(asking: Any) -> None:
+    """All tokens are thought: the content is empty, and the reason is length."""
+    async with asking((*THOUGHT, *ANSWER), scripted.MAY_THINK, TAGS) as ask:
+        reply = await ask(max_tokens=3)
+        assert message_of(reply) == ("Let me see. Paris?", "", [], "length")
+        assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3
+
+
+async def test_a_model_that_does_not_think_now(asking: Any) -> None:
+    """Where no tag comes first, all is content, with log-probabilities for every token."""
+    async with asking(ANSWER, scripted.MAY_THINK, TAGS) as ask:
+        reply = await ask(logprobs=True)
+        assert message_of(reply) == (None, "It is Paris.", [], "stop")
+        tokens = [entry["token"] for entry in reply["choices"][0]["logprobs"]["content"]]
+        assert tokens == list(ANSWER)
+        assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+async def test_a_call_behind_a_thought_that_calls(asking: Any) -> None:
+    """Only what is answered is called, and it is told as OpenAI tells it."""
+    script = (*THOUGHT[:2], "<tool", "_call>no", "</think>", "<tool_call>", *CALL, "</tool_call>")
+    async with asking(script, scripted.HERMES + "{# <think> #}", (*TAGS, *CALL_TAGS)) as ask:
+        reply = await ask(tools=[TOOL])
+        thought = "Let me see.<tool_call>no"
+        assert message_of(reply) == (thought, None, [("f", {"a": 5})], "tool_calls")
+
+
+async def test_markers_that_are_tokens_begin_calls(asking: Any) -> None:
+    """The call's tokens are told with their log-probabilities, stops do not count in it."""
+    async with asking(("So: ", "<tool_call>", *CALL, "</tool_call>"), scripted.HERMES,
+                      CALL_TAGS) as ask:  # fmt: skip
+        called = ("So:", [("f", {"a": 5})], "tool_calls")
+        reply = await ask(tools=[TOOL], logprobs=True)
+        assert message_of(reply)[1:] == called
+        tokens = [entry["token"] for entry in reply["choices"][0]["logprobs"]["content"]]
+        assert tokens == ["So: ", "<tool_call>", *CALL[:2]]
+        assert message_of(await ask(tools=[TOOL], stop=["name"]))[1:] == called
+        assert message_of(await ask(tools=[TOOL], stop=[":"]))[1:] == ("So", [], "stop")
+
+
+async def test_text_spelled_like_a_marker_is_content(asking: Any) -> None:
+    """Where the marker is a token, its spelling in other tokens calls nothing."""
+    script = ("<tool", "_call>", *CALL)
+    async with asking(script, scripted.HERMES, CALL_TAGS) as ask:
+        expected = '<tool_call>{"name": "f", "arguments": {"a": 5}}'
+        assert message_of(await ask(tools=[TOOL]))[1:] == (expected, [], "stop")
+
+
+async def test_arguments_follow_their_schema_when_the_model_calls_by_itself(asking: Any) -> None:
+    """A model that would write a word for a number is held to the schema from the marker on."""
+    script = ("<tool", "_call>", '{"name": "f", ', '"arguments": {"a": "x"}', "}", "</tool_call>")
+    async with asking(script) as ask:
+        _, content, calls, _ = message_of(await ask(tools=[TOOL]))
+        assert content is None
+        assert [name for name, _ in calls] == ["f"]
+        assert isinstance(calls[0][1]["a"], int)
+
+
+async def test_a_call_streams_as_it_is_written(asking: Any) -> None:
+    """Header once, merged into the first delta; fragments as they come; an empty delta last."""
+    async with asking(("<tool_call>", '{"name": "f", ', '"arguments": {', '"a": ', "5}", "}",
+                       "</tool_call>"), scripted.HERMES, CALL_TAGS) as ask:  # fmt: skip
+        chunks = [chunk["choices"][0] for chunk in await ask(tools=[TOOL], stream=True)]
+        first = chunks[0]["delta"]
+        call_id = first["tool_calls"][0].pop("id")
+        assert len(call_id) == 29
+        head = {"index": 0, "type": "function", "function": {"name": "f", "arguments": ""}}
+        assert first == {"role": "assistant", "content": None, "tool_calls": [head],
+                         "refusal": None}  # fmt: skip
+        fragments = [chunk["delta"]["tool_calls"][0] for chunk in chunks[1:-1]]
+        assert [one["function"] for one in fragments] == [
+            {"arguments": "{"}, {"arguments": '"a": '}, {"arguments": "5}"}
+        ]  # fmt: skip
+        assert all(one.keys() == {"index", "function"} for one in fragments)
+        assert (chunks[-1]["delta"], chunks[-1]["finish_reason"]) == ({}, "tool_calls")
+
+
+async def test_several_calls(asking: Any) -> None:
+    """Each has its header and its id, one is complete before the next; or there is one only."""
+    script = ('<tool_call>{"name": "f", "arguments": {"a": 1}}', "</tool_call>\n", "<tool_",
+              'call>{"name": "f", "arguments": {"a": 2}}', "</tool_call>")  # fmt: skip
+    async with asking(script) as ask:
+        whole = await ask(tools=[TOOL])
+        assert message_of(whole)[2:] == ([("f", {"a": 1}), ("f", {"a": 2})], "tool_calls")
+        calls = whole["choices"][0]["message"]["tool_calls"]
+        assert len({call["id"] for call in calls}) == 2
+        chunks = [chunk["choices"][0] for chunk in await ask(tools=[TOOL], stream=True)]
+        parts = [part for chunk in chunks for part in chunk["delta"].get("tool_calls", ())]
+        assert [part["index"] for part in parts] == sorted(part["index"] for part in parts)
+        assert [part["index"] for part in parts if "id" in part] == [0, 1]
+        alone = await ask(tools=[TOOL], parallel_tool_calls=False)
+        assert message_of(alone)[2:] == ([("f", {"a": 1})], "tool_calls")
+
+
+async def test_choices_that_begin_differently(asking: Any) -> None:
+    """Of several choices each has its own role and its own calls, in the order of their indices."""
+    async with asking(("<tool_call>", *CALL, "</tool_call>"), scripted.HERMES, CALL_TAGS) as ask:
+        chunks = [chunk["choices"][0] for chunk in await ask(tools=[TOOL], n=3, stream=True)]
+        roles = [chunk["index"] for chunk in chunks if "role" in chunk["delta"]]
+        assert roles == [0, 1, 2]
+        firsts = {chunk["index"]: chunk["delta"] for chunk in reversed(chunks)}
+        assert len({delta["tool_calls"][0]["id"] for delta in firsts.values()}) == 3
+        ends = [chunk["finish_reason"] for chunk in chunks if chunk["finish_reason"]]
+        assert ends == ["tool_calls"] * 3

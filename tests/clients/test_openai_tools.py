@@ -1,0 +1,148 @@
+"""Tools through the official `openai` client over every engine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from openai.types.chat import (
+    ChatCompletionMessage,
+    ChatCompletionMessageParam,
+    ChatCompletionToolUnionParam,
+)
+
+ASK: list[ChatCompletionMessageParam] = [
+    {"role": "user", "content": "What is the weather in Paris?"}
+]
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello!"}]
+RESULT = '{"temp_c": 21}'
+ANSWER = "It is 21 degrees in Paris."
+
+
+def tool(name: str, description: str) -> ChatCompletionToolUnionParam:
+    """A function of a city."""
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    }
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}  # type: ignore[typeddict-item]
+
+
+WEATHER = tool("get_weather", "Get the weather in a city")
+TIME = tool("get_time", "Get the time in a city")
+
+
+@pytest.fixture
+def client(served_url: str) -> OpenAI:
+    """The synchronous client, strict about what it gets."""
+    return OpenAI(base_url=f"{served_url}/v1", api_key="x", _strict_response_validation=True)
+
+
+def calls_of(message: ChatCompletionMessage) -> list[tuple[str, Any]]:
+    """The names and arguments of a message's calls."""
+    found = []
+    for call in message.tool_calls or ():
+        assert call.type == "function"
+        assert re.fullmatch(r"call_[A-Za-z0-9]{24}", call.id)
+        found.append((call.function.name, json.loads(call.function.arguments)))
+    return found
+
+
+def ask(
+    client: OpenAI, messages: Sequence[ChatCompletionMessageParam], stream: bool, **more: Any
+) -> tuple[ChatCompletionMessage, str]:
+    """A message and its finish reason, by the stream helper or at once."""
+    body: dict[str, Any] = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 100}
+    body |= {"tools": [WEATHER], **more}
+    if stream:
+        with client.chat.completions.stream(**body) as events:
+            choice = events.get_final_completion().choices[0]
+            return ChatCompletionMessage.model_validate(choice.message.to_dict()), (
+                choice.finish_reason
+            )
+    reply = client.chat.completions.create(**body).choices[0]
+    return reply.message, reply.finish_reason
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_a_call_and_its_result(client: OpenAI, stream: bool) -> None:
+    """The model calls, gets the result, and answers with it."""
+    with client:
+        message, reason = ask(client, ASK, stream)
+        assert calls_of(message) == [("get_weather", {"city": "Paris"})]
+        assert (message.content, reason) == (None, "tool_calls")
+        assert message.tool_calls is not None
+        talk: list[Any] = [
+            *ASK,
+            message.to_dict(),
+            {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": RESULT},
+        ]
+        answer, reason = ask(client, talk, stream)
+        assert (answer.content, answer.tool_calls, reason) == (ANSWER, None, "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_a_model_may_answer_by_itself(client: OpenAI, stream: bool) -> None:
+    """Left to itself, it says what needs no tool."""
+    with client:
+        message, reason = ask(client, HELLO, stream)
+    assert message.content == "Hello! How can I help you today?"
+    assert (message.tool_calls, reason) == (None, "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_required_calls(client: OpenAI, stream: bool) -> None:
+    """`required` makes a call where the model would rather talk."""
+    with client:
+        message, reason = ask(client, HELLO, stream, tool_choice="required", tools=[WEATHER, TIME])
+    names = [name for name, _ in calls_of(message)]
+    assert names
+    assert set(names) <= {"get_weather", "get_time"}
+    assert (message.content, reason) == (None, "tool_calls")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_a_named_function_is_the_one_called(client: OpenAI, stream: bool) -> None:
+    """The model would call another; the reason is stop, as at OpenAI."""
+    choice = {"type": "function", "function": {"name": "get_time"}}
+    with client:
+        message, reason = ask(client, ASK, stream, tool_choice=choice, tools=[WEATHER, TIME])
+    assert calls_of(message) == [("get_time", {"city": "Paris"})]
+    assert reason == "stop"
+
+
+def test_none_makes_no_call(client: OpenAI) -> None:
+    """`none` is text, and the model is not told of tools."""
+    with client:
+        told, _ = ask(client, HELLO, False)
+        message, reason = ask(client, HELLO, False, tool_choice="none")
+    assert (message.content, message.tool_calls, reason) == (told.content, None, "stop")
+
+
+def test_one_call_at_most(client: OpenAI) -> None:
+    """`parallel_tool_calls: false` is one call, whatever is asked."""
+    ask_both: list[Any] = [{"role": "user", "content": "What is the weather in Paris and Rome?"}]
+    with client:
+        message, _ = ask(client, ask_both, False, tool_choice="required", parallel_tool_calls=False)
+    assert len(calls_of(message)) == 1
+
+
+def test_the_deprecated_functions(client: OpenAI) -> None:
+    """Functions are answered in their own shape, and their results taken."""
+    with client:
+        body: dict[str, Any] = {"model": "m", "temperature": 0, "max_tokens": 100,
+                                "functions": [WEATHER["function"]]}  # type: ignore[typeddict-item]  # fmt: skip
+        choice = client.chat.completions.create(messages=ASK, **body).choices[0]
+        assert choice.message.function_call is not None
+        assert choice.message.function_call.name == "get_weather"
+        assert choice.finish_reason == "function_call"
+        result = {"role": "function", "name": "get_weather", "content": RESULT}
+        talk: list[Any] = [*ASK, choice.message.to_dict(), result]
+        answer = client.chat.completions.create(messages=talk, **body).choices[0]
+        assert answer.message.content == ANSWER

@@ -1,0 +1,106 @@
+"""Models that say what a test wants them to: each token is followed by one other.
+
+No layer adds anything, so the logits depend on the last token alone: one-hot embeddings, and an
+output matrix that points from each token of a script to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+WIDTH = 512
+CONTROLS = ("<|im_start|>", "<|im_end|>")
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# One that tells of tools, and one that begins a thought.
+HERMES = (
+    "{% if tools %}<|im_start|>system\n<tools>{{ tools | tojson }}</tools><|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    '{% for c in m.tool_calls %}<tool_call>{"name": "{{ c.function.name }}", "arguments": '
+    "{{ c.function.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+THINKING = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+MAY_THINK = CHATML + "{# <think> </think> #}"
+
+
+def scripted(
+    path: Path, script: Sequence[str], template: str = CHATML, marks: Sequence[str] = ()
+) -> Path:
+    """Write a model that answers every prompt with a script, then an end token.
+
+    Args:
+        script: its tokens, all different; those among `marks` are control tokens.
+    """
+    alphabet = _byte_alphabet()
+    controls = (*CONTROLS, *marks)
+    texts = [piece for piece in script if piece not in controls]
+    own = {"".join(alphabet[byte] for byte in text.encode()): text for text in texts}
+    letters = list(alphabet.values())
+    tokens = [*letters, *controls, *(one for one in own if one not in letters)]
+    ids = {own.get(token, token): index for index, token in enumerate(tokens)}
+    kinds = [gguf.TokenType.NORMAL] * len(tokens)
+    for control in controls:
+        kinds[ids[control]] = gguf.TokenType.CONTROL
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(path.stem)
+    writer.add_context_length(512)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(8)
+    writer.add_head_count_kv(8)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(WIDTH // 8)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    # There must be one; two zero bytes stand nowhere.
+    writer.add_token_merges([f"{alphabet[0]} {alphabet[0]}"])
+    writer.add_eos_token_id(ids["<|im_end|>"])
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(template)
+    follows = dict.fromkeys(range(len(tokens)), ids["<|im_end|>"])
+    chain = [tokens.index(alphabet[ord("\n")]), *(ids[piece] for piece in script)]
+    follows |= dict(zip(chain, [*chain[1:], ids["<|im_end|>"]], strict=True))
+    _write(writer, len(tokens), follows)
+    return path
+
+
+def _write(writer: gguf.GGUFWriter, size: int, follows: dict[int, int]) -> None:
+    def zeros(name: str, *shape: int) -> None:
+        writer.add_tensor(name, np.zeros(shape, np.float32))
+
+    output = np.zeros((size, WIDTH), np.float32)
+    for token, after in follows.items():
+        output[after, token] = 1.0
+    writer.add_tensor("token_embd.weight", np.eye(size, WIDTH, dtype=np.float32))
+    writer.add_tensor("output.weight", output)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(WIDTH, np.float32))
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        zeros(f"blk.0.{name}.weight", WIDTH, WIDTH)
+    zeros("blk.0.ffn_gate.weight", 64, WIDTH)
+    zeros("blk.0.ffn_up.weight", 64, WIDTH)
+    zeros("blk.0.ffn_down.weight", WIDTH, 64)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """How GPT-2's vocabularies spell each byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + index) for index, byte in enumerate(others)
+    }
