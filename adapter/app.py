@@ -21,6 +21,7 @@ from .endpoints.models import list_models, retrieve_model
 from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
 from .errors import MethodNotAllowed, unexpected
 from .exchange import Exchange, Receive, Scope, Send
+from .fetch import Fetcher
 from .guards import Keys
 from .instruct import FORMATS
 from .printable import printable
@@ -61,6 +62,8 @@ class Options(TypedDict, total=False):
         strict: refuse unknown fields, and what the engine does only nearly.
         parse_content: let what messages spell as control tokens count as such; who writes a
             message can then speak in anybody's name.
+        fetch_images: fetch pictures that a request names by http and https, from public addresses
+            only; by default only data: URLs are taken.
         chat_format: the name of an instruct format (`instruct.FORMATS`) instead of the model's own
             template; a request's `adapter` goes before it.
         logit_bias_vocabulary: the vocabulary that requests' token ids are of, by tiktoken's name
@@ -75,6 +78,7 @@ class Options(TypedDict, total=False):
     max_body: int
     strict: bool
     parse_content: bool
+    fetch_images: bool
     chat_format: str | None
     logit_bias_vocabulary: str | None
 
@@ -105,6 +109,7 @@ class OpenAIAdapter:
             strict=options.get("strict", False),
             max_body=options.get("max_body", DEFAULT_MAX_BODY),
             parse_content=options.get("parse_content", False),
+            fetch=Fetcher() if options.get("fetch_images") else None,
             format=None if name is None else FORMATS[name],
             vocabulary=options.get("logit_bias_vocabulary"),
         )

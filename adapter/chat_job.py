@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import orjson
 
-from ..backends.base import Generation, Grammar, Model, Passage, Sampling, Text
+from ..backends.base import MEDIA, Generation, Grammar, Model, Passage, Sampling, Text
 from ..backends.errors import RequestError, Unsupported
 from ..backends.structured import Unenforced, as_gbnf
 from ..schemas.openai.chat import ChatRequest
@@ -16,6 +16,7 @@ from . import instruct
 from .content import LIKELY, Rendered, prompt_of, spellings_of
 from .exchange import Exchange
 from .formats import grammar_of
+from .media import media_of
 from .message import Form, Message
 from .readers import grammar as calls_grammar
 from .readers.formats import Format
@@ -103,7 +104,14 @@ async def chat_job(
     style = style_of(model)
     tags = tags_of(model.template) if model.template is not None else None
     offer = offer_of(request, capabilities.engine)
-    prompt = await _prompt(request, model, service, own_format, style, tags, offer)
+    media = await media_of(request.messages, model, service)
+    prompt = await _prompt(request, model, service, own_format, style, tags, offer, bool(media))
+    if prompt.text.count(MEDIA) != len(media):
+        raise RequestError(
+            "The model's chat template leaves out some of the images or sounds of these messages. "
+            "Send them in a user's message.",
+            "messages",
+        )
     stops = tuple(dict.fromkeys((*stops_of(request.stop), *prompt.markers)))
     marks = await _marks_of(service, model, style, tags, prompt, offer, stops)
     grammar, sure = _grammar(request, service, offer, marks)
@@ -120,6 +128,7 @@ async def chat_job(
         grammar=grammar,
         hidden=prompt.rendered.hidden,
         visible=marks.visible,
+        media=media,
         scan=scan,
     )
     return ChatJob(job, form, prompt.rendered.changed)
@@ -133,6 +142,7 @@ async def _prompt(
     style: Style,
     tags: Tags | None,
     offer: Offer | None,
+    as_text: bool,
 ) -> _Prompt:
     told = offer.told if offer is not None else ()
     messages, tools = turns_of(model, request.messages, told, style, tags)
@@ -154,7 +164,7 @@ async def _prompt(
     if service.parse_content:
         rendered = Rendered(Text(show(talk)))
     else:
-        rendered = await prompt_of(model, talk, service.backend, show)
+        rendered = await prompt_of(model, talk, service.backend, show, as_text)
     return _Prompt(rendered, shown, markers)
 
 

@@ -142,6 +142,12 @@ def main() -> None:
     help="Let control tokens in messages count as such; by default they are text.",
 )
 @click.option(
+    "--fetch-images",
+    is_flag=True,
+    default=None,
+    help="Fetch images that a request names by http, from public addresses.",
+)
+@click.option(
     "--logit-bias-vocabulary",
     metavar="NAME",
     help="Token ids of requests are of this vocabulary: cl100k_base, o200k_base …",
@@ -257,6 +263,7 @@ async def _serve(settings: Settings) -> None:
         max_body=settings.max_body,
         strict=settings.strict,
         parse_content=settings.parse_content,
+        fetch_images=settings.fetch_images,
         chat_format=settings.chat_format,
         logit_bias_vocabulary=settings.logit_bias_vocabulary,
     )

@@ -41,6 +41,7 @@ class Settings(BaseSettings):
     max_body: Annotated[int, Field(ge=1)] = 32 * 1024 * 1024
     strict: bool = False
     parse_content: bool = False
+    fetch_images: bool = False
     chat_format: str | None = Field(None, description="An instruct format, by its name.")
     share_prefixes: bool = False
     drain: Annotated[int, Field(ge=0)] = Field(

@@ -35,12 +35,13 @@ class Rendered(NamedTuple):
 
 
 async def prompt_of(
-    model: Model, talk: Talk, backend: Backend, render: Callable[[Talk], str]
+    model: Model, talk: Talk, backend: Backend, render: Callable[[Talk], str], as_text: bool = False
 ) -> Rendered:
     """The prompt of a chat, in which nothing but the template's own control tokens is one.
 
     Args:
         render: makes the prompt of a talk.
+        as_text: whether the prompt must be text, whatever it spells.
     """
     if not any(LIKELY.search(text) for text in _texts(talk)):
         return Rendered(Text(render(talk)))
@@ -48,7 +49,7 @@ async def prompt_of(
     spelled = {found for text in _texts(talk) for found in marks.pattern.findall(text)}
     if not spelled:
         return Rendered(Text(render(talk)))
-    if not backend.capabilities.plain_text:
+    if as_text or not backend.capabilities.plain_text:
         broken = {spelling: spelling[0] + BREAK + spelling[1:] for spelling in spelled}
         return Rendered(Text(render(_replaced(talk, marks.pattern, broken))), 0, True)
     used = set().union(*(set(text) for text in _texts(talk)))

@@ -100,6 +100,7 @@ async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
             "message content",
             "is text" if capabilities.plain_text else "is text: spelled marks get a U+200B",
         ),
+        ("beside text", ", ".join(sorted(model.media)) or "-"),
         ("grammars", ", ".join(sorted(capabilities.grammars)) or "-"),
         ("refused", "; ".join(f"{k}: {v}" for k, v in sorted(capabilities.refused.items())) or "-"),
         ("only nearly", ", ".join(sorted(capabilities.inexact)) or "-"),

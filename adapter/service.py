@@ -10,6 +10,7 @@ from ..backends.errors import RequestError
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.completions import CompletionRequest
 from .exchange import Exchange
+from .fetch import Fetch
 from .instruct import Format
 from .vocabularies import to_model
 
@@ -26,6 +27,7 @@ class Service:
         strict: refuse unknown fields, and what the engine does only nearly.
         max_body: the largest body taken, in bytes.
         parse_content: whether what messages spell as control tokens counts as such.
+        fetch: gets what a request names by its address, None where only data: URLs are taken.
         format: what stands around each turn, instead of the model's own template.
         vocabulary: the vocabulary that requests' token ids are of, by tiktoken's name; the
             model's own by default.
@@ -37,6 +39,7 @@ class Service:
     strict: bool = False
     max_body: int = DEFAULT_MAX_BODY
     parse_content: bool = False
+    fetch: Fetch | None = None
     format: Format | None = None
     vocabulary: str | None = None
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
-from ..backends.base import Model
+from ..backends.base import MEDIA, Model
 from ..backends.errors import LatimerError
 from ..schemas.openai.chat import (
     AssistantMessage,
@@ -127,7 +127,9 @@ def _turn(message: Message, template: str) -> dict[str, Any]:
     content = message.content
     if isinstance(content, list):
         content = "".join(_text(part) for part in content)
-    turn: dict[str, Any] = {"role": role, "content": content if content is not None else ""}
+    else:
+        content = _plain(content or "")
+    turn: dict[str, Any] = {"role": role, "content": content}
     name = getattr(message, "name", None)
     if name is not None:
         turn["name"] = name
@@ -136,9 +138,15 @@ def _turn(message: Message, template: str) -> dict[str, Any]:
 
 def _text(part: object) -> str:
     if isinstance(part, TextPart):
-        return part.text
-    assert isinstance(part, RefusalPart), "other parts are refused before"
-    return part.refusal
+        return _plain(part.text)
+    if isinstance(part, RefusalPart):
+        return _plain(part.refusal)
+    return MEDIA
+
+
+def _plain(text: str) -> str:
+    """Text in which nothing looks like a picture."""
+    return text.replace(MEDIA, "\ufffd")
 
 
 def _split(turn: dict[str, Any], message: AssistantMessage, tags: Tags) -> None:

@@ -42,6 +42,24 @@ class Sampling(NamedTuple):
     extras: Mapping[str, Any] = MappingProxyType({})
 
 
+MediaKind: TypeAlias = Literal["image", "audio"]
+# What stands in a prompt's text for each of its media, in their order.
+MEDIA = "\U000fffc0"
+
+
+class Media(NamedTuple):
+    """A picture or a sound of a prompt.
+
+    Args:
+        data: the file as it is.
+        param: the request's field that it came in, for errors.
+    """
+
+    kind: MediaKind
+    data: bytes
+    param: str
+
+
 class Passage(NamedTuple):
     """What a model may write before its answer: what it thinks.
 
@@ -100,6 +118,7 @@ class Generation(NamedTuple):
         stops: strings that end a choice; the cut is made before the first that completes.
         scan: makes what finds a choice's stop where not all of its text counts; an engine, which
             would look everywhere, is not told of the stops then.
+        media: pictures and sounds; each stands as `MEDIA` in the prompt, which is text then.
         visible: tokens whose spelling is to appear in the text, although they are control tokens.
         logprobs: how many alternatives to tell for each generated token; None tells no tokens.
         prompt_logprobs: the same for the prompt's own tokens.
@@ -120,6 +139,7 @@ class Generation(NamedTuple):
     owner: str = ""
     grammar: Grammar | None = None
     hidden: int = 0
+    media: tuple[Media, ...] = ()
     visible: tuple[str, ...] = ()
     scan: Callable[[], Matcher] | None = None
 
@@ -241,6 +261,7 @@ class Model:
         adds_bos: whether a text prompt gets a BOS token in front.
         fingerprint: changes when weights, engine or configuration do.
         modified: when the model was made available, in seconds since 1970.
+        media: what it takes beside text.
     """
 
     name: str
@@ -251,6 +272,7 @@ class Model:
     adds_bos: bool
     fingerprint: str
     modified: int
+    media: frozenset[MediaKind] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@
     - ContextExceeded       prompt and completion do not fit into the context
     - EmptyPrompt           nothing to start from
     - InvalidGrammar        a grammar that is wrong, or that nothing can follow
+    - UnreadableMedia       a picture or a sound that is none
   x Busy                    too much work at once; asking again later helps
   x EngineError             the engine's fault
     - EngineUnavailable     not reachable, or still loading its model
@@ -81,6 +82,18 @@ class InvalidGrammar(RequestError):
 
     def __init__(self, param: str, reason: str) -> None:
         super().__init__(f"Invalid '{param}': {reason}.", param, "invalid_value")
+
+
+class UnreadableMedia(RequestError):
+    """What came in the request's field `param` cannot be read as a picture or a sound."""
+
+    def __init__(self, param: str) -> None:
+        super().__init__(
+            f"Invalid '{param}': it cannot be read. Pictures may be PNG, JPEG, GIF or BMP, sounds "
+            "WAV, MP3 or FLAC.",
+            param,
+            "image_parse_error",
+        )
 
 
 class Busy(LatimerError):

@@ -16,8 +16,6 @@ from ...schemas.openai.chat import (
     AssistantMessage,
     ChatCompletion,
     ChatRequest,
-    RefusalPart,
-    TextPart,
 )
 from ..chat_job import ChatJob, chat_job
 from ..choice import detailed_usage_of
@@ -193,11 +191,6 @@ def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
                     f"{here}.content",
                     "missing_required_parameter",
                 )
-        if isinstance(message.content, list):
-            for number, part in enumerate(message.content):
-                if not isinstance(part, TextPart | RefusalPart):
-                    path = f"{here}.content[{number}].type"
-                    raise Unsupported(path, capabilities.engine, "Send text parts only.")
     check_calls(request.messages)
 
 

@@ -7,7 +7,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from ..base import (
     Batch,
     Capabilities,
     Generation,
+    MediaKind,
     Model,
     NativeReply,
     Piece,
@@ -42,7 +43,15 @@ from ..upstream import Reply, Upstream
 from . import tokens as tokens_of
 from .queue import Turns
 from .tokens import Told
-from .translate import CAPABILITIES, ENGINE, ChoiceStream, longest_call, to_error, to_native
+from .translate import (
+    CAPABILITIES,
+    ENGINE,
+    ChoiceStream,
+    longest_call,
+    to_error,
+    to_native,
+    with_media,
+)
 
 TESTED = (1, 115)
 # What a template spells as a control token, if it is not put together from parts; and those that
@@ -56,6 +65,8 @@ WELL_KNOWN = frozenset(
         "</tool_call>", "<think>", "</think>", "<|start|>", "<|message|>", "<|channel|>",
     }
 )  # fmt: skip
+# What `/api/extra/version` tells of the model.
+_MEDIA: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
 STOP_REASONS = {0: "length", 1: "stop", 2: "length"}
 
 
@@ -194,7 +205,7 @@ class KoboldCpp:
         if isinstance(job.prompt, Text):
             if not job.prompt.parse_special:
                 raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
-            text = job.prompt.text
+            text = with_media(job, job.prompt.text)
         else:
             text = await self._text_of(job.prompt)
         tokens = len((await self._token_count(text, False))["ids"])
@@ -313,6 +324,7 @@ class KoboldCpp:
             adds_bos=adds_bos,
             fingerprint="fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10],
             modified=int(time.time()),
+            media=frozenset(kind for key, kind in _MEDIA.items() if version.get(key)),
         )
 
     async def _probe(self, context: int) -> tuple[bool, str]:

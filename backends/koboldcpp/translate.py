@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from ...schemas.native.koboldcpp import GeneratePayload, LastLogprobs, StreamEvent
-from ..base import Capabilities, Finish, Generation, Reason
+from ..base import MEDIA, Capabilities, Finish, Generation, MediaKind, Reason
 from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, RequestError
 from ..stops import StopMatcher, matcher_of
 from ..structured import as_gbnf
@@ -85,6 +86,11 @@ CAPABILITIES = Capabilities(
 )
 
 
+# How its prompts name what is attached (koboldcpp.py), and its payload the files.
+_ATTACHED: Mapping[MediaKind, str] = {"image": "Image", "audio": "Audio"}
+_FILES: Mapping[MediaKind, str] = {"image": "images", "audio": "audio"}
+
+
 def longest_call(context: int) -> int:
     """The most tokens that one call generates: 80 % of the context (koboldcpp.py, generate())."""
     return context - max(16, int(context * 0.2))
@@ -93,6 +99,19 @@ def longest_call(context: int) -> int:
 def to_seed(seed: int | None) -> int:
     """A seed in 1 … 2**31 - 1: zero and below mean "the clock's second" there."""
     return random.randint(1, 2**31 - 1) if seed is None else seed % (2**31 - 1) + 1  # noqa: S311
+
+
+def with_media(job: Generation, text: str) -> str:
+    """A prompt's text with the words for pictures and sounds that koboldcpp's own chat has.
+
+    They say where each belongs: the engine itself puts all of them in front of the prompt.
+    """
+    counts = dict.fromkeys(_ATTACHED, 0)
+    for media in job.media:
+        counts[media.kind] += 1
+        words = f"\n(Attached {_ATTACHED[media.kind]} {counts[media.kind]})\n"
+        text = text.replace(MEDIA, words, 1)
+    return text
 
 
 def to_native(
@@ -116,6 +135,8 @@ def to_native(
     }
     if sampling.presence_penalty and "repeat_last_n" not in sampling.extras:
         payload["rep_pen_range"] = context
+    for media in job.media:
+        payload.setdefault(_FILES[media.kind], []).append(b64encode(media.data).decode())
     if job.grammar is not None:
         # koboldcpp ignores a wrong one without a word.
         payload["grammar"] = as_gbnf(job.grammar)
@@ -160,6 +181,7 @@ class ChoiceStream:
         # Where control tokens are shown, so is the end token.
         self._ends = StopMatcher((end,)) if job.visible and end else None
         self._prompt_tokens = prompt_tokens
+        self._media = bool(job.media)
         self._matcher = matcher_of(job)
         self._released = 0
         self._call_start = 0
@@ -227,7 +249,9 @@ class ChoiceStream:
         reason: Reason = "end" if ended else "length"
         if self.stopped:
             reason = "stop"
-        return Finish(self.choice, reason, self._matcher.stop, self._prompt_tokens, self._tokens)
+        finish = Finish(self.choice, reason, self._matcher.stop, self._prompt_tokens, self._tokens)
+        # What media come to is told nowhere.
+        return finish._replace(inexact=("usage",)) if self._media else finish
 
 
 def tokens_before(tokens: Sequence[str], text: bytes, end: int) -> int:

@@ -40,7 +40,15 @@ from ..upstream import Upstream
 from . import infill, scoring
 from .call import Call
 from .facts import Facts, read_facts, read_specials
-from .translate import CAPABILITIES, ENGINE, to_error, to_native
+from .translate import (
+    CAPABILITIES,
+    ENGINE,
+    MODALITIES,
+    NativePrompt,
+    to_error,
+    to_native,
+    with_media,
+)
 from .vocabulary import Vocabulary
 
 
@@ -60,6 +68,7 @@ class LlamaServer:
         self._model: Model | None = None
         self._facts: Facts | None = None
         self._infill: infill.Markers | None = None
+        self._marker = ""
         self._specials: Sequence[Special] | None = None
         self._reading = asyncio.Lock()
 
@@ -207,13 +216,15 @@ class LlamaServer:
         """See `Backend.aclose`."""
         await self.upstream.aclose()
 
-    async def native_prompt(self, job: Generation, model: Model) -> str | TokenIds:
+    async def native_prompt(self, job: Generation, model: Model) -> NativePrompt:
         """The prompt as it is sent, after making sure that prompt and completion fit.
 
         The server refuses a prompt that is too long, but shortens a completion without a word.
         No token is shorter than a byte, so nearly always the text's length tells that all fits.
         """
         prompt = job.prompt
+        if job.media:
+            return with_media(job, self._marker)
         if isinstance(prompt, Text) and job.suffix is None and prompt.parse_special:
             room = model.context - (job.max_tokens or 0)
             if len(prompt.text.encode()) + 2 <= room:
@@ -295,6 +306,8 @@ class LlamaServer:
             facts = [props["model_path"], props["build_info"], str(context)]
         except (KeyError, TypeError):
             raise EngineError(f"{self.upstream.address} is no {ENGINE}.") from None
+        self._marker = props.get("media_marker") or ""
+        modalities = props.get("modalities") or {}
         # Without `--alias` the alias is the path, which is nobody's business.
         path, alias = props["model_path"], props.get("model_alias")
         return Model(
@@ -306,6 +319,9 @@ class LlamaServer:
             adds_bos=bool(await self._ids("")),
             fingerprint="fp_" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:10],
             modified=int(time.time()),
+            media=frozenset(
+                kind for name, kind in MODALITIES.items() if self._marker and modalities.get(name)
+            ),
         )
 
     async def facts(self) -> Facts:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..base import Batch, Event, Generation, Model, Text, Token, TokenIds
-from ..errors import ContextExceeded, EngineError, EngineUnavailable
+from ..errors import ContextExceeded, EngineError, EngineUnavailable, Unsupported
 from ..sse import EventParser
 from .scoring import speculative
 from .tokens import TokenStream, pieces_of
-from .translate import ENGINE, ChoiceStream, to_error, to_native
+from .translate import ENGINE, ChoiceStream, NativePrompt, to_error, to_native
 
 if TYPE_CHECKING:
     from .backend import LlamaServer
@@ -25,8 +25,8 @@ class Call:
     """
 
     __slots__ = (
-        "_backend", "_choice", "_chunks", "_closed", "_exchange", "_job", "_parser", "_payload",
-        "_prompt", "_read", "_stream", "_tokens",
+        "_backend", "_begun", "_choice", "_chunks", "_closed", "_context", "_exchange", "_job",
+        "_parser", "_payload", "_prompt", "_read", "_stream", "_tokens",
     )  # fmt: skip
 
     _read: Callable[[list[dict[str, Any]]], Awaitable[Batch]] | None
@@ -40,7 +40,7 @@ class Call:
     async def __aenter__(self) -> Call:
         backend, job = self._backend, self._job
         model = await backend.model()
-        prompt: str | TokenIds
+        prompt: NativePrompt
         if job.logprobs is None:
             prompt = await backend.native_prompt(job, model)
             adds_bos = model.adds_bos and (isinstance(job.prompt, Text) or job.suffix is not None)
@@ -51,6 +51,7 @@ class Call:
             self._read = self._read_careful if job.stops and not careful else None
         else:
             prompt = await self._prepare_tokens(model)
+        self._context, self._begun = model.context, False
         self._payload = to_native(job, self._choice, prompt, model.context)
         exchange = backend.upstream.send("POST", "/completion", orjson.dumps(self._payload))
         try:
@@ -86,6 +87,9 @@ class Call:
             if not data:
                 continue
             events = self._stream.parse(data)
+            if self._job.media and events and not self._begun:
+                self._begun = True
+                self._stream.check_room(events[0], self._context)
             batch = self._stream.feed(events) if self._read is None else await self._read(events)
             if batch:
                 return batch
@@ -105,6 +109,9 @@ class Call:
 
     async def _prepare_tokens(self, model: Model) -> TokenIds:
         backend, job = self._backend, self._job
+        if job.media:
+            hint = "With images or audio the in-process engine tells them."
+            raise Unsupported("logprobs", ENGINE, hint)
         facts = await backend.facts()
         if facts.speculative:
             raise speculative()

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import orjson
 
-from ...schemas.native.llama_server import CompletionPayload
-from ..base import Capabilities, Event, Finish, Generation, Matcher, Piece, Reason, TokenIds
+from ...schemas.native.llama_server import CompletionPayload, MultimodalPrompt
+from ..base import (
+    MEDIA,
+    Capabilities,
+    Event,
+    Finish,
+    Generation,
+    Matcher,
+    MediaKind,
+    Piece,
+    Reason,
+    Text,
+    TokenIds,
+)
 from ..errors import (
     ContextExceeded,
     EngineError,
     EngineUnavailable,
     LatimerError,
     RequestError,
+    UnreadableMedia,
 )
 from ..stops import cut
 from ..structured import as_gbnf
@@ -82,13 +96,31 @@ CAPABILITIES = Capabilities(
 )
 
 
+# The server's names of what a model takes beside text.
+MODALITIES: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
+
+NativePrompt: TypeAlias = "str | TokenIds | MultimodalPrompt"
+
+
+def with_media(job: Generation, marker: str) -> MultimodalPrompt:
+    """A prompt with pictures or sounds, each where it belongs.
+
+    Args:
+        marker: what stands for each in the server's prompts.
+    """
+    assert isinstance(job.prompt, Text)
+    data = [b64encode(one.data).decode() for one in job.media]
+    return {"prompt_string": job.prompt.text.replace(MEDIA, marker), "multimodal_data": data}
+
+
 def to_native(
-    job: Generation, choice: int, prompt: str | TokenIds, context: int, stream: bool = True
+    job: Generation, choice: int, prompt: NativePrompt, context: int, stream: bool = True
 ) -> CompletionPayload:
     """The payload of one choice.
 
     Args:
-        prompt: the job's prompt as it is sent: text that the server tokenises, or token ids.
+        prompt: the job's prompt as it is sent: text that the server tokenises, token ids, or text
+            with media.
         context: the slot's context in tokens; penalties look back over all of it.
     """
     sampling = job.sampling
@@ -145,6 +177,9 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
     if kind == "invalid_request_error":
         param = "grammar" if "grammar" in message else None
         param = "prompt" if message.startswith("Prompt") else param
+        if message.startswith("Failed to load image"):
+            media = job.media if job is not None else ()
+            return UnreadableMedia(media[0].param if len(media) == 1 else "messages")
         return RequestError(f"{ENGINE} refused the request: {message}", param)
     return EngineError(f"{ENGINE} failed: {message}")
 
@@ -186,6 +221,16 @@ class ChoiceStream:
         self._released = 0
         self.vocabulary = vocabulary
         self.finished = False
+
+    def check_room(self, event: dict[str, Any], context: int) -> None:
+        """With media only the server knows the prompt's length; it shortens answers silently.
+
+        Raises:
+            ContextExceeded: prompt and completion do not fit.
+        """
+        prompt, wanted = event["tokens_evaluated"], self._job.max_tokens or 0
+        if prompt + wanted > context:
+            raise ContextExceeded(context, prompt - self._hidden, wanted)
 
     def parse(self, events: list[bytes]) -> list[dict[str, Any]]:
         """Read the events of a chunk; a list of prompts or choices starts with an empty one.

@@ -46,6 +46,8 @@ class GeneratePayload(TypedDict):
     render_special: bool
     replace_instruct_placeholders: bool
     logit_bias: NotRequired[dict[str, float]]
+    images: NotRequired[list[str]]
+    audio: NotRequired[list[str]]
     grammar: NotRequired[str]
     grammar_retain_state: NotRequired[bool]
     logprobs: NotRequired[bool]

@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 
+class MultimodalPrompt(TypedDict):
+    """A prompt with media: its text has a marker for each file, which come in base64."""
+
+    prompt_string: str
+    multimodal_data: list[str]
+
+
 class CompletionPayload(TypedDict):
     """Body of `POST /completion`; server-schema.cpp lists every field.
 
     `grammar` is left out rather than null: the key alone switches `json_schema` off.
     """
 
-    prompt: str | list[int]
+    prompt: str | list[int] | MultimodalPrompt
     n_predict: int
     stream: bool
     seed: int
@@ -114,6 +121,8 @@ class Props(TypedDict):
     bos_token: str
     eos_token: str
     build_info: str
+    modalities: NotRequired[dict[str, bool]]
+    media_marker: NotRequired[str]
 
 
 class TokenizePayload(TypedDict):
