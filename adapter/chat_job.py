@@ -142,7 +142,7 @@ async def _prompt(
     style: Style,
     tags: Tags | None,
     offer: Offer | None,
-    as_text: bool,
+    has_media: bool,
 ) -> _Prompt:
     told = offer.told if offer is not None else ()
     messages, tools = turns_of(model, request.messages, told, style, tags)
@@ -164,6 +164,7 @@ async def _prompt(
     if service.parse_content:
         rendered = Rendered(Text(show(talk)))
     else:
+        as_text = has_media and not service.backend.capabilities.media_among_ids
         rendered = await prompt_of(model, talk, service.backend, show, as_text)
     return _Prompt(rendered, shown, markers)
 

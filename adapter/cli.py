@@ -68,6 +68,12 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             "--mlock", is_flag=True, default=None, help="Keep the weights from being swapped out."
         ),
         click.option(
+            "--mmproj",
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="In process: a projector, so that the model takes images or audio.",
+        ),
+        click.option(
             "--lora",
             multiple=True,
             metavar="FILE[=SCALE]",

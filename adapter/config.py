@@ -60,6 +60,7 @@ class Settings(BaseSettings):
     flash_attention: bool | None = None
     mmap: bool | None = None
     mlock: bool = False
+    mmproj: Path | None = Field(None, description="A projector, for images and audio.")
     lora: Words = Field(default_factory=list, description="LoRA adapters, FILE or FILE=SCALE.")
     exact: bool = False
     logit_bias_vocabulary: str | None = Field(

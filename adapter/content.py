@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from ..backends.base import Backend, Model, Prompt, Special, Text, TokenIds
+from ..backends.base import MEDIA, MEDIA_ID, Backend, Model, Prompt, Special, Text, TokenIds
 from .templates import Talk
 
 # Breaks a spelling where an engine cannot be given plain text.
@@ -196,6 +196,11 @@ class _Cutter:
         return await self._tokenized(text, False)
 
     async def _tokenized(self, text: str, parse_special: bool) -> TokenIds:
-        if not text:
-            return ()
-        return await self._backend.tokenize(text, add_special=False, parse_special=parse_special)
+        ids: list[int] = []
+        for index, part in enumerate(text.split(MEDIA)):
+            ids += (MEDIA_ID,) if index else ()
+            if part:
+                ids += await self._backend.tokenize(
+                    part, add_special=False, parse_special=parse_special
+                )
+        return tuple(ids)

@@ -41,6 +41,7 @@ async def backend_of(
             mmap=settings.mmap,
             mlock=settings.mlock,
             lora=settings.adapters(),
+            mmproj=settings.mmproj,
             exact=settings.exact,
             progress=progress,
         )

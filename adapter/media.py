@@ -5,17 +5,22 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import unquote_to_bytes
 
 from ..backends.base import Media, MediaKind, Model
-from ..backends.errors import RequestError, Unsupported
+from ..backends.errors import RequestError, UnreadableMedia, Unsupported
 from ..schemas.openai.chat import AudioPart, FilePart, ImagePart, Message, RefusalPart, TextPart
 from .service import Service
 
 _DATA = re.compile(
     r"data:(?P<type>[^;,]*)(?:;[^;,]*)*?(?P<base64>;base64)?,(?P<data>.*)", re.DOTALL
 )
+# What llama.cpp's readers know (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC.
+_BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
+    "image": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM"),
+    "audio": (b"RIFF", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"fLaC"),
+}
 _NAMES = {"image": "images", "audio": "audio"}
 
 
@@ -44,10 +49,14 @@ async def media_of(
                 raise Unsupported(f"{here}.type", engine, hint)
             if isinstance(part, AudioPart):
                 param = f"{here}.input_audio.data"
-                found.append(Media(kind, _decoded(part.input_audio.data, param), param))
+                data = _decoded(part.input_audio.data, param)
             else:
                 param = f"{here}.image_url.url"
-                found.append(Media(kind, await _image(part.image_url.url, param, service), param))
+                data = await _image(part.image_url.url, param, service)
+            # koboldcpp leaves out what it cannot read, without a word.
+            if not data.startswith(_BEGINNINGS[kind]):
+                raise UnreadableMedia(param)
+            found.append(Media(kind, data, param))
     return tuple(found)
 
 

@@ -43,8 +43,9 @@ class Sampling(NamedTuple):
 
 
 MediaKind: TypeAlias = Literal["image", "audio"]
-# What stands in a prompt's text for each of its media, in their order.
+# What stands in a prompt for each of its media, in their order: in text, and among ids.
 MEDIA = "\U000fffc0"
+MEDIA_ID = -1
 
 
 class Media(NamedTuple):
@@ -118,7 +119,7 @@ class Generation(NamedTuple):
         stops: strings that end a choice; the cut is made before the first that completes.
         scan: makes what finds a choice's stop where not all of its text counts; an engine, which
             would look everywhere, is not told of the stops then.
-        media: pictures and sounds; each stands as `MEDIA` in the prompt, which is text then.
+        media: pictures and sounds; each stands as `MEDIA` in the prompt, or as `MEDIA_ID`.
         visible: tokens whose spelling is to appear in the text, although they are control tokens.
         logprobs: how many alternatives to tell for each generated token; None tells no tokens.
         prompt_logprobs: the same for the prompt's own tokens.
@@ -288,6 +289,7 @@ class Capabilities:
         late_logprobs: whether log-probabilities are known only when an answer has ended.
         grammars: the languages of grammars that it takes.
         plain_text: whether it can be given text in which control tokens do not count as such.
+        media_among_ids: whether a prompt of ids may have media.
         marks: whether it tells a visible token from text that is spelled like it.
         free_grammars: whether a grammar costs nothing where it allows anything.
     """
@@ -300,6 +302,7 @@ class Capabilities:
     late_logprobs: bool = False
     grammars: frozenset[GrammarKind] = frozenset()
     plain_text: bool = True
+    media_among_ids: bool = True
     marks: bool = True
     free_grammars: bool = True
 

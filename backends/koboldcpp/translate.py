@@ -81,6 +81,7 @@ CAPABILITIES = Capabilities(
     late_logprobs=True,
     grammars=frozenset({"gbnf", "json_schema", "regex"}),
     plain_text=False,
+    media_among_ids=False,
     marks=False,
     free_grammars=False,
 )

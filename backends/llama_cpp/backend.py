@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..base import (
+    MEDIA,
+    MEDIA_ID,
     Batch,
     Capabilities,
     Event,
@@ -47,6 +49,7 @@ from .options import (
 if TYPE_CHECKING:
     from .grammars import Constraint
     from .loading import Engine
+    from .projector import Chunk
     from .scheduler import Delivery
     from .tasks import Task
     from .vocabulary import Vocabulary
@@ -105,6 +108,7 @@ class LlamaCpp:
         mmap: whether to map the file into memory; by default where that is best.
         mlock: whether to keep the weights from being swapped out.
         lora: adapters on the weights, each a file, or a file and how much it counts for.
+        mmproj: a projector file, with which the model takes pictures or sounds.
         exact: compute so that log-probabilities do not depend on what else runs: without flash
             attention, with 32-bit memory, one choice after the other, and nothing remembered.
         max_waiting: jobs that may wait; beyond it they are refused as busy.
@@ -128,6 +132,7 @@ class LlamaCpp:
         mmap: bool | None = None,
         mlock: bool = False,
         lora: Sequence[str | Path | tuple[str | Path, float]] = (),
+        mmproj: str | Path | None = None,
         exact: bool = False,
         max_waiting: int = 256,
         progress: Callable[[float], None] | None = None,
@@ -145,6 +150,7 @@ class LlamaCpp:
             mmap=mmap,
             mlock=mlock,
             lora=tuple(_adapter(one) for one in lora),
+            mmproj=None if mmproj is None else Path(mmproj),
             exact=exact,
         )
         self._max_waiting = max_waiting
@@ -165,7 +171,8 @@ class LlamaCpp:
         constraint = None
         if job.grammar is not None:
             constraint = await engine.grammars.compile(job.grammar)
-        task, mailbox = self._task(job, engine, constraint)
+        parts = await self._read(job, engine)
+        task, mailbox = self._task(job, engine, constraint, parts)
         if task.max_tokens == 0 and job.prompt_logprobs is None:
             yield ended(job, task.prompt_tokens)
             return
@@ -260,13 +267,29 @@ class LlamaCpp:
             loaded.set_result(engine)
             engine.scheduler.run()
 
+    async def _read(self, job: Generation, engine: Engine) -> list[list[int | Chunk]]:
+        """What stands in the prompt for each of its pictures and sounds."""
+        projector = engine.projector
+        if projector is None:
+            return []
+        # Decoding a picture takes its time, and the engine goes on meanwhile.
+        return [await asyncio.to_thread(projector.read, one) for one in job.media]
+
     def _task(
-        self, job: Generation, engine: Engine, constraint: Constraint | None
+        self,
+        job: Generation,
+        engine: Engine,
+        constraint: Constraint | None,
+        media: Sequence[Sequence[int | Chunk]],
     ) -> tuple[Task, _Mailbox]:
         from .tasks import Task
 
         model, vocabulary = engine.model, engine.vocabulary
-        prompt, count = _prompt_of(job, vocabulary)
+        chunks: dict[int, Chunk] = {}
+        if media:
+            prompt, count, chunks = _with_media(job, vocabulary, media)
+        else:
+            prompt, count = _prompt_of(job, vocabulary)
         _check_ids(tuple(i for i, _ in job.sampling.logit_bias), vocabulary.size, "logit_bias")
         if not prompt:
             raise EmptyPrompt
@@ -292,7 +315,9 @@ class LlamaCpp:
         }
         mailbox = _Mailbox(asyncio.get_running_loop())
         max_tokens = room if job.max_tokens is None else job.max_tokens
-        task = Task(job, prompt, count, shown, max_tokens, stop_tokens, marks, mailbox, constraint)
+        task = Task(
+            job, prompt, count, shown, max_tokens, stop_tokens, marks, mailbox, constraint, chunks
+        )
         return task, mailbox
 
 
@@ -311,6 +336,45 @@ def _prompt_of(job: Generation, vocabulary: Vocabulary) -> tuple[TokenIds, int]:
         return ids, len(ids) - vocabulary.adds_bos
     _check_ids(prompt, vocabulary.size, "prompt")
     return prompt, len(prompt) - job.hidden
+
+
+def _with_media(
+    job: Generation, vocabulary: Vocabulary, media: Sequence[Sequence[int | Chunk]]
+) -> tuple[TokenIds, int, dict[int, Chunk]]:
+    """The same with what stands for pictures and sounds, and where in it they are."""
+    prompt = job.prompt
+    if isinstance(prompt, Text):
+        first, *others = prompt.text.split(MEDIA)
+        special = prompt.parse_special
+        runs = [vocabulary.tokenize(first, add_special=True, parse_special=special)]
+        runs += [
+            vocabulary.tokenize(text, add_special=False, parse_special=special) for text in others
+        ]
+        hidden = int(vocabulary.adds_bos)
+    else:
+        runs = [tuple(run) for run in _split(prompt, MEDIA_ID)]
+        hidden = job.hidden
+    ids: list[int] = []
+    chunks: dict[int, Chunk] = {}
+    for run, parts in zip(runs, [*media, ()], strict=True):
+        ids += run
+        for part in parts:
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                chunks[len(ids)] = part
+                ids += part.ids
+    return tuple(ids), len(ids) - hidden, chunks
+
+
+def _split(ids: TokenIds, at: int) -> list[list[int]]:
+    runs: list[list[int]] = [[]]
+    for token in ids:
+        if token == at:
+            runs.append([])
+        else:
+            runs[-1].append(token)
+    return runs
 
 
 def _infill(job: Generation, vocabulary: Vocabulary) -> tuple[TokenIds, int]:

@@ -25,7 +25,8 @@ _started = False
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def _keep_errors(level: int, text: bytes, _data: object) -> None:
+def keep_errors(level: int, text: bytes, _data: object) -> None:
+    """Take a line of llama.cpp's log; only its errors are kept, for `last_error`."""
     # GGML_LOG_LEVEL_ERROR is 4; the rest would fill the user's terminal.
     if level == 4:
         _messages.append(text.decode(errors="replace").strip())
@@ -52,7 +53,7 @@ def start() -> None:
     global _started
     with _START:
         if not _started:
-            llama_cpp.llama_log_set(_keep_errors, None)
+            llama_cpp.llama_log_set(keep_errors, None)
             llama_cpp.llama_backend_init()
             _started = True
 
@@ -83,7 +84,7 @@ class LoadedModel:
         _messages.clear()
         self.pointer = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.pointer:
-            raise EngineError(f"llama.cpp cannot load {path}: {_last_error()}")
+            raise EngineError(f"llama.cpp cannot load {path}: {last_error()}")
         if llama_cpp.llama_model_has_encoder(self.pointer):
             self.close()
             raise EngineError(f"{path} is an encoder model; only decoders generate text here.")
@@ -106,7 +107,7 @@ class LoadedModel:
         _messages.clear()
         adapter = llama_cpp.llama_adapter_lora_init(self.pointer, str(path).encode())
         if not adapter:
-            raise EngineError(f"llama.cpp cannot put {path} on this model: {_last_error()}")
+            raise EngineError(f"llama.cpp cannot put {path} on this model: {last_error()}")
         return adapter
 
     def template(self) -> str | None:
@@ -143,7 +144,7 @@ class DecodeFailed(Exception):
     """`llama_decode` returned something else than zero."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(f"llama_decode returned {status}: {_last_error()}")
+        super().__init__(f"llama_decode returned {status}: {last_error()}")
 
 
 class Context:
@@ -165,7 +166,7 @@ class Context:
         _messages.clear()
         self.pointer = llama_cpp.llama_init_from_model(model.pointer, params)
         if not self.pointer:
-            raise EngineError(f"llama.cpp cannot make a context: {_last_error()}")
+            raise EngineError(f"llama.cpp cannot make a context: {last_error()}")
         if model.adapters:
             adapters, scales = zip(*model.adapters, strict=True)
             llama_cpp.llama_set_adapters_lora(
@@ -319,5 +320,6 @@ def _pointer(array: NDArray[np.generic], kind: type) -> object:
     return array.ctypes.data_as(ctypes.POINTER(kind))
 
 
-def _last_error() -> str:
+def last_error() -> str:
+    """What llama.cpp complained about last."""
     return _messages[-1] if _messages else "no reason given"

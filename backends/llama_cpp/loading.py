@@ -13,6 +13,7 @@ from .cache import Cache
 from .grammars import Candidates, Grammars
 from .library import Context, LoadedModel
 from .options import DEFAULT_CONTEXT, Options, name_of, parts_of
+from .projector import Projector
 from .scheduler import Delivery, Scheduler
 from .states import States
 from .vocabulary import Vocabulary
@@ -26,6 +27,7 @@ class Engine:
     vocabulary: Vocabulary
     scheduler: Scheduler
     grammars: Grammars
+    projector: Projector | None
 
 
 def load(
@@ -48,6 +50,10 @@ def load(
     parts = parts_of(path)
     model = LoadedModel(parts[0], options, progress)
     stack.callback(model.close)
+    projector = None
+    if options.mmproj is not None:
+        projector = Projector(options.mmproj, model, options)
+        stack.callback(projector.close)
     length = options.context or min(model.trained_context, DEFAULT_CONTEXT)
     context = Context(model, options, length)
     stack.callback(context.close)
@@ -58,8 +64,10 @@ def load(
     # A sliding window is saved without what has left it, so a part of it is no beginning.
     states = States(options.cache_memory, model.rolls_back and not model.has_window)
     cache = Cache(context, length, options.slots, model.rolls_back, states)
-    scheduler = Scheduler(context, vocabulary, cache, candidates, options.limit, post)
-    shape = (options.exact, options.cache_type, [(p.name, scale) for p, scale in options.lora])
+    scheduler = Scheduler(context, vocabulary, cache, candidates, options.limit, post, projector)
+    mmproj = None if options.mmproj is None else options.mmproj.name
+    adapters = [(p.name, scale) for p, scale in options.lora]
+    shape = (options.exact, options.cache_type, adapters, mmproj)
     size = sum(part.stat().st_size for part in parts)
     facts = f"{model.describe()}\n{parts[0].name}\n{size}\n{length}\n{shape}"
     return Engine(
@@ -72,8 +80,10 @@ def load(
             adds_bos=vocabulary.adds_bos,
             fingerprint="fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10],
             modified=int(parts[0].stat().st_mtime),
+            media=frozenset() if projector is None else projector.kinds,
         ),
         vocabulary,
         scheduler,
         grammars,
+        projector,
     )

@@ -59,6 +59,7 @@ class Options:
     mmap: bool | None = None
     mlock: bool = False
     lora: tuple[tuple[Path, float], ...] = ()
+    mmproj: Path | None = None
     exact: bool = False
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from ..stops import matcher_of
 from .cache import Cache, Slot
 from .grammars import Candidates, TooComplex
 from .library import Context, DecodeFailed
+from .projector import Projector
 from .sampling import DeadEnd, Sampler
 from .scoring import score
 from .states import BLOCK
@@ -41,6 +42,7 @@ class Scheduler:
         candidates: Candidates,
         limit: int,
         post: Callable[[list[Delivery]], None],
+        projector: Projector | None = None,
     ) -> None:
         self._context = context
         self._vocabulary = vocabulary
@@ -48,6 +50,7 @@ class Scheduler:
         self._candidates = candidates
         self._limit = limit
         self._post = post
+        self._projector = projector
         self._inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._waiting: deque[Choice] = deque()
         self._running: list[Run] = []
@@ -98,6 +101,7 @@ class Scheduler:
         self._receive(block=False)
         self._drop_cancelled()
         self._admit()
+        self._see()
         batch = self._fill()
         if batch:
             try:
@@ -191,7 +195,7 @@ class Scheduler:
             job.sampling,
             seed,
             self._vocabulary,
-            task.prompt,
+            [token for token in task.prompt if token >= 0] if task.chunks else task.prompt,
             task.max_tokens,
             self._cache.size,
             constraint,
@@ -210,6 +214,22 @@ class Scheduler:
         if not run.wanted or (task.max_tokens == 0 and task.prompt_tokens == 1):
             self._end_scoring(run)
 
+    def _see(self) -> None:
+        """Evaluate one picture, or sound, that comes next in a prompt: it is no part of a batch."""
+        for run in self._running:
+            chunk = run.choice.task.chunks.get(len(run.slot.tokens))
+            if chunk is None or self._projector is None:
+                continue
+            position = len(run.slot.tokens)
+            if self._make_room(run, len(chunk.ids), ()) < len(chunk.ids):
+                continue
+            self._cache.extend(run.slot, chunk.ids)
+            try:
+                self._projector.evaluate(self._context, chunk, run.slot.id, position)
+            except DecodeFailed as error:
+                self._fail([run], error)
+            return
+
     def _fill(self) -> list[Run]:
         """Put each sequence's next tokens into the batch: single ones first, then prompts."""
         batch: list[Run] = []
@@ -220,7 +240,10 @@ class Scheduler:
             if run not in self._running:
                 continue
             scoring = run.scored is not None
-            count = min(run.left, room, self._context.output_room if scoring else room)
+            left = self._text_left(run)
+            if not left:
+                continue
+            count = min(left, room, self._context.output_room if scoring else room)
             count = self._make_room(run, count, batch)
             if not count:
                 continue
@@ -232,6 +255,15 @@ class Scheduler:
             run.rows = self._context.add(run.slot.id, position, tokens, run.outputs)
             batch.append(run)
         return batch
+
+    def _text_left(self, run: Run) -> int:
+        """How many tokens are to be evaluated before a picture comes."""
+        chunks = run.choice.task.chunks
+        if not chunks:
+            return run.left
+        position = len(run.slot.tokens)
+        ends = [start for start in chunks if start >= position]
+        return min([*ends, run.wanted]) - position
 
     def _make_room(self, run: Run, count: int, batch: Sequence[Run]) -> int:
         """How many of a sequence's tokens there are cells for, 0 where it has to wait.

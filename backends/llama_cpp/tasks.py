@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from ..errors import LatimerError
 from .cache import Slot
 from .grammars import Constraint
 from .library import Rows
+from .projector import Chunk
 from .sampling import Sampler
 
 
@@ -38,6 +39,7 @@ class Task:
         marks: what tokens of the job's `visible` spell.
         mailbox: where its events go, by way of the scheduler's hand-over.
         constraint: the beginning of the job's grammar.
+        chunks: embeddings in the prompt, by the place where each begins.
     """
 
     job: Generation
@@ -49,6 +51,7 @@ class Task:
     marks: dict[int, bytes]
     mailbox: Mailbox
     constraint: Constraint | None = None
+    chunks: Mapping[int, Chunk] = field(default_factory=dict)
     cancelled: bool = False
 
     @property

@@ -93,6 +93,7 @@ CAPABILITIES = Capabilities(
     # It counts the prompt's tokens too; OpenAI counts generated ones only.
     inexact=frozenset({"presence_penalty", "frequency_penalty"}),
     grammars=frozenset({"gbnf", "json_schema", "regex"}),
+    media_among_ids=False,
 )
 
 

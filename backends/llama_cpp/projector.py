@@ -1,0 +1,149 @@
+"""Pictures and sounds in process: llama.cpp's mtmd (tools/mtmd/mtmd.h).
+
+What mtmd makes of a file is text tokens around chunks of embeddings. In a sequence each embedding
+has a token's place; its id there is negative and follows from the file, so that what was evaluated
+of one prompt is found again for another with the same picture.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+from llama_cpp import mtmd_cpp as mtmd
+
+from ..base import Media, MediaKind
+from ..errors import EngineError, UnreadableMedia
+from .library import Context, DecodeFailed, LoadedModel, keep_errors, last_error
+from .options import Options
+
+_NAMES: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
+
+
+class Chunk:
+    """Embeddings to be evaluated in one go.
+
+    Args:
+        ids: what stands for them in a sequence, negative.
+    """
+
+    def __init__(self, pointer: Any, ids: Sequence[int], owner: object) -> None:
+        self.pointer = pointer
+        self.ids = tuple(ids)
+        # mtmd's own list of chunks, which frees them with the last of these.
+        self._owner = owner
+
+
+class _Chunks:
+    """mtmd's list of what one file comes to."""
+
+    def __init__(self) -> None:
+        self.pointer = mtmd.mtmd_input_chunks_init()
+
+    def __del__(self) -> None:
+        mtmd.mtmd_input_chunks_free(self.pointer)
+
+
+class Projector:
+    """What turns files into embeddings of a model's width.
+
+    `read` may be called from any thread, `evaluate` from the context's only.
+
+    Raises:
+        EngineError: the file is no projector, or none for this model.
+    """
+
+    def __init__(self, path: Path, model: LoadedModel, options: Options) -> None:
+        if not path.is_file():
+            raise EngineError(f"There is no projector at {path}.")
+        mtmd.mtmd_log_set(keep_errors, None)
+        mtmd.mtmd_helper_log_set(keep_errors, None)
+        params = mtmd.mtmd_context_params_default()
+        params.use_gpu = options.gpu_layers != 0
+        params.n_threads = options.threads
+        params.print_timings = False
+        params.warmup = False
+        self._pointer = mtmd.mtmd_init_from_file(str(path).encode(), model.pointer, params)
+        if not self._pointer:
+            raise EngineError(f"llama.cpp cannot use {path} with this model: {last_error()}")
+        self._batch = options.batch
+        self._marker = mtmd.mtmd_default_marker()
+        if mtmd.mtmd_decode_use_mrope(self._pointer):
+            self.close()
+            raise EngineError(
+                "This model places pictures in two dimensions (M-RoPE), which the engine in "
+                "process does not do. Let llama-server serve it, and Latimer that."
+            )
+        supports = {
+            "vision": mtmd.mtmd_support_vision(self._pointer),
+            "audio": mtmd.mtmd_support_audio(self._pointer),
+        }
+        self.kinds = frozenset(kind for name, kind in _NAMES.items() if supports[name])
+
+    def read(self, media: Media) -> list[int | Chunk]:
+        """What stands in a prompt for a file: tokens, and chunks of embeddings.
+
+        Raises:
+            UnreadableMedia: the file cannot be read.
+            EngineError: a chunk does not fit into a batch.
+        """
+        data = media.data
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(self._pointer, buffer, len(data), False)
+        if not bitmap:
+            raise UnreadableMedia(media.param)
+        chunks = _Chunks()
+        try:
+            text = mtmd.mtmd_input_text(self._marker, len(self._marker), False, True)
+            bitmaps = (mtmd.mtmd_bitmap_p_ctypes * 1)(bitmap)
+            status = mtmd.mtmd_tokenize(
+                self._pointer, chunks.pointer, ctypes.byref(text), bitmaps, 1
+            )
+        finally:
+            mtmd.mtmd_bitmap_free(bitmap)
+        if status:
+            raise UnreadableMedia(media.param)
+        return self._parts(chunks, int.from_bytes(hashlib.sha256(data).digest()[:5], "big") << 20)
+
+    def evaluate(self, context: Context, chunk: Chunk, sequence: int, position: int) -> None:
+        """Encode a chunk, and put it into a sequence.
+
+        Raises:
+            DecodeFailed: llama.cpp could not.
+        """
+        after = llama_cpp.llama_pos(0)
+        status = mtmd.mtmd_helper_eval_chunk_single(
+            self._pointer, context.pointer, chunk.pointer, position, sequence, self._batch, False,
+            ctypes.byref(after),
+        )  # fmt: skip
+        if status:
+            raise DecodeFailed(status)
+
+    def close(self) -> None:
+        """Free the weights."""
+        mtmd.mtmd_free(self._pointer)
+
+    def _parts(self, chunks: _Chunks, number: int) -> list[int | Chunk]:
+        parts: list[int | Chunk] = []
+        for index in range(mtmd.mtmd_input_chunks_size(chunks.pointer)):
+            pointer = mtmd.mtmd_input_chunks_get(chunks.pointer, index)
+            count = mtmd.mtmd_input_chunk_get_n_tokens(pointer)
+            if mtmd.mtmd_input_chunk_get_type(pointer) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
+                size = ctypes.c_size_t(0)
+                tokens = mtmd.mtmd_input_chunk_get_tokens_text(pointer, ctypes.byref(size))
+                parts += tokens[: size.value]
+                continue
+            if mtmd.mtmd_decode_use_non_causal(self._pointer, pointer) and count > self._batch:
+                raise EngineError(
+                    f"A picture comes to {count} tokens that are evaluated together; set the batch "
+                    f"to as many at least, which is {self._batch}."
+                )
+            # Ids of one chunk differ, and no two chunks have the same.
+            first = -1 - number
+            number += count
+            parts.append(Chunk(pointer, range(first, first - count, -1), chunks))
+        return parts
