@@ -61,8 +61,8 @@ class _Marks(NamedTuple):
         style: how it writes calls.
         tags: what stands around its thoughts, None where it thinks of nothing now.
         is_open: whether the prompt has begun a thought.
-        tokens: those of all these that are tokens of the model's; `visible` are those that an
-            engine has to be asked for.
+        tokens: those of all these that are tokens of the model's, so that no text is one.
+        visible: tokens that an engine has to be asked for.
     """
 
     style: Style
@@ -184,7 +184,7 @@ async def _marks_of(
         tags = None
     found = _Marks(style, tags, is_open, frozenset(), ())
     wanted = set(tags) if tags is not None else set()
-    if style.native and (offer is not None or found.is_harmony):
+    if offer is not None or found.is_harmony:
         wanted |= set(style.form.markers)
     if offer is not None or wanted:
         # Stops are looked for here then, in what can be seen.
@@ -193,6 +193,9 @@ async def _marks_of(
         return found
     spelled = wanted & await spellings_of(service.backend, model)
     tokens = spelled if service.backend.capabilities.marks else frozenset()
+    if not style.native:
+        # A model that was told in words may use its token, or spell it as it was told.
+        tokens = tokens - set(style.form.markers)
     return found._replace(tokens=frozenset(tokens), visible=tuple(sorted(spelled)))
 
 
@@ -251,13 +254,12 @@ def _form(marks: _Marks, offer: Offer | None, stops: tuple[str, ...], sure: bool
     if offer is None and marks.tags is None and not marks.is_harmony:
         return None
     names = offer.names if offer is not None else frozenset[str]()
-    tokens = marks.tokens if marks.style.native else frozenset[str]()
     forced = sure and offer is not None and offer.mode != "auto"
 
     def reader() -> Reader:
         own: Reader = Plain()
         if offer is not None or marks.is_harmony:
-            own = marks.style.form.reader(names.__contains__, tokens, sure, forced)
+            own = marks.style.form.reader(names.__contains__, marks.tokens, sure, forced)
         tags = marks.tags
         if tags is None:
             return own

@@ -22,6 +22,7 @@ from ...backends.structured import (
 from .formats import Format
 from .harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from .mistral import ARGS
+from .python_tag import MARKER as PYTHON_TAG
 
 _GAP = "[ \\n]{0,2}"
 _OTHER_KEYS = {"additionalProperties", "patternProperties", "required", "$ref", "allOf", "anyOf"}
@@ -130,6 +131,8 @@ def _around(form: Format, parallel: bool, marks: frozenset[str]) -> tuple[str, s
     if form.listed:
         more = f' ({_GAP} "," {_GAP} call)*' if parallel else ""
         return begin, f'{_GAP} "[" {_GAP} call{more} {_GAP} "]"{end}'
+    if form.title == "llama3":
+        return f"{_marker(PYTHON_TAG, marks)}?", "call"
     if not begin:
         return "", "call"
     gap = "" if form.title == "mistral-args" else f"{_GAP} "

@@ -16,7 +16,8 @@ from latimer.backends.base import Backend
 from latimer.backends.errors import EngineError
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
-from support.projector import TOKENS, png, projector
+from support import gguf_files
+from support.projector import TOKENS, listener, png, projector, wav
 from support.servers import llama_server
 
 MODEL = Path(__file__).parents[1] / "models" / "bpe.gguf"
@@ -174,6 +175,40 @@ async def test_text_that_is_the_sign_for_a_picture(client: httpx2.AsyncClient) -
     text = {"type": "text", "text": "\U000fffc0"}
     other = {"type": "text", "text": "\ufffd"}
     assert await answer(client, text, RED) == await answer(client, other, RED)
+
+
+def sound(hertz: int) -> dict[str, Any]:
+    """A part of a message: a tone."""
+    data = base64.b64encode(wav(hertz)).decode()
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model with room for half a minute of sound, and a projector for it."""
+    folder = tmp_path_factory.mktemp("sound")
+    model = gguf_files.copy(MODEL, folder / "m.gguf", changes={"llama.context_length": 2048})
+    return model, listener(folder / "mmproj.gguf", WIDTH)
+
+
+async def test_sounds_are_heard(hearing: tuple[Path, Path]) -> None:
+    """Another tone is another answer, the same over both engines."""
+    model, mmproj = hearing
+    contents = ((HELLO,), (HELLO, sound(440)), (HELLO, sound(3000)))
+    with llama_server(model, "--mmproj", str(mmproj), context=2048) as address:
+        async with (
+            serving(LlamaCpp(model, mmproj=mmproj, context=2048, exact=True)) as local,
+            serving(LlamaServer(address)) as remote,
+        ):
+            heard = [await answer(local, *content) for content in contents]
+            again = [await answer(remote, *content) for content in contents]
+            error = (await post(local, RED)).json()["error"]
+    assert len({text for text, _ in heard}) == len(contents)
+    assert heard[1][1] > heard[0][1] + 700
+    assert [text.rstrip("\ufffd") for text, _ in heard] == [
+        text.rstrip("\ufffd") for text, _ in again
+    ]
+    assert error["param"] == "messages[0].content[0].type"
 
 
 PNG = base64.b64encode(png(1, 2, 3)).decode()

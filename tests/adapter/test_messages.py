@@ -240,6 +240,57 @@ async def test_several_calls(asking: Any) -> None:
         assert message_of(alone)[2:] == ([("f", {"a": 1})], "tool_calls")
 
 
+HARMONY = (
+    "{# <|channel|> commentary #}{% for t in tools or [] %}functions.{{ t.function | tojson }}"
+    "{% endfor %}{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}"
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+MISTRAL = HARMONY.replace("<|channel|> commentary", "[TOOL_CALLS]").replace("functions.", "")
+LLAMA_3 = HARMONY.replace("<|channel|> commentary", '<|python_tag|> "name" "parameters"')
+LLAMA_3 = LLAMA_3.replace("functions.", "")
+FORMATS = pytest.mark.parametrize(
+    ("script", "template", "marks"),
+    [
+        (("<|channel|>", "commentary to=functions.f ", "<|constrain|>", "json", "<|message|>",
+          '{"a": ', "5}"), HARMONY, ("<|channel|>", "<|constrain|>", "<|message|>")),
+        (("[TOOL_CALLS]", '[{"name": "f", ', '"arguments": {"a": 5}', "}", "]"), MISTRAL,
+         ("[TOOL_CALLS]",)),
+        (("[TOOL_CALLS]", "f", "[ARGS]", '{"a": ', "5}"),
+         MISTRAL.replace("[TOOL_CALLS]", "[TOOL_CALLS][ARGS]"), ("[TOOL_CALLS]", "[ARGS]")),
+        (('{"name": "f", ', '"parameters": {"a": 5}', "}"), LLAMA_3, ("<|python_tag|>",)),
+        (("<|python_tag|>", '{"name": "f", ', '"parameters": {"a": 5}', "}"), LLAMA_3,
+         ("<|python_tag|>",)),
+        (("<tool_call>", *CALL, "</tool_call>"), scripted.CHATML, CALL_TAGS),
+    ],
+    ids=["harmony", "mistral", "mistral args", "llama 3", "python tag", "told in words"],
+)  # fmt: skip
+
+
+@FORMATS
+async def test_calls_in_every_format(
+    asking: Any, script: Sequence[str], template: str, marks: Sequence[str]
+) -> None:
+    """What a model calls by itself, and what it is made to call, in its own tokens."""
+    async with asking(script, template, marks) as ask:
+        called = (None, [("f", {"a": 5})])
+        assert message_of(await ask(tools=[TOOL]))[1:] == (*called, "tool_calls")
+        named = {"type": "function", "function": {"name": "f"}}
+        assert message_of(await ask(tools=[TOOL], tool_choice=named))[1:] == (*called, "stop")
+        chunks = [chunk["choices"][0] for chunk in await ask(tools=[TOOL], stream=True)]
+        parts = [part for chunk in chunks for part in chunk["delta"].get("tool_calls", ())]
+        text = "".join(part["function"]["arguments"] for part in parts)
+        assert json.loads(text) == {"a": 5}
+        assert chunks[-1]["finish_reason"] == "tool_calls"
+
+
+async def test_what_gpt_oss_thinks(asking: Any) -> None:
+    """Its analysis is reasoning, without tools as well."""
+    script = ("<|channel|>", "analysis", "<|message|>", "They greet.", "<|end|>")
+    async with asking(script, HARMONY, ("<|channel|>", "<|message|>", "<|end|>")) as ask:
+        assert message_of(await ask()) == ("They greet.", "", [], "stop")
+
+
 async def test_choices_that_begin_differently(asking: Any) -> None:
     """Of several choices each has its own role and its own calls, in the order of their indices."""
     async with asking(("<tool_call>", *CALL, "</tool_call>"), scripted.HERMES, CALL_TAGS) as ask:

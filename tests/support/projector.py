@@ -1,9 +1,10 @@
-"""A projector file for the small models: a vision encoder of random weights."""
+"""Projector files for the small models: encoders of random weights for pictures and sounds."""
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -14,58 +15,106 @@ SIZE, PATCH = 28, 14
 TOKENS = (SIZE // PATCH) ** 2
 
 
-def projector(path: Path, width: int, seed: int = 5) -> Path:
-    """Write a LLaVA projector whose output has a model's width."""
-    inner, layers, heads = 32, 2, 2
-    rng = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(path, "clip")
-    writer.add_name(path.stem)
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", "mlp")
-    writer.add_bool("clip.use_gelu", True)
-    for key, value in (
-        ("embedding_length", inner),
-        ("feed_forward_length", inner * 2),
-        ("block_count", layers),
-        ("attention.head_count", heads),
-        ("projection_dim", width),
-        ("image_size", SIZE),
-        ("patch_size", PATCH),
-    ):
-        writer.add_uint32(f"clip.vision.{key}", value)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
-    writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
-    writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+INNER, LAYERS, HEADS, MELS = 32, 2, 2, 80
+# Positions of half a minute of sound.
+POSITIONS = 1500
 
-    def random(name: str, *shape: int) -> None:
-        values = rng.standard_normal(shape, np.float32) * 4 / np.sqrt(shape[-1])
-        writer.add_tensor(name, values.astype(np.float32))
 
-    def norm(name: str) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(inner, np.float32))
-        writer.add_tensor(f"{name}.bias", np.zeros(inner, np.float32))
+class _Writer:
+    """A projector's tensors, of random numbers from one seed."""
 
-    random("v.patch_embd.weight", inner, 3, PATCH, PATCH)
-    random("v.class_embd", inner)
-    random("v.position_embd.weight", TOKENS + 1, inner)
-    norm("v.pre_ln")
-    for layer in range(layers):
-        block = f"v.blk.{layer}."
-        norm(block + "ln1")
-        norm(block + "ln2")
-        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            random(f"{block}{name}.weight", inner, inner)
-        random(block + "ffn_up.weight", inner * 2, inner)
-        random(block + "ffn_down.weight", inner, inner * 2)
-    random("mm.0.weight", width, inner)
-    random("mm.0.bias", width)
-    random("mm.2.weight", width, width)
-    random("mm.2.bias", width)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    def __init__(
+        self, path: Path, kind: str, width: int, scale: float, facts: Mapping[str, int]
+    ) -> None:
+        self._scale = scale
+        self._rng = np.random.default_rng(5)
+        self.gguf = gguf.GGUFWriter(path, "clip")
+        self.gguf.add_name(path.stem)
+        common = {
+            "embedding_length": INNER,
+            "feed_forward_length": INNER * 2,
+            "block_count": LAYERS,
+            "attention.head_count": HEADS,
+            "projection_dim": width,
+        }
+        for key, value in {**common, **facts}.items():
+            self.gguf.add_uint32(f"clip.{kind}.{key}", value)
+        self.gguf.add_float32(f"clip.{kind}.attention.layer_norm_epsilon", 1e-5)
+
+    def random(self, name: str, *shape: int) -> None:
+        values = self._rng.standard_normal(shape, np.float32) * self._scale / np.sqrt(shape[-1])
+        self.gguf.add_tensor(name, values.astype(np.float32))
+
+    def norm(self, name: str) -> None:
+        self.gguf.add_tensor(f"{name}.weight", np.ones(INNER, np.float32))
+        self.gguf.add_tensor(f"{name}.bias", np.zeros(INNER, np.float32))
+
+    def blocks(self, prefix: str, biased: bool) -> None:
+        for layer in range(LAYERS):
+            block = f"{prefix}.blk.{layer}."
+            self.norm(block + "ln1")
+            self.norm(block + "ln2")
+            for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+                self.random(f"{block}{name}.weight", INNER, INNER)
+                if biased and name != "attn_k":
+                    self.random(f"{block}{name}.bias", INNER)
+            self.random(block + "ffn_up.weight", INNER * 2, INNER)
+            self.random(block + "ffn_down.weight", INNER, INNER * 2)
+
+    def write(self) -> None:
+        self.gguf.write_header_to_file()
+        self.gguf.write_kv_data_to_file()
+        self.gguf.write_tensors_to_file()
+        self.gguf.close()
+
+
+def projector(path: Path, width: int) -> Path:
+    """Write a LLaVA projector for pictures whose output has a model's width."""
+    writer = _Writer(path, "vision", width, 4.0, {"image_size": SIZE, "patch_size": PATCH})
+    writer.gguf.add_bool("clip.has_vision_encoder", True)
+    writer.gguf.add_string("clip.projector_type", "mlp")
+    writer.gguf.add_bool("clip.use_gelu", True)
+    writer.gguf.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
+    writer.gguf.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+    writer.random("v.patch_embd.weight", INNER, 3, PATCH, PATCH)
+    writer.random("v.class_embd", INNER)
+    writer.random("v.position_embd.weight", TOKENS + 1, INNER)
+    writer.norm("v.pre_ln")
+    writer.blocks("v", biased=False)
+    writer.random("mm.0.weight", width, INNER)
+    writer.random("mm.0.bias", width)
+    writer.random("mm.2.weight", width, width)
+    writer.random("mm.2.bias", width)
+    writer.write()
     return path
+
+
+def listener(path: Path, width: int) -> Path:
+    """Write a Qwen2-Audio projector, for sounds."""
+    writer = _Writer(path, "audio", width, 1.0, {"num_mel_bins": MELS})
+    writer.gguf.add_bool("clip.has_audio_encoder", True)
+    writer.gguf.add_string("clip.projector_type", "qwen2a")
+    writer.gguf.add_bool("clip.use_gelu", True)
+    writer.random("a.conv1d.1.weight", INNER, MELS, 3)
+    writer.random("a.conv1d.1.bias", INNER, 1)
+    writer.random("a.conv1d.2.weight", INNER, INNER, 3)
+    writer.random("a.conv1d.2.bias", INNER, 1)
+    writer.random("a.position_embd.weight", POSITIONS, INNER)
+    writer.blocks("a", biased=True)
+    writer.norm("a.post_ln")
+    writer.random("mm.a.fc.weight", width, INNER)
+    writer.random("mm.a.fc.bias", width)
+    writer.write()
+    return path
+
+
+def wav(hertz: int, seconds: float = 1.0, rate: int = 16_000) -> bytes:
+    """A tone."""
+    times = np.arange(int(seconds * rate)) / rate
+    samples = (np.sin(2 * np.pi * hertz * times) * 20_000).astype("<i2").tobytes()
+    form = struct.pack("<IHHIIHH", 16, 1, 1, rate, rate * 2, 2, 16)
+    body = b"WAVEfmt " + form + b"data" + struct.pack("<I", len(samples)) + samples
+    return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 def png(red: int, green: int, blue: int, size: int = SIZE) -> bytes:
