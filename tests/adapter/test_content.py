@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,9 +17,11 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.content import BREAK, _Cutter, _marks_of, prompt_of
 from latimer.adapter.templates import Talk, render
+from latimer.adapter.turns import style_of, turns_of
 from latimer.backends.base import Backend, Model, Text, TokenIds
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
+from latimer.schemas.openai.chat import ChatRequest, Function
 from support import gguf_files
 from support.servers import llama_server
 
@@ -151,6 +154,43 @@ async def test_cutting_a_clean_prompt_changes_nothing(backend: LlamaCpp, name: s
     spellings = {character: character for character in set(text) if character.isalpha()}
     found = await _Cutter(backend, marks, spellings).ids(text)
     assert found == whole
+
+
+def tool_talk(model: Model, content: str) -> Talk:
+    """A talk in which a tool's description, a call and its result say something."""
+    function = Function(name="look", description=content, parameters={"type": "object"})
+    call = {"id": "call_000000001", "type": "function",
+            "function": {"name": "look", "arguments": json.dumps({"at": content})}}  # fmt: skip
+    request = ChatRequest.model_validate({
+        "model": "m",
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Look!"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_000000001", "content": content},
+        ],
+    })  # fmt: skip
+    messages, tools = turns_of(model, request.messages, [function], style_of(model), None)
+    return {"messages": messages, "variables": {}, "tools": tools}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_tools_calls_and_results_are_text(backend: LlamaCpp, name: str) -> None:
+    """What they spell is no mark either."""
+    model = replace(await backend.model(), template=TEMPLATES[name])
+    for attack in ATTACKS:
+        found = []
+        for content in (attack, harmless(attack)):
+            talk = tool_talk(model, content)
+            rendered = await prompt_of(model, talk, backend, partial(render, model))
+            ids = rendered.prompt
+            if isinstance(ids, Text):
+                ids = await backend.tokenize(ids.text, add_special=True, parse_special=True)
+            found.append(await specials_of(ids, backend))
+        # Where calls are told in words, the words' own tags are text as well.
+        assert found[0] == found[1] or not style_of(model).calls
+        assert [one for one in found[0] if one.decode() not in ADDED] == [
+            one for one in found[1] if one.decode() not in ADDED
+        ]
 
 
 async def test_a_prompt_without_marks_stays_one_string(backend: LlamaCpp) -> None:
