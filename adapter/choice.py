@@ -68,8 +68,8 @@ class Choice:
         """See `feed`."""
         if len(pieces) == 1:
             return self.feed(pieces[0].data, pieces[0].tokens)
-        tokens = [token for piece in pieces for token in piece.tokens]
-        return self.feed(b"".join(piece.data for piece in pieces), tokens)
+        data = b"".join([piece.data for piece in pieces])
+        return self.feed(data, [token for piece in pieces for token in piece.tokens])
 
     def feed(self, data: bytes, tokens: Sequence[Token] = ()) -> Delta:
         """What may be seen after some more was generated; nothing while all of it is held back."""

@@ -43,7 +43,7 @@ async def prompt_of(
         render: makes the prompt of a talk.
         as_text: whether the prompt must be text, whatever it spells.
     """
-    if not any(LIKELY.search(text) for text in _texts(talk)):
+    if not any(map(LIKELY.search, _texts(talk))):
         return Rendered(Text(render(talk)))
     marks = await _marks_of(backend, model)
     spelled = {found for text in _texts(talk) for found in marks.pattern.findall(text)}

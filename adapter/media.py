@@ -35,8 +35,9 @@ async def media_of(
     """
     found = []
     for index, message in enumerate(messages):
-        parts = message.content if isinstance(message.content, list) else ()
-        for number, part in enumerate(parts):
+        if not isinstance(message.content, list):
+            continue
+        for number, part in enumerate(message.content):
             here = f"messages[{index}].content[{number}]"
             if isinstance(part, TextPart | RefusalPart):
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -30,6 +31,7 @@ TAGS = (
 )
 
 
+@lru_cache(maxsize=32)
 def tags_of(template: str) -> Tags | None:
     """What a template's model puts around its thoughts; None where it does not think."""
     return next((tags for tags in TAGS if tags.begin in template or tags.end in template), None)

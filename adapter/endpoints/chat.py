@@ -15,6 +15,7 @@ from ...backends.errors import ContextExceeded, LatimerError, RequestError, Unsu
 from ...schemas.openai.chat import (
     AssistantMessage,
     ChatCompletion,
+    ChatMessage,
     ChatRequest,
 )
 from ..chat_job import ChatJob, chat_job
@@ -122,7 +123,7 @@ async def _answer(
         "choices": [
             {
                 "index": index,
-                "message": folded(result.deltas or [{"content": result.text}]),
+                "message": folded(result.deltas) if form is not None else _message(result.text),
                 "logprobs": result.logprobs,
                 "finish_reason": result.finish_reason,
             }
@@ -131,6 +132,10 @@ async def _answer(
         "usage": usage,
     }
     await exchange.reply(200, orjson.dumps(reply))
+
+
+def _message(text: str) -> ChatMessage:
+    return {"role": "assistant", "content": text, "refusal": None, "annotations": []}
 
 
 def _translate(error: LatimerError) -> LatimerError:

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from .vocabulary import Vocabulary
 
 ENGINE = "llama.cpp in process"
+# Characters; llama.cpp's tokeniser takes some milliseconds for as many.
+LONG_TEXT = 50_000
 DEMO_MODEL = Path(__file__).with_name("demo.gguf")
 
 CAPABILITIES = Capabilities(
@@ -171,6 +173,7 @@ class LlamaCpp:
         constraint = None
         if job.grammar is not None:
             constraint = await engine.grammars.compile(job.grammar)
+        job = await _tokenized(job, engine.vocabulary)
         parts = await self._read(job, engine)
         task, mailbox = self._task(job, engine, constraint, parts)
         if task.max_tokens == 0 and job.prompt_logprobs is None:
@@ -324,6 +327,18 @@ class LlamaCpp:
 def _adapter(lora: str | Path | tuple[str | Path, float]) -> tuple[Path, float]:
     path, scale = lora if isinstance(lora, tuple) else (lora, 1.0)
     return Path(path), scale
+
+
+async def _tokenized(job: Generation, vocabulary: Vocabulary) -> Generation:
+    """A job with a long text as ids: to cut it takes seconds, in which others are served."""
+    text = job.prompt
+    plain = job.prompt_logprobs is None and job.suffix is None and not job.media
+    if not isinstance(text, Text) or len(text.text) < LONG_TEXT or not plain:
+        return job
+    ids = await asyncio.to_thread(
+        vocabulary.tokenize, text.text, add_special=True, parse_special=text.parse_special
+    )
+    return job._replace(prompt=ids, hidden=int(vocabulary.adds_bos))
 
 
 def _prompt_of(job: Generation, vocabulary: Vocabulary) -> tuple[TokenIds, int]:

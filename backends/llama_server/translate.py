@@ -269,28 +269,32 @@ class ChoiceStream:
             content = event["content"].encode()
             predicted = event["tokens_predicted"]
             count, self._predicted = predicted - self._predicted, predicted
-            token = event["tokens"][-1] if event["tokens"] else -1
+            tokens = event["tokens"]
+            token = tokens[-1] if tokens else -1
             if stops:
                 # A stop may cut the step, or hold its text back.
                 self._steps.append(Step(count, token, content))
             if not content:
                 continue
-            pieces = self._pieces(content, token, count)
+            mark = self._marks.get(token)
+            if mark is None:
+                pieces = [Piece(self._choice, content, (), False, count)]
+            else:
+                pieces = self._marked(content, mark, count)
             out += pieces
             if self._matcher is not None and self._stops_in(self._matcher, pieces):
                 out.append(self._stopped(event, self._matcher.stop))
                 break
         return out
 
-    def _pieces(self, content: bytes, token: int, count: int) -> list[Piece]:
-        """A step's text; a visible token in a piece of its own."""
-        mark = self._marks.get(token)
-        if mark is None or not content.endswith(mark):
-            return [Piece(self._choice, content, token_count=count)]
-        own = Piece(self._choice, mark, mark=True, token_count=1)
+    def _marked(self, content: bytes, mark: bytes, count: int) -> list[Piece]:
+        """The text of a step that ends with a visible token, which gets a piece of its own."""
+        if not content.endswith(mark):
+            return [Piece(self._choice, content, (), False, count)]
+        own = Piece(self._choice, mark, (), True, 1)
         if content == mark:
             return [own]
-        return [Piece(self._choice, content[: -len(mark)], token_count=count - 1), own]
+        return [Piece(self._choice, content[: -len(mark)], (), False, count - 1), own]
 
     def _stops_in(self, matcher: Matcher, pieces: Sequence[Piece]) -> bool:
         for piece in pieces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx2
@@ -168,3 +169,34 @@ async def test_a_conversation_goes_on(client: httpx2.AsyncClient) -> None:
     ]
     reply = await chat(client, messages=messages)
     assert reply["usage"]["prompt_tokens"] > 30
+
+
+def talk_of(turns: int) -> list[dict[str, str]]:
+    """A talk in which the user asks for the same word again and again."""
+    asked, said = {"role": "user", "content": "Say: apple"}, {"role": "assistant"}
+    return [*([asked, {**said, "content": "apple"}] * turns), asked]
+
+
+async def test_a_long_talk(client: httpx2.AsyncClient) -> None:
+    """A hundred turns are one prompt, whoever speaks, and the last is answered."""
+    reply = await chat(client, messages=talk_of(50), max_tokens=5)
+    assert reply["choices"][0]["message"]["content"] == "apple"
+    assert reply["usage"]["prompt_tokens"] > 700
+
+
+async def test_others_are_served_while_a_huge_talk_is_cut(demo: httpx2.AsyncClient) -> None:
+    """A talk far beyond the context is a 400, and its tokenising holds nobody up."""
+    huge = asyncio.create_task(
+        demo.post("/v1/chat/completions", json={"model": "m", "messages": talk_of(4000)})
+    )
+    await asyncio.sleep(0)
+    reply = await chat(demo)
+    assert reply["choices"][0]["message"]["content"] == ANSWER
+    assert (await huge).json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_empty_system_messages_and_names(client: httpx2.AsyncClient) -> None:
+    """An empty instruction changes nothing but the prompt, and a name is no error."""
+    system = {"role": "system", "content": "", "name": "boss"}
+    reply = await chat(client, messages=[system, *FRANCE])
+    assert reply["choices"][0]["message"]["content"] == ANSWER
