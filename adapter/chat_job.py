@@ -38,12 +38,12 @@ class ChatJob(NamedTuple):
 
     Args:
         form: how they are taken apart, None where all that comes is content.
-        changed: whether the messages had to be changed for the engine.
+        inexact: what of it is only nearly right, by the names that a client knows.
     """
 
     job: Generation
     form: Form | None
-    changed: bool
+    inexact: Sequence[str]
 
 
 class _Prompt(NamedTuple):
@@ -131,7 +131,10 @@ async def chat_job(
         media=media,
         scan=scan,
     )
-    return ChatJob(job, form, prompt.rendered.changed)
+    inexact = ["messages"] if prompt.rendered.changed else []
+    if media and not capabilities.counts_media:
+        inexact.append("usage")
+    return ChatJob(job, form, inexact)
 
 
 async def _prompt(

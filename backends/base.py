@@ -290,6 +290,7 @@ class Capabilities:
         grammars: the languages of grammars that it takes.
         plain_text: whether it can be given text in which control tokens do not count as such.
         media_among_ids: whether a prompt of ids may have media.
+        counts_media: whether it tells how many tokens media come to.
         marks: whether it tells a visible token from text that is spelled like it.
         free_grammars: whether a grammar costs nothing where it allows anything.
     """
@@ -303,6 +304,7 @@ class Capabilities:
     grammars: frozenset[GrammarKind] = frozenset()
     plain_text: bool = True
     media_among_ids: bool = True
+    counts_media: bool = True
     marks: bool = True
     free_grammars: bool = True
 

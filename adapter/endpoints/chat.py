@@ -74,7 +74,7 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         request, sampling_of(request, capabilities), service
     )
     chat = await chat_job(exchange, request, model, service, sampling)
-    inexact = (*inexact, "messages") if chat.changed else inexact
+    inexact = (*inexact, *chat.inexact)
     notes(exchange, request, sampling, capabilities, service.strict, inexact)
     if request.oai_compat is False:
         _check_native(chat.job, capabilities)

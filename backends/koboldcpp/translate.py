@@ -82,6 +82,7 @@ CAPABILITIES = Capabilities(
     grammars=frozenset({"gbnf", "json_schema", "regex"}),
     plain_text=False,
     media_among_ids=False,
+    counts_media=False,
     marks=False,
     free_grammars=False,
 )
@@ -182,7 +183,6 @@ class ChoiceStream:
         # Where control tokens are shown, so is the end token.
         self._ends = StopMatcher((end,)) if job.visible and end else None
         self._prompt_tokens = prompt_tokens
-        self._media = bool(job.media)
         self._matcher = matcher_of(job)
         self._released = 0
         self._call_start = 0
@@ -250,9 +250,7 @@ class ChoiceStream:
         reason: Reason = "end" if ended else "length"
         if self.stopped:
             reason = "stop"
-        finish = Finish(self.choice, reason, self._matcher.stop, self._prompt_tokens, self._tokens)
-        # What media come to is told nowhere.
-        return finish._replace(inexact=("usage",)) if self._media else finish
+        return Finish(self.choice, reason, self._matcher.stop, self._prompt_tokens, self._tokens)
 
 
 def tokens_before(tokens: Sequence[str], text: bytes, end: int) -> int:

@@ -82,4 +82,4 @@ def until(marker: str, name: str, then: str, may_end: bool = False) -> dict[str,
 
 
 def _in_set(character: str) -> str:
-    return f"\\{character}" if character in "\\[]-^" else character
+    return f"\\x{ord(character):02x}" if character in "\\[]-^" else character

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from latimer.backends.base import Generation, Sampling, Text
+from latimer.adapter.message import Form, Message
+from latimer.adapter.readers.parts import Plain
+from latimer.adapter.readers.thinking import Thinking
+from latimer.backends.base import MEDIA, Generation, Media, Sampling, Text
 from latimer.backends.errors import Busy, EngineError, EngineUnavailable, RequestError
 from latimer.backends.koboldcpp.translate import (
     NEUTRAL,
@@ -15,6 +18,7 @@ from latimer.backends.koboldcpp.translate import (
     to_native,
     to_seed,
     tokens_before,
+    with_media,
 )
 from latimer.backends.sse import EventParser
 from latimer.schemas.native.koboldcpp import LastLogprobs
@@ -156,3 +160,40 @@ def test_errors_of_the_server() -> None:
     assert isinstance(to_error(503, b"{}"), Busy)
     assert isinstance(to_error(401, b"{}"), EngineUnavailable)
     assert "bad_input" in to_error(500, body("koboldcpp", "error-bad-json")).message
+
+
+def test_media_are_files_and_words() -> None:
+    """koboldcpp gets the files by kind, and its own words where they belong."""
+    media = (Media("image", b"one", "p"), Media("audio", b"two", "p"), Media("image", b"3", "p"))
+    job = Generation(Text(f"a{MEDIA}b{MEDIA}{MEDIA}"), 5, media=media)
+    assert with_media(job, f"a{MEDIA}b{MEDIA}{MEDIA}") == (
+        "a\n(Attached Image 1)\nb\n(Attached Audio 1)\n\n(Attached Image 2)\n"
+    )
+    payload = to_native(job, 0, "a", 5, 100, "KEY")
+    assert payload["images"] == ["b25l", "Mw=="]
+    assert payload["audio"] == ["dHdv"]
+
+
+def test_an_end_token_that_is_shown_is_no_text() -> None:
+    """Where control tokens are visible the end token comes as text, in one piece or in several."""
+    job = Generation(Text("a"), 5, visible=("<think>",))
+    assert to_native(job, 0, "a", 5, 100, "KEY")["render_special"] is True
+    for pieces in (["a", "<|im_end|>"], ["a<|im_", "end|>"], ["a<|im_end|>"]):
+        stream = ChoiceStream(job, 0, 1, "<|im_end|>")
+        assert b"".join(stream.feed(piece) for piece in pieces) + stream.rest() == b"a"
+        assert stream.text == b"a"
+    cut = ChoiceStream(job, 0, 1, "<|im_end|>")
+    assert cut.feed("a<|im_") + cut.rest() == b"a<|im_"
+
+
+def test_stops_that_do_not_count_everywhere_are_not_sent() -> None:
+    """The job's own matcher finds them."""
+    form = Form(lambda: Thinking("<t>", "</t>", False, frozenset(), Plain()), ("x",))
+    job = Generation(Text("a"), 5, stops=("x",), scan=lambda: Message(form))
+    assert to_native(job, 0, "a", 5, 100, "KEY")["stop_sequence"] == []
+    stream = ChoiceStream(job, 0, 1)
+    stream.feed("<t>x</t>a")
+    assert not stream.stopped
+    stream.feed("bx")
+    assert stream.stopped
+    assert stream.finish(False).stop == "x"

@@ -8,7 +8,20 @@ from typing import Any
 
 import orjson
 import pytest
-from latimer.backends.base import Event, Finish, Generation, Grammar, Piece, Sampling, Text
+from latimer.adapter.message import Form, Message
+from latimer.adapter.readers.parts import Plain
+from latimer.adapter.readers.thinking import Thinking
+from latimer.backends.base import (
+    MEDIA,
+    Event,
+    Finish,
+    Generation,
+    Grammar,
+    Media,
+    Piece,
+    Sampling,
+    Text,
+)
 from latimer.backends.errors import (
     ContextExceeded,
     EngineError,
@@ -21,6 +34,7 @@ from latimer.backends.llama_server.translate import (
     ChoiceStream,
     to_error,
     to_native,
+    with_media,
 )
 from latimer.backends.llama_server.vocabulary import Vocabulary, read_pieces
 from latimer.backends.sse import EventParser
@@ -250,3 +264,50 @@ def test_characters_that_take_several_tokens_are_counted_with_a_stop(
     data = body("llama_server", "byte-pieces-stream")
     events = translate(job, vocabulary, data)
     assert finish_of(events).completion_tokens == 3
+
+
+def event(content: str, token: int, predicted: int) -> dict[str, Any]:
+    """A step of a stream, as the server sends it."""
+    return {"index": 0, "content": content, "tokens": [token], "stop": False, "id_slot": 0,
+            "tokens_predicted": predicted, "tokens_evaluated": 9,
+            "timings": {"cache_n": 4}}  # fmt: skip
+
+
+def test_a_visible_token_is_a_piece_of_its_own() -> None:
+    """The control token is marked, behind what was held back before it; its look-alike is not."""
+    job = Generation(Text("a"), 9, visible=("<m>",))
+    assert list(to_native(job, 0, "a", 100)["preserved_tokens"]) == ["<m>"]
+    marked = Vocabulary([b"", b"a", b"b x", b"<m> "], {0: b"<m>"})
+    stream = ChoiceStream(job, 0, 0, marked)
+    found = stream.feed([event("a<m>", 0, 3), event("<m> ", 3, 4)])
+    assert found == [
+        Piece(0, b"a", (), False, 2), Piece(0, b"<m>", (), True, 1), Piece(0, b"<m> ", (), False, 1)
+    ]  # fmt: skip
+
+
+def test_a_stop_that_the_server_does_not_know_ends_the_choice() -> None:
+    """Stops are not sent, and the end has the counts that the last step told."""
+    form = Form(lambda: Thinking("<t>", "</t>", True, frozenset(), Plain()), ("x",))
+    job = Generation(Text("a"), 9, stops=("x",), scan=lambda: Message(form))
+    payload = to_native(job, 0, "a", 100)
+    assert (list(payload["stop"]), payload["timings_per_token"]) == ([], True)
+    vocabulary = Vocabulary([b"x", b"</t>", b"a", b" bx"], {})
+    stream = ChoiceStream(job, 0, 1, vocabulary)
+    steps = [event("x", 0, 1), event("</t>", 1, 2), event("a", 2, 3), event(" bx", 3, 4)]
+    events = stream.feed([*steps, event("never", 2, 5)])
+    assert text_of(events) == b"x</t>a bx"
+    assert finish_of(events) == Finish(0, "stop", "x", 8, 4, 4)
+    assert stream.finished
+
+
+def test_a_prompt_with_media() -> None:
+    """Each stands as the server's own marker, in their order, in base64."""
+    media = (Media("image", b"one", "p"), Media("image", b"two", "p"))
+    job = Generation(Text(f"a{MEDIA}b{MEDIA}"), 9, media=media)
+    assert with_media(job, "<__m__>") == {
+        "prompt_string": "a<__m__>b<__m__>", "multimodal_data": ["b25l", "dHdv"]
+    }  # fmt: skip
+    stream = ChoiceStream(job, 0, 0)
+    stream.check_room(event("a", 1, 1), 18)
+    with pytest.raises(ContextExceeded, match="9 in your prompt"):
+        stream.check_room(event("a", 1, 1), 17)

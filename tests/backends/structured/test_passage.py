@@ -1,0 +1,97 @@
+"""Free text in front of a grammar."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from latimer.backends import gbnf
+from latimer.backends.base import Grammar, Passage
+from latimer.backends.llama_cpp.library import LoadedModel
+from latimer.backends.structured import as_gbnf, renamed, until
+from support.walks import Walker
+
+MARKERS = ("</think>", "ab", "aab", "abab", "[/]", "é🔥é", "--^]")
+ANSWER = Grammar("regex", "[xyz]{2}", "regex")
+
+
+@pytest.fixture(scope="module")
+def walker(demo_loaded: LoadedModel) -> Walker:
+    """Walks over the demo model's vocabulary."""
+    return Walker(demo_loaded)
+
+
+def accepts(rules: dict[str, str], text: str, marker: str) -> bool:
+    """Whether rules of `until` take a text with `!` behind the marker, by their own words."""
+    state = "s"
+    names = list(rules)
+    for position, character in enumerate(text):
+        follow = None
+        for part in rules[state].split(" | "):
+            head, _, rest = part.partition(" ")
+            if head.startswith("[^"):
+                inside = head[2:-1].replace("\\", "")
+                follow = follow or (rest if character not in inside else None)
+            elif head == f'"{character}"' or (not head.isascii() and character in head):
+                follow = rest
+        if follow == '"!"':
+            return text[position + 1 :] == "!"
+        assert follow in names, (text, marker)
+        state = follow
+    return False
+
+
+@pytest.mark.parametrize("marker", ["ab", "aab", "abab", "aabaaa"])
+def test_the_first_marker_ends_the_text(marker: str) -> None:
+    """Whatever comes before: the marker's own beginnings, again and again."""
+    rules = until(marker, "s", '"!"')
+    generator = random.Random(1)
+    for _ in range(2000):
+        text = "".join(generator.choices("abc", k=generator.randint(0, 14))) + marker + "!"
+        first = text.index(marker) + len(marker)
+        assert accepts(rules, text, marker) == (text[first:] == "!")
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+def test_walks_end_with_their_first_marker(walker: Walker, marker: str) -> None:
+    """llama.cpp reads the rules as they are meant."""
+    rules = until(marker, "root", '"!"')
+    text = "\n".join(f"{name} ::= {rule}" for name, rule in rules.items())
+    gbnf.check(text)
+    for found in walker.texts(text, 30, most=400):
+        assert found.index(marker) == len(found) - len(marker) - 1
+
+
+def test_text_that_may_end_without_a_marker(walker: Walker) -> None:
+    """Then it has none."""
+    rules = until("ab", "root", '"!"', may_end=True)
+    text = "\n".join(f"{name} ::= {rule}" for name, rule in rules.items())
+    found = walker.texts(text, 60, most=60)
+    assert any(one.endswith("ab!") for one in found) or all("ab" not in one for one in found)
+    assert all("ab" not in one or one.index("ab") == len(one) - 3 for one in found)
+
+
+def test_an_answer_behind_a_thought(walker: Walker) -> None:
+    """The answer follows its grammar, whether there is a thought or none."""
+    maybe = as_gbnf(ANSWER._replace(after=Passage("<t>", "</t>", False)))
+    for one in walker.texts(maybe, 80, most=200):
+        answer = one.rpartition("</t>")[2].strip()
+        assert set(answer) <= set("xyz")
+        assert len(answer) == 2
+    begun = as_gbnf(ANSWER._replace(after=Passage("<t>", "b", True)))
+    thoughts = walker.texts(begun, 40, most=200)
+    assert thoughts
+    assert all("b" in one for one in thoughts)
+
+
+def test_tags_that_are_tokens_are_named() -> None:
+    """Then nothing but the token ends the thought."""
+    marks = frozenset({"</think>"})
+    text = as_gbnf(ANSWER._replace(after=Passage("<think>", "</think>", True, marks)))
+    assert gbnf.check(text) == ["</think>", "</think>"]
+
+
+def test_rules_are_renamed_and_nothing_else() -> None:
+    """Literals, sets, comments and longer names stay as they are."""
+    text = 'root ::= "root" [root] root-2 # root\nroot-2 ::= root? <root>'
+    assert renamed(text, "root", "x") == ('x ::= "root" [root] root-2 # root\nroot-2 ::= x? <root>')
