@@ -71,6 +71,19 @@ def test_inside_another_app(name: str, prefix: str, home: str) -> None:
         assert ask(address + prefix, "secret") == "The capital of France is Paris.\n"
 
 
+def test_tools(llama_server_url: str) -> None:
+    """The model calls, is told the temperature, and says it."""
+    with running("in_front_of_llama_server.py", llama_server_url, path="/health") as address:
+        done = subprocess.run(
+            [sys.executable, EXAMPLES / "tools.py", f"{address}/v1"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+    assert done.stdout == 'get_weather({"city": "Paris"})\nIt is 21 degrees in Paris.\n'
+
+
 def test_every_example_is_tested() -> None:
     """No example is there that these tests do not run."""
     tested = Path(__file__).read_text()

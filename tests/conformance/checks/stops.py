@@ -76,8 +76,9 @@ async def four(api: Api) -> None:
 
 @check("stops.not-prompt", "A stop in the prompt stops nothing.", "must", "2.5 10.36")
 async def not_prompt(api: Api) -> None:
-    text = await _text(api, PROMPT)
-    choice = await _stopped(api, "1, 2, 3", PROMPT)
+    # A few tokens: the longer it goes on, the likelier a near tie turns the other way.
+    text = await _text(api, PROMPT, max_tokens=8)
+    choice = await _stopped(api, "1, 2, 3", PROMPT, max_tokens=8)
     if "1, 2, 3" in text:
         raise Skip("the model repeats the prompt")
     expect(choice["text"] == text, f"expected {text!r}, but got {choice['text']!r}")
