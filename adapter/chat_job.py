@@ -270,4 +270,4 @@ def _form(marks: _Marks, offer: Offer | None, stops: tuple[str, ...], sure: bool
 
     if offer is None:
         return Form(reader, stops)
-    return Form(reader, stops, offer.called, offer.parallel, offer.legacy)
+    return Form(reader, stops, offer.called, offer.parallel, offer.legacy, offer.custom)

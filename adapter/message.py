@@ -11,12 +11,15 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import orjson
+
 from ..backends.base import Finish, Piece, PromptTokens
 from ..backends.stops import StopMatcher
 from ..schemas.openai.common import FinishReason
 from .choice import Delta
 from .logprobs import Entry, Placer
 from .readers.parts import Part, Reader
+from .tools import INPUT
 
 _ALPHABET = string.ascii_letters + string.digits
 Deltas: TypeAlias = list[tuple[dict[str, Any], Sequence[Entry]]]
@@ -33,6 +36,7 @@ class Form(NamedTuple):
         called: the finish reason where it made calls.
         parallel: whether more calls than one are shown.
         legacy: whether a call is shown as the deprecated `function_call`.
+        custom: tools that take text, which is told when it is complete.
     """
 
     reader: Callable[[], Reader]
@@ -40,6 +44,7 @@ class Form(NamedTuple):
     called: FinishReason = "tool_calls"
     parallel: bool = True
     legacy: bool = False
+    custom: frozenset[str] = frozenset()
 
 
 class Message:
@@ -120,6 +125,8 @@ class MessageChoice:
         self._incomplete: list[Entry] = []
         self._begun = self._said = False
         self._calls = 0
+        # The arguments of a custom tool's call, None in a function's.
+        self._input: str | None = None
         self._position = 0
         self._starts: list[tuple[int, int]] = []
         self._answer_start = 0
@@ -160,6 +167,7 @@ class MessageChoice:
         """The rest, and why it ended."""
         self.finish = event
         deltas = self._shown(self._message.end())
+        deltas += self._told_input()
         if not self._said and not self._calls:
             deltas += self._first({"content": ""}, ())
         self._count_reasoning()
@@ -186,6 +194,8 @@ class MessageChoice:
             if part.kind in ("call", "arguments"):
                 entries = self._marker + entries
             self._marker = []
+            if part.kind in ("call", "content"):
+                deltas += self._told_input()
             entries = self._incomplete + entries if part.kind != "reasoning" else []
             delta = self._delta(part, released - part.size)
             self._incomplete = entries if delta is None else []
@@ -213,9 +223,25 @@ class MessageChoice:
         if part.kind == "call":
             return self._call(part.data.decode(errors="replace"))
         text = self._arguments.decode(part.data)
+        if self._input is not None:
+            self._input += text
+            return None
         return self._call_delta({"arguments": text}) if text else None
 
+    def _told_input(self) -> Deltas:
+        """The text that a custom tool is called with; nothing where it was cut off."""
+        arguments, self._input = self._input, None
+        try:
+            text = orjson.loads(arguments or "null")[INPUT]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            return []
+        return [({"tool_calls": [{"index": self._calls - 1, "custom": {"input": text}}]}, ())]
+
     def _call(self, name: str) -> dict[str, Any]:
+        if name in self._form.custom:
+            self._input = ""
+            head = {"index": self._calls - 1, "id": new_call_id(), "type": "custom"}
+            return {"tool_calls": [{**head, "custom": {"name": name, "input": ""}}]}
         function = {"name": name, "arguments": ""}
         if self._form.legacy:
             return {"function_call": function}
@@ -265,11 +291,12 @@ def folded(deltas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if delta.get(name) is not None:
                 parts.setdefault(name, []).append(delta[name])
         for call in delta.get("tool_calls", ()):
+            kind, text = ("custom", "input") if "custom" in call else ("function", "arguments")
             if "id" in call:
                 own = {key: value for key, value in call.items() if key != "index"}
-                calls.append({**own, "function": {**call["function"]}})
+                calls.append({**own, kind: {**call[kind]}})
             else:
-                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+                calls[-1][kind][text] += call[kind][text]
         if "function_call" in delta:
             call = message.setdefault("function_call", {"name": "", "arguments": ""})
             for key, text in delta["function_call"].items():

@@ -13,6 +13,7 @@ from ..backends.structured import Unenforced, check_schema
 from ..schemas.openai.chat import (
     AssistantMessage,
     ChatRequest,
+    Custom,
     Function,
     FunctionMessage,
     FunctionTool,
@@ -23,6 +24,10 @@ from ..schemas.openai.common import FinishReason
 
 Mode = Literal["auto", "required", "named"]
 
+_KINDS = ("function", "custom")
+# What the one argument is called of a function that stands for a custom tool.
+INPUT = "input"
+
 
 class Offer(NamedTuple):
     """What may be called.
@@ -32,6 +37,7 @@ class Offer(NamedTuple):
             the request.
         parallel: whether one message may make several calls.
         legacy: whether they came as the deprecated `functions`.
+        custom: the names of those that take text: models are told of functions with one string.
     """
 
     functions: Sequence[tuple[int, Function]]
@@ -39,6 +45,7 @@ class Offer(NamedTuple):
     mode: Mode
     parallel: bool
     legacy: bool
+    custom: frozenset[str] = frozenset()
 
     @property
     def names(self) -> frozenset[str]:
@@ -66,11 +73,16 @@ def offer_of(request: ChatRequest, engine: str) -> Offer | None:
     """
     legacy = not request.tools
     functions = list(request.functions or ())
+    custom = set()
     for index, tool in enumerate(request.tools or ()):
-        if not isinstance(tool, FunctionTool):
-            hint = "Offer a function with one string instead."
-            raise Unsupported(f"tools[{index}].type", engine, hint)
-        functions.append(tool.function)
+        if isinstance(tool, FunctionTool):
+            functions.append(tool.function)
+            continue
+        if (tool.custom.format or {}).get("type", "text") != "text":
+            hint = "Leave it out, or say in the description what the text looks like."
+            raise Unsupported(f"tools[{index}].custom.format", engine, hint)
+        functions.append(_taking_text(tool.custom))
+        custom.add(tool.custom.name)
     if not functions:
         return None
     choice = request.function_call if legacy else request.tool_choice
@@ -93,7 +105,7 @@ def offer_of(request: ChatRequest, engine: str) -> Offer | None:
     elif choice == "required":
         mode = "required"
     offer = Offer(allowed, functions, mode, not legacy and request.parallel_tool_calls is not False,
-                  legacy)  # fmt: skip
+                  legacy, frozenset(custom))  # fmt: skip
     for index, function in enumerate(functions):
         if function.parameters is not None:
             _check(function, f"{offer.path(index)}.parameters")
@@ -102,17 +114,28 @@ def offer_of(request: ChatRequest, engine: str) -> Offer | None:
     return offer
 
 
+def _taking_text(tool: Custom) -> Function:
+    """A custom tool as models know tools."""
+    parameters = {
+        "type": "object",
+        "properties": {INPUT: {"type": "string"}},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    return Function(name=tool.name, description=tool.description, parameters=parameters)
+
+
 def _named(choice: Mapping[str, Any], legacy: bool, param: str) -> tuple[Mode, set[str]]:
     """The mode and the names of a choice that is an object."""
     try:
         if legacy:
             return "named", {_name(choice)}
-        if choice["type"] == "function":
-            return "named", {_name(choice["function"])}
+        if choice["type"] in _KINDS:
+            return "named", {_name(choice[choice["type"]])}
         if choice["type"] == "allowed_tools":
             allowed = choice["allowed_tools"]
             if allowed["mode"] in ("auto", "required"):
-                names = {_name(tool["function"]) for tool in allowed["tools"]}
+                names = {_name(tool[tool["type"]]) for tool in allowed["tools"]}
                 if names:
                     return allowed["mode"], names
     except (KeyError, TypeError):

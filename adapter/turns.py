@@ -29,6 +29,7 @@ from ..schemas.openai.chat import (
 from .readers.formats import HERMES, Format, format_of
 from .reasoning import Tags
 from .templates import Talk, render
+from .tools import INPUT
 
 # What a model is told whose template knows no tools.
 BLOCK = (
@@ -186,7 +187,7 @@ def _add_calls(
 
 def _called(call: Any) -> FunctionCall:
     if isinstance(call, CustomToolCall):
-        arguments = json.dumps({"input": call.custom.input})
+        arguments = json.dumps({INPUT: call.custom.input})
         return FunctionCall(name=call.custom.name, arguments=arguments)
     function: FunctionCall = call.function
     return function

@@ -234,11 +234,19 @@ class FunctionTool(Request):
     function: Function
 
 
+class Custom(Request):
+    """A tool that takes text; `format` may say what the text looks like."""
+
+    name: Name
+    description: str | None = None
+    format: JsonObject | None = None
+
+
 class CustomTool(Request):
     """A tool with free input."""
 
     type: Literal["custom"]
-    custom: JsonObject
+    custom: Custom
 
 
 Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]

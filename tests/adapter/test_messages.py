@@ -223,6 +223,25 @@ async def test_a_call_streams_as_it_is_written(asking: Any) -> None:
         assert (chunks[-1]["delta"], chunks[-1]["finish_reason"]) == ({}, "tool_calls")
 
 
+async def test_custom_tools_take_text(asking: Any) -> None:
+    """The text comes whole, with quotes and line ends as they are, and can be named."""
+    custom = {"type": "custom", "custom": {"name": "run", "description": "Run it."}}
+    script = ("<tool_call>", '{"name": "run", ', '"arguments": {"input": "a \\"b\\"', '\\nc"}}',
+              "</tool_call>")  # fmt: skip
+    async with asking(script, scripted.HERMES, CALL_TAGS) as ask:
+        choice = {"type": "custom", "custom": {"name": "run"}}
+        for more in ({}, {"tool_choice": "required"}, {"tool_choice": choice}):
+            reply = await ask(tools=[TOOL, custom], **more)
+            call = reply["choices"][0]["message"]["tool_calls"][0]
+            assert call["type"] == "custom"
+            assert call["custom"] == {"name": "run", "input": 'a "b"\nc'}
+        chunks = [chunk["choices"][0] for chunk in await ask(tools=[custom], stream=True)]
+        parts = [part for chunk in chunks for part in chunk["delta"].get("tool_calls", ())]
+        assert parts[0]["custom"] == {"name": "run", "input": ""}
+        assert parts[1:] == [{"index": 0, "custom": {"input": 'a "b"\nc'}}]
+        assert chunks[-1]["finish_reason"] == "tool_calls"
+
+
 async def test_several_calls(asking: Any) -> None:
     """Each has its header and its id, one is complete before the next; or there is one only."""
     script = ('<tool_call>{"name": "f", "arguments": {"a": 1}}', "</tool_call>\n", "<tool_",

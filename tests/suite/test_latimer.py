@@ -19,7 +19,6 @@ EXPLAINED = {
     "completions.suffix": "the demo model has no tokens for filling in the middle",
     "streaming.first-chunk": "the demo model answers within a quarter of a second",
     "errors.wrong-key": "this server asks for no key",
-    "tools.custom": "custom tools are refused by name",
     "tools.several": "the demo model makes one call only",
     "tools.stream-order": "the demo model makes one call only",
 }
