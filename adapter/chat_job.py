@@ -256,13 +256,13 @@ def _form(marks: _Marks, offer: Offer | None, stops: tuple[str, ...], sure: bool
     """How an answer is taken apart; None where all of it is content."""
     if offer is None and marks.tags is None and not marks.is_harmony:
         return None
-    names = offer.names if offer is not None else frozenset[str]()
+    schemas = {one.name: one.parameters for _, one in offer.functions} if offer is not None else {}
     forced = sure and offer is not None and offer.mode != "auto"
 
     def reader() -> Reader:
         own: Reader = Plain()
         if offer is not None or marks.is_harmony:
-            own = marks.style.form.reader(names.__contains__, marks.tokens, sure, forced)
+            own = marks.style.form.reader(schemas, marks.tokens, sure, forced)
         tags = marks.tags
         if tags is None:
             return own

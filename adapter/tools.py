@@ -48,11 +48,6 @@ class Offer(NamedTuple):
     custom: frozenset[str] = frozenset()
 
     @property
-    def names(self) -> frozenset[str]:
-        """The names of those that may be called."""
-        return frozenset(function.name for _, function in self.functions)
-
-    @property
     def called(self) -> FinishReason:
         """The finish reason of a message with calls (measured: contract 3.3)."""
         if self.mode == "named":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .calls import Calls, OneReader
@@ -14,6 +14,7 @@ from .mistral import MARKER as TOOL_CALLS
 from .parts import Reader
 from .python_tag import MARKER as PYTHON_TAG
 from .python_tag import PythonTagReader
+from .xml_call import FUNCTION, PARAMETER, XmlReader
 
 Check = Callable[[str], bool]
 
@@ -40,21 +41,24 @@ class Format(NamedTuple):
     bare: bool = False
     id_size: int | None = None
 
-    def reader(self, check: Check, marks: frozenset[str], sure: bool, forced: bool) -> Reader:
+    def reader(
+        self, functions: Mapping[str, Any], marks: frozenset[str], sure: bool, forced: bool
+    ) -> Reader:
         """What takes calls out of an answer.
 
         Args:
-            check: says whether a function is offered.
+            functions: the schemas of the arguments of those that are offered, by their names.
             marks: markers that are tokens of the model's.
             sure: whether a grammar makes calls that cannot be broken.
             forced: whether there is nothing but calls, so that the spelling of a marker is one.
         """
         marks = frozenset() if forced else marks
+        check = functions.__contains__
         if self.title == "harmony":
             return Harmony(marks, check, sure)
 
         def make(checked: bool) -> OneReader:
-            return self._one(check, checked)
+            return self._one(check, checked) if self.title != "xml" else XmlReader(functions)
 
         begin = (PYTHON_TAG,) if self.title == "llama3" else (self.begin,) if self.begin else ()
         return Calls(make, begin, self.end, self.bare, marks, sure)
@@ -85,6 +89,7 @@ HERMES = Format("hermes", ("<tool_call>", "</tool_call>"), "<tool_call>", "</too
 FORMATS = (
     HERMES,
     Format("harmony", MARKERS),
+    Format("xml", ("<tool_call>", "</tool_call>"), "<tool_call>", "</tool_call>"),
     Format("mistral", (TOOL_CALLS,), TOOL_CALLS, listed=True, id_size=9),
     Format("mistral-args", (TOOL_CALLS, ARGS), TOOL_CALLS, id_size=9),
     Format("llama3", (PYTHON_TAG,), arguments="parameters", bare=True),
@@ -109,6 +114,8 @@ def format_of(template: str) -> Format | None:
         return _BY_TITLE["harmony"]
     if has(TOOL_CALLS):
         return _BY_TITLE["mistral-args" if has(ARGS) else "mistral"]
+    if has("<tool_call>", FUNCTION, PARAMETER):
+        return _BY_TITLE["xml"]
     if has("<tool_call>") and not has("<function=") and not has("<arg_key>"):
         return HERMES if has('"name"') or has('\\"name\\"') else None
     for title in ("tool-call-list", "command-r7b"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -23,8 +23,14 @@ from .formats import Format
 from .harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from .mistral import ARGS
 from .python_tag import MARKER as PYTHON_TAG
+from .xml_call import FUNCTION, PARAMETER, takes_text
+
+Path: TypeAlias = tuple[str | int, ...]
 
 _GAP = "[ \\n]{0,2}"
+_NOTES = frozenset({"title", "description", "default", "examples", "$schema", "$id"})
+_OBJECT_KEYS = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs"}
+_TEXT_KEYS = _NOTES | {"type"}
 _OTHER_KEYS = {"additionalProperties", "patternProperties", "required", "$ref", "allOf", "anyOf"}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -53,7 +59,10 @@ def grammar(
     names = []
     for index, (name, schema, strict) in enumerate(functions):
         own = f"arguments-{index}"
-        rules |= _arguments(schema, own, f"f{index}-", strict, index)
+        if form.title == "xml":
+            rules |= _tags(schema, own, f"f{index}-", strict, index)
+        else:
+            rules |= _arguments(schema, own, f"f{index}-", strict, index)
         rules[f"call-{index}"] = _call(form, name, own, marks)
         names.append(f"call-{index}")
     rules["call"] = " | ".join(names)
@@ -86,6 +95,56 @@ def _arguments(
                 return rules_of({"type": "object"}, name, prefix)
 
 
+def _tags(
+    text: bytes | None, name: str, prefix: str, strict: bool, index: int
+) -> Mapping[str, str]:
+    """Rules for arguments in tags: those of the schema, in its order."""
+    schema = {} if text is None else orjson.loads(text)
+    properties = schema.get("properties") or {}
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    if strict:
+        _check_said(schema, _OBJECT_KEYS, (index,))
+    rules: dict[str, str] = {}
+    parts = []
+    for place, (key, value) in enumerate(properties.items()):
+        own = f"{prefix}value-{place}"
+        end = '"\\n</parameter>\\n"'
+        path = (index, "properties", key)
+        if not takes_text(value):
+            inner = {**shared, **value} if isinstance(value, dict) else value
+            rules |= _value(inner, own, f"{prefix}v{place}-", path if strict else None)
+            rules[f"{own}-end"] = f"{own} {end}"
+        elif values := value.get("enum", [value["const"]] if "const" in value else []):
+            listed = " | ".join(literal(one) for one in values)
+            rules[f"{own}-end"] = f"({listed}) {end}"
+        else:
+            if strict:
+                _check_said(value, _TEXT_KEYS, path)
+            rules |= until("\n</parameter>", f"{own}-end", '"\\n"')
+        tag = f'{literal(f"{PARAMETER}{key}>")} "\\n" {own}-end'
+        parts.append(tag if key in schema.get("required", ()) else f"({tag})?")
+    return {**rules, name: " ".join(parts) or '""'}
+
+
+def _check_said(schema: Mapping[str, Any], known: frozenset[str], path: Path) -> None:
+    """Raise `Unenforced` for a keyword that arguments in tags cannot be held to."""
+    for key in schema:
+        if key not in known:
+            raise Unenforced(f"'{key}' is not enforced in this model's format", (*path, key))
+
+
+def _value(schema: Any, name: str, prefix: str, path: Path | None) -> Mapping[str, str]:
+    """Rules for any value; without a path what cannot be made sure of is left out."""
+    while True:
+        try:
+            return rules_of(schema, name, prefix)
+        except Unenforced as error:
+            if path is not None:
+                raise Unenforced(error.reason, (*path, *error.path)) from None
+            if not _without(schema, error.path):
+                return rules_of(True, name, prefix)
+
+
 def _as_object(schema: Any) -> Any:
     """Arguments are an object; one whose properties are none has none."""
     if not isinstance(schema, dict):
@@ -112,6 +171,8 @@ def _call(form: Format, name: str, arguments: str, marks: frozenset[str]) -> str
     if form.title == "harmony":
         constrain, message = _marker(CONSTRAIN, marks), _marker(MESSAGE, marks)
         return f'{literal(name)} " "? ({constrain} "json")? {message} {arguments}'
+    if form.title == "xml":
+        return f'{literal(f"{FUNCTION}{name}>")} "\\n" {arguments} "</function>"'
     keys = [f'{literal(json.dumps(key))} ws ":" ws' for key in (form.name, form.arguments)]
     own = literal(json.dumps(name))
     return f'"{{" ws {keys[0]} {own} ws "," ws {keys[1]} {arguments} ws "}}"'

@@ -268,6 +268,7 @@ HARMONY = (
 MISTRAL = HARMONY.replace("<|channel|> commentary", "[TOOL_CALLS]").replace("functions.", "")
 LLAMA_3 = HARMONY.replace("<|channel|> commentary", '<|python_tag|> "name" "parameters"')
 LLAMA_3 = LLAMA_3.replace("functions.", "")
+XML = scripted.HERMES + "{# <function= <parameter= #}"
 FORMATS = pytest.mark.parametrize(
     ("script", "template", "marks"),
     [
@@ -280,9 +281,11 @@ FORMATS = pytest.mark.parametrize(
         (('{"name": "f", ', '"parameters": {"a": 5}', "}"), LLAMA_3, ("<|python_tag|>",)),
         (("<|python_tag|>", '{"name": "f", ', '"parameters": {"a": 5}', "}"), LLAMA_3,
          ("<|python_tag|>",)),
+        (("<tool_call>", "<function=f>\n", "<parameter=a>\n", "5", "\n</parameter>\n",
+          "</function>", "</tool_call>"), XML, CALL_TAGS),
         (("<tool_call>", *CALL, "</tool_call>"), scripted.CHATML, CALL_TAGS),
     ],
-    ids=["harmony", "mistral", "mistral args", "llama 3", "python tag", "told in words"],
+    ids=["harmony", "mistral", "mistral args", "llama 3", "python tag", "xml", "told in words"],
 )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from latimer.adapter.readers.parts import Part
 
 from .outputs import OUTPUTS, Expected
 
-NAMES = frozenset({"get_weather", "get_time", "brave_search", "python"})
+CITY = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+FUNCTIONS = {"get_weather": CITY, "get_time": None, "brave_search": None, "python": None}
 BY_TITLE = {form.title: form for form in FORMATS}
 CASES = [(title, *case) for title, cases in OUTPUTS.items() for case in cases]
 # Those with markers that may be tokens, and those in which a marker begins a call.
@@ -36,7 +37,7 @@ def read(
     sure: bool = False,
 ) -> list[Part]:
     """The parts that some chunks come to; each: its bytes, and whether it is a token."""
-    reader = form.reader(NAMES.__contains__, marks, sure, False)
+    reader = form.reader(FUNCTIONS, marks, sure, False)
     return [*(part for data, mark in chunks for part in reader.feed(data, mark)), *reader.end()]
 
 
@@ -130,7 +131,7 @@ def test_whatever_comes_is_read(title: str, data: st.DataObject, sure: bool) -> 
     if not sure:
         for one in whole(parts):
             if isinstance(one, tuple):
-                assert one[0] in NAMES
+                assert one[0] in FUNCTIONS
                 assert isinstance(json.loads(one[1]), dict)
 
 

@@ -44,7 +44,7 @@ def walker(demo_loaded: LoadedModel) -> Walker:
 
 def calls_in(form: Format, text: str, forced: bool) -> list[tuple[str, str]]:
     """The calls that a text comes to; there is no content beside them."""
-    reader = form.reader(SCHEMAS.__contains__, NO_MARKS, False, forced)
+    reader = form.reader(SCHEMAS, NO_MARKS, False, forced)
     parts = whole([*reader.feed(text.encode()), *reader.end()])
     return [one for one in parts if isinstance(one, tuple)]
 
@@ -69,7 +69,7 @@ def test_forced_calls_are_read_back(walker: Walker, form: Format, parallel: bool
     assert names == set(SCHEMAS)
 
 
-@pytest.mark.parametrize("title", ["hermes", "tool-call-list", "mistral", "mistral-args"])
+@pytest.mark.parametrize("title", ["hermes", "xml", "tool-call-list", "mistral", "mistral-args"])
 def test_calls_behind_content(walker: Walker, title: str) -> None:
     """Where a call is the model's choice, text is free, and what a marker begins is a call."""
     form = next(form for form in FORMATS if form.title == title)
@@ -108,6 +108,24 @@ def test_a_strict_schema_is_all_made_sure_of() -> None:
     with pytest.raises(Unenforced) as caught:
         grammar(FORMATS[0], functions, False, True, NO_MARKS)
     assert caught.value.path == (1, "properties", "a", "not")
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "b"}}}, ("properties", "a", "pattern")),
+        ({"properties": {"a": {"type": "integer", "not": {}}}}, ("properties", "a", "not")),
+        ({"anyOf": []}, ("anyOf",)),
+    ],
+)
+def test_a_strict_schema_of_arguments_in_tags(schema: Any, path: tuple[str, ...]) -> None:
+    """Text in tags is held to less: what it is not held to is an error."""
+    xml = next(form for form in FORMATS if form.title == "xml")
+    loose = grammar(xml, (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
+    gbnf.check(loose)
+    with pytest.raises(Unenforced) as caught:
+        grammar(xml, (("f", orjson.dumps(schema), True),), False, True, NO_MARKS)
+    assert caught.value.path == (0, *path)
 
 
 def test_calls_beside_an_answer(walker: Walker) -> None:

@@ -37,7 +37,7 @@ def read(
     is_open: bool, chunks: Sequence[tuple[bytes, bool]], marks: frozenset[str] = frozenset()
 ) -> list[Part]:
     """The parts of some chunks."""
-    answer: Reader = HERMES.reader({"f"}.__contains__, frozenset(), False, False)
+    answer: Reader = HERMES.reader({"f": None}, frozenset(), False, False)
     reader = Thinking("<think>", "</think>", is_open, marks, answer)
     return [*(part for data, mark in chunks for part in reader.feed(data, mark)), *reader.end()]
 
