@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -114,7 +115,7 @@ async def chat_job(
         )
     stops = tuple(dict.fromkeys((*stops_of(request.stop), *prompt.markers)))
     marks = await _marks_of(service, model, style, tags, prompt, offer, stops)
-    grammar, sure = _grammar(request, service, offer, marks)
+    grammar, sure = await _grammar(request, service, offer, marks)
     form = _form(marks, offer, stops, sure)
     scan = None if form is None or not stops else lambda: Message(form)
     job = Generation(
@@ -202,7 +203,7 @@ async def _marks_of(
     return found._replace(tokens=frozenset(tokens), visible=tuple(sorted(spelled)))
 
 
-def _grammar(
+async def _grammar(
     request: ChatRequest, service: Service, offer: Offer | None, marks: _Marks
 ) -> tuple[Grammar | None, bool]:
     """What each choice must look like, and whether it makes sure of calls."""
@@ -233,9 +234,20 @@ def _grammar(
         for _, function in offer.functions
     )
     try:
-        text = calls_grammar.grammar(
-            form, functions, offer.parallel, forced or not alone, marks.tokens
-        )
+        # The first time it takes some milliseconds a function.
+        text = await asyncio.to_thread(
+            calls_grammar.grammar, form, functions, offer.parallel, forced or not alone,
+            marks.tokens,
+        )  # fmt: skip
+    except calls_grammar.TooLarge:
+        if not forced and alone:
+            return None, False
+        raise RequestError(
+            f"Invalid '{param}': no grammar can be made for so many functions at once. Offer fewer "
+            "that are strict, or leave the choice to the model.",
+            param,
+            "array_above_max_length",
+        ) from None
     except Unenforced as error:
         index, function = offer.functions[int(error.path[0])]
         error = Unenforced(error.reason, error.path[1:])

@@ -6,12 +6,14 @@ python examples/tools.py http://127.0.0.1:8000/v1
 
 import json
 import sys
+from typing import Any
 
 from openai import OpenAI
+from openai.types.chat import ChatCompletionFunctionToolParam
 
 base_url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 
-TOOLS = [
+TOOLS: list[ChatCompletionFunctionToolParam] = [
     {
         "type": "function",
         "function": {
@@ -34,7 +36,7 @@ def get_weather(city: str) -> dict[str, int]:
 
 with OpenAI(base_url=base_url, api_key="unused") as client:
     model = client.models.list().data[0].id
-    messages: list = [{"role": "user", "content": "What is the weather in Paris?"}]
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
     while True:
         reply = client.chat.completions.create(
             model=model, messages=messages, tools=TOOLS, temperature=0, max_tokens=200
@@ -44,6 +46,7 @@ with OpenAI(base_url=base_url, api_key="unused") as client:
             break
         messages.append(message.to_dict())
         for call in message.tool_calls:
+            assert call.type == "function"
             print(f"{call.function.name}({call.function.arguments})")
             result = json.dumps(get_weather(**json.loads(call.function.arguments)))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})

@@ -69,7 +69,9 @@ class Calls:
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
         """See `Reader.feed`."""
         out: list[Part] = []
-        if mark and (data in self._markers.all or not (self._reader or self._ended)):
+        # In a call that is sure a token is part of it, whatever it is.
+        inside = self._reader is not None and (self._sure or data not in self._markers.all)
+        if mark and not inside and not (self._ended and data == self._end):
             return self._marked(data)
         self._text += data
         while self._text and self._step(out):

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from ...backends import gbnf
 from ...backends.base import Passage
 from ...backends.structured import (
     WS,
@@ -32,7 +33,14 @@ _NOTES = frozenset({"title", "description", "default", "examples", "$schema", "$
 _OBJECT_KEYS = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs"}
 _TEXT_KEYS = _NOTES | {"type"}
 _OTHER_KEYS = {"additionalProperties", "patternProperties", "required", "$ref", "allOf", "anyOf"}
+_ANY = b'{"type":"object"}'
+# Room is left for what may come before: a thought.
+MAX_SIZE = gbnf.MAX_SIZE - 2_000
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class TooLarge(Exception):
+    """There are so many functions that no grammar for all of them can be followed."""
 
 
 @lru_cache(maxsize=64)
@@ -47,14 +55,32 @@ def grammar(
 
     Args:
         functions: the name of each, the schema of its arguments as JSON (None: it has none), and
-            whether all of that is to be made sure of; else what no grammar can say is left out.
+            whether all of that is to be made sure of; else what no grammar can say is left out,
+            and where there are too many for one grammar all that the schemas say.
         parallel: whether there may be several calls.
         forced: whether there is nothing but calls; else the first marker begins them.
         marks: markers that are tokens of the model's.
 
     Raises:
         Unenforced: a schema that is to be made sure of; the path begins with the function's place.
+        TooLarge: see there.
     """
+    text = _grammar(form, functions, parallel, forced, marks)
+    if len(text) > MAX_SIZE:
+        loose = [one if one[2] else (one[0], _ANY, False) for one in functions]
+        text = _grammar(form, loose, parallel, forced, marks)
+    if len(text) > MAX_SIZE:
+        raise TooLarge
+    return text
+
+
+def _grammar(
+    form: Format,
+    functions: Sequence[tuple[str, bytes | None, bool]],
+    parallel: bool,
+    forced: bool,
+    marks: frozenset[str],
+) -> str:
     rules = {"ws": WS}
     names = []
     for index, (name, schema, strict) in enumerate(functions):

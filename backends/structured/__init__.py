@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ..base import Grammar
 from ..errors import InvalidGrammar
 from ..gbnf import checked
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 
+@lru_cache(maxsize=64)
 def as_gbnf(grammar: Grammar) -> str:
     """A grammar in GBNF, as an engine can be given it.
 

@@ -13,6 +13,11 @@ H = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
 ASKED = USER[0]
 TOOL = {"type": "function", "function": {"name": "f"}}
+RICH = {"properties": {f"p{i}": {"enum": [f"{i}" * 20, "b"]} for i in range(20)}}
+MANY = [
+    {"type": "function", "function": {"name": f"g{i}", "parameters": RICH, "strict": True}}
+    for i in range(127)
+]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 BASE: dict[str, dict[str, Any]] = {
@@ -178,6 +183,8 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
         "parameters": {"type": "object", "properties": {"a": {"type": "string", "not": {}}}}}}]},
      "tools[0].function.parameters.properties.a.not", None,
      "Invalid schema for function 'f': In context=('properties', 'a', 'not'), 'not' is not…"),
+    (H, {"tools": MANY, "tool_choice": "required"}, "tools", "array_above_max_length",
+     "Invalid 'tools': no grammar can be made for so many functions at once…"),
     (H, {"tools": [TOOL], "regex": "a"}, "regex", "invalid_value",
      "Invalid 'regex': with tools an answer may be a call…"),
     (H, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name",

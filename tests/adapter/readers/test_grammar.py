@@ -10,7 +10,7 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 from latimer.adapter.readers.formats import FORMATS, Format
-from latimer.adapter.readers.grammar import beside, grammar
+from latimer.adapter.readers.grammar import TooLarge, beside, grammar
 from latimer.backends import gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.structured import Unenforced
@@ -99,6 +99,21 @@ def test_what_no_grammar_can_say_is_left_out() -> None:
     loose = grammar(hermes, (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
     del schema["properties"]["a"]["not"]
     assert loose == grammar(hermes, (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
+
+
+def test_many_functions_are_held_to_less() -> None:
+    """Where a grammar of all schemas were too large, arguments that are not strict are objects."""
+    rich = orjson.dumps({"properties": {f"p{i}": {"enum": [f"{i}" * 20]} for i in range(20)}})
+
+    def offered(count: int, strict: bool) -> tuple[tuple[str, bytes, bool], ...]:
+        return tuple((f"f{i}", rich, strict) for i in range(count))
+
+    text = grammar(FORMATS[0], offered(128, False), True, False, NO_MARKS)
+    gbnf.check(text)
+    assert "p19" not in text
+    assert "p19" in grammar(FORMATS[0], offered(3, False), True, False, NO_MARKS)
+    with pytest.raises(TooLarge):
+        grammar(FORMATS[0], offered(128, True), True, False, NO_MARKS)
 
 
 def test_a_strict_schema_is_all_made_sure_of() -> None:
