@@ -168,6 +168,9 @@ class MessageChoice:
         self.finish = event
         deltas = self._shown(self._message.end())
         deltas += self._told_input()
+        if self._incomplete and not self._calls:
+            # A character that the limit cut off: its tokens were generated all the same.
+            deltas += self._first({"content": ""}, self._incomplete)
         if not self._said and not self._calls:
             deltas += self._first({"content": ""}, ())
         self._count_reasoning()

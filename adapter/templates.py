@@ -1,8 +1,8 @@
 """Chat messages to a prompt, by the model's own Jinja template, in a sandbox.
 
 The environment is the one that models' templates are written for (transformers'
-`apply_chat_template`): trimmed blocks, loop controls, `raise_exception`, `strftime_now`, and a
-`tojson` that does not escape for HTML.
+`apply_chat_template`): trimmed blocks, loop controls, the `generation` tag, `raise_exception`,
+`strftime_now`, and a `tojson` that does not escape for HTML.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from functools import lru_cache
 from typing import Any, NotRequired, TypedDict
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..backends.base import Model
@@ -33,6 +35,17 @@ class Talk(TypedDict):
     messages: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any]
     tools: NotRequired[Sequence[Mapping[str, Any]] | None]
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}`, with which templates mark what the assistant says, for training."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """What is in the tag stands there as it is."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _TemplateError(Exception):
@@ -150,7 +163,7 @@ def _compile(source: str) -> jinja2.Template:
 @lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception

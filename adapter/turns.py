@@ -28,7 +28,7 @@ from ..schemas.openai.chat import (
 )
 from .readers.formats import HERMES, Format, format_of
 from .reasoning import Tags
-from .templates import Talk, render
+from .templates import render
 from .tools import INPUT
 
 # What a model is told whose template knows no tools.
@@ -75,7 +75,9 @@ def style_of(model: Model) -> Style:
     styles = list(IN_WORDS)
     if form is not None:
         native = [Style(form, True, True, null, "tool") for null in (False, True)]
-        styles = [*native, Style(form, True, results="tool"), *styles]
+        # Some leave out calls; what a marker tells of how they are written is sure then.
+        written = [Style(form, True, results="tool")] if form.begin else []
+        styles = [*native, *written, *styles]
     return next((style for style in styles if _shows(model, style)), IN_WORDS[-1])
 
 
@@ -269,10 +271,23 @@ _NEEDLES = ("probe_question", "probe_name", "probe_value", "probe_result", "prob
 
 
 def _shows(model: Model, style: Style) -> bool:
-    turns, tools = turns_of(model, _PROBE, [_FUNCTION], style, None)
-    talk: Talk = {"messages": turns, "variables": {}, "tools": tools}
+    """Whether all of a talk with a call is in its prompt, and the call as the format has it."""
     try:
-        prompt = render(model, talk)
+        asked = _rendered(model, _PROBE[:1], style)
+        prompt = _rendered(model, _PROBE, style)
     except LatimerError:
         return False
-    return all(needle in prompt for needle in _NEEDLES)
+    if not all(needle in prompt for needle in _NEEDLES):
+        return False
+    if not style.calls:
+        return True
+    form = style.form
+    said = prompt.removeprefix(asked) if form.bare else prompt[prompt.index("probe_question") :]
+    if form.bare:
+        return said != prompt and said.lstrip().startswith(("{", "[{", *form.markers))
+    return form.begin in said and any(name in said for name in form.spelled("probe_name"))
+
+
+def _rendered(model: Model, messages: Sequence[Message], style: Style) -> str:
+    turns, tools = turns_of(model, messages, [_FUNCTION], style, None)
+    return render(model, {"messages": turns, "variables": {}, "tools": tools})

@@ -63,6 +63,17 @@ class Format(NamedTuple):
         begin = (PYTHON_TAG,) if self.title == "llama3" else (self.begin,) if self.begin else ()
         return Calls(make, begin, self.end, self.bare, marks, sure)
 
+    def spelled(self, name: str) -> tuple[str, ...]:
+        """How a function's name stands in a call."""
+        if self.title == "xml":
+            return (f"{FUNCTION}{name}>",)
+        if self.title == "harmony":
+            return (f"functions.{name}",)
+        if self.title == "mistral-args":
+            return (f"{name}{ARGS}", f"{name}[CALL_ID]")
+        key = json.dumps(self.name)
+        return (f'{key}: "{name}"', f'{key}:"{name}"')
+
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Calls as the model writes them; each: name and arguments."""
         objects = [

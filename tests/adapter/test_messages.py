@@ -259,16 +259,20 @@ async def test_several_calls(asking: Any) -> None:
         assert message_of(alone)[2:] == ([("f", {"a": 1})], "tool_calls")
 
 
-HARMONY = (
-    "{# <|channel|> commentary #}{% for t in tools or [] %}functions.{{ t.function | tojson }}"
-    "{% endfor %}{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}"
-    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}<|end|>{% endfor %}"
+# A talk, with what each family's template writes for a call.
+TALK = (
+    "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}"
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls %}CALL{% endfor %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
-MISTRAL = HARMONY.replace("<|channel|> commentary", "[TOOL_CALLS]").replace("functions.", "")
-LLAMA_3 = HARMONY.replace("<|channel|> commentary", '<|python_tag|> "name" "parameters"')
-LLAMA_3 = LLAMA_3.replace("functions.", "")
-XML = scripted.HERMES + "{# <function= <parameter= #}"
+NAME, ARGUMENTS = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
+HARMONY = TALK.replace("CALL", f"<|channel|>commentary to=functions.{NAME}<|message|>{ARGUMENTS}")
+MISTRAL = TALK.replace("CALL", f'[TOOL_CALLS][{{"name": "{NAME}", "arguments": {ARGUMENTS}}}]')
+MISTRAL_ARGS = TALK.replace("CALL", f"[TOOL_CALLS]{NAME}[ARGS]{ARGUMENTS}")
+LLAMA_3 = TALK.replace("CALL", f'{{"name": "{NAME}", "parameters": {ARGUMENTS}}}')
+LLAMA_3 += "{# <|python_tag|> #}"
+XML = TALK.replace("CALL", f"<tool_call><function={NAME}><parameter=a>{ARGUMENTS}</parameter>")
 FORMATS = pytest.mark.parametrize(
     ("script", "template", "marks"),
     [
@@ -277,7 +281,7 @@ FORMATS = pytest.mark.parametrize(
         (("[TOOL_CALLS]", '[{"name": "f", ', '"arguments": {"a": 5}', "}", "]"), MISTRAL,
          ("[TOOL_CALLS]",)),
         (("[TOOL_CALLS]", "f", "[ARGS]", '{"a": ', "5}"),
-         MISTRAL.replace("[TOOL_CALLS]", "[TOOL_CALLS][ARGS]"), ("[TOOL_CALLS]", "[ARGS]")),
+         MISTRAL_ARGS, ("[TOOL_CALLS]", "[ARGS]")),
         (('{"name": "f", ', '"parameters": {"a": 5}', "}"), LLAMA_3, ("<|python_tag|>",)),
         (("<|python_tag|>", '{"name": "f", ', '"parameters": {"a": 5}', "}"), LLAMA_3,
          ("<|python_tag|>",)),

@@ -47,6 +47,16 @@ def test_a_bos_that_the_model_adds_is_not_written_twice() -> None:
     assert text == "[INST] Hi [/INST] Yes </s><s>[INST] So [/INST]"
 
 
+def test_the_tag_for_training_is_no_error() -> None:
+    """`{% generation %}` stands around what the assistant says, and changes nothing."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}!{% endgeneration %}"
+        "{% else %}{{ m.content }}?{% endif %}{% endfor %}"
+    )
+    assert prompt_of(template, ("user", "a"), ("assistant", "b"), ("user", "c")) == "a?b!c?"
+
+
 def test_what_a_template_refuses_is_the_clients_mistake() -> None:
     """`raise_exception` is a 400 on `messages`, in the template's words."""
     with pytest.raises(RequestError, match="roles must alternate") as caught:

@@ -128,3 +128,31 @@ def test_tags_that_a_template_does_not_know_are_text() -> None:
     template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
     assistant = {"role": "assistant", "content": "<think>Hm.</think>Yes."}
     assert "[<think>Hm.</think>Yes.]" in shown(template, ASKED, assistant, ASKED, tools=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "native"),
+    [
+        ("{{ c.function | tojson }}", True),
+        ("<calls>{{ c.function | tojson }}</calls>", False),
+        ("[{{ c.function.name }}({{ c.function.arguments }})]", False),
+    ],
+)
+def test_how_calls_are_written_is_seen_and_not_guessed(wrong: str, native: bool) -> None:
+    """A template that mentions JSON and writes calls otherwise is told of tools in words."""
+    template = (
+        '{# "name" "arguments" #}{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]'
+        "{{ m.content }}{% for c in m.tool_calls %}" + wrong + "{% endfor %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    assert style_of(model_of(template)).native == native
+
+
+def test_published_ways_to_call() -> None:
+    """Of the published templates those whose way is known are given tools themselves."""
+    found = {path.stem for path in TEMPLATES if style_of(model_of(path.read_text())).native}
+    assert found == {
+        "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Qwen-Qwen2.5-7B-Instruct",
+        "ibm-granite-granite-3.3-2B-Instruct", "meta-llama-Llama-3.1-8B-Instruct",
+        "mistralai-Mistral-Nemo-Instruct-2407", "openai-gpt-oss-120b",
+    }  # fmt: skip
