@@ -10,7 +10,7 @@ import functools
 import gc
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 EXIT_CHECK, EXIT_START = 1, 3
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
+Command = Callable[..., None]
+
+
+def _options(command: Command) -> Command:
     """What both commands take: everything that says which engine, and how to reach it."""
     decorators = (
         click.argument("model", required=False, metavar="[MODEL.gguf | URL]"),
@@ -42,6 +45,21 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             "--context", type=int, help="In process: tokens of all that runs side by side."
         ),
         click.option("--parallel", type=int, help="In process: choices side by side.  [16]"),
+        _memory,
+        _files,
+        click.option(
+            "--exact",
+            is_flag=True,
+            default=None,
+            help="In process: log-probabilities that do not depend on what else runs; slower.",
+        ),
+    )
+    return _decorated(command, decorators)
+
+
+def _memory(command: Command) -> Command:
+    """How the engine in process uses the machine."""
+    decorators = (
         click.option("--threads", type=int, help="CPU threads, in process."),
         click.option("--batch", type=int, help="In process: tokens of one step.  [512]"),
         click.option("--gpu-layers", help="Layers on the GPU: a number, or all (the default)."),
@@ -61,6 +79,13 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             type=click.Choice(["auto", "on", "off"]),
             help="Attention in one go; by default where it can be.",
         ),
+    )
+    return _decorated(command, decorators)
+
+
+def _files(command: Command) -> Command:
+    """Which files the engine in process reads, and how."""
+    decorators = (
         click.option(
             "--mmap/--no-mmap", default=None, help="Map the model's file; by default where best."
         ),
@@ -79,13 +104,12 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             metavar="FILE[=SCALE]",
             help="A LoRA adapter on the model; repeatable.",
         ),
-        click.option(
-            "--exact",
-            is_flag=True,
-            default=None,
-            help="In process: log-probabilities that do not depend on what else runs; slower.",
-        ),
     )
+    return _decorated(command, decorators)
+
+
+def _decorated(command: Command, decorators: Sequence[Callable[[Command], Command]]) -> Command:
+    """A command with options, shown in their order."""
     for decorator in reversed(decorators):
         command = decorator(command)
     return command
