@@ -221,8 +221,8 @@ class Scheduler:
             if chunk is None or self._projector is None:
                 continue
             position = len(run.slot.tokens)
-            if self._make_room(run, len(chunk.ids), ()) < len(chunk.ids):
-                continue
+            if not self._make_room(run, len(chunk.ids), (), len(chunk.ids)):
+                return
             self._cache.extend(run.slot, chunk.ids)
             try:
                 self._projector.evaluate(self._context, chunk, run.slot.id, position)
@@ -265,13 +265,14 @@ class Scheduler:
         ends = [start for start in chunks if start >= position]
         return min([*ends, run.wanted]) - position
 
-    def _make_room(self, run: Run, count: int, batch: Sequence[Run]) -> int:
+    def _make_room(self, run: Run, count: int, batch: Sequence[Run], least: int = 1) -> int:
         """How many of a sequence's tokens there are cells for, 0 where it has to wait.
 
-        What rests is forgotten first; then the sequences that began last are set aside.
+        What rests is forgotten first; then the sequences that began last are set aside, until there
+        are as many cells as it needs at least.
         """
         while not self._cache.make_room(count):
-            if self._cache.free:
+            if self._cache.free >= least:
                 return self._cache.free
             others = [one for one in self._running if one not in batch]
             self._set_aside(others[-1])

@@ -211,6 +211,23 @@ async def test_sounds_are_heard(hearing: tuple[Path, Path]) -> None:
     assert error["param"] == "messages[0].content[0].type"
 
 
+async def test_sounds_that_do_not_fit_together(hearing: tuple[Path, Path]) -> None:
+    """Prompts that have filled the cells as far as their sounds do not wait for one another."""
+    model, mmproj = hearing
+    backend = LlamaCpp(model, mmproj=mmproj, context=1600, batch=1600)
+    words = "the of and to in is was " * 45
+    async with serving(backend) as client:
+        contents = [({"type": "text", "text": f"{n} {words}"}, sound(400 * n)) for n in (1, 2, 3)]
+        # They are queued behind one that fills the cells, and so begin in the same step.
+        text = {"type": "text", "text": words + words[:600]}
+        busy = asyncio.create_task(post(client, text, max_tokens=900, ignore_eos=True))
+        await asyncio.sleep(0.25)
+        async with asyncio.timeout(60):
+            found = await asyncio.gather(*(answer(client, *content) for content in contents))
+            assert (await busy).status_code == 200
+        assert [count for _, count in found] == [1200] * 3
+
+
 PNG = base64.b64encode(png(1, 2, 3)).decode()
 WRONG = (
     ("data:image/png;base64,%%%", "invalid_base64"),
