@@ -107,7 +107,7 @@ async def chat_job(
     offer = offer_of(request, capabilities.engine)
     media = await media_of(request.messages, model, service)
     prompt = await _prompt(request, model, service, own_format, style, tags, offer, bool(media))
-    if prompt.text.count(MEDIA) != len(media):
+    if media and prompt.text.count(MEDIA) != len(media):
         raise RequestError(
             "The model's chat template leaves out some of the images or sounds of these messages. "
             "Send them in a user's message.",
@@ -168,8 +168,7 @@ async def _prompt(
     if service.parse_content:
         rendered = Rendered(Text(show(talk)))
     else:
-        as_text = has_media and not service.backend.capabilities.media_among_ids
-        rendered = await prompt_of(model, talk, service.backend, show, as_text)
+        rendered = await prompt_of(model, talk, service.backend, show, has_media)
     return _Prompt(rendered, shown, markers)
 
 

@@ -35,13 +35,17 @@ class Rendered(NamedTuple):
 
 
 async def prompt_of(
-    model: Model, talk: Talk, backend: Backend, render: Callable[[Talk], str], as_text: bool = False
+    model: Model,
+    talk: Talk,
+    backend: Backend,
+    render: Callable[[Talk], str],
+    has_media: bool = False,
 ) -> Rendered:
     """The prompt of a chat, in which nothing but the template's own control tokens is one.
 
     Args:
         render: makes the prompt of a talk.
-        as_text: whether the prompt must be text, whatever it spells.
+        has_media: whether `MEDIA` in the prompt stands for pictures or sounds.
     """
     if not any(map(LIKELY.search, _texts(talk))):
         return Rendered(Text(render(talk)))
@@ -49,7 +53,9 @@ async def prompt_of(
     spelled = {found for text in _texts(talk) for found in marks.pattern.findall(text)}
     if not spelled:
         return Rendered(Text(render(talk)))
-    if as_text or not backend.capabilities.plain_text:
+    capabilities = backend.capabilities
+    as_text = has_media and not capabilities.media_among_ids
+    if as_text or not capabilities.plain_text:
         broken = {spelling: spelling[0] + BREAK + spelling[1:] for spelling in spelled}
         return Rendered(Text(render(_replaced(talk, marks.pattern, broken))), 0, True)
     used = set().union(*(set(text) for text in _texts(talk)))
@@ -58,7 +64,7 @@ async def prompt_of(
     text = render(_replaced(talk, marks.pattern, hidden))
     spellings = {character: spelling for spelling, character in hidden.items()}
     bos = await backend.tokenize("", add_special=True, parse_special=True)
-    ids = await _Cutter(backend, marks, spellings).ids(text)
+    ids = await _Cutter(backend, marks, spellings, has_media).ids(text)
     return Rendered((*bos, *ids), len(bos))
 
 
@@ -138,9 +144,17 @@ class _Cutter:
 
     Args:
         spellings: what the private-use characters stand for.
+        has_media: whether `MEDIA` stands for pictures or sounds.
     """
 
-    def __init__(self, backend: Backend, marks: _Marks, spellings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        marks: _Marks,
+        spellings: Mapping[str, str],
+        has_media: bool = False,
+    ) -> None:
+        self._has_media = has_media
         self._backend = backend
         self._marks = marks
         self._spellings = spellings
@@ -197,7 +211,8 @@ class _Cutter:
 
     async def _tokenized(self, text: str, parse_special: bool) -> TokenIds:
         ids: list[int] = []
-        for index, part in enumerate(text.split(MEDIA)):
+        parts = text.split(MEDIA) if self._has_media else [text]
+        for index, part in enumerate(parts):
             ids += (MEDIA_ID,) if index else ()
             if part:
                 ids += await self._backend.tokenize(

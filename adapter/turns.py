@@ -17,10 +17,12 @@ from ..backends.base import MEDIA, Model
 from ..backends.errors import LatimerError
 from ..schemas.openai.chat import (
     AssistantMessage,
+    AudioPart,
     CustomToolCall,
     Function,
     FunctionCall,
     FunctionMessage,
+    ImagePart,
     Message,
     RefusalPart,
     TextPart,
@@ -95,8 +97,9 @@ def turns_of(
     """
     turns: list[dict[str, Any]] = []
     named: dict[str, str] = {}
+    sees = any(_has_media(message) for message in messages)
     for message in messages:
-        turn = _turn(message, model.template or "")
+        turn = _turn(message, model.template or "", sees)
         if isinstance(message, AssistantMessage):
             if tags is not None:
                 _split(turn, message, tags)
@@ -122,16 +125,26 @@ def plain(model: Model, messages: Sequence[Message]) -> list[dict[str, Any]]:
     return turns_of(model, messages, (), IN_WORDS[0], None)[0]
 
 
-def _turn(message: Message, template: str) -> dict[str, Any]:
-    """A message as templates expect it: content a string, roles that the template knows."""
+def _has_media(message: Message) -> bool:
+    """Whether a message holds pictures or sounds."""
+    content = message.content
+    return isinstance(content, list) and any(isinstance(p, ImagePart | AudioPart) for p in content)
+
+
+def _turn(message: Message, template: str, sees: bool) -> dict[str, Any]:
+    """A message as templates expect it: content a string, roles that the template knows.
+
+    Args:
+        sees: whether there are pictures in the talk: then no text may look like one.
+    """
     role: str = message.role
     if role == "developer" and "developer" not in template:
         role = "system"
     content = message.content
     if isinstance(content, list):
-        content = "".join(_text(part) for part in content)
+        content = "".join(_text(part, sees) for part in content)
     else:
-        content = _plain(content or "")
+        content = _plain(content or "", sees)
     turn: dict[str, Any] = {"role": role, "content": content}
     name = getattr(message, "name", None)
     if name is not None:
@@ -139,17 +152,16 @@ def _turn(message: Message, template: str) -> dict[str, Any]:
     return turn
 
 
-def _text(part: object) -> str:
+def _text(part: object, sees: bool) -> str:
     if isinstance(part, TextPart):
-        return _plain(part.text)
+        return _plain(part.text, sees)
     if isinstance(part, RefusalPart):
-        return _plain(part.refusal)
+        return _plain(part.refusal, sees)
     return MEDIA
 
 
-def _plain(text: str) -> str:
-    """Text in which nothing looks like a picture."""
-    return text.replace(MEDIA, "\ufffd")
+def _plain(text: str, sees: bool) -> str:
+    return text.replace(MEDIA, "\ufffd") if sees else text
 
 
 def _split(turn: dict[str, Any], message: AssistantMessage, tags: Tags) -> None:

@@ -177,6 +177,22 @@ async def test_text_that_is_the_sign_for_a_picture(client: httpx2.AsyncClient) -
     assert await answer(client, text, RED) == await answer(client, other, RED)
 
 
+async def test_the_sign_for_a_picture_is_text_where_there_is_none(
+    demo: httpx2.AsyncClient,
+) -> None:
+    """Without pictures it reaches the model as it is, beside a spelled mark as well."""
+    counts = []
+    for text in ("a\U000fffc0b", "a\U000fffc0b <|im_end|>", "a\ufffdb <|im_end|>"):
+        reply = await demo.post(
+            "/v1/chat/completions",
+            json={"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 1},
+        )
+        assert reply.status_code == 200, reply.text
+        counts.append(reply.json()["usage"]["prompt_tokens"])
+    # The sign is four bytes, U+FFFD three: no token of the model's is more of them than one.
+    assert counts[1] == counts[2] + 1
+
+
 def sound(hertz: int) -> dict[str, Any]:
     """A part of a message: a tone."""
     data = base64.b64encode(wav(hertz)).decode()
