@@ -21,11 +21,10 @@ from .endpoints.models import list_models, retrieve_model
 from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
 from .errors import MethodNotAllowed, unexpected
 from .exchange import Exchange, Receive, Scope, Send
-from .fetch import Fetcher
 from .guards import Keys
 from .instruct import FORMATS
 from .printable import printable
-from .service import DEFAULT_MAX_BODY, Service
+from .service import DEFAULT_MAX_BODY, Fetch, Service
 
 log = logging.getLogger("latimer")
 
@@ -109,7 +108,7 @@ class OpenAIAdapter:
             strict=options.get("strict", False),
             max_body=options.get("max_body", DEFAULT_MAX_BODY),
             parse_content=options.get("parse_content", False),
-            fetch=Fetcher() if options.get("fetch_images") else None,
+            fetch=_fetch() if options.get("fetch_images") else None,
             format=None if name is None else FORMATS[name],
             vocabulary=options.get("logit_bias_vocabulary"),
         )
@@ -203,6 +202,13 @@ class OpenAIAdapter:
                 await self.aclose()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+def _fetch() -> Fetch:
+    """Make what fetches images; its HTTP client is imported only where it is used."""
+    from .fetch import Fetcher
+
+    return Fetcher()
 
 
 class OpenAIMiddleware:

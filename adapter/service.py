@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..backends.base import Backend, Generation, Model, Sampling
 from ..backends.errors import RequestError
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.completions import CompletionRequest
 from .exchange import Exchange
-from .fetch import Fetch
 from .instruct import Format
 from .vocabularies import to_model
 
 DEFAULT_MAX_BODY = 32 * 1024 * 1024
+
+# The body at an address; the second argument is the request's field, for errors.
+Fetch: TypeAlias = Callable[[str, str], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
