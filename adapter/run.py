@@ -191,21 +191,23 @@ class _Writer:
         return b"".join(out)
 
     def _place(self, index: int, data: bytes, out: list[bytes]) -> None:
-        """Put a choice's frame out, or aside while a choice before it has not begun."""
-        if index > self._shown:
-            self._waiting.setdefault(index, []).append(data)
+        """Put a choice's frame out, or aside until every choice before it has put something out.
+
+        A choice can have had events that show nothing yet: half a character, or text that may
+        still become a tool call or a stop sequence.
+        """
+        if index < self._shown:
+            out.append(data)
             return
-        if index == self._shown:
-            start = self._start(index)
-            if not start and not data and self._plan.form is not None:
-                # What a message begins with is not known yet.
+        held = self._waiting.setdefault(index, [])
+        if data:
+            held.append(data)
+        while (waiting := self._waiting.get(self._shown)) is not None:
+            begin = self._start(self._shown) + b"".join(waiting)
+            if not begin:
                 return
-            out.append(start)
-            self._shown += 1
-        out.append(data)
-        while self._shown in self._waiting:
-            out.append(self._start(self._shown))
-            out += self._waiting.pop(self._shown)
+            out.append(begin)
+            del self._waiting[self._shown]
             self._shown += 1
 
     def _start(self, index: int) -> bytes:
