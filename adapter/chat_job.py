@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import orjson
 
+from ..backends import offload
 from ..backends.base import MEDIA, Generation, Grammar, Model, Passage, Sampling, Text
 from ..backends.errors import RequestError, Unsupported
-from ..backends.structured import Unenforced, as_gbnf
+from ..backends.structured import Unenforced
 from ..schemas.openai.chat import ChatRequest
 from . import instruct
 from .content import LIKELY, Rendered, prompt_of, spellings_of
@@ -28,7 +28,7 @@ from .reasoning import Tags, tags_of
 from .service import Service
 from .templates import Talk, render, variables_of
 from .tools import Offer, offer_of, wrong_schema
-from .turns import Style, style_of, turns_of
+from .turns import Style, known_style_of, turns_of
 from .validation import seeds_of, stops_of
 
 _FINAL = f"{CHANNEL}final{MESSAGE}"
@@ -102,11 +102,13 @@ async def chat_job(
         raise Unsupported("chat_template_kwargs", capabilities.engine, hint)
     if own_format is not None:
         model = replace(model, template=None)
-    style = style_of(model)
+    style = await known_style_of(model)
     tags = tags_of(model.template) if model.template is not None else None
-    offer = offer_of(request, capabilities.engine)
+    offer = await offload.run(exchange.size, offer_of, request, capabilities.engine)
     media = await media_of(request.messages, model, service)
-    prompt = await _prompt(request, model, service, own_format, style, tags, offer, bool(media))
+    prompt = await _prompt(
+        request, model, service, own_format, style, tags, offer, bool(media), exchange.size
+    )
     if media and prompt.text.count(MEDIA) != len(media):
         raise RequestError(
             "The model's chat template leaves out some of the images or sounds of these messages. "
@@ -115,7 +117,7 @@ async def chat_job(
         )
     stops = tuple(dict.fromkeys((*stops_of(request.stop), *prompt.markers)))
     marks = await _marks_of(service, model, style, tags, prompt, offer, stops)
-    grammar, sure = await _grammar(request, service, offer, marks)
+    grammar, sure = await _grammar(request, service, offer, marks, exchange.size)
     form = _form(marks, offer, stops, sure)
     scan = None if form is None or not stops else lambda: Message(form)
     job = Generation(
@@ -147,9 +149,10 @@ async def _prompt(
     tags: Tags | None,
     offer: Offer | None,
     has_media: bool,
+    size: int,
 ) -> _Prompt:
     told = offer.told if offer is not None else ()
-    messages, tools = turns_of(model, request.messages, told, style, tags)
+    messages, tools = await offload.run(size, turns_of, model, request.messages, told, style, tags)
     talk: Talk = {
         "messages": messages,
         "variables": variables_of(request, model, service.backend.capabilities.engine),
@@ -166,9 +169,9 @@ async def _prompt(
 
     markers = () if own_format is None else own_format.stops(messages)
     if service.parse_content:
-        rendered = Rendered(Text(show(talk)))
+        rendered = Rendered(Text(await offload.run(size, show, talk)))
     else:
-        rendered = await prompt_of(model, talk, service.backend, show, has_media)
+        rendered = await prompt_of(model, talk, service.backend, show, has_media, size)
     return _Prompt(rendered, shown, markers)
 
 
@@ -202,12 +205,28 @@ async def _marks_of(
     return found._replace(tokens=frozenset(tokens), visible=tuple(sorted(spelled)))
 
 
+def _functions(offer: Offer) -> tuple[tuple[str, bytes | None, bool], ...]:
+    """Functions as grammars for calls are made of them."""
+    return tuple(
+        (
+            function.name,
+            None if function.parameters is None else orjson.dumps(function.parameters),
+            bool(function.strict),
+        )
+        for _, function in offer.functions
+    )
+
+
 async def _grammar(
-    request: ChatRequest, service: Service, offer: Offer | None, marks: _Marks
+    request: ChatRequest, service: Service, offer: Offer | None, marks: _Marks, size: int
 ) -> tuple[Grammar | None, bool]:
-    """What each choice must look like, and whether it makes sure of calls."""
+    """What each choice must look like, and whether it makes sure of calls.
+
+    Args:
+        size: bytes of the request's body.
+    """
     capabilities = service.backend.capabilities
-    answer = grammar_of(request, capabilities)
+    answer = await offload.run(size, grammar_of, request, capabilities)
     answer = None if answer is None else answer._replace(after=marks.passage)
     if offer is None:
         return answer, False
@@ -224,20 +243,14 @@ async def _grammar(
     if not forced and alone and not _is_lazy(form, service):
         return None, False
     param = "functions" if offer.legacy else "tools"
-    functions = tuple(
-        (
-            function.name,
-            None if function.parameters is None else orjson.dumps(function.parameters),
-            bool(function.strict),
-        )
-        for _, function in offer.functions
-    )
+    beside = None if answer is None or alone else answer._replace(after=None)
+    functions = await offload.run(size, _functions, offer)
     try:
-        # The first time it takes some milliseconds a function.
-        text = await asyncio.to_thread(
-            calls_grammar.grammar, form, functions, offer.parallel, forced or not alone,
-            marks.tokens,
-        )  # fmt: skip
+        text = await calls_grammar.prepared(
+            calls_grammar.Request(
+                form, functions, offer.parallel, forced or not alone, marks.tokens, beside
+            )
+        )
     except calls_grammar.TooLarge:
         if not forced and alone:
             return None, False
@@ -252,8 +265,6 @@ async def _grammar(
         error = Unenforced(error.reason, error.path[1:])
         path = f"{offer.path(index)}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
-    if answer is not None and not alone:
-        text = calls_grammar.beside(text, as_gbnf(answer._replace(after=None)))
     after = None if marks.is_harmony else marks.passage
     return Grammar("gbnf", text, param, after), True
 

@@ -10,10 +10,11 @@ if it holds such a character.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ..backends import offload
 from ..backends.base import MEDIA, MEDIA_ID, Backend, Model, Prompt, Special, Text, TokenIds
 from .templates import Talk
 
@@ -40,32 +41,51 @@ async def prompt_of(
     backend: Backend,
     render: Callable[[Talk], str],
     has_media: bool = False,
+    size: int = 0,
 ) -> Rendered:
     """The prompt of a chat, in which nothing but the template's own control tokens is one.
 
     Args:
         render: makes the prompt of a talk.
         has_media: whether `MEDIA` in the prompt stands for pictures or sounds.
+        size: bytes of the request's body.
     """
-    if not any(map(LIKELY.search, _texts(talk))):
-        return Rendered(Text(render(talk)))
+    if not await offload.run(size, _may_spell, talk):
+        return Rendered(Text(await offload.run(size, render, talk)))
     marks = await _marks_of(backend, model)
-    spelled = {found for text in _texts(talk) for found in marks.pattern.findall(text)}
+    spelled = await offload.run(size, _spelled, talk, marks.pattern)
     if not spelled:
-        return Rendered(Text(render(talk)))
+        return Rendered(Text(await offload.run(size, render, talk)))
     capabilities = backend.capabilities
     as_text = has_media and not capabilities.media_among_ids
     if as_text or not capabilities.plain_text:
         broken = {spelling: spelling[0] + BREAK + spelling[1:] for spelling in spelled}
-        return Rendered(Text(render(_replaced(talk, marks.pattern, broken))), 0, True)
-    used = set().union(*(set(text) for text in _texts(talk)))
-    free = (chr(code) for code in _PRIVATE if chr(code) not in used)
-    hidden = dict(zip(sorted(spelled), free, strict=False))
-    text = render(_replaced(talk, marks.pattern, hidden))
+        talk = await offload.run(size, _replaced, talk, marks.pattern, broken)
+        return Rendered(Text(await offload.run(size, render, talk)), 0, True)
+    hidden = await offload.run(size, _hidden, talk, spelled)
+    talk = await offload.run(size, _replaced, talk, marks.pattern, hidden)
+    text = await offload.run(size, render, talk)
     spellings = {character: spelling for spelling, character in hidden.items()}
     bos = await backend.tokenize("", add_special=True, parse_special=True)
     ids = await _Cutter(backend, marks, spellings, has_media).ids(text)
     return Rendered((*bos, *ids), len(bos))
+
+
+def _may_spell(talk: Talk) -> bool:
+    """Whether a talk holds what control tokens are spelled with."""
+    return any(map(LIKELY.search, _texts(talk)))
+
+
+def _spelled(talk: Talk, pattern: re.Pattern[str]) -> set[str]:
+    """The control tokens that somebody's words spell."""
+    return {found for text in _texts(talk) for found in pattern.findall(text)}
+
+
+def _hidden(talk: Talk, spelled: Iterable[str]) -> dict[str, str]:
+    """A private-use character for each spelling, which nothing in the talk has."""
+    used = set().union(*(set(text) for text in _texts(talk)))
+    free = (chr(code) for code in _PRIVATE if chr(code) not in used)
+    return dict(zip(sorted(spelled), free, strict=False))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -135,7 +155,10 @@ _known: WeakKeyDictionary[Any, _Marks] = WeakKeyDictionary()
 async def _marks_of(backend: Backend, model: Model) -> _Marks:
     marks = _known.get(backend)
     if marks is None or marks.fingerprint != model.fingerprint:
-        marks = _known[backend] = _Marks(await backend.specials(), model)
+        specials = await backend.specials()
+        # Some vocabularies have a thousand; their expression takes its time to compile.
+        marks = await offload.run(64 * len(specials), _Marks, specials, model)
+        _known[backend] = marks
     return marks
 
 
@@ -162,7 +185,7 @@ class _Cutter:
 
     async def ids(self, text: str) -> TokenIds:
         """The ids of a prompt; the template's control tokens and nothing else are some."""
-        marks = [*self._marks.pattern.finditer(text), None]
+        marks = await offload.run(len(text), self._found, text)
         ids: list[int] = []
         clean, start, before = "", 0, ""
         for mark in marks:
@@ -177,29 +200,38 @@ class _Cutter:
             start, before = mark.end() if mark is not None else len(text), after
         return (*ids, *await self._tokenized(clean, True))
 
+    def _found(self, text: str) -> list[re.Match[str] | None]:
+        """The template's control tokens, and the end."""
+        return [*self._marks.pattern.finditer(text), None]
+
     async def _plain(self, run: str, before: str, after: str) -> list[int]:
-        """A run of text with its spellings back, beside the control tokens around it."""
+        """The ids of a run of text with its spellings back, between two control tokens."""
         if before and (await self._marks.strips(before, self._backend))[1]:
             run = run.lstrip()
         if after and (await self._marks.strips(after, self._backend))[0]:
             run = run.rstrip()
-        parts = [""]
+        first, *others = await offload.run(len(run), self._spelled, run)
+        ids = [*await self._tokenized(first, False)]
+        for part in others:
+            ids += await self._continued(part)
+        return ids
+
+    def _spelled(self, run: str) -> list[str]:
+        """A run of text with its spellings back, in pieces that are tokenised by themselves."""
+        parts: list[list[str]] = [[]]
         position = 0
         for match in self._private.finditer(run):
             spelling = self._spellings[match[0]]
-            parts[-1] += run[position : match.start()]
+            parts[-1].append(run[position : match.start()])
             if spelling in self._marks.added:
                 # Such a token is found even in plain text: it must not be whole in any piece.
-                parts[-1] += spelling[0]
-                parts.append(spelling[1:])
+                parts[-1].append(spelling[0])
+                parts.append([spelling[1:]])
             else:
-                parts[-1] += spelling
+                parts[-1].append(spelling)
             position = match.end()
-        parts[-1] += run[position:]
-        ids = [*await self._tokenized(parts[0], False)]
-        for part in parts[1:]:
-            ids += await self._continued(part)
-        return ids
+        parts[-1].append(run[position:])
+        return ["".join(part) for part in parts]
 
     async def _continued(self, text: str) -> TokenIds:
         """Text that goes on from other text: without the space that is put before a beginning."""

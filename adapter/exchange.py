@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from ..backends import offload
 from ..backends.errors import LatimerError, RequestError
 from .errors import Header, render
 
@@ -35,7 +36,8 @@ class Exchange:
     """A request's way in and its reply's way out."""
 
     __slots__ = (
-        "_receive", "_send", "_started_at", "headers", "owner", "request_id", "scope", "started",
+        "_receive", "_send", "_started_at", "headers", "owner", "request_id", "scope", "size",
+        "started",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,6 +49,8 @@ class Exchange:
         self.headers: list[Header] = []
         self.started = False
         self.owner = ""
+        # Bytes of the body, once it has been read.
+        self.size = 0
 
     def header(self, name: bytes) -> str | None:
         """A header of the request, None where it is missing."""
@@ -72,18 +76,11 @@ class Exchange:
                     f"{media}'. Please try again with a supported content type.",
                     code="unsupported_content_type",
                 )
-        body = await self._read(limit)
-        try:
-            value = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise RequestError(_NOT_JSON + f"It says: {error}.") from None
-        if not isinstance(value, dict):
-            raise RequestError(_NOT_JSON + "It must be an object.")
-        if body.count(b"[") + body.count(b"{") > MAX_NESTING and _depth(value) > MAX_NESTING:
-            raise RequestError(_NOT_JSON + f"It is nested deeper than {MAX_NESTING} levels.")
-        return value
+        parts = await self._read(limit)
+        self.size = sum(map(len, parts))
+        return await offload.run(self.size, _object, parts)
 
-    async def _read(self, limit: int) -> bytes:
+    async def _read(self, limit: int) -> list[bytes]:
         length = self.header(b"content-length")
         if length is not None and length.isdigit() and int(length) > limit:
             raise _too_large(limit)
@@ -92,7 +89,7 @@ class Exchange:
         if not message.get("more_body", False):
             if len(body) > limit:
                 raise _too_large(limit)
-            return body
+            return [body]
         parts, size = [body], len(body)
         while message.get("more_body", False):
             message = await self._receive()
@@ -100,7 +97,7 @@ class Exchange:
             size += len(parts[-1])
             if size > limit:
                 raise _too_large(limit)
-        return b"".join(parts)
+        return parts
 
     async def until_disconnect(self) -> None:
         """Return when the client has gone away."""
@@ -201,6 +198,20 @@ def _start_watches(loop: asyncio.AbstractEventLoop) -> None:
     for watch in _watches.pop(loop, ()):
         if not watch.done:
             watch.watcher = loop.create_task(watch.wait())
+
+
+def _object(parts: list[bytes]) -> dict[str, Any]:
+    """The object that a body is."""
+    body = b"".join(parts) if len(parts) > 1 else parts[0]
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(_NOT_JSON + f"It says: {error}.") from None
+    if not isinstance(value, dict):
+        raise RequestError(_NOT_JSON + "It must be an object.")
+    if body.count(b"[") + body.count(b"{") > MAX_NESTING and _depth(value) > MAX_NESTING:
+        raise RequestError(_NOT_JSON + f"It is nested deeper than {MAX_NESTING} levels.")
+    return value
 
 
 def _too_large(limit: int) -> RequestError:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote_to_bytes
 
+from ..backends import offload
 from ..backends.base import Media, MediaKind, Model
 from ..backends.errors import RequestError, UnreadableMedia, Unsupported
 from ..schemas.openai.chat import AudioPart, FilePart, ImagePart, Message, RefusalPart, TextPart
 from .service import Service
 
-_DATA = re.compile(
-    r"data:(?P<type>[^;,]*)(?:;[^;,]*)*?(?P<base64>;base64)?,(?P<data>.*)", re.DOTALL
-)
 # What llama.cpp's readers know (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC.
 _BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
     "image": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM"),
@@ -50,7 +47,8 @@ async def media_of(
                 raise Unsupported(f"{here}.type", engine, hint)
             if isinstance(part, AudioPart):
                 param = f"{here}.input_audio.data"
-                data = _decoded(part.input_audio.data, param)
+                encoded = part.input_audio.data
+                data = await offload.run(len(encoded), _decoded, encoded, param)
             else:
                 param = f"{here}.image_url.url"
                 data = await _image(part.image_url.url, param, service)
@@ -62,30 +60,39 @@ async def media_of(
 
 
 async def _image(url: str, param: str, service: Service) -> bytes:
-    match = _DATA.fullmatch(url)
-    if match is not None:
-        if match["type"] and not match["type"].startswith("image/"):
-            raise RequestError(
-                f"Invalid '{param}': its MIME type is '{match['type']}'. Only image types are "
-                "supported.",
-                param,
-                "invalid_image_format",
-            )
-        if match["base64"]:
-            return _decoded(match["data"], param)
-        return unquote_to_bytes(match["data"])
+    if url.startswith("data:"):
+        return await offload.run(len(url), _inline, url, param)
     if not url.startswith(("http://", "https://")):
-        raise RequestError(
-            f"Invalid '{param}': '{url[:60]}' is no image URL. Send a data: URL, "
-            "'data:image/png;base64,…'.",
-            param,
-            "invalid_image_url",
-        )
+        raise _no_image_url(url, param)
     if service.fetch is None:
         engine = service.backend.capabilities.engine
         hint = "This server fetches no addresses; send a data: URL, 'data:image/png;base64,…'."
         raise Unsupported(param, engine, hint)
     return await service.fetch(url, param)
+
+
+def _inline(url: str, param: str) -> bytes:
+    """The data of a data: URL (RFC 2397)."""
+    head, comma, data = url.partition(",")
+    if not comma:
+        raise _no_image_url(url, param)
+    kind = head.removeprefix("data:").partition(";")[0]
+    if kind and not kind.startswith("image/"):
+        raise RequestError(
+            f"Invalid '{param}': its MIME type is '{kind[:60]}'. Only image types are supported.",
+            param,
+            "invalid_image_format",
+        )
+    return _decoded(data, param) if head.endswith(";base64") else unquote_to_bytes(data)
+
+
+def _no_image_url(url: str, param: str) -> RequestError:
+    return RequestError(
+        f"Invalid '{param}': '{url[:60]}' is no image URL. Send a data: URL, "
+        "'data:image/png;base64,…'.",
+        param,
+        "invalid_image_url",
+    )
 
 
 def _decoded(text: str, param: str) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeAlias
 
+from ..backends import offload
 from ..backends.base import Backend, Batch, Event, Finish, Generation, Piece, PromptTokens, Stream
 from ..backends.errors import EngineError, LatimerError
 from ..backends.streams import merged
@@ -18,6 +19,8 @@ from .message import Form, MessageChoice
 from .validation import note_inexact
 
 AnyChoice: TypeAlias = Choice | MessageChoice
+# What showing a token with five alternatives costs, in bytes of JSON that cost as much to read.
+TOKEN = 32
 
 
 class Plan(NamedTuple):
@@ -67,15 +70,26 @@ class Result(NamedTuple):
 async def fold(exchange: Exchange, backend: Backend, plan: Plan) -> tuple[list[Result], Usage]:
     """Run a plan to its end: the fold of the stream that would have been sent."""
     folds = [_Fold(choice, plan) for choice in _choices(plan)]
+    size, tells_tokens = 0, plan.logprobs is not None or plan.best is not None
+
+    def take(batch: Batch) -> None:
+        for event in batch:
+            if isinstance(event, PromptTokens):
+                for one in folds[event.choice : event.choice + plan.choices]:
+                    one.prompt(event)
+            else:
+                folds[event.choice].feed(event)
+
     try:
         async with _opened(backend, plan.jobs, plan.choices) as batches:
             async for batch in batches:
-                for event in batch:
-                    if isinstance(event, PromptTokens):
-                        for one in folds[event.choice : event.choice + plan.choices]:
-                            one.prompt(event)
-                    else:
-                        folds[event.choice].feed(event)
+                if not tells_tokens:
+                    take(batch)
+                    continue
+                size += _size(batch)
+                # All tokens of a choice are shown when it ends.
+                shows = any(not isinstance(event, Piece) for event in batch)
+                await offload.run(size if shows else 0, take, batch)
         finishes = _finishes([one.choice for one in folds])
         _note(exchange, backend, plan, finishes)
         usage = plan.usage(finishes, plan.choices)
@@ -101,7 +115,10 @@ async def stream(exchange: Exchange, backend: Backend, plan: Plan) -> None:
             if late:
                 batches = _all_at_once(batches)
             async for batch in batches:
-                data = writer.write(batch)
+                if plan.logprobs is None:
+                    data = writer.write(batch)
+                else:
+                    data = await offload.run(_size(batch), writer.write, batch)
                 if not exchange.started:
                     if late:
                         _note(exchange, backend, plan, _finishes(choices))
@@ -236,6 +253,11 @@ class _Writer:
         if self._plan.logprobs is None:
             return self._frames.text(index, text)
         return self._frames.logged(index, text, self._plan.logprobs(entries))
+
+
+def _size(batch: Batch) -> int:
+    """What showing the tokens of a batch costs, in bytes that cost as much."""
+    return TOKEN * sum(len(event.tokens) for event in batch if not isinstance(event, Finish))
 
 
 def _choices(plan: Plan) -> list[AnyChoice]:

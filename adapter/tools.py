@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -157,9 +156,10 @@ def _name(function: Mapping[str, Any]) -> str:
 
 
 def _check(function: Function, param: str) -> None:
-    error = _wrong(orjson.dumps(function.parameters))
-    if error is not None:
-        raise wrong_schema(function.name, error, param)
+    try:
+        check_schema(function.parameters)
+    except Unenforced as error:
+        raise wrong_schema(function.name, error, param) from None
 
 
 def wrong_schema(name: str, error: Unenforced, param: str) -> RequestError:
@@ -167,15 +167,6 @@ def wrong_schema(name: str, error: Unenforced, param: str) -> RequestError:
     return RequestError(
         f"Invalid schema for function '{name}': In context={error.path}, {error.reason}.", param
     )
-
-
-@lru_cache(maxsize=256)
-def _wrong(schema: bytes) -> Unenforced | None:
-    try:
-        check_schema(orjson.loads(schema))
-    except Unenforced as error:
-        return error
-    return None
 
 
 def check_calls(messages: Sequence[Message]) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
 from ..backends.base import MEDIA, Model
 from ..backends.errors import LatimerError
+from ..backends.offload import Memo
 from ..schemas.openai.chat import (
     AssistantMessage,
     AudioPart,
@@ -68,7 +68,15 @@ IN_WORDS = (
 )
 
 
-@lru_cache(maxsize=32)
+# A model's template is most of what it takes.
+_styles: Memo[Model, Style] = Memo(1 << 20, lambda model, _: len(model.template or "") + 1_000)
+
+
+async def known_style_of(model: Model) -> Style:
+    """See `style_of`; compiling a template and trying it takes a tenth of a second, once."""
+    return await _styles.get(model, lambda: style_of(model))
+
+
 def style_of(model: Model) -> Style:
     """The first way in which a model's template shows tools, calls and results."""
     if model.template is None:

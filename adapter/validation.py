@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter, ValidationError
 
+from ..backends import offload
 from ..backends.base import Capabilities, Sampling
 from ..backends.errors import RequestError, Unsupported
 from ..schemas.openai.chat import ChatRequest
@@ -30,6 +31,12 @@ NESTED = frozenset(
 
 MAX_LISTED = 20
 MAX_HEADER = 1024
+
+
+async def read(exchange: Exchange, adapter: TypeAdapter[T], limit: int) -> T:
+    """Read and validate a request's body; see `Exchange.read_json` and `parse`."""
+    body = await exchange.read_json(limit)
+    return await offload.run(exchange.size, parse, adapter, body)
 
 
 def parse(adapter: TypeAdapter[T], body: Mapping[str, Any]) -> T:
@@ -114,7 +121,7 @@ def seeds_of(seed: int | None, count: int) -> tuple[int | None, ...]:
     return tuple(range(seed, seed + count))
 
 
-def notes(
+async def notes(
     exchange: Exchange,
     request: Request,
     sampling: Sampling,
@@ -127,7 +134,7 @@ def notes(
     Args:
         inexact: what is done only nearly for another reason than the engine.
     """
-    ignored = sorted(unknown_fields(request))
+    ignored = await offload.run(exchange.size, _ignored, request)
     nearly = {
         name
         for name in capabilities.inexact
@@ -140,6 +147,10 @@ def notes(
         exchange.headers.append((b"x-latimer-ignored", _listed(ignored)))
     if nearly:
         note_inexact(exchange, nearly, capabilities, strict)
+
+
+def _ignored(request: Request) -> list[str]:
+    return sorted(unknown_fields(request))
 
 
 def note_inexact(

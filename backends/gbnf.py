@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .base import Grammar
-from .errors import InvalidGrammar
-
 MAX_SIZE = 65_536
 MAX_NESTING = 64
 MAX_REPETITION = 2_000
@@ -98,19 +95,6 @@ def check(text: str) -> list[str]:
     _check_size(rules)
     _check_left_recursion(rules)
     return reader.tokens
-
-
-def checked(grammar: Grammar) -> str:
-    """The text of a grammar that an engine can be given.
-
-    Raises:
-        InvalidGrammar: see `check`.
-    """
-    try:
-        check(grammar.text)
-    except WrongGrammar as error:
-        raise InvalidGrammar(grammar.param, str(error)) from None
-    return grammar.text
 
 
 class _Reader:

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
+from ...backends import offload
 from ...backends.base import Capabilities, Generation, Model
 from ...backends.errors import ContextExceeded, LatimerError, RequestError, Unsupported
 from ...schemas.openai.chat import (
@@ -25,13 +26,13 @@ from ..exchange import Exchange, unless_disconnected
 from ..frames import ChatFrames
 from ..logprobs import to_chat
 from ..message import folded
-from ..run import Plan, fold, stream
+from ..run import TOKEN, Plan, fold, stream
 from ..service import Service, in_model_vocabulary, pass_native
 from ..tools import check_calls
 from ..validation import (
     check_stream_options,
     notes,
-    parse,
+    read,
     refuse_unserved,
     sampling_of,
 )
@@ -63,19 +64,19 @@ _TIERS = {"auto": "default", "fast": "priority"}
 
 async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     """Answer a request for chat completions."""
-    request = parse(_REQUEST, await exchange.read_json(service.max_body))
+    request = await read(exchange, _REQUEST, service.max_body)
     model = await service.resolve(request.model)
     capabilities = service.backend.capabilities
     include_usage = check_stream_options(request)
     _check_combinations(request)
     refuse_unserved(request, _UNSERVED, capabilities.engine)
-    _check_messages(request, capabilities)
+    await offload.run(exchange.size, _check_messages, request, capabilities)
     sampling, inexact = await in_model_vocabulary(
         request, sampling_of(request, capabilities), service
     )
     chat = await chat_job(exchange, request, model, service, sampling)
     inexact = (*inexact, *chat.inexact)
-    notes(exchange, request, sampling, capabilities, service.strict, inexact)
+    await notes(exchange, request, sampling, capabilities, service.strict, inexact)
     if request.oai_compat is False:
         _check_native(chat.job, capabilities)
         work = pass_native(exchange, service, chat.job, bool(request.stream))
@@ -131,7 +132,8 @@ async def _answer(
         ],
         "usage": usage,
     }
-    await exchange.reply(200, orjson.dumps(reply))
+    size = 0 if plan.logprobs is None else TOKEN * usage["total_tokens"]
+    await exchange.reply(200, await offload.run(size, orjson.dumps, reply))
 
 
 def _message(text: str) -> ChatMessage:

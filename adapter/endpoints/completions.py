@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
+from ...backends import offload
 from ...backends.base import Backend, Capabilities, Generation, Model, Prompt, Sampling, Text
 from ...backends.errors import LatimerError, RequestError, Unsupported
 from ...schemas.openai.completions import Completion, CompletionRequest
@@ -19,13 +20,13 @@ from ..exchange import Exchange, unless_disconnected
 from ..formats import grammar_of
 from ..frames import CompletionFrames
 from ..logprobs import Entry, to_legacy
-from ..run import Plan, fold, stream
+from ..run import TOKEN, Plan, fold, stream
 from ..service import Service, in_model_vocabulary, pass_native
 from ..templates import without_bos
 from ..validation import (
     check_stream_options,
     notes,
-    parse,
+    read,
     sampling_of,
     seeds_of,
     stops_of,
@@ -39,7 +40,7 @@ _REQUEST = TypeAdapter(CompletionRequest)
 
 async def create_completion(exchange: Exchange, service: Service) -> None:
     """Answer a request for completions."""
-    request = parse(_REQUEST, await exchange.read_json(service.max_body))
+    request = await read(exchange, _REQUEST, service.max_body)
     model = await service.resolve(request.model)
     capabilities = service.backend.capabilities
     include_usage = check_stream_options(request)
@@ -47,9 +48,9 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     sampling, inexact = await in_model_vocabulary(
         request, sampling_of(request, capabilities), service
     )
-    prompts = _prompts(request, model, service)
-    notes(exchange, request, sampling, capabilities, service.strict, inexact)
-    grammar = grammar_of(request, capabilities)
+    prompts = await offload.run(exchange.size, _prompts, request, model, service)
+    await notes(exchange, request, sampling, capabilities, service.strict, inexact)
+    grammar = await offload.run(exchange.size, grammar_of, request, capabilities)
     jobs = [
         _job(request, prompt, sampling, candidates, best)._replace(
             owner=exchange.owner, grammar=grammar
@@ -111,7 +112,8 @@ async def _answer(
         ],
         "usage": usage,
     }
-    await exchange.reply(200, orjson.dumps(reply))
+    size = 0 if plan.logprobs is None else TOKEN * usage["total_tokens"]
+    await exchange.reply(200, await offload.run(size, orjson.dumps, reply))
 
 
 def _shape(request: CompletionRequest) -> Callable[[Sequence[Entry]], Any] | None:

@@ -15,7 +15,7 @@ from ...schemas.openai.tokenizer import (
 )
 from ..exchange import Exchange
 from ..service import Service
-from ..validation import parse
+from ..validation import read
 
 _TOKENIZE = TypeAdapter(TokenizeRequest)
 _DETOKENIZE = TypeAdapter(DetokenizeRequest)
@@ -38,7 +38,7 @@ async def tokenizer_info(exchange: Exchange, service: Service) -> None:
 
 async def tokenize(exchange: Exchange, service: Service) -> None:
     """Answer the ids of a text; special tokens are added unless the request says otherwise."""
-    request = parse(_TOKENIZE, await exchange.read_json(service.max_body))
+    request = await read(exchange, _TOKENIZE, service.max_body)
     ids = await service.backend.tokenize(
         request.prompt,
         add_special=request.add_special_tokens is not False,
@@ -51,7 +51,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
 
 async def detokenize(exchange: Exchange, service: Service) -> None:
     """Answer the text of ids; bytes that are no characters become U+FFFD."""
-    request = parse(_DETOKENIZE, await exchange.read_json(service.max_body))
+    request = await read(exchange, _DETOKENIZE, service.max_body)
     try:
         data = await service.backend.detokenize(tuple(request.tokens))
     except RequestError as error:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
 from ...backends import gbnf
-from ...backends.base import Passage
+from ...backends.base import Grammar, Passage
+from ...backends.offload import Memo
 from ...backends.structured import (
     WS,
     Unenforced,
+    as_gbnf,
     literal,
     renamed,
     rules_of,
@@ -43,15 +44,8 @@ class TooLarge(Exception):
     """There are so many functions that no grammar for all of them can be followed."""
 
 
-@lru_cache(maxsize=64)
-def grammar(
-    form: Format,
-    functions: tuple[tuple[str, bytes | None, bool], ...],
-    parallel: bool,
-    forced: bool,
-    marks: frozenset[str],
-) -> str:
-    """A grammar for an answer with calls.
+class Request(NamedTuple):
+    """What a grammar for calls is made of.
 
     Args:
         functions: the name of each, the schema of its arguments as JSON (None: it has none), and
@@ -60,18 +54,47 @@ def grammar(
         parallel: whether there may be several calls.
         forced: whether there is nothing but calls; else the first marker begins them.
         marks: markers that are tokens of the model's.
+        answer: what there may be instead of calls.
+    """
+
+    form: Format
+    functions: tuple[tuple[str, bytes | None, bool], ...]
+    parallel: bool
+    forced: bool
+    marks: frozenset[str]
+    answer: Grammar | None = None
+
+    @property
+    def size(self) -> int:
+        """Characters of names and schemas."""
+        own = sum(len(name) + len(schema or b"") for name, schema, _ in self.functions)
+        return own + (len(self.answer.text) if self.answer is not None else 0)
+
+
+_known: Memo[Request, str] = Memo(16 << 20, lambda request, text: request.size + len(text))
+
+
+async def prepared(request: Request) -> str:
+    """The grammar of a request, made in a thread and kept; see `grammar`."""
+    return await _known.get(request, lambda: grammar(request))
+
+
+def grammar(request: Request) -> str:
+    """A grammar for an answer with calls.
 
     Raises:
         Unenforced: a schema that is to be made sure of; the path begins with the function's place.
+        InvalidGrammar: what there may be instead of calls is wrong.
         TooLarge: see there.
     """
+    form, functions, parallel, forced, marks, answer = request
     text = _grammar(form, functions, parallel, forced, marks)
     if len(text) > MAX_SIZE:
         loose = [one if one[2] else (one[0], _ANY, False) for one in functions]
         text = _grammar(form, loose, parallel, forced, marks)
     if len(text) > MAX_SIZE:
         raise TooLarge
-    return text
+    return text if answer is None else beside(text, as_gbnf(answer))
 
 
 def _grammar(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from ...schemas.native.koboldcpp import LastLogprobs, Perf, TokenCount, TokenCountPayload
+from .. import offload
 from ..base import (
     Batch,
     Capabilities,
@@ -22,7 +22,6 @@ from ..base import (
     MediaKind,
     Model,
     NativeReply,
-    Piece,
     Sampling,
     Special,
     Text,
@@ -37,16 +36,15 @@ from ..errors import (
     Unsupported,
 )
 from ..http import HttpUpstream
-from ..sse import EventParser
 from ..streams import ended
-from ..upstream import Reply, Upstream
+from ..structured import with_gbnf
+from ..upstream import Upstream
 from . import tokens as tokens_of
+from .call import Run, new_genkey, payload_of
 from .queue import Turns
-from .tokens import Told
 from .translate import (
     CAPABILITIES,
     ENGINE,
-    ChoiceStream,
     longest_call,
     to_error,
     to_native,
@@ -67,7 +65,6 @@ WELL_KNOWN = frozenset(
 )  # fmt: skip
 # What `/api/extra/version` tells of the model.
 _MEDIA: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
-STOP_REASONS = {0: "length", 1: "stop", 2: "length"}
 
 
 class KoboldCpp:
@@ -88,8 +85,8 @@ class KoboldCpp:
         silence: float = 5.0,
     ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._upstream = HttpUpstream(upstream, headers) if isinstance(upstream, str) else upstream
-        self._silence = silence
+        self.upstream = HttpUpstream(upstream, headers) if isinstance(upstream, str) else upstream
+        self.silence = silence
         self._turns = Turns(max_waiting)
         self._model: Model | None = None
         self._tells_tokens = True
@@ -124,12 +121,13 @@ class KoboldCpp:
             raise Unsupported("logprobs", f"this {ENGINE}", "Versions before 1.115 tell none.")
         self._turns.check()
         prompt, count, tokens = await self._counted_prompt(job, model)
+        job = await with_gbnf(job)
         max_tokens = model.context - count if job.max_tokens is None else job.max_tokens
         if max_tokens == 0:
             yield ended(job, tokens)
             return
         await self._turns.take()
-        run = _Run(self, job, model, prompt, max_tokens, tokens)
+        run = Run(self, job, model, prompt, max_tokens, tokens)
         try:
             yield run.batches()
         finally:
@@ -142,33 +140,35 @@ class KoboldCpp:
         model = await self.model()
         self._turns.check()
         prompt, count, _tokens = await self._counted_prompt(job, model)
+        job = await with_gbnf(job)
         room = model.context - count if job.max_tokens is None else job.max_tokens
         cap = longest_call(model.context)
         if job.max_tokens is not None and room > cap:
             raise Unsupported("oai_compat", ENGINE, f"One call generates at most {cap} tokens.")
-        genkey = _genkey()
-        payload = to_native(job, 0, prompt, min(room, cap), model.context, genkey)
+        genkey = new_genkey()
+        payload = await payload_of(job, 0, prompt, min(room, cap), model.context, genkey)
         path = "/api/extra/generate/stream" if stream else "/api/v1/generate"
         await self._turns.take()
         done = False
         try:
-            async with self._upstream.send("POST", path, orjson.dumps(payload)) as reply:
+            async with self.upstream.send("POST", path, payload) as reply:
                 yield NativeReply(reply.status, reply.content_type, reply.chunks())
             done = True
         finally:
             if not done:
-                await asyncio.shield(self._background(self._abort(genkey)))
+                await asyncio.shield(self._background(self.abort(genkey)))
             self._turns.release()
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """See `Backend.tokenize`; control tokens are always parsed here."""
         if not parse_special:
             raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
-        return tuple((await self._token_count(text, add_special))["ids"])
+        return tuple((await self.token_count(text, add_special))["ids"])
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`; incomplete characters are left out by the engine."""
-        reply = await self._tokenizer("/api/extra/detokenize", {"ids": ids, "special": True})
+        payload = {"ids": ids, "special": True}
+        reply = await self._tokenizer("/api/extra/detokenize", payload, 6 * len(ids))
         return str(reply["result"]).encode()
 
     async def pieces(self) -> None:
@@ -183,7 +183,7 @@ class KoboldCpp:
             found = [
                 Special(spelling, control=True)
                 for spelling in sorted(spellings - {""})
-                if len((await self._token_count(spelling, False))["ids"]) == 1
+                if len((await self.token_count(spelling, False))["ids"]) == 1
             ]
             self._specials = found
         return self._specials
@@ -195,7 +195,7 @@ class KoboldCpp:
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
         await asyncio.gather(*self._closing, return_exceptions=True)
-        await self._upstream.aclose()
+        await self.upstream.aclose()
 
     async def _counted_prompt(self, job: Generation, model: Model) -> tuple[str, int, int]:
         """The prompt as text, and how many tokens it has with a BOS and without.
@@ -205,10 +205,10 @@ class KoboldCpp:
         if isinstance(job.prompt, Text):
             if not job.prompt.parse_special:
                 raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
-            text = with_media(job, job.prompt.text)
+            text = await offload.run(len(job.prompt.text), with_media, job, job.prompt.text)
         else:
             text = await self._text_of(job.prompt)
-        tokens = len((await self._token_count(text, False))["ids"])
+        tokens = len((await self.token_count(text, False))["ids"])
         count = tokens + model.adds_bos
         if not count:
             raise EmptyPrompt
@@ -219,18 +219,18 @@ class KoboldCpp:
     async def _text_of(self, ids: TokenIds) -> str:
         """The text of token ids, if koboldcpp reads the same ids out of it again."""
         text = (await self.detokenize(ids)).decode()
-        if tuple((await self._token_count(text, False))["ids"]) != ids:
+        if tuple((await self.token_count(text, False))["ids"]) != ids:
             raise Unsupported(
                 "prompt", ENGINE, "These token ids do not survive its tokeniser; send text instead."
             )
         return text
 
-    async def _token_count(self, text: str, special: bool) -> TokenCount:
+    async def token_count(self, text: str, special: bool) -> TokenCount:
         payload: TokenCountPayload = {"prompt": text, "special": special}
-        reply: TokenCount = await self._tokenizer("/api/extra/tokencount", payload)
+        reply: TokenCount = await self._tokenizer("/api/extra/tokencount", payload, len(text))
         return reply
 
-    async def _tokenizer(self, path: str, payload: Any) -> Any:
+    async def _tokenizer(self, path: str, payload: Any, size: int) -> Any:
         """Ask the tokeniser, when nobody else does.
 
         It answers out of one static buffer, without a lock (expose.cpp): two requests at once get
@@ -239,7 +239,7 @@ class KoboldCpp:
 
         async def alone() -> Any:
             async with self._tokenizing:
-                return await self._ask("POST", path, payload)
+                return await self._ask("POST", path, payload, size)
 
         task = asyncio.ensure_future(alone())
         self._closing.add(task)
@@ -252,11 +252,11 @@ class KoboldCpp:
             # Who asked may have left; then nobody else looks at what went wrong.
             task.exception()
 
-    async def _perf(self) -> Perf:
+    async def perf(self) -> Perf:
         perf: Perf = await self._ask("GET", "/api/extra/perf")
         return perf
 
-    async def _told(self, genkey: str) -> LastLogprobs | None:
+    async def told(self, genkey: str) -> LastLogprobs | None:
         """The tokens of the call that has just ended, if they are still that call's."""
         if not self._tells_tokens:
             return None
@@ -264,10 +264,10 @@ class KoboldCpp:
         told: LastLogprobs | None = reply["logprobs"]
         return told
 
-    async def _abort(self, genkey: str) -> None:
+    async def abort(self, genkey: str) -> None:
         await self._ask("POST", "/api/extra/abort", {"genkey": genkey})
 
-    async def _leave(self, run: _Run) -> None:
+    async def _leave(self, run: Run) -> None:
         try:
             await run.aclose()
         finally:
@@ -279,10 +279,11 @@ class KoboldCpp:
         task.add_done_callback(self._closing.discard)
         return task
 
-    async def _ask(self, method: str, path: str, payload: Any = None) -> Any:
-        body = None if payload is None else orjson.dumps(payload)
+    async def _ask(self, method: str, path: str, payload: Any = None, size: int = 0) -> Any:
+        """Ask a question; `size` is about how many bytes the payload has."""
+        body = None if payload is None else await offload.run(size, orjson.dumps, payload)
         try:
-            async with self._upstream.send(method, path, body) as reply:
+            async with self.upstream.send(method, path, body) as reply:
                 data = await reply.read()
                 if reply.status != 200:
                     raise to_error(reply.status, data)
@@ -291,7 +292,7 @@ class KoboldCpp:
             self._model = self._specials = None
             raise
         try:
-            answer = orjson.loads(data)
+            answer = await offload.run(len(data), orjson.loads, data)
         except orjson.JSONDecodeError:
             raise EngineError(f"{ENGINE} answered {path} with no JSON.") from None
         if answer is None:
@@ -302,7 +303,7 @@ class KoboldCpp:
     async def _read_model(self) -> Model:
         version = await self._ask("GET", "/api/extra/version")
         if version.get("result") != "KoboldCpp":
-            raise EngineError(f"{self._upstream.address} does not answer as {ENGINE} does.")
+            raise EngineError(f"{self.upstream.address} does not answer as {ENGINE} does.")
         self._tells_tokens = _numbers(version["version"]) >= TESTED
         name = str((await self._ask("GET", "/api/v1/model"))["result"])
         context = int((await self._ask("GET", "/api/extra/true_max_context_length"))["value"])
@@ -312,7 +313,7 @@ class KoboldCpp:
         except LatimerError:
             if self._tells_tokens:
                 raise
-        bos = tuple((await self._token_count("", True))["ids"])
+        bos = tuple((await self.token_count("", True))["ids"])
         adds_bos, eos = await self._probe(context) if bos else (False, "")
         facts = f"{version['version']}\n{name}\n{context}"
         return Model(
@@ -335,165 +336,19 @@ class KoboldCpp:
         """
         if not self._tells_tokens:
             return True, ""
-        genkey = _genkey()
+        genkey = new_genkey()
         job = Generation(Text("a"), 1, sampling=Sampling(temperature=0.0))
         payload = to_native(job, 0, "a", 1, context, genkey)
         payload["grammar"] = 'root ::= ""'
         await self._turns.take()
         try:
             reply = await self._ask("POST", "/api/v1/generate", payload)
-            told = await self._told(genkey)
+            told = await self.told(genkey)
         finally:
             self._turns.release()
         counted = int(reply["results"][0]["prompt_tokens"])
-        plain = len((await self._token_count("a", False))["ids"])
+        plain = len((await self.token_count("a", False))["ids"])
         return counted > plain, told["tokens"][-1] if told and told["tokens"] else ""
-
-
-class _Run:
-    """A job's calls, one after the other, in one turn of the queue."""
-
-    def __init__(
-        self,
-        backend: KoboldCpp,
-        job: Generation,
-        model: Model,
-        prompt: str,
-        max_tokens: int,
-        prompt_tokens: int,
-    ) -> None:
-        self._backend = backend
-        self._job = job
-        self._model = model
-        self._prompt = prompt
-        self._max_tokens = max_tokens
-        self._prompt_tokens = prompt_tokens
-        self._genkey = ""
-        self._exchange: AbstractAsyncContextManager[Reply] | None = None
-        self._running = False
-
-    async def batches(self) -> AsyncIterator[Batch]:
-        for choice in range(len(self._job.seeds)):
-            end = self._model.eos_token
-            stream = ChoiceStream(self._job, choice, self._prompt_tokens, end)
-            tokens: list[Told] | None = [] if self._job.logprobs is not None else None
-            ended = False
-            # One call gives at most 80 % of the context, or what `--genlimit` allows.
-            while not ended and not stream.stopped and stream.tokens < self._max_tokens:
-                before, start = stream.tokens, len(stream.text)
-                reason = None
-                async with aclosing(self._call(stream)) as call:
-                    async for text, told in call:
-                        reason = told
-                        data = stream.feed(text)
-                        if data and tokens is None:
-                            yield (Piece(choice, data),)
-                        if stream.stopped:
-                            break
-                rest = stream.rest()
-                if rest and tokens is None:
-                    yield (Piece(choice, rest),)
-                await self.aclose()
-                ended = reason == "stop" and not stream.stopped
-                told_tokens = await self._count(stream, ended)
-                if tokens is not None:
-                    tokens.append(self._laid(told_tokens, stream.text[start:], ended))
-                if stream.tokens == before:
-                    break
-            yield self._last(stream, tokens, ended)
-
-    def _laid(self, told: LastLogprobs | None, text: bytes, ended: bool) -> Told:
-        if told is None:
-            raise EngineError(f"{ENGINE} does not tell its tokens any more.")
-        control = frozenset({self._model.bos_token, self._model.eos_token} - {""})
-        return tokens_of.read(told, text, ended, self._job.logprobs or 0, control)
-
-    def _last(self, stream: ChoiceStream, tokens: list[Told] | None, ended: bool) -> Batch:
-        finish = stream.finish(ended)
-        if tokens is None:
-            return (finish,)
-        inexact = ("logprobs",) if any(told.inexact for told in tokens) else ()
-        finish = finish._replace(end=tokens[-1].end if tokens else None, inexact=inexact)
-        all_tokens = [token for told in tokens for token in told.tokens]
-        return Piece(stream.choice, stream.text, all_tokens), finish
-
-    async def _call(self, stream: ChoiceStream) -> AsyncGenerator[tuple[str, str | None], None]:
-        """Text of one call as it comes, and its finish reason with the last."""
-        room = min(self._max_tokens - stream.tokens, longest_call(self._model.context))
-        prompt = self._prompt + stream.text.decode()
-        self._genkey = _genkey()
-        payload = to_native(
-            self._job, stream.choice, prompt, room, self._model.context, self._genkey
-        )
-        if "grammar" in payload and stream.text:
-            payload["grammar_retain_state"] = True
-        exchange = self._backend._upstream.send(
-            "POST", "/api/extra/generate/stream", orjson.dumps(payload)
-        )
-        reply = await exchange.__aenter__()
-        self._exchange = exchange
-        if reply.status != 200:
-            raise to_error(reply.status, await reply.read())
-        self._running = True
-        parser = EventParser()
-        async for chunk in self._chunks(reply):
-            for data in parser.feed(chunk):
-                event = stream.parse(data)
-                self._running = event["finish_reason"] is None
-                yield event["token"], event["finish_reason"]
-                if not self._running:
-                    return
-        self._running = False
-        # Everything was sent before the engine noticed that it had finished: no final event comes.
-        reason = STOP_REASONS.get((await self._backend._perf())["stop_reason"])
-        if reason is None:
-            raise EngineError(f"{ENGINE} ended its answer without saying why.")
-        yield "", reason
-
-    async def _chunks(self, reply: Reply) -> AsyncIterator[bytes]:
-        """The stream's bytes; a stream that stays open while the engine is idle is an error."""
-        idle = 0
-        chunks = reply.chunks()
-        while True:
-            # A task, since a read that was cancelled cannot be taken up again.
-            reading = asyncio.ensure_future(anext(chunks, b""))
-            try:
-                while not (await asyncio.wait([reading], timeout=self._backend._silence))[0]:
-                    idle = idle + 1 if (await self._backend._perf())["idle"] else 0
-                    if idle >= 2:
-                        raise EngineError(f"{ENGINE} went idle without answering.")
-                chunk = await reading
-            finally:
-                reading.cancel()
-            if not chunk:
-                return
-            yield chunk
-
-    async def _count(self, stream: ChoiceStream, ended: bool) -> LastLogprobs | None:
-        told = await self._backend._told(self._genkey)
-        counted = 0
-        if told is None:
-            text = stream.text.decode()
-            counted = len((await self._backend._token_count(text, False))["ids"]) - stream.tokens
-        stream.end_call(told, counted, ended)
-        return told
-
-    async def aclose(self) -> None:
-        """End the call that is open, if any: by its key, since closing takes half a second more."""
-        exchange, self._exchange = self._exchange, None
-        if exchange is None:
-            return
-        try:
-            if self._running:
-                await self._backend._abort(self._genkey)
-        except LatimerError:
-            pass  # The engine is gone: nothing runs there any more.
-        finally:
-            await exchange.__aexit__(None, None, None)
-
-
-def _genkey() -> str:
-    return "LATIMER" + secrets.token_hex(8)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

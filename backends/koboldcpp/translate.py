@@ -13,7 +13,6 @@ from ...schemas.native.koboldcpp import GeneratePayload, LastLogprobs, StreamEve
 from ..base import MEDIA, Capabilities, Finish, Generation, MediaKind, Reason
 from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, RequestError
 from ..stops import StopMatcher, matcher_of
-from ..structured import as_gbnf
 
 ENGINE = "koboldcpp"
 MAX_LOGIT_BIAS = 512
@@ -140,8 +139,7 @@ def to_native(
     for media in job.media:
         payload.setdefault(_FILES[media.kind], []).append(b64encode(media.data).decode())
     if job.grammar is not None:
-        # koboldcpp ignores a wrong one without a word.
-        payload["grammar"] = as_gbnf(job.grammar)
+        payload["grammar"] = job.grammar.text
     if job.logprobs is not None:
         payload["logprobs"] = True
         # Keeps it from batching, where it would tell another request's tokens.

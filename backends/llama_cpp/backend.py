@@ -13,9 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import offload
 from ..base import (
-    MEDIA,
-    MEDIA_ID,
     Batch,
     Capabilities,
     Event,
@@ -24,7 +23,6 @@ from ..base import (
     Model,
     NativeReply,
     Special,
-    Text,
     TokenIds,
 )
 from ..errors import (
@@ -33,18 +31,19 @@ from ..errors import (
     EmptyPrompt,
     EngineError,
     LatimerError,
-    RequestError,
     Unsupported,
 )
 from ..streams import ended
 from .options import (
     BATCH,
+    ENGINE,
     PARALLEL,
     CacheType,
     Options,
     default_cache_memory,
     default_threads,
 )
+from .prompts import Prompt, check_ids, prompt_of, size_of
 
 if TYPE_CHECKING:
     from .grammars import Constraint
@@ -52,11 +51,7 @@ if TYPE_CHECKING:
     from .projector import Chunk
     from .scheduler import Delivery
     from .tasks import Task
-    from .vocabulary import Vocabulary
 
-ENGINE = "llama.cpp in process"
-# Characters; llama.cpp's tokeniser takes some milliseconds for as many.
-LONG_TEXT = 50_000
 DEMO_MODEL = Path(__file__).with_name("demo.gguf")
 
 CAPABILITIES = Capabilities(
@@ -173,9 +168,9 @@ class LlamaCpp:
         constraint = None
         if job.grammar is not None:
             constraint = await engine.grammars.compile(job.grammar)
-        job = await _tokenized(job, engine.vocabulary)
         parts = await self._read(job, engine)
-        task, mailbox = self._task(job, engine, constraint, parts)
+        prompt = await offload.run(size_of(job), prompt_of, job, engine.vocabulary, parts)
+        task, mailbox = self._task(job, engine, constraint, prompt)
         if task.max_tokens == 0 and job.prompt_logprobs is None:
             yield ended(job, task.prompt_tokens)
             return
@@ -198,13 +193,21 @@ class LlamaCpp:
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """See `Backend.tokenize`."""
         vocabulary = (await self._engine()).vocabulary
-        return vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+        def ids() -> TokenIds:
+            return vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+        return await offload.run(len(text), ids)
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`."""
         vocabulary = (await self._engine()).vocabulary
-        _check_ids(ids, vocabulary.size, "prompt")
-        return vocabulary.detokenize(ids)
+
+        def text() -> bytes:
+            check_ids(ids, vocabulary.size, "prompt")
+            return vocabulary.detokenize(ids)
+
+        return await offload.run(len(ids), text)
 
     async def pieces(self) -> Sequence[bytes]:
         """See `Backend.pieces`."""
@@ -212,7 +215,8 @@ class LlamaCpp:
 
     async def specials(self) -> Sequence[Special]:
         """See `Backend.specials`."""
-        return (await self._engine()).vocabulary.specials
+        vocabulary = (await self._engine()).vocabulary
+        return await offload.run(vocabulary.size, lambda: vocabulary.specials)
 
     async def health(self) -> None:
         """See `Backend.health`."""
@@ -283,17 +287,13 @@ class LlamaCpp:
         job: Generation,
         engine: Engine,
         constraint: Constraint | None,
-        media: Sequence[Sequence[int | Chunk]],
+        read: Prompt,
     ) -> tuple[Task, _Mailbox]:
         from .tasks import Task
 
         model, vocabulary = engine.model, engine.vocabulary
-        chunks: dict[int, Chunk] = {}
-        if media:
-            prompt, count, chunks = _with_media(job, vocabulary, media)
-        else:
-            prompt, count = _prompt_of(job, vocabulary)
-        _check_ids(tuple(i for i, _ in job.sampling.logit_bias), vocabulary.size, "logit_bias")
+        prompt, count, chunks, shown = read
+        check_ids(tuple(i for i, _ in job.sampling.logit_bias), vocabulary.size, "logit_bias")
         if not prompt:
             raise EmptyPrompt
         room = model.context - len(prompt)
@@ -302,10 +302,6 @@ class LlamaCpp:
         if job.prompt_logprobs is not None and not count:
             # Only a BOS: there is nothing to score.
             job = job._replace(prompt_logprobs=None)
-        shown: list[bytes] = []
-        if job.prompt_logprobs is not None:
-            text = job.prompt.text.encode() if isinstance(job.prompt, Text) else None
-            shown = vocabulary.shown(prompt[len(prompt) - count :], text)
         stop_tokens = {
             token: stop
             for stop in (job.stops if job.scan is None else ())
@@ -327,88 +323,6 @@ class LlamaCpp:
 def _adapter(lora: str | Path | tuple[str | Path, float]) -> tuple[Path, float]:
     path, scale = lora if isinstance(lora, tuple) else (lora, 1.0)
     return Path(path), scale
-
-
-async def _tokenized(job: Generation, vocabulary: Vocabulary) -> Generation:
-    """A job with a long text as ids: to cut it takes seconds, in which others are served."""
-    text = job.prompt
-    plain = job.prompt_logprobs is None and job.suffix is None and not job.media
-    if not isinstance(text, Text) or len(text.text) < LONG_TEXT or not plain:
-        return job
-    ids = await asyncio.to_thread(
-        vocabulary.tokenize, text.text, add_special=True, parse_special=text.parse_special
-    )
-    return job._replace(prompt=ids, hidden=int(vocabulary.adds_bos))
-
-
-def _prompt_of(job: Generation, vocabulary: Vocabulary) -> tuple[TokenIds, int]:
-    """The ids that are evaluated, and how many of them are the client's own."""
-    prompt = job.prompt
-    if job.suffix is not None:
-        return _infill(job, vocabulary)
-    if isinstance(prompt, Text):
-        ids = vocabulary.tokenize(prompt.text, add_special=True, parse_special=prompt.parse_special)
-        return ids, len(ids) - vocabulary.adds_bos
-    _check_ids(prompt, vocabulary.size, "prompt")
-    return prompt, len(prompt) - job.hidden
-
-
-def _with_media(
-    job: Generation, vocabulary: Vocabulary, media: Sequence[Sequence[int | Chunk]]
-) -> tuple[TokenIds, int, dict[int, Chunk]]:
-    """The same with what stands for pictures and sounds, and where in it they are."""
-    prompt = job.prompt
-    if isinstance(prompt, Text):
-        first, *others = prompt.text.split(MEDIA)
-        special = prompt.parse_special
-        runs = [vocabulary.tokenize(first, add_special=True, parse_special=special)]
-        runs += [
-            vocabulary.tokenize(text, add_special=False, parse_special=special) for text in others
-        ]
-        hidden = int(vocabulary.adds_bos)
-    else:
-        runs = [tuple(run) for run in _split(prompt, MEDIA_ID)]
-        hidden = job.hidden
-    ids: list[int] = []
-    chunks: dict[int, Chunk] = {}
-    for run, parts in zip(runs, [*media, ()], strict=True):
-        ids += run
-        for part in parts:
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                chunks[len(ids)] = part
-                ids += part.ids
-    return tuple(ids), len(ids) - hidden, chunks
-
-
-def _split(ids: TokenIds, at: int) -> list[list[int]]:
-    runs: list[list[int]] = [[]]
-    for token in ids:
-        if token == at:
-            runs.append([])
-        else:
-            runs[-1].append(token)
-    return runs
-
-
-def _infill(job: Generation, vocabulary: Vocabulary) -> tuple[TokenIds, int]:
-    """Prefix and suffix around the gap, by the vocabulary's own tokens for it."""
-    if vocabulary.fim is None:
-        raise Unsupported("suffix", ENGINE, "This model has no tokens for filling in the middle.")
-    before, after, gap = vocabulary.fim
-    prompt = job.prompt
-
-    def tokenize(text: str) -> TokenIds:
-        return vocabulary.tokenize(text, add_special=False, parse_special=False)
-
-    if isinstance(prompt, Text):
-        prefix = tokenize(prompt.text)
-    else:
-        _check_ids(prompt, vocabulary.size, "prompt")
-        prefix = prompt
-    ids = (before, *prefix, after, *tokenize(job.suffix or ""), gap)
-    return ((vocabulary.bos_id, *ids) if vocabulary.adds_bos else ids), len(ids)
 
 
 class _Mailbox:
@@ -456,14 +370,3 @@ def _post(deliveries: list[Delivery]) -> None:
 def _deliver(deliveries: list[Delivery]) -> None:
     for task, events in deliveries:
         task.mailbox.deliver(events)
-
-
-def _check_ids(ids: TokenIds, size: int, param: str) -> None:
-    for token in ids:
-        if not 0 <= token < size:
-            raise RequestError(
-                f"Invalid '{param}': {token} is not a token id of this model; ids go from 0 to "
-                f"{size - 1}.",
-                param,
-                "invalid_value",
-            )

@@ -6,12 +6,10 @@ llguidance's.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import json
 import re
 import threading
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,8 +20,8 @@ from numpy.typing import NDArray
 
 from .. import gbnf
 from ..base import Grammar
-from ..errors import InvalidGrammar
-from ..structured import Unenforced, as_gbnf, path_to
+from ..offload import Memo
+from ..structured import Unenforced, gbnf_of, in_request, path_to
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -33,7 +31,9 @@ if TYPE_CHECKING:
 # usual 8 MiB a text of 60 KiB ends the process.
 STACK = 512 << 20
 MAX_SIZE = gbnf.MAX_SIZE
-_CACHED = 32
+# Bytes of compiled grammars that are kept. A rule takes some dozens for each of its characters, and
+# a matcher over a vocabulary some hundred thousand.
+_CACHED = 64 << 20
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp): a model that may write white space
 # without end sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
@@ -179,8 +179,8 @@ class Grammars:
         self._vocabulary = vocabulary
         self._candidates = candidates
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, Constraint] = OrderedDict()
         self._executor = ThreadPoolExecutor(1, "latimer-grammars")
+        self._compiled: Memo[Grammar, Constraint] = Memo(_CACHED, _size, self._executor)
         with _STACK:
             usual = threading.stack_size(STACK)
             try:
@@ -195,18 +195,10 @@ class Grammars:
             InvalidGrammar: it is wrong, or too large; the message says where.
         """
         key = grammar._replace(param="")
-        if (known := self._compiled.get(key)) is not None:
-            self._compiled.move_to_end(key)
-            return known
-        loop = asyncio.get_running_loop()
         try:
-            made = await loop.run_in_executor(self._executor, self._compile, grammar)
-        except gbnf.WrongGrammar as error:
-            raise InvalidGrammar(grammar.param, str(error)) from None
-        self._compiled[key] = made
-        if len(self._compiled) > _CACHED:
-            self._compiled.popitem(last=False)
-        return made
+            return await self._compiled.get(key, lambda: self._compile(key))
+        except (Unenforced, gbnf.WrongGrammar) as error:
+            raise in_request(error, grammar) from None
 
     def close(self) -> None:
         """End the thread; what is being compiled is waited for."""
@@ -221,7 +213,7 @@ class Grammars:
         if grammar.kind == "lark" and grammar.after is not None:
             raise gbnf.WrongGrammar("Lark is not taken behind what a model thinks; send GBNF")
         if grammar.kind == "gbnf" or grammar.after is not None:
-            return self._gbnf(as_gbnf(grammar))
+            return self._gbnf(gbnf_of(grammar))
         try:
             text = _read(grammar)
         except ValueError as error:
@@ -233,7 +225,7 @@ class Grammars:
             reason = _reason(matcher.get_error())
             place = _place(grammar, reason)
             if place is not None:
-                raise InvalidGrammar(grammar.param + place.where, place.reason)
+                raise place
             raise gbnf.WrongGrammar(reason)
         return Guidance(matcher, self._vocabulary)
 
@@ -253,6 +245,10 @@ class Grammars:
             return int(spelling[2:-2]) < self._vocabulary.size
         ids = self._vocabulary.tokenize(spelling, add_special=False, parse_special=True)
         return len(ids) == 1
+
+
+def _size(grammar: Grammar, _compiled: Constraint) -> int:
+    return (256 << 10) + 64 * len(grammar.text)
 
 
 def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:

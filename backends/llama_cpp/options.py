@@ -15,6 +15,7 @@ CacheType: TypeAlias = Literal[
     "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"
 ]
 
+ENGINE = "llama.cpp in process"
 PARALLEL = 16
 BATCH = 512
 # llama.cpp knows no more (`llama_max_parallel_sequences`).

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from ...schemas.native.llama_server import Props, TokenizePayload
+from .. import offload
 from ..base import (
     Batch,
     Capabilities,
@@ -36,6 +37,7 @@ from ..errors import (
 )
 from ..http import HttpUpstream
 from ..streams import ended, merged, together
+from ..structured import with_gbnf
 from ..upstream import Upstream
 from . import infill, scoring
 from .call import Call
@@ -45,6 +47,7 @@ from .translate import (
     ENGINE,
     MODALITIES,
     NativePrompt,
+    size_of,
     to_error,
     to_native,
     with_media,
@@ -118,18 +121,13 @@ class LlamaServer:
         vocabulary, hidden = facts.vocabulary, len(ids) - count
         own = ids[hidden:]
         text = job.prompt.text.encode() if isinstance(job.prompt, Text) else None
-        tokens = []
         # The first is not told (contract 2.6.1), even where a BOS before it would score it.
         scores = await self.score(ids, hidden + 1, job.prompt_logprobs or 0)
-        for token, data, score in zip(
-            own, vocabulary.shown(own, text), (None, *scores), strict=True
-        ):
-            spelling, control = vocabulary.token(token)
-            told = score or scoring.Score(0.0, ())
-            logprob = None if score is None else told.logprob
-            spelling = spelling if control else data
-            tokens.append(Token(token, data, spelling, control, logprob, told.top))
-        return (PromptTokens(0, tokens),)
+
+        def tokens() -> Sequence[Token]:
+            return _tokens(own, vocabulary, text, scores)
+
+        return (PromptTokens(0, await offload.run(6 * len(own), tokens)),)
 
     async def score(self, ids: TokenIds, start: int, top: int) -> list[scoring.Score]:
         """Log-probabilities of the tokens from `start` on, each after all that come before it."""
@@ -146,11 +144,13 @@ class LlamaServer:
         while calls:
             call = calls.pop(0)
             native = scoring.to_native(call, ids, top, facts.vocabulary, facts.rolls_back)
-            payload = orjson.dumps(native)
+            payload = await offload.run(6 * len(ids), orjson.dumps, native)
             async with facts.turns:
                 status, body = await self._complete(payload)
             if status == 200:
-                found, rest = scoring.read(call, ids, top, body, facts.vocabulary)
+                found, rest = await offload.run(
+                    len(body), scoring.read, call, ids, top, body, facts.vocabulary
+                )
             elif call.kind == "grammar":
                 # A grammar that leaves no token is an error of the server's.
                 found, rest = [], scoring.after(call, 0, ids)
@@ -174,9 +174,10 @@ class LlamaServer:
         """See `Backend.native`."""
         model = await self.model()
         prompt = await self.native_prompt(job, model)
-        payload = to_native(job, 0, prompt, model.context, stream)
+        payload = to_native(await with_gbnf(job), 0, prompt, model.context, stream)
         del payload["response_fields"]
-        async with self.upstream.send("POST", "/completion", orjson.dumps(payload)) as reply:
+        data = await offload.run(size_of(prompt), orjson.dumps, payload)
+        async with self.upstream.send("POST", "/completion", data) as reply:
             yield NativeReply(reply.status, reply.content_type, reply.chunks())
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
@@ -186,13 +187,18 @@ class LlamaServer:
             "add_special": add_special,
             "parse_special": parse_special,
         }
-        return tuple((await self._ask("POST", "/tokenize", payload))["tokens"])
+        reply = await self._ask("POST", "/tokenize", payload, len(text))
+        return tuple(reply["tokens"])
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`; from the vocabulary, since `/detokenize` breaks characters."""
         vocabulary = (await self.facts()).vocabulary
-        _check_ids(ids, vocabulary)
-        return b"".join(vocabulary.shown(ids))
+
+        def text() -> bytes:
+            _check_ids(ids, vocabulary)
+            return b"".join(vocabulary.shown(ids))
+
+        return await offload.run(len(ids), text)
 
     async def pieces(self) -> Sequence[bytes]:
         """See `Backend.pieces`."""
@@ -224,7 +230,8 @@ class LlamaServer:
         """
         prompt = job.prompt
         if job.media:
-            return with_media(job, self._marker)
+            size = sum(len(one.data) for one in job.media)
+            return await offload.run(size, with_media, job, self._marker)
         if isinstance(prompt, Text) and job.suffix is None and prompt.parse_special:
             room = model.context - (job.max_tokens or 0)
             if len(prompt.text.encode()) + 2 <= room:
@@ -288,14 +295,15 @@ class LlamaServer:
     async def _ids(self, text: str) -> TokenIds:
         return await self.tokenize(text, add_special=True, parse_special=True)
 
-    async def _ask(self, method: str, path: str, payload: Any = None) -> Any:
-        body = None if payload is None else orjson.dumps(payload)
+    async def _ask(self, method: str, path: str, payload: Any = None, size: int = 0) -> Any:
+        """Ask a question; `size` is about how many bytes the payload has."""
+        body = None if payload is None else await offload.run(size, orjson.dumps, payload)
         async with self.upstream.send(method, path, body) as reply:
             data = await reply.read()
             if reply.status != 200:
                 raise to_error(reply.status, data)
         try:
-            return orjson.loads(data)
+            return await offload.run(len(data), orjson.loads, data)
         except orjson.JSONDecodeError:
             raise EngineError(f"{ENGINE} answered {path} with no JSON.") from None
 
@@ -340,8 +348,22 @@ async def _after(first: Batch, batches: AsyncIterator[Batch]) -> AsyncIterator[B
         yield batch
 
 
+def _tokens(
+    ids: TokenIds, vocabulary: Vocabulary, text: bytes | None, scores: Sequence[scoring.Score]
+) -> Sequence[Token]:
+    """A prompt's own tokens; the first has no score."""
+    tokens = []
+    for token, data, score in zip(ids, vocabulary.shown(ids, text), (None, *scores), strict=True):
+        spelling, control = vocabulary.token(token)
+        told = score or scoring.Score(0.0, ())
+        logprob = None if score is None else told.logprob
+        spelling = spelling if control else data
+        tokens.append(Token(token, data, spelling, control, logprob, told.top))
+    return tokens
+
+
 def _check_ids(ids: TokenIds, vocabulary: Vocabulary) -> None:
-    if any(not 0 <= token < len(vocabulary) for token in ids):
+    if ids and not (min(ids) >= 0 and max(ids) < len(vocabulary)):
         raise RequestError(
             f"Invalid 'prompt': token ids must be between 0 and {len(vocabulary) - 1}.",
             "prompt",

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from .. import offload
 from ..base import Batch, Event, Generation, Model, Text, Token, TokenIds
 from ..errors import ContextExceeded, EngineError, EngineUnavailable, Unsupported
 from ..sse import EventParser
+from ..structured import with_gbnf
 from .scoring import speculative
 from .tokens import TokenStream, pieces_of
-from .translate import ENGINE, ChoiceStream, NativePrompt, to_error, to_native
+from .translate import ENGINE, ChoiceStream, NativePrompt, size_of, to_error, to_native
 
 if TYPE_CHECKING:
     from .backend import LlamaServer
@@ -52,8 +54,10 @@ class Call:
         else:
             prompt = await self._prepare_tokens(model)
         self._context, self._begun = model.context, False
+        job = await with_gbnf(job)
         self._payload = to_native(job, self._choice, prompt, model.context)
-        exchange = backend.upstream.send("POST", "/completion", orjson.dumps(self._payload))
+        data = await offload.run(size_of(prompt), orjson.dumps, self._payload)
+        exchange = backend.upstream.send("POST", "/completion", data)
         try:
             reply = await exchange.__aenter__()
         except EngineUnavailable:
@@ -155,9 +159,10 @@ class Call:
         fields = {"stream": False, "return_tokens": True, "n_probs": 0}
         payload = {**self._payload, **fields, "response_fields": ["tokens"]}
         send = self._backend.upstream.send
-        async with send("POST", "/completion", orjson.dumps(payload)) as reply:
+        data = await offload.run(size_of(self._payload["prompt"]), orjson.dumps, payload)
+        async with send("POST", "/completion", data) as reply:
             body, status = await reply.read(), reply.status
         if status != 200:
             raise to_error(status, body, self._job)
-        ids: list[int] = orjson.loads(body)["tokens"]
+        ids: list[int] = (await offload.run(len(body), orjson.loads, body))["tokens"]
         return ids

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from ...schemas.native.llama_server import Props
+from .. import offload
 from ..base import Special, TokenIds
 from ..errors import EngineError, LatimerError
 from ..upstream import Upstream
@@ -49,6 +50,7 @@ async def read_facts(upstream: Upstream, ask: Ask) -> Facts:
     props: Props = await ask("GET", "/props")
     slots = max(int(props.get("total_slots", 1)), 1)
     vocabulary = Vocabulary(pieces, await _names(control, pieces, ask), adds_space)
+    await offload.run(len(pieces), vocabulary.index)
     return Facts(
         vocabulary,
         slots,
@@ -83,7 +85,7 @@ async def _read_pieces(upstream: Upstream) -> list[bytes]:
             if reply.status != 200:
                 raise to_error(reply.status, data)
         if b'"completion_probabilities"' in data:
-            return read_pieces(data)
+            return await offload.run(len(data), read_pieces, data)
     raise EngineError(f"{ENGINE} does not tell its vocabulary.")
 
 
@@ -120,6 +122,16 @@ async def read_specials(
     Args:
         tokenize: ids of a text with control tokens in it as text.
     """
+    found, candidates = await offload.run(len(vocabulary), _candidates, vocabulary)
+    for token, text in candidates:
+        # Learnt tokens are seldom what remains when their first character stands there twice.
+        if (await tokenize(text[0] + text))[-1:] == (token,):
+            found.append(Special(text, False))
+    return found
+
+
+def _candidates(vocabulary: Vocabulary) -> tuple[list[Special], list[tuple[int, str]]]:
+    """Control tokens, and what looks like an added one."""
     found = []
     candidates = []
     for token in range(len(vocabulary)):
@@ -128,11 +140,7 @@ async def read_specials(
             found.append(Special(spelling.decode(errors="replace"), True))
         elif _LIKE_A_MARK.fullmatch(spelling):
             candidates.append((token, spelling.decode(errors="replace")))
-    for token, text in candidates:
-        # Learnt tokens are seldom what remains when their first character stands there twice.
-        if (await tokenize(text[0] + text))[-1:] == (token,):
-            found.append(Special(text, False))
-    return found
+    return found, candidates
 
 
 _LIKE_A_MARK = re.compile(rb"<[^<>]{2,}>|\[[^\[\]]{2,}\]")

@@ -32,7 +32,6 @@ from ..errors import (
     UnreadableMedia,
 )
 from ..stops import cut
-from ..structured import as_gbnf
 from .vocabulary import Vocabulary
 
 ENGINE = "llama-server"
@@ -114,10 +113,17 @@ def with_media(job: Generation, marker: str) -> MultimodalPrompt:
     return {"prompt_string": job.prompt.text.replace(MEDIA, marker), "multimodal_data": data}
 
 
+def size_of(prompt: str | Sequence[int] | MultimodalPrompt) -> int:
+    """Return about how many bytes a prompt has as JSON."""
+    if isinstance(prompt, dict):
+        return len(prompt["prompt_string"]) + sum(map(len, prompt["multimodal_data"]))
+    return len(prompt) if isinstance(prompt, str) else 6 * len(prompt)
+
+
 def to_native(
     job: Generation, choice: int, prompt: NativePrompt, context: int, stream: bool = True
 ) -> CompletionPayload:
-    """The payload of one choice.
+    """The payload of one choice; a grammar must be GBNF (`structured.with_gbnf`).
 
     Args:
         prompt: the job's prompt as it is sent: text that the server tokenises, token ids, or text
@@ -148,7 +154,7 @@ def to_native(
         # The end may be found here, and then no last event tells what came from the cache.
         payload["timings_per_token"] = True
     if job.grammar is not None:
-        payload["grammar"] = as_gbnf(job.grammar)
+        payload["grammar"] = job.grammar.text
     if job.logprobs is not None:
         payload["n_probs"] = max(job.logprobs, 1)
     if job.stops or job.visible:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from ..base import Grammar
+from ..base import Generation, Grammar
 from ..errors import InvalidGrammar
-from ..gbnf import checked
+from ..gbnf import WrongGrammar, check
+from ..offload import Memo
 from .characters import literal
 from .passage import after, renamed, token_or_text, until
 from .regex import to_gbnf as regex_to_gbnf
@@ -19,32 +18,72 @@ __all__ = [
     "Unenforced",
     "as_gbnf",
     "check_schema",
+    "gbnf_of",
+    "in_request",
     "literal",
     "path_to",
     "renamed",
     "rules_of",
     "token_or_text",
     "until",
+    "with_gbnf",
 ]
 
+_MOST_BYTES = 16 << 20
 
-@lru_cache(maxsize=64)
-def as_gbnf(grammar: Grammar) -> str:
+
+def gbnf_of(grammar: Grammar) -> str:
     """A grammar in GBNF, as an engine can be given it.
 
     Raises:
-        InvalidGrammar: it is wrong, or says something that GBNF cannot make sure of; the field is
-            the request's own, with the place inside a schema.
+        Unenforced: it says something that GBNF cannot make sure of.
+        WrongGrammar: no engine can be given it.
     """
     text = grammar.text
+    if grammar.kind == "json_schema":
+        text = schema_to_gbnf(text)
+    elif grammar.kind == "regex":
+        text = regex_to_gbnf(text)
+    check(text)
+    if grammar.after is not None:
+        text = after(text, grammar.after)
+        check(text)
+    return text
+
+
+def as_gbnf(grammar: Grammar) -> str:
+    """The same, with errors in the request's words.
+
+    Raises:
+        InvalidGrammar: the field is the request's own, with the place inside a schema.
+    """
     try:
-        if grammar.kind == "json_schema":
-            text = schema_to_gbnf(text)
-        elif grammar.kind == "regex":
-            text = regex_to_gbnf(text)
-        text = checked(grammar._replace(text=text))
-    except Unenforced as error:
-        raise InvalidGrammar(grammar.param + error.where, error.reason) from None
-    if grammar.after is None:
-        return text
-    return checked(grammar._replace(text=after(text, grammar.after)))
+        return gbnf_of(grammar)
+    except (Unenforced, WrongGrammar) as error:
+        raise in_request(error, grammar) from None
+
+
+def in_request(error: Unenforced | WrongGrammar, grammar: Grammar) -> InvalidGrammar:
+    """The error of a grammar as the request that holds it is told."""
+    if isinstance(error, Unenforced):
+        return InvalidGrammar(grammar.param + error.where, error.reason)
+    return InvalidGrammar(grammar.param, str(error))
+
+
+_known: Memo[Grammar, str] = Memo(_MOST_BYTES, lambda key, text: len(key.text) + len(text))
+
+
+async def with_gbnf(job: Generation) -> Generation:
+    """A job whose grammar, where it has one, is GBNF that its engine can be given as it stands.
+
+    Raises:
+        InvalidGrammar: see `as_gbnf`.
+    """
+    grammar = job.grammar
+    if grammar is None:
+        return job
+    try:
+        text = await _known.get(grammar._replace(param=""), lambda: gbnf_of(grammar))
+    except (Unenforced, WrongGrammar) as error:
+        raise in_request(error, grammar) from None
+    return job._replace(grammar=Grammar("gbnf", text, grammar.param))

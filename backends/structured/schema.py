@@ -13,13 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import jsonschema_rs
+
 from .characters import LAST, SPECIAL, Range, complement, holds, literal, normal, one_in_json
-from .merge import CONSTRAINTS, KEYWORDS, TYPES, allows, are_disjoint, merged
+from .merge import CONSTRAINTS, KEYWORDS, PATTERNS, TYPES, allows, are_disjoint, merged
 from .numbers import integers, numbers
 from .regex import MOST_TIMES, in_json
 from .unenforced import Unenforced
 
 MOST_DEEP = 64
+# Characters of what is wrong with a schema, which may quote all of it.
+MOST_SAID = 300
+# Their meta-schemas come with the validators.
+_DIALECTS: Mapping[str, type[jsonschema_rs.Validator]] = {
+    "http://json-schema.org/draft-04/schema": jsonschema_rs.Draft4Validator,
+    "http://json-schema.org/draft-06/schema": jsonschema_rs.Draft6Validator,
+    "http://json-schema.org/draft-07/schema": jsonschema_rs.Draft7Validator,
+    "https://json-schema.org/draft/2019-09/schema": jsonschema_rs.Draft201909Validator,
+    "https://json-schema.org/draft/2020-12/schema": jsonschema_rs.Draft202012Validator,
+}
+LATEST = "https://json-schema.org/draft/2020-12/schema"
 
 Schema = Mapping[str, Any]
 Path = tuple[str | int, ...]
@@ -62,15 +75,40 @@ FORMATS = {
 
 
 def check_schema(schema: Any) -> None:
-    """Raise `Unenforced` for what is no JSON schema at all; the path says where."""
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import best_match
-    from jsonschema.validators import validator_for
+    """Raise `Unenforced` for a value that is no JSON schema; the path says where.
 
-    kind = validator_for(schema, default=Draft202012Validator)
-    error = best_match(kind(kind.META_SCHEMA).iter_errors(schema))
-    if error is not None:
-        raise Unenforced(error.message, tuple(error.absolute_path))
+    Nothing is fetched, whatever `$schema` and `$ref` name.
+    """
+    errors = [_deepest(error) for error in _meta_schema(_dialect(schema)).iter_errors(schema)]
+    if errors:
+        # The place that is nearest to the root says most.
+        path, message = min(errors, key=lambda error: len(error[0]))
+        raise Unenforced(message, path)
+
+
+def _dialect(schema: Any) -> str:
+    """The dialect that a schema says it is written in, where that is a published one."""
+    named = schema.get("$schema") if isinstance(schema, dict) else None
+    named = named.rstrip("#") if isinstance(named, str) else ""
+    return named if named in _DIALECTS else LATEST
+
+
+@lru_cache(maxsize=len(_DIALECTS))
+def _meta_schema(dialect: str) -> jsonschema_rs.Validator:
+    kind = _DIALECTS[dialect]
+    return kind({"$ref": dialect}, offline=True, pattern_options=PATTERNS)
+
+
+def _deepest(error: jsonschema_rs.ValidationError) -> tuple[Path, str]:
+    """Where an error is, and what it says; of alternatives the one that came furthest."""
+    path, message = tuple(error.instance_path), error.message
+    branches = getattr(error.kind, "context", ())
+    if branches:
+        # OpenAI's words.
+        message = f"{error.instance!r:.100} is not valid under any of the given schemas"
+    inner = [_deepest(one) for branch in branches for one in branch]
+    deeper = [one for one in inner if len(one[0]) > len(path)]
+    return max(deeper or [(path, message[:MOST_SAID])], key=lambda one: len(one[0]))
 
 
 def path_to(schema: Any, keyword: str, path: Path = ()) -> Path | None:
@@ -88,7 +126,6 @@ def path_to(schema: Any, keyword: str, path: Path = ()) -> Path | None:
     return next((one for one in found if one is not None), None)
 
 
-@lru_cache(maxsize=64)
 def to_gbnf(text: str) -> str:
     """A grammar for JSON that satisfies a schema, given as JSON.
 

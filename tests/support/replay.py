@@ -48,6 +48,10 @@ class Replay:
             else:
                 self._plain[key_of(entry["method"], entry["path"], entry["body"])] = entry
 
+    def _find(self, method: str, path: str, body: Any) -> dict[str, Any] | None:
+        """The recording of a request that does not depend on the one before it."""
+        return self._plain.get(key_of(method, path, body))
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request and close, as koboldcpp does."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -67,7 +71,7 @@ class Replay:
         self, method: str, path: str, body: Any, writer: asyncio.StreamWriter
     ) -> None:
         genkey = body.get("genkey", "") if isinstance(body, dict) else ""
-        entry = self._plain.get(key_of(method, path, body))
+        entry = self._find(method, path, body)
         if path == "/api/extra/abort":
             self.aborted.append(genkey)
             await _send(writer, b"HTTP/1.0 200 OK\r\n\r\n", [b'{"success": "true"}'])
@@ -100,9 +104,9 @@ async def _send(writer: asyncio.StreamWriter, head: bytes, chunks: list[bytes]) 
 
 
 @contextlib.contextmanager
-def replaying() -> Iterator[tuple[str, Replay]]:
+def replaying(server: Replay | None = None) -> Iterator[tuple[str, Replay]]:
     """The replay server in a thread; yields its address and its state."""
-    replay = Replay()
+    replay = server or Replay()
     ready = threading.Event()
     address: list[str] = []
     loop = asyncio.new_event_loop()

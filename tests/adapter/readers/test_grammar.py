@@ -10,7 +10,8 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 from latimer.adapter.readers.formats import FORMATS, Format
-from latimer.adapter.readers.grammar import TooLarge, beside, grammar
+from latimer.adapter.readers.grammar import Request, TooLarge, beside
+from latimer.adapter.readers.grammar import grammar as grammar_of
 from latimer.backends import gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.structured import Unenforced
@@ -34,6 +35,11 @@ FUNCTIONS = tuple(
     for name, schema in SCHEMAS.items()
 )
 NO_MARKS = frozenset[str]()
+
+
+def grammar(*fields: Any) -> str:
+    """The grammar of a request with some fields."""
+    return grammar_of(Request(*fields))
 
 
 @pytest.fixture(scope="module")

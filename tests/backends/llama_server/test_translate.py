@@ -38,6 +38,7 @@ from latimer.backends.llama_server.translate import (
 )
 from latimer.backends.llama_server.vocabulary import Vocabulary, read_pieces
 from latimer.backends.sse import EventParser
+from latimer.backends.structured import with_gbnf
 from support.recordings import RECORDINGS, body, exchange
 
 STREAMS = [
@@ -222,13 +223,14 @@ def test_extras_replace_neutral_values() -> None:
     assert (sent["top_k"], sent["min_p"]) == (5, 0.1)
 
 
-def test_a_grammar_is_sent_and_a_wrong_one_is_not() -> None:
+async def test_a_grammar_is_sent_and_a_wrong_one_is_not() -> None:
     """GBNF goes as it is; what the server could not read, or not survive, does not go."""
     job = Generation(Text("x"), 5, grammar=Grammar("gbnf", "root ::= [a-z]", "grammar"))
-    assert to_native(job, 0, "x", 2048)["grammar"] == "root ::= [a-z]"
-    wrong = job._replace(grammar=Grammar("gbnf", "root ::= (", "grammar"))
-    with pytest.raises(InvalidGrammar):
-        to_native(wrong, 0, "x", 2048)
+    assert to_native(await with_gbnf(job), 0, "x", 2048)["grammar"] == "root ::= [a-z]"
+    for text in ("root ::= (", "root ::= )"):
+        wrong = job._replace(grammar=Grammar("gbnf", text, "grammar"))
+        with pytest.raises(InvalidGrammar, match="'grammar'"):
+            await with_gbnf(wrong)
 
 
 def test_penalties_look_back_over_the_whole_context() -> None:

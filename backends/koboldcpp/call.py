@@ -1,0 +1,194 @@
+"""The calls that a job comes to, one after the other: text, token counts, continuation, abort."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import TYPE_CHECKING
+
+import orjson
+
+from ...schemas.native.koboldcpp import LastLogprobs
+from .. import offload
+from ..base import Batch, Generation, Model, Piece
+from ..errors import EngineError, LatimerError
+from ..sse import EventParser
+from ..upstream import Reply
+from . import tokens as tokens_of
+from .tokens import Told
+from .translate import ENGINE, ChoiceStream, longest_call, to_error, to_native
+
+if TYPE_CHECKING:
+    from .backend import KoboldCpp
+
+STOP_REASONS = {0: "length", 1: "stop", 2: "length"}
+
+
+class Run:
+    """A job's calls, one after the other, in one turn of the queue."""
+
+    def __init__(
+        self,
+        backend: KoboldCpp,
+        job: Generation,
+        model: Model,
+        prompt: str,
+        max_tokens: int,
+        prompt_tokens: int,
+    ) -> None:
+        self._backend = backend
+        self._job = job
+        self._model = model
+        self._prompt = prompt
+        self._max_tokens = max_tokens
+        self._prompt_tokens = prompt_tokens
+        self._genkey = ""
+        self._exchange: AbstractAsyncContextManager[Reply] | None = None
+        self._running = False
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        for choice in range(len(self._job.seeds)):
+            end = self._model.eos_token
+            stream = ChoiceStream(self._job, choice, self._prompt_tokens, end)
+            tokens: list[Told] | None = [] if self._job.logprobs is not None else None
+            ended = False
+            # One call gives at most 80 % of the context, or what `--genlimit` allows.
+            while not ended and not stream.stopped and stream.tokens < self._max_tokens:
+                before, start = stream.tokens, len(stream.text)
+                reason = None
+                async with aclosing(self._call(stream)) as call:
+                    async for text, told in call:
+                        reason = told
+                        data = stream.feed(text)
+                        if data and tokens is None:
+                            yield (Piece(choice, data),)
+                        if stream.stopped:
+                            break
+                rest = stream.rest()
+                if rest and tokens is None:
+                    yield (Piece(choice, rest),)
+                await self.aclose()
+                ended = reason == "stop" and not stream.stopped
+                told_tokens = await self._count(stream, ended)
+                if tokens is not None:
+                    tokens.append(self._laid(told_tokens, stream.text[start:], ended))
+                if stream.tokens == before:
+                    break
+            yield self._last(stream, tokens, ended)
+
+    def _laid(self, told: LastLogprobs | None, text: bytes, ended: bool) -> Told:
+        if told is None:
+            raise EngineError(f"{ENGINE} does not tell its tokens any more.")
+        control = frozenset({self._model.bos_token, self._model.eos_token} - {""})
+        return tokens_of.read(told, text, ended, self._job.logprobs or 0, control)
+
+    def _last(self, stream: ChoiceStream, tokens: list[Told] | None, ended: bool) -> Batch:
+        finish = stream.finish(ended)
+        if tokens is None:
+            return (finish,)
+        inexact = ("logprobs",) if any(told.inexact for told in tokens) else ()
+        finish = finish._replace(end=tokens[-1].end if tokens else None, inexact=inexact)
+        all_tokens = [token for told in tokens for token in told.tokens]
+        return Piece(stream.choice, stream.text, all_tokens), finish
+
+    async def _call(self, stream: ChoiceStream) -> AsyncGenerator[tuple[str, str | None], None]:
+        """Text of one call as it comes, and its finish reason with the last."""
+        room = min(self._max_tokens - stream.tokens, longest_call(self._model.context))
+        prompt = self._prompt + stream.text.decode()
+        self._genkey = new_genkey()
+        payload = await payload_of(
+            self._job, stream.choice, prompt, room, self._model.context, self._genkey,
+            bool(stream.text),
+        )  # fmt: skip
+        exchange = self._backend.upstream.send("POST", "/api/extra/generate/stream", payload)
+        reply = await exchange.__aenter__()
+        self._exchange = exchange
+        if reply.status != 200:
+            raise to_error(reply.status, await reply.read())
+        self._running = True
+        parser = EventParser()
+        async for chunk in self._chunks(reply):
+            for data in parser.feed(chunk):
+                event = stream.parse(data)
+                self._running = event["finish_reason"] is None
+                yield event["token"], event["finish_reason"]
+                if not self._running:
+                    return
+        self._running = False
+        # Everything was sent before the engine noticed that it had finished: no final event comes.
+        reason = STOP_REASONS.get((await self._backend.perf())["stop_reason"])
+        if reason is None:
+            raise EngineError(f"{ENGINE} ended its answer without saying why.")
+        yield "", reason
+
+    async def _chunks(self, reply: Reply) -> AsyncIterator[bytes]:
+        """The stream's bytes; a stream that stays open while the engine is idle is an error."""
+        idle = 0
+        chunks = reply.chunks()
+        while True:
+            # A task, since a read that was cancelled cannot be taken up again.
+            reading = asyncio.ensure_future(anext(chunks, b""))
+            try:
+                while not (await asyncio.wait([reading], timeout=self._backend.silence))[0]:
+                    idle = idle + 1 if (await self._backend.perf())["idle"] else 0
+                    if idle >= 2:
+                        raise EngineError(f"{ENGINE} went idle without answering.")
+                chunk = await reading
+            finally:
+                reading.cancel()
+            if not chunk:
+                return
+            yield chunk
+
+    async def _count(self, stream: ChoiceStream, ended: bool) -> LastLogprobs | None:
+        told = await self._backend.told(self._genkey)
+        counted = 0
+        if told is None:
+            text = stream.text.decode()
+            counted = len((await self._backend.token_count(text, False))["ids"]) - stream.tokens
+        stream.end_call(told, counted, ended)
+        return told
+
+    async def aclose(self) -> None:
+        """End the call that is open, if any: by its key, since closing takes half a second more."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        try:
+            if self._running:
+                await self._backend.abort(self._genkey)
+        except LatimerError:
+            pass  # The engine is gone: nothing runs there any more.
+        finally:
+            await exchange.__aexit__(None, None, None)
+
+
+async def payload_of(
+    job: Generation,
+    choice: int,
+    prompt: str,
+    max_length: int,
+    context: int,
+    genkey: str,
+    continued: bool = False,
+) -> bytes:
+    """The JSON of one call.
+
+    Args:
+        continued: whether it goes on from an earlier call of the same choice.
+    """
+
+    def made() -> bytes:
+        payload = to_native(job, choice, prompt, max_length, context, genkey)
+        if "grammar" in payload and continued:
+            payload["grammar_retain_state"] = True
+        return orjson.dumps(payload)
+
+    return await offload.run(len(prompt) + sum(len(one.data) for one in job.media), made)
+
+
+def new_genkey() -> str:
+    """Return a key by which one generation can be aborted, and asked about."""
+    return "LATIMER" + secrets.token_hex(8)

@@ -1,0 +1,132 @@
+"""Prompts of jobs as token ids: text, ids, gaps to fill, pictures and sounds among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..base import MEDIA, MEDIA_ID, Generation, Text, TokenIds
+from ..errors import RequestError, Unsupported
+from .options import ENGINE
+
+if TYPE_CHECKING:
+    from .projector import Chunk
+    from .vocabulary import Vocabulary
+
+
+class Prompt(NamedTuple):
+    """What is evaluated for a job.
+
+    Args:
+        ids: the prompt's; those of media are negative.
+        own_count: how many of them are the client's own.
+        chunks: of media, by their places among the ids.
+        shown: the bytes of each of the client's own, where the job asks for their tokens.
+    """
+
+    ids: TokenIds
+    own_count: int
+    chunks: dict[int, Chunk]
+    shown: Sequence[bytes] = ()
+
+
+def size_of(job: Generation) -> int:
+    """Return how many characters or ids a prompt has."""
+    own = len(job.prompt.text if isinstance(job.prompt, Text) else job.prompt)
+    return own + len(job.suffix or "")
+
+
+def prompt_of(
+    job: Generation, vocabulary: Vocabulary, media: Sequence[Sequence[int | Chunk]]
+) -> Prompt:
+    """Return a job's prompt as ids.
+
+    Raises:
+        RequestError: an id is none of the vocabulary's.
+    """
+    text, found = job.prompt, Prompt((), 0, {})
+    if media:
+        found = _with_media(job, vocabulary, media)
+    elif job.suffix is not None:
+        found = _infill(job, vocabulary)
+    elif isinstance(text, Text):
+        ids = vocabulary.tokenize(text.text, add_special=True, parse_special=text.parse_special)
+        found = Prompt(ids, len(ids) - vocabulary.adds_bos, {})
+    else:
+        check_ids(text, vocabulary.size, "prompt")
+        found = Prompt(text, len(text) - job.hidden, {})
+    if job.prompt_logprobs is None:
+        return found
+    data = text.text.encode() if isinstance(text, Text) else None
+    shown = vocabulary.shown(found.ids[len(found.ids) - found.own_count :], data)
+    return found._replace(shown=shown)
+
+
+def _with_media(
+    job: Generation, vocabulary: Vocabulary, media: Sequence[Sequence[int | Chunk]]
+) -> Prompt:
+    """The same with what stands for pictures and sounds, and where in it they are."""
+    prompt = job.prompt
+    if isinstance(prompt, Text):
+        first, *others = prompt.text.split(MEDIA)
+        special = prompt.parse_special
+        runs = [vocabulary.tokenize(first, add_special=True, parse_special=special)]
+        runs += [
+            vocabulary.tokenize(text, add_special=False, parse_special=special) for text in others
+        ]
+        hidden = int(vocabulary.adds_bos)
+    else:
+        runs = [tuple(run) for run in _split(prompt, MEDIA_ID)]
+        hidden = job.hidden
+    ids: list[int] = []
+    chunks: dict[int, Chunk] = {}
+    for run, parts in zip(runs, [*media, ()], strict=True):
+        ids += run
+        for part in parts:
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                chunks[len(ids)] = part
+                ids += part.ids
+    return Prompt(tuple(ids), len(ids) - hidden, chunks)
+
+
+def _split(ids: TokenIds, at: int) -> list[list[int]]:
+    runs: list[list[int]] = [[]]
+    for token in ids:
+        if token == at:
+            runs.append([])
+        else:
+            runs[-1].append(token)
+    return runs
+
+
+def _infill(job: Generation, vocabulary: Vocabulary) -> Prompt:
+    """Prefix and suffix around the gap, by the vocabulary's own tokens for it."""
+    if vocabulary.fim is None:
+        raise Unsupported("suffix", ENGINE, "This model has no tokens for filling in the middle.")
+    before, after, gap = vocabulary.fim
+    prompt = job.prompt
+
+    def tokenize(text: str) -> TokenIds:
+        return vocabulary.tokenize(text, add_special=False, parse_special=False)
+
+    if isinstance(prompt, Text):
+        prefix = tokenize(prompt.text)
+    else:
+        check_ids(prompt, vocabulary.size, "prompt")
+        prefix = prompt
+    ids = (before, *prefix, after, *tokenize(job.suffix or ""), gap)
+    return Prompt((vocabulary.bos_id, *ids) if vocabulary.adds_bos else ids, len(ids), {})
+
+
+def check_ids(ids: TokenIds, size: int, param: str) -> None:
+    """Raise `RequestError` for an id that is none of a vocabulary's."""
+    for token in ids:
+        if not 0 <= token < size:
+            raise RequestError(
+                f"Invalid '{param}': {token} is not a token id of this model; ids go from 0 to "
+                f"{size - 1}.",
+                param,
+                "invalid_value",
+            )

@@ -1,0 +1,64 @@
+"""How long the turns of an event loop are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from support.servers import free_port
+
+
+class MeasuredLoop(asyncio.SelectorEventLoop):
+    """An event loop that notes its longest turn, in seconds of its thread's own CPU time.
+
+    Waiting counts for nothing, and neither does a busy machine or another thread.
+    """
+
+    longest = 0.0
+
+    def _run_once(self) -> None:
+        start = time.thread_time()
+        super()._run_once()  # type: ignore[misc]
+        self.longest = max(self.longest, time.thread_time() - start)
+
+
+@contextlib.contextmanager
+def measured(make_app: Callable[[], Any]) -> Iterator[tuple[str, MeasuredLoop]]:
+    """An ASGI app behind uvicorn on a loop that is measured; yields its address and the loop.
+
+    Garbage is collected as `latimer serve` does it.
+    """
+    port = free_port()
+    config = uvicorn.Config(make_app(), host="127.0.0.1", port=port, log_level="warning")
+    server = uvicorn.Server(config)
+    runner = asyncio.Runner(loop_factory=MeasuredLoop)
+    loop = runner.get_loop()
+    assert isinstance(loop, MeasuredLoop)
+
+    def run() -> None:
+        with runner:
+            runner.run(server.serve())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "uvicorn did not start"
+        time.sleep(0.01)
+    usual = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 100)
+    try:
+        yield f"http://127.0.0.1:{port}", loop
+    finally:
+        gc.set_threshold(*usual)
+        gc.unfreeze()
+        server.should_exit = True
+        thread.join(30)
