@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -68,7 +69,7 @@ async def prompt_of(
     spellings = {character: spelling for spelling, character in hidden.items()}
     bos = await backend.tokenize("", add_special=True, parse_special=True)
     ids = await _Cutter(backend, marks, spellings, has_media).ids(text)
-    return Rendered((*bos, *ids), len(bos))
+    return Rendered(bos + ids, len(bos))
 
 
 def _may_spell(talk: Talk) -> bool:
@@ -186,35 +187,36 @@ class _Cutter:
     async def ids(self, text: str) -> TokenIds:
         """The ids of a prompt; the template's control tokens and nothing else are some."""
         marks = await offload.run(len(text), self._found, text)
-        ids: list[int] = []
+        found: list[TokenIds] = []
         clean, start, before = "", 0, ""
         for mark in marks:
             run = text[start : mark.start() if mark is not None else len(text)]
             after = mark[0] if mark is not None else ""
             if self._private.search(run):
-                ids += await self._tokenized(clean, True)
-                ids += await self._plain(run, before, after)
+                found.append(await self._tokenized(clean, True))
+                found += await self._plain(run, before, after)
                 clean = after
             else:
                 clean += run + after
             start, before = mark.end() if mark is not None else len(text), after
-        return (*ids, *await self._tokenized(clean, True))
+        found.append(await self._tokenized(clean, True))
+        return await offload.run(sum(map(len, found)), _joined, found)
 
     def _found(self, text: str) -> list[re.Match[str] | None]:
         """The template's control tokens, and the end."""
         return [*self._marks.pattern.finditer(text), None]
 
-    async def _plain(self, run: str, before: str, after: str) -> list[int]:
+    async def _plain(self, run: str, before: str, after: str) -> list[TokenIds]:
         """The ids of a run of text with its spellings back, between two control tokens."""
         if before and (await self._marks.strips(before, self._backend))[1]:
             run = run.lstrip()
         if after and (await self._marks.strips(after, self._backend))[0]:
             run = run.rstrip()
         first, *others = await offload.run(len(run), self._spelled, run)
-        ids = [*await self._tokenized(first, False)]
-        for part in others:
-            ids += await self._continued(part)
-        return ids
+        return [
+            await self._tokenized(first, False),
+            *[await self._continued(part) for part in others],
+        ]
 
     def _spelled(self, run: str) -> list[str]:
         """A run of text with its spellings back, in pieces that are tokenised by themselves."""
@@ -242,12 +244,20 @@ class _Cutter:
         return await self._tokenized(text, False)
 
     async def _tokenized(self, text: str, parse_special: bool) -> TokenIds:
+        if not self._has_media:
+            return await self._ids(text, parse_special)
         ids: list[int] = []
-        parts = text.split(MEDIA) if self._has_media else [text]
+        parts = text.split(MEDIA)
         for index, part in enumerate(parts):
             ids += (MEDIA_ID,) if index else ()
-            if part:
-                ids += await self._backend.tokenize(
-                    part, add_special=False, parse_special=parse_special
-                )
+            ids += await self._ids(part, parse_special)
         return tuple(ids)
+
+    async def _ids(self, text: str, parse_special: bool) -> TokenIds:
+        if not text:
+            return ()
+        return await self._backend.tokenize(text, add_special=False, parse_special=parse_special)
+
+
+def _joined(runs: Sequence[TokenIds]) -> TokenIds:
+    return tuple(chain.from_iterable(runs))

@@ -30,6 +30,11 @@ IDLE_SECONDS = 4.0
 CONNECT_SECONDS = 5.0
 # A body waits here while its reader is slow; beyond this the socket is not read.
 HIGH_WATER = 2**20
+# Bytes of a request's body that are written at once; copying 20 MB would hold the event loop.
+PIECE = 2**18
+
+
+_NOTHING = memoryview(b"")
 
 
 class _Dropped(Exception):
@@ -66,7 +71,7 @@ class HttpUpstream:
 
     def send(self, method: str, path: str, body: bytes | None = None) -> _Exchange:
         """See `Upstream.send`."""
-        return _Exchange(self, self._request(method, path, body))
+        return _Exchange(self, self._head(method, path, body), body or b"")
 
     async def aclose(self) -> None:
         """Close the connections that wait for work; a later request opens new ones."""
@@ -79,15 +84,14 @@ class HttpUpstream:
         # Lets the transports finish closing before the event loop goes away.
         await asyncio.sleep(0)
 
-    def _request(self, method: str, path: str, body: bytes | None) -> bytes:
+    def _head(self, method: str, path: str, body: bytes | None) -> bytes:
         head = self._heads.get((method, path))
         if head is None:
             line = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._lines}"
             head = self._heads[method, path] = line.encode("latin-1")
         if body is None:
             return head + b"\r\n"
-        content = b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-        return head + content + body
+        return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
 
     def take(self) -> _Connection | None:
         """An idle connection that is surely alive, the one used last first."""
@@ -144,11 +148,12 @@ class HttpUpstream:
 class _Exchange:
     """One request and its answer; also the `Reply`."""
 
-    __slots__ = ("_connection", "_request", "_upstream", "content_type", "status")
+    __slots__ = ("_body", "_connection", "_head", "_upstream", "content_type", "status")
 
-    def __init__(self, upstream: HttpUpstream, request: bytes) -> None:
+    def __init__(self, upstream: HttpUpstream, head: bytes, body: bytes) -> None:
         self._upstream = upstream
-        self._request = request
+        self._head = head
+        self._body = body
 
     async def __aenter__(self) -> _Exchange:
         upstream = self._upstream
@@ -158,7 +163,7 @@ class _Exchange:
             if connection is None:
                 connection = await upstream.connect()
             try:
-                connection.start(self._request, upstream)
+                connection.start(self._head, self._body, upstream)
                 while not connection.headers_complete:
                     await connection.wait()
             except BaseException as error:
@@ -185,7 +190,7 @@ class _Exchange:
     ) -> None:
         connection = self._connection
         self._upstream.unwatch(connection)
-        if connection.complete and connection.keep_alive and not connection.closed:
+        if connection.complete and connection.may_be_kept and not connection.closed:
             self._upstream.give(connection)
         else:
             connection.close()
@@ -212,6 +217,8 @@ class _Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.last = 0.0
         self._address = ""
+        self._unsent = _NOTHING
+        self._is_full = False
         self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
@@ -229,7 +236,12 @@ class _Connection(asyncio.Protocol):
         self.complete = False
         self.keep_alive = False
 
-    def start(self, request: bytes, upstream: HttpUpstream) -> None:
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether the connection can be used again once its answer is complete."""
+        return self.keep_alive and not self._unsent
+
+    def start(self, head: bytes, body: bytes, upstream: HttpUpstream) -> None:
         """Send a request."""
         self._reset()
         if self.closed:
@@ -237,7 +249,19 @@ class _Connection(asyncio.Protocol):
         self._address = upstream.address
         self.last = self.loop.time()
         upstream.watch(self)
-        self._transport.write(request)
+        if len(body) <= PIECE:
+            self._transport.write(head + body)
+            return
+        self._transport.write(head)
+        self._unsent = memoryview(body)
+        self._send_more()
+
+    def _send_more(self) -> None:
+        """Write more of a large body, until the transport has enough."""
+        while self._unsent and not self._is_full and not self.closed:
+            self._transport.write(self._unsent[:PIECE])
+            # An empty view of the body would keep it in memory.
+            self._unsent = self._unsent[PIECE:] or _NOTHING
 
     def __aiter__(self) -> _Connection:
         return self
@@ -303,6 +327,15 @@ class _Connection(asyncio.Protocol):
             self._paused = True
             self._transport.pause_reading()
         self._wake()
+
+    def pause_writing(self) -> None:
+        """Write no more; the transport has enough."""
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        """Write the rest of a large body."""
+        self._is_full = False
+        self._send_more()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True

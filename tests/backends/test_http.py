@@ -297,3 +297,41 @@ async def test_a_users_own_client_fails_as_the_default_one_does() -> None:
         with pytest.raises(EngineUnavailable):
             async with upstream.send("GET", "/x"):
                 pass
+
+
+async def test_a_large_body_arrives_whole() -> None:
+    """It is written in pieces, as fast as the server reads, and the connection is used again."""
+    body = bytes(range(256)) * 40_000
+    received: list[bytes] = []
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        received.append(request.partition(b"\r\n\r\n")[2])
+        await peer.send(OK)
+
+    async with server(answer) as (client, peers):
+        for _ in range(2):
+            async with client.send("POST", "/", body) as reply:
+                assert await reply.read() == b"ok"
+        assert received == [body, body]
+        assert len(peers) == 1
+
+
+async def test_an_answer_before_the_end_of_a_body_is_read() -> None:
+    """A server that refuses a body without reading it is heard; the connection is not used again."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(OK.replace(b"200 OK", b"413 Too Large"))
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    served: list[bytes] = []
+    running = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1024)
+    client = HttpUpstream(f"http://127.0.0.1:{running.sockets[0].getsockname()[1]}")
+    for _ in range(2):
+        async with client.send("POST", "/", bytes(30_000_000)) as reply:
+            assert (reply.status, await reply.read()) == (413, b"ok")
+    assert len(served) == 2
+    await client.aclose()
+    running.close()
