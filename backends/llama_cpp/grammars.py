@@ -139,9 +139,10 @@ class Candidates:
     def __init__(self, size: int) -> None:
         self.entries = np.zeros(size, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
         self._ids = np.arange(size, dtype=np.int32)
-        self._array = llama_cpp.llama_token_data_array(
-            ctypes.cast(self.entries.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data))
+        self._data = ctypes.cast(
+            self.entries.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data)
         )
+        self._array = llama_cpp.llama_token_data_array(self._data)
         self._reference = ctypes.byref(self._array)
 
     def fill(
@@ -153,6 +154,8 @@ class Candidates:
         entries["id"] = ids
         entries["logit"] = logits if allowed is None else np.asarray(logits)[ids]
         entries["p"] = 0.0
+        # A sampler may have moved it: xtc drops the most likely tokens by pointing behind them.
+        self._array.data = self._data
         self._array.size = len(ids)
         self._array.selected = -1
         self._array.sorted = False

@@ -134,6 +134,29 @@ async def test_probabilities_are_those_of_masking(backend: LlamaCpp) -> None:
         assert abs(counts[digit] - expected) <= 5 * math.sqrt(expected + 1), digit
 
 
+@pytest.mark.parametrize(
+    "extras",
+    [
+        {"xtc_probability": 1.0, "xtc_threshold": 0.0},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.1},
+        {"top_k": 3}, {"typical_p": 0.2}, {"min_p": 0.5}, {"top_n_sigma": 1.0},
+        {"mirostat": 1}, {"mirostat": 2}, {"dynatemp_range": 0.5},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_truncation_changes_no_other_answer(
+    backend: LlamaCpp, extras: dict[str, Any]
+) -> None:
+    """A sampler that drops tokens ends neither the process nor what others may draw."""
+    reference = job_of(Grammar("regex", "[a-z ]*", "regex"), 12, 5, temperature=1.5)
+    before = await text_of(backend, reference)
+    truncated = job_of(Grammar("regex", "[a-z ]*", "regex"), 16, 1, extras=extras)
+    jobs = [truncated._replace(seeds=(seed,)) for seed in range(8)]
+    answers = await asyncio.gather(*(text_of(backend, job) for job in jobs))
+    assert all(re.fullmatch("[a-z ]*", text) for text, _ in answers)
+    assert await text_of(backend, reference) == before
+
+
 async def test_told_probabilities_are_the_models_own(backend: LlamaCpp) -> None:
     """A grammar does not change the log-probabilities that are told, as a bias does not."""
     free = Generation(FRANCE, 1, (1,), sampling=Sampling(temperature=0.0), logprobs=5)
