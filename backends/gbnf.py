@@ -8,6 +8,7 @@ of a wrong one to the terminal; koboldcpp ignores a wrong one. So none of them i
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,11 +21,12 @@ MAX_ITEMS = 100_000
 MAX_PATHS = 20_000_000
 
 _CHAR = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[trn\\\"\[\]-])"
-_SPACE = r"(?:[ \t]|[#][^\r\n]*)*"
-_GAP = r"(?:[ \t\r\n]|[#][^\r\n]*)*"
+# Possessive, so that nothing is ever tried in another way: `####` could be four comments or one.
+_SPACE = r"(?:[ \t]|[#][^\r\n]*+)*+"
+_GAP = r"(?:[ \t\r\n]|[#][^\r\n]*+)*+"
 _ITEM = re.compile(
-    rf"""(?P<literal>"(?:{_CHAR}|[^"\\])*")
-    |(?P<set>\[\^?(?:{_CHAR}|[^\]\\])*\])
+    rf"""(?P<literal>"(?:{_CHAR}|[^"\\])*+")
+    |(?P<set>\[\^?(?:{_CHAR}|[^\]\\])*+\])
     |(?P<token>!?<(?:\[\d{{1,9}}\]|[^>\[][^>]*)>)
     |(?P<name>[a-zA-Z0-9-]+)
     |(?P<any>\.)
@@ -212,22 +214,38 @@ def _check_size(rules: dict[str, _Group]) -> None:
         )
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """An alternate of a rule that may stand for nothing if as many others may as are missing."""
+
+    name: str
+    missing: int
+
+
 def _nullable(rules: dict[str, _Group]) -> set[str]:
-    """The rules that may stand for nothing."""
+    """The rules that may stand for nothing; each alternate is looked at once for each item."""
     found: set[str] = set()
-    while True:
-        more = {
-            name
-            for name, group in rules.items()
-            if name not in found
-            and any(
-                all(item.optional or item.rule in found for item in alternate)
-                for alternate in group.alternates
-            )
-        }
-        if not more:
-            return found
-        found |= more
+    ready: list[str] = []
+    waiting: defaultdict[str, list[_Waiting]] = defaultdict(list)
+    for name, group in rules.items():
+        for alternate in group.alternates:
+            needed = [item.rule for item in alternate if not item.optional]
+            if not needed:
+                ready.append(name)
+            elif None not in needed:
+                one = _Waiting(name, len(needed))
+                for rule in needed:
+                    waiting[str(rule)].append(one)
+    while ready:
+        name = ready.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for one in waiting.pop(name, ()):
+            one.missing -= 1
+            if not one.missing:
+                ready.append(one.name)
+    return found
 
 
 def _check_left_recursion(rules: dict[str, _Group]) -> None:
@@ -236,19 +254,23 @@ def _check_left_recursion(rules: dict[str, _Group]) -> None:
     begins = {name: list(_begins(group, nullable)) for name, group in rules.items()}
     paths: dict[str, int] = {}
     for name in rules:
-        open_rules, ahead = [name], {name}
+        if name in paths:
+            continue
+        # Each item is looked at once: an iterator goes on where it was left.
+        open_rules, ahead = [(name, iter(begins[name]))], {name}
         while open_rules:
-            current = open_rules[-1]
-            follow = next((i.rule for i in begins[current] if i.rule not in paths), None)
+            current, rest = open_rules[-1]
+            follow = next((item.rule for item in rest if item.rule not in paths), None)
             if follow is None:
                 reached = sum(item.times * paths[item.rule or ""] for item in begins[current])
-                paths[current] = 1 + reached
-                ahead.discard(open_rules.pop())
+                paths[current] = min(1 + reached, MAX_PATHS + 1)
+                ahead.discard(current)
+                open_rules.pop()
             elif follow in ahead:
-                name = rules[current].shown
-                raise WrongGrammar(f"rule '{name}' begins with itself; let it end so instead")
+                shown = rules[current].shown
+                raise WrongGrammar(f"rule '{shown}' begins with itself; let it end so instead")
             else:
-                open_rules.append(follow)
+                open_rules.append((follow, iter(begins[follow])))
                 ahead.add(follow)
     if sum(paths.values()) > MAX_PATHS:
         raise WrongGrammar("its rules begin with one another in too many ways")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 
 import llama_cpp
 import pytest
@@ -100,6 +101,44 @@ def test_a_large_grammar_is_checked_quickly() -> None:
     started = time.perf_counter()
     check(rules + 'r2900 ::= "x"\nroot ::= r0\n')
     assert time.perf_counter() - started < 1
+
+
+LINEAR: dict[str, Callable[[int], str]] = {
+    "comments": lambda n: "root " + "#" * n,
+    "comments in a rule": lambda n: 'root ::= "a" ' + "# " * (n // 2),
+    "an open literal": lambda n: 'root ::= "' + "a" * n,
+    "an open repetition": lambda n: 'root ::= "a"{' + " " * n,
+    "a large set": lambda n: "root ::= [^" + "ab" * (n // 2) + "]",
+    "groups": lambda n: "root ::= " + "()" * (n // 2),
+    "a chain": lambda n: _chain(n // 16, '"a"'),
+    "a chain of nothing": lambda n: _chain(n // 16, '""'),
+    "many alternates": lambda n: (
+        "root ::= "
+        + " | ".join(f"r{i}" for i in range(n // 20))
+        + "".join(f'\nr{i} ::= "a"' for i in range(n // 20))
+    ),
+}
+
+
+def _chain(count: int, last: str) -> str:
+    rules = [f"r{i} ::= r{i + 1}" for i in range(count)]
+    return "\n".join(["root ::= r0", *rules, f"r{count} ::= {last}"])
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_reading_takes_time_by_the_size(name: str) -> None:
+    """A grammar eight times as long takes about eight times as long, whatever it is."""
+
+    def seconds(size: int) -> float:
+        text = LINEAR[name](size)
+        found = []
+        for _ in range(3):
+            start = time.thread_time()
+            _problem(text)
+            found.append(time.thread_time() - start)
+        return min(found)
+
+    assert seconds(62_000) < 24 * max(seconds(7_750), 0.0005)
 
 
 def test_it_agrees_with_llama_cpp(
