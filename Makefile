@@ -15,11 +15,14 @@ export CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXA
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" 2>/dev/null)
 
-.PHONY: help serve test lint types unit bench record conformance conform-koboldcpp lock clean
+.PHONY: help serve test lint types unit test-full test-install bench record conformance \
+	conform-koboldcpp lock cmake-args clean
 
 help:
 	@echo "make serve   set everything up and serve the demo model on http://127.0.0.1:8000/v1"
 	@echo "make test    set everything up, lint, check types, run every test"
+	@echo "make test-install   install every extra into a fresh environment and use it there"
+	@echo "make test-full      run every check of the conformance suite against every fault"
 	@echo "make bench   measure the proxy against going directly"
 	@echo "make conformance   judge Latimer and its peers, and write docs/conformance"
 	@echo "make conform-koboldcpp URL=http://127.0.0.1:5001   judge Latimer over a live koboldcpp"
@@ -42,6 +45,12 @@ types: $(VENV)/test
 unit: $(VENV)/test $(VENV)/browser
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest
 
+test-full: $(VENV)/test
+	PATH="$(CURDIR)/$(BIN):$$PATH" LATIMER_FULL=1 $(BIN)/pytest tests/suite/test_checks.py
+
+test-install: $(VENV)/test
+	$(BIN)/pytest tests/install
+
 bench: $(VENV)/test
 	$(BIN)/python tests/benchmarks/proxy.py
 
@@ -61,6 +70,9 @@ lock:
 		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --extra conformance --group test pyproject.toml \
 		-o requirements.lock
 	rm -rf $(VENV)-lock
+
+cmake-args:
+	@echo "$(CMAKE_ARGS)"
 
 clean:
 	rm -rf $(VENV) build *.egg-info
@@ -85,10 +97,11 @@ $(VENV)/test: $(VENV)/engine requirements.lock pyproject.toml setup.py $(SOURCES
 	$(BIN)/pip install -q --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
 	touch $@
 
-# The reports are opened in a real browser; where none can be installed, those tests are skipped.
+# The tests of the HTML report need Chromium and its driver; without either they are skipped.
 $(VENV)/browser: | $(VENV)/pip
-	@if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		echo "==> Installing Chromium, for the tests of the HTML report"; \
+	@if ! { command -v chromium && command -v chromedriver; } >/dev/null \
+			&& command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "==> Installing Chromium and its driver, for the tests of the HTML report"; \
 		apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; \
 	fi
 	touch $@

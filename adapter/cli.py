@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 EXIT_CHECK, EXIT_START = 1, 3
 
+# The modules of the extra that `latimer conform` needs.
+CONFORMANCE = frozenset({"jsonschema", "openai"})
 
 Command = Callable[..., None]
 
@@ -227,8 +229,13 @@ class _Conform(click.Command):
         """See `click.Command.make_context`."""
         try:
             from ..conformance.command import conform
-        except ImportError as error:
-            _fail(f"{error}. Install it with: pip install 'latimer[conformance]'")
+        except ModuleNotFoundError as error:
+            if str(error.name).partition(".")[0] not in CONFORMANCE:
+                raise
+            _fail(
+                "'latimer conform' needs the extra 'conformance': "
+                "pip install 'latimer[conformance]'."
+            )
         return conform.make_context(*args, **kwargs)
 
 

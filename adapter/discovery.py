@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import orjson
 
@@ -11,6 +12,7 @@ from ..backends.errors import EngineError, LatimerError
 from ..backends.http import HttpUpstream
 from ..backends.koboldcpp import KoboldCpp
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
+from ..backends.llama_cpp.options import EXTRA, MISSING
 from ..backends.llama_server import LlamaServer
 from .config import BackendName, Settings
 
@@ -21,13 +23,15 @@ async def backend_of(
     """The backend that the settings name; a URL is probed unless they say what is there.
 
     Raises:
-        EngineError: nothing answers there, or nothing that is known.
+        EngineError: nothing answers there, or nothing that is known, or llama.cpp is not installed.
     """
     model = settings.model
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
     if model is None or not model.startswith(("http://", "https://")):
         if settings.backend not in ("auto", "llama-cpp"):
             raise EngineError(f"The backend {settings.backend} needs a URL, not {model!r}.")
+        if not all(map(find_spec, EXTRA)):
+            raise EngineError(MISSING)
         return LlamaCpp(
             DEMO_MODEL if model is None else model,
             context=settings.context,

@@ -29,8 +29,10 @@ def load(name: str) -> tiktoken.Encoding:
     """
     try:
         import tiktoken
-    except ImportError as error:
-        raise EngineError(f"{error}. Install it with: pip install 'latimer[tiktoken]'") from None
+    except ImportError:
+        raise EngineError(
+            "logit_bias_vocabulary needs the extra 'tiktoken': pip install 'latimer[tiktoken]'."
+        ) from None
     names = tiktoken.list_encoding_names()
     if name not in names:
         listed = ", ".join(f"'{known}'" for known in sorted(names))

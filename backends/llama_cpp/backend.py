@@ -37,6 +37,8 @@ from ..streams import ended
 from .options import (
     BATCH,
     ENGINE,
+    EXTRA,
+    MISSING,
     PARALLEL,
     CacheType,
     Options,
@@ -259,9 +261,8 @@ class LlamaCpp:
         try:
             from .loading import load
         except ImportError as error:
-            loaded.set_exception(
-                EngineError(f"{error}. Install it with: pip install 'latimer[llama-cpp]'")
-            )
+            missing = str(error.name).partition(".")[0] in EXTRA
+            loaded.set_exception(EngineError(MISSING if missing else repr(error)))
             return
         with contextlib.ExitStack() as stack:
             try:

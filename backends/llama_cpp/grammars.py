@@ -11,7 +11,7 @@ import json
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import llama_cpp
 import llguidance
@@ -142,7 +142,7 @@ class Candidates:
         self._data = ctypes.cast(
             self.entries.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data)
         )
-        self._array = llama_cpp.llama_token_data_array(self._data)
+        self._array: Any = llama_cpp.llama_token_data_array(self._data)
         self._reference = ctypes.byref(self._array)
 
     def fill(

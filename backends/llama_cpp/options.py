@@ -16,6 +16,9 @@ CacheType: TypeAlias = Literal[
 ]
 
 ENGINE = "llama.cpp in process"
+# The modules of the extra that it needs.
+EXTRA = frozenset({"llama_cpp", "llguidance", "numpy"})
+MISSING = "llama.cpp in this process needs the extra 'llama-cpp': pip install 'latimer[llama-cpp]'."
 PARALLEL = 16
 BATCH = 512
 # llama.cpp knows no more (`llama_max_parallel_sequences`).

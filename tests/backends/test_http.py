@@ -317,7 +317,7 @@ async def test_a_large_body_arrives_whole() -> None:
 
 
 async def test_an_answer_before_the_end_of_a_body_is_read() -> None:
-    """A server that refuses a body without reading it is heard; the connection is not used again."""
+    """A server that refuses a body unread is heard; its connection is not used again."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         served.append(await reader.readuntil(b"\r\n\r\n"))

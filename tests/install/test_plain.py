@@ -1,0 +1,76 @@
+"""`pip install .` alone: the proxy works, and errors name the extra that is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import pytest
+from install.commands import imported, serving
+from latimer.backends.llama_cpp import DEMO_MODEL
+from support.environments import Environment
+from support.programs import ask
+
+pytestmark = pytest.mark.timeout(600)
+ANSWER = "The capital of France is Paris."
+PACKAGES = ("latimer.adapter", "latimer.backends", "latimer.schemas")
+
+
+def test_every_module_imports(plain: Environment) -> None:
+    """Every module but those of the engine in process and of the judge imports."""
+    assert imported(plain, *PACKAGES, without="latimer.backends.llama_cpp.") > 60
+
+
+def test_it_serves_an_engine(plain: Environment, llama_server_url: str) -> None:
+    """`latimer serve URL` answers, also with everything switched on that needs no extra."""
+    with serving(plain, llama_server_url, "--fetch-images") as address:
+        assert ask(address) == ANSWER
+
+
+def test_it_checks_an_engine(plain: Environment, llama_server_url: str) -> None:
+    """`latimer check URL` shows what the engine can do."""
+    assert "llama-server" in plain.run("latimer", "check", llama_server_url).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "feature", "extra"),
+    [
+        (["serve", str(DEMO_MODEL)], "llama.cpp in this process", "llama-cpp"),
+        (["serve"], "llama.cpp in this process", "llama-cpp"),
+        (["conform", "http://127.0.0.1:1/v1"], "'latimer conform'", "conformance"),
+        (["conform", "--help"], "'latimer conform'", "conformance"),
+        (
+            ["serve", "http://127.0.0.1:1", "--logit-bias-vocabulary", "cl100k_base"],
+            "logit_bias_vocabulary",
+            "tiktoken",
+        ),
+    ],
+)
+def test_commands_name_the_missing_extra(
+    plain: Environment, words: list[str], feature: str, extra: str
+) -> None:
+    """A command that needs an extra exits with 3 and says what to install."""
+    said = plain.run("latimer", *words, code=3).stderr
+    wanted = f"{feature} needs the extra '{extra}': pip install 'latimer[{extra}]'."
+    assert said == f"Latimer cannot start: {wanted}\n"
+
+
+def test_requests_name_the_missing_extra(plain: Environment, llama_server_url: str) -> None:
+    """A request that needs an extra gets a 400 that says what to install."""
+    with serving(plain, llama_server_url) as address:
+        body = {
+            "model": "demo",
+            "prompt": "One",
+            "logit_bias": {"1": 1},
+            "logit_bias_vocabulary": "cl100k_base",
+        }
+        model = httpx2.get(f"{address}/v1/models").json()["data"][0]["id"]
+        reply = httpx2.post(f"{address}/v1/completions", json={**body, "model": model}, timeout=60)
+    assert reply.status_code == 400
+    assert "pip install 'latimer[tiktoken]'" in reply.json()["error"]["message"]
+
+
+def test_nothing_comes_from_the_checkout(plain: Environment) -> None:
+    """Imports find the installed package."""
+    shown = plain.run("python", "-c", "import latimer.adapter as it; print(it.__file__)").stdout
+    assert Path(shown).is_relative_to(plain.folder / "venv")

@@ -1,0 +1,67 @@
+"""Commands that serve: started as a user starts them, asked a question, ended by SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import httpx2
+
+from support.servers import wait_for
+
+QUESTION = "What is the capital of France?"
+
+
+@contextlib.contextmanager
+def program(
+    words: Sequence[str],
+    url: str,
+    variables: Mapping[str, str],
+    folder: Path,
+    *,
+    seconds: float = 60.0,
+    stop: Callable[[int], int] = int,
+    code: int = 0,
+) -> Iterator[None]:
+    """Run a server until the block ends; then its exit code must be right.
+
+    Args:
+        url: answers 200 as soon as the server is ready.
+        seconds: how long that may take.
+        stop: returns the process that gets SIGTERM; by default the one that was started.
+    """
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            list(words), cwd=folder, env=dict(variables), stdin=subprocess.DEVNULL,
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            wait_for(url, process, seconds)
+            yield
+            os.kill(stop(process.pid), signal.SIGTERM)
+            ended = process.wait(60)
+            assert ended == code, f"{words[0]} ended with {ended}"
+        except BaseException:
+            output.seek(0)
+            print(output.read().decode(errors="replace")[-5000:])
+            raise
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(30)
+
+
+def ask(address: str) -> str:
+    """Return the answer of a server's first model to one question."""
+    with httpx2.Client(base_url=address, timeout=60) as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        messages = [{"role": "user", "content": QUESTION}]
+        body = {"model": model, "messages": messages, "temperature": 0}
+        reply = client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["choices"][0]["message"]["content"])

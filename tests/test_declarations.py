@@ -1,0 +1,222 @@
+"""Imports and declarations agree: each part declares what it imports, and imports what it declares.
+
+An environment for tests has everything, so a missing declaration shows nowhere else before a user
+installs the package; `tests/install` does that too, with every extra by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latimer.adapter.cli import CONFORMANCE
+from latimer.backends.llama_cpp.options import EXTRA
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+# The list of requirements of each part; a file belongs to the first part that its path begins with.
+PARTS = {
+    "setup.py": "build-system",
+    "adapter/vocabularies.py": "tiktoken",
+    "backends/llama_cpp/": "llama-cpp",
+    "adapter/": "dependencies",
+    "backends/": "dependencies",
+    "schemas/": "dependencies",
+    "tests/conformance/": "conformance",
+    "tests/": "test",
+    "examples/": "test",
+}
+# The lists that are installed together with a list, so that its part may import from them too.
+WITH = {
+    "llama-cpp": ("dependencies",),
+    "tiktoken": ("dependencies",),
+    "conformance": ("dependencies",),
+    "test": ("dependencies", "llama-cpp", "tiktoken", "conformance"),
+}
+# Modules that an extra of another distribution brings.
+BROUGHT = {"uvloop": "uvicorn[standard]"}
+# Requirements that nothing imports, and the reason for each.
+NOT_IMPORTED = {
+    ("test", "lm-eval[api]"): "the client of lm-eval that tests/clients runs",
+    ("test", "mypy"): "a command of `make types`",
+    ("test", "pytest-asyncio"): "a plugin: asynchronous tests and fixtures",
+    ("test", "pytest-randomly"): "a plugin: the order of tests",
+    ("test", "pytest-timeout"): "a plugin: the timeout in pyproject.toml",
+    ("test", "pytest-xdist"): "a plugin: tests side by side",
+    ("test", "ruff"): "a command of `make lint`",
+    ("test", "setuptools"): "`make test` builds without an environment of its own",
+    ("test", "transformers"): "the client of lm-eval imports it",
+    ("test", "types-jsonschema"): "types of jsonschema for mypy",
+}
+# Files that only pytest imports, which then is there.
+OF_PYTEST = ("tests/conformance/plugin.py", "tests/conformance/test_conformance.py")
+# Scripts that list their own requirements in their docstrings.
+SCRIPTS = ("tests/models/make.py",)
+
+
+def canonical(name: str) -> str:
+    """Return a distribution's name as an index compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def names(requirement: str) -> list[str]:
+    """Return the distribution of a requirement, and the same with each extra."""
+    match = re.match(r"([\w.-]+)(?:\[([^]]*)\])?", requirement)
+    assert match, requirement
+    name = canonical(match[1])
+    return [name, *(f"{name}[{extra.strip()}]" for extra in (match[2] or "").split(",") if extra)]
+
+
+def requirements(pyproject: dict[str, Any]) -> dict[str, list[str]]:
+    """Return every list of requirements by its name."""
+    return {
+        "dependencies": pyproject["project"]["dependencies"],
+        **pyproject["project"]["optional-dependencies"],
+        **pyproject["dependency-groups"],
+        "build-system": pyproject["build-system"]["requires"],
+    }
+
+
+def part_of(path: str) -> str:
+    """Return the list of requirements that a file belongs to."""
+    return next(part for start, part in PARTS.items() if path.startswith(start))
+
+
+def modules(source: str) -> set[str]:
+    """Return the top-level modules that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {one.name.split(".")[0] for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            found.add(node.module.split(".")[0])
+    return found - sys.stdlib_module_names
+
+
+def files() -> Iterator[Path]:
+    """Yield each Python file of the project."""
+    yield ROOT / "setup.py"
+    for folder in ("adapter", "backends", "schemas", "tests", "examples"):
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+@cache
+def imports() -> dict[tuple[str, str], str]:
+    """Return a file for each module that a part imports from elsewhere, by part and module."""
+    ours = {"latimer", *(path.stem for path in (ROOT / "tests").iterdir())}
+    found: dict[tuple[str, str], str] = {}
+    for path in files():
+        name = str(path.relative_to(ROOT))
+        if name not in SCRIPTS:
+            for module in modules(path.read_text()) - ours:
+                if module != "pytest" or name not in OF_PYTEST:
+                    found.setdefault((part_of(name), module), name)
+    return found
+
+
+@cache
+def installed() -> Mapping[str, list[str]]:
+    """Return the distributions of each module in this environment."""
+    return packages_distributions()
+
+
+def providers(module: str) -> set[str]:
+    """Return the distributions that a module can come from."""
+    if module in BROUGHT:
+        return {BROUGHT[module]}
+    return {canonical(name) for name in installed().get(module, [module])}
+
+
+def problems(pyproject: dict[str, Any]) -> list[str]:
+    """Return a sentence for each disagreement between imports and declarations."""
+    lists = {
+        part: {name for one in declared for name in names(one)}
+        for part, declared in requirements(pyproject).items()
+    }
+    found, used = [], set(NOT_IMPORTED)
+    for (part, module), path in imports().items():
+        parts = [one for one in (part, *WITH.get(part, ())) if lists[one] & providers(module)]
+        if not parts:
+            found.append(f"{path} imports {module}: {part} lacks {'/'.join(providers(module))}")
+        used |= {(part, name) for name in lists[part] & providers(module)}
+        if part in parts and len(parts) > 1:
+            found.append(f"{part} declares {module} again: {parts[1]} has it")
+    found += [f"{part} lacks {name}" for part, name in NOT_IMPORTED if name not in lists[part]]
+    for part, declared in lists.items():
+        for name in declared:
+            if (part, name) not in used:
+                found.append(f"{part} declares {name}, which nothing there imports")
+    return found
+
+
+DECLARED = [(part, one) for part, every in requirements(PYPROJECT).items() for one in every]
+
+
+def test_imports_and_declarations_agree() -> None:
+    """Every import is declared where it is needed, and every declaration is needed there."""
+    assert problems(PYPROJECT) == []
+
+
+@pytest.mark.parametrize(("part", "requirement"), DECLARED)
+def test_a_requirement_that_is_taken_out_is_named(part: str, requirement: str) -> None:
+    """No requirement can be left out unnoticed."""
+    changed = copy.deepcopy(PYPROJECT)
+    requirements(changed)[part].remove(requirement)
+    name = names(requirement)[0]
+    assert [one for one in problems(changed) if re.search(rf"lacks .*\b{re.escape(name)}\b", one)]
+
+
+@pytest.mark.parametrize("part", requirements(PYPROJECT))
+def test_a_requirement_that_nothing_needs_is_named(part: str) -> None:
+    """A declaration that nothing imports is reported."""
+    changed = copy.deepcopy(PYPROJECT)
+    requirements(changed)[part].append("no-such-package[fast]>=1")
+    assert f"{part} declares no-such-package, which nothing there imports" in problems(changed)
+
+
+def test_scripts_name_their_own_requirements() -> None:
+    """A script outside the comparison lists its requirements in its docstring."""
+    for name in SCRIPTS:
+        source = (ROOT / name).read_text()
+        listed = (ast.get_docstring(ast.parse(source)) or "").split("pip install ")[1].split()
+        assert modules(source) <= set(listed) | {"latimer"}
+
+
+def test_messages_know_the_packages_of_their_extras() -> None:
+    """The messages about missing extras cover every package of the extra."""
+    lists = requirements(PYPROJECT)
+    for extra, known in (("conformance", CONFORMANCE), ("llama-cpp", EXTRA)):
+        declared = {name for one in lists[extra] for name in names(one)}
+        assert {name for module in known for name in providers(module)} == declared
+
+
+MISSING = [
+    ("openai", ["conform", "--help"], 3, "'latimer conform' needs the extra 'conformance'"),
+    ("llguidance", ["serve"], 3, "llama.cpp in this process needs the extra 'llama-cpp'"),
+    ("tiktoken", ["serve", "--logit-bias-vocabulary", "p50k_base"], 3, "the extra 'tiktoken'"),
+    ("latimer.conformance.runner", ["conform", "--help"], 1, "ModuleNotFoundError"),
+]
+
+
+@pytest.mark.parametrize(("module", "arguments", "code", "says"), MISSING)
+def test_a_missing_module(module: str, arguments: list[str], code: int, says: str) -> None:
+    """A missing package is exit code 3 and names its extra; a missing module of ours is a bug."""
+    script = (
+        f"import sys\nsys.modules[{module!r}] = None\n"
+        f"from latimer.adapter.cli import main\nmain({arguments!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert ("Traceback" in done.stderr) == (code == 1)
