@@ -190,7 +190,7 @@ class _Exchange:
     ) -> None:
         connection = self._connection
         self._upstream.unwatch(connection)
-        if connection.complete and connection.may_be_kept and not connection.closed:
+        if connection.complete and connection.may_be_kept:
             self._upstream.give(connection)
         else:
             connection.close()
@@ -219,6 +219,7 @@ class _Connection(asyncio.Protocol):
         self._address = ""
         self._unsent = _NOTHING
         self._is_full = False
+        self._is_waiting = False
         self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
@@ -229,6 +230,7 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._answered = False
+        self._is_informational = False
         self.headers_complete = False
         self._until_close = True
         self.status = 0
@@ -239,7 +241,7 @@ class _Connection(asyncio.Protocol):
     @property
     def may_be_kept(self) -> bool:
         """Whether the connection can be used again once its answer is complete."""
-        return self.keep_alive and not self._unsent
+        return self.keep_alive and not self._unsent and not self.closed
 
     def start(self, head: bytes, body: bytes, upstream: HttpUpstream) -> None:
         """Send a request."""
@@ -247,6 +249,7 @@ class _Connection(asyncio.Protocol):
         if self.closed:
             raise _Dropped
         self._address = upstream.address
+        self._is_waiting = True
         self.last = self.loop.time()
         upstream.watch(self)
         if len(body) <= PIECE:
@@ -303,7 +306,7 @@ class _Connection(asyncio.Protocol):
                 waiter.set_result(None)
 
     def _fail(self, error: Exception) -> None:
-        self._error = error
+        self._error = self._error or error
         self._wake()
 
     def lose(self, silence: float) -> None:
@@ -316,12 +319,18 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        if not self._is_waiting:
+            # Nobody asked: it would be taken for the answer to the next request.
+            self.close()
+            return
         self._answered = True
         self.last = self.loop.time()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(EngineError(f"The engine at {self._address} answers no HTTP: {error}."))
+            if not self.complete:
+                self._fail(EngineError(f"The engine at {self._address} answers no HTTP: {error}."))
+            self.close()
             return
         if self._size > HIGH_WATER and not self._paused:
             self._paused = True
@@ -353,8 +362,15 @@ class _Connection(asyncio.Protocol):
 
     # httptools
 
+    def on_message_begin(self) -> None:
+        """An answer begins; behind the one that was asked for there must be none."""
+        if self.complete:
+            self.close()
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header of the answer."""
+        if self.complete:
+            return
         name = name.lower()
         if name == b"content-type":
             self.content_type = value.decode("latin-1")
@@ -362,16 +378,26 @@ class _Connection(asyncio.Protocol):
             self._until_close = False
 
     def on_headers_complete(self) -> None:
-        """The head is complete."""
+        """The head is complete; an informational one (1xx) is not the answer's."""
+        if self.complete:
+            return
         self.status = self._parser.get_status_code()
-        self.headers_complete = True
+        self._is_informational = self.status < 200
+        self.headers_complete = not self._is_informational
 
     def on_body(self, body: bytes) -> None:
         """A part of the body, chunks undone."""
+        if self.complete:
+            return
         self._body.append(body)
         self._size += len(body)
 
     def on_message_complete(self) -> None:
         """The answer is complete."""
+        if self._is_informational:
+            self._is_informational = False
+            self._until_close = True
+            return
         self.complete = True
+        self._is_waiting = False
         self.keep_alive = self._parser.should_keep_alive()

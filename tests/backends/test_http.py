@@ -335,3 +335,46 @@ async def test_an_answer_before_the_end_of_a_body_is_read() -> None:
     assert len(served) == 2
     await client.aclose()
     running.close()
+
+
+@pytest.mark.parametrize("cut", range(0, 60, 7))
+async def test_informational_answers_are_skipped(cut: int) -> None:
+    """1xx comes before the answer, once or more; each request gets its own answer."""
+    early = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n"
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        name = request.split()[1].removeprefix(b"/prefix")
+        body = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(name), name)
+        data = early + body
+        await peer.send(data[:cut])
+        await asyncio.sleep(0.001)
+        await peer.send(data[cut:])
+
+    async with server(answer) as (client, peers):
+        for name in ("/a", "/bc", "/def"):
+            async with client.send("GET", name) as reply:
+                assert (reply.status, await reply.read()) == (200, name.encode())
+        assert len(peers) == 1
+
+
+@pytest.mark.parametrize(
+    "more", [OK, b"rubbish", b"\r\n\r\nHTTP/1.1 200", b"HTTP/1.1 100 Continue\r\n\r\n"]
+)
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_follows_an_answer_is_nobodys(more: bytes, late: bool) -> None:
+    """Bytes behind an answer, with it or later, close the connection; the next request is fresh."""
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        name = request.split()[1].removeprefix(b"/prefix")
+        body = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(name), name)
+        await peer.send(body if late else body + more)
+        if late:
+            await asyncio.sleep(0.01)
+            await peer.send(more)
+
+    async with server(answer) as (client, peers):
+        for name in ("/a", "/bc", "/def"):
+            async with client.send("GET", name) as reply:
+                assert (reply.status, await reply.read()) == (200, name.encode())
+            await asyncio.sleep(0.03)
+        assert len(peers) == 3
