@@ -42,8 +42,10 @@ types: $(VENV)/test
 	cd tests && ../$(BIN)/mypy --config-file ../pyproject.toml --explicit-package-bases .
 	$(BIN)/mypy examples
 
+# On all cores; what holds a limit of time runs by itself.
 unit: $(VENV)/test $(VENV)/browser
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m "not timed" -n auto --dist worksteal --durations 10
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m timed --durations 10
 
 test-full: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" LATIMER_FULL=1 $(BIN)/pytest tests/suite/test_checks.py

@@ -28,6 +28,19 @@ hypothesis.settings.register_profile("latimer", deadline=None)
 hypothesis.settings.load_profile("latimer")
 
 ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
+
+
+def pytest_configure() -> None:
+    """Give each worker of pytest-xdist a core of its own, and with it the engines that it starts.
+
+    Threads of two engines that share cores wait for one another more than they compute.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
 MODELS = Path(__file__).parent / "models"
 
 

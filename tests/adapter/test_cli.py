@@ -38,6 +38,7 @@ def test_help_shows_examples() -> None:
         assert "latimer " in shown
 
 
+@pytest.mark.timed
 def test_help_is_quick_and_light() -> None:
     """Nothing heavy is imported for help: neither a server nor an engine."""
     code = (

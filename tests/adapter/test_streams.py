@@ -82,6 +82,7 @@ async def test_an_error_in_mid_stream_is_an_event() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.timed
 async def test_a_client_that_leaves_ends_the_job(stream: bool) -> None:
     """The backend's context is left at once, streaming or not."""
     backend = Slow()

@@ -10,6 +10,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 from latimer.backends.llama_cpp.library import start
+from latimer.backends.llama_cpp.options import default_threads
 from numpy.typing import NDArray
 
 
@@ -27,7 +28,7 @@ class Reference:
         )
         settings = llama_cpp.llama_context_default_params()
         settings.n_ctx = settings.n_batch = settings.n_ubatch = context
-        settings.n_threads = settings.n_threads_batch = 2
+        settings.n_threads = settings.n_threads_batch = default_threads()
         settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
         self._context = llama_cpp.llama_init_from_model(self._model, settings)

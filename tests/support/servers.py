@@ -60,7 +60,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End a llama-server; a stream that was closed just before can keep it from ending itself."""
     process.terminate()
     try:
-        process.wait(5)
+        process.wait(0.5)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(30)

@@ -21,6 +21,10 @@ class Walker:
     def __init__(self, model: LoadedModel) -> None:
         self._vocabulary = Vocabulary(model)
         self._candidates = Candidates(self._vocabulary.size)
+        pieces = self._vocabulary.pieces
+        ends = self._vocabulary.ends
+        self._is_end = np.array([token in ends for token in range(len(pieces))])
+        self._closes = np.array([piece in CLOSING for piece in pieces]) & ~self._is_end
 
     def texts(self, grammar: str, count: int, most: int = 300) -> list[str]:
         """The texts of those walks that end within some tokens, and in UTF-8.
@@ -36,19 +40,21 @@ class Walker:
         return found
 
     def _walk(self, text: str, generator: random.Random, most: int) -> bytes | None:
-        vocabulary = self._vocabulary
-        pointer = llama_cpp.llama_sampler_init_grammar(vocabulary.pointer, text.encode(), b"root")
+        vocabulary = self._vocabulary.pointer
+        pointer = llama_cpp.llama_sampler_init_grammar(vocabulary, text.encode(), b"root")
         assert pointer, text
         grammar = Gbnf(pointer, self._candidates)
         data = b""
         for _ in range(most):
-            allowed = np.flatnonzero(grammar.allowed()).tolist()
-            assert allowed, (data, text)
-            going = [token for token in allowed if token not in vocabulary.ends]
-            if len(going) < len(allowed) and (not going or generator.random() < 0.3):
+            allowed = grammar.allowed()
+            going = np.flatnonzero(allowed & ~self._is_end)
+            may_end = bool((allowed & self._is_end).any())
+            assert may_end or len(going), (data, text)
+            if may_end and (not len(going) or generator.random() < 0.3):
                 return data
-            closing = [token for token in going if vocabulary.pieces[token] in CLOSING]
-            token = generator.choice(closing if closing and generator.random() < 0.5 else going)
-            data += vocabulary.pieces[token]
+            closing = np.flatnonzero(allowed & self._closes)
+            some = closing if len(closing) and generator.random() < 0.5 else going
+            token = int(some[generator.randrange(len(some))])
+            data += self._vocabulary.pieces[token]
             grammar.accept(token)
         return None

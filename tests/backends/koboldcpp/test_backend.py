@@ -256,6 +256,7 @@ class Silence(httpx2.AsyncByteStream):
         yield b""
 
 
+@pytest.mark.timed
 async def test_a_stream_that_never_ends_is_an_error() -> None:
     """An engine that is idle while its stream stays open will not answer any more."""
     assert "stays open" in exchange("koboldcpp", "prompt-null-stream")["note"]
@@ -353,6 +354,7 @@ async def test_an_older_koboldcpp_counts_by_its_tokeniser() -> None:
     assert finishes[0].completion_tokens == 7
 
 
+@pytest.mark.timed
 async def test_koboldcpp_work_ends_when_its_client_leaves(
     koboldcpp_replay: tuple[str, Replay | None],
 ) -> None:

@@ -113,6 +113,7 @@ async def test_control_tokens_can_be_stops(backend: LlamaCpp) -> None:
     assert finishes == [Finish(0, "stop", "<|im_end|>", 12, 24)]
 
 
+@pytest.mark.timed
 async def test_leaving_ends_the_work(backend: LlamaCpp) -> None:
     """The engine is free for the next job within one decode."""
     start = time.monotonic()

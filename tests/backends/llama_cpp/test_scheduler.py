@@ -66,7 +66,7 @@ class Engine:
     """Everything that the engine's thread owns, in the test's own thread."""
 
     def __init__(self, limit: int, cells: int = 512, path: Path = DEMO_MODEL) -> None:
-        options = Options(parallel=limit, batch=64, threads=2)
+        options = Options(parallel=limit, batch=64)
         self.model = LoadedModel(path, options)
         self.context = Context(self.model, options, cells)
         self.vocabulary = Vocabulary(self.model)

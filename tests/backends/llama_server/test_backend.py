@@ -140,6 +140,7 @@ async def test_held_characters_of_several_tokens_are_not_lost(backend: LlamaServ
         assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 4)
 
 
+@pytest.mark.timed
 async def test_leaving_ends_the_work_in_the_server(
     backend: LlamaServer, llama_server_url: str
 ) -> None:
