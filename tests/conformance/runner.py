@@ -106,10 +106,12 @@ async def _patience(client: httpx2.AsyncClient, model: str, at_once: int) -> flo
     return max(1.0, 5.0 * at_once * (time.monotonic() - start))
 
 
-async def run(check: Check, make: Callable[[], Api], patience: float = 1.0) -> Verdict:
-    """One check's verdict; one that fails and then holds is flaky."""
+async def run(
+    check: Check, make: Callable[[], Api], patience: float = 1.0, tries: int = TRIES
+) -> Verdict:
+    """Judge one check; one that fails and then holds is flaky."""
     passes = 0
-    for runs in range(1, TRIES + 1):
+    for runs in range(1, tries + 1):
         verdict = await _once(check, make(), patience)
         passes += verdict.outcome == "pass"
         if verdict.outcome not in ("fail", "timeout", "pass") or (runs == 1 and passes):
@@ -118,9 +120,9 @@ async def run(check: Check, make: Callable[[], Api], patience: float = 1.0) -> V
             broken = verdict
     if passes:
         return Verdict(
-            check, "flaky", broken.detail, TRIES, passes, broken.seconds, broken.exchanges
+            check, "flaky", broken.detail, tries, passes, broken.seconds, broken.exchanges
         )
-    return Verdict(check, broken.outcome, broken.detail, TRIES, 0, broken.seconds, broken.exchanges)
+    return Verdict(check, broken.outcome, broken.detail, tries, 0, broken.seconds, broken.exchanges)
 
 
 async def _once(check: Check, api: Api, patience: float) -> Verdict:

@@ -121,12 +121,21 @@ def draw(
         shaped[token] -= presence + frequency * count
     if temperature == 0:
         return shaped.index(max(shaped))
-    chances = log_softmax(tuple(value / temperature for value in shaped))
-    ranked = sorted(range(SIZE), key=chances.__getitem__, reverse=True)
-    kept, mass = [], 0.0
-    for token in ranked:
-        kept.append(token)
+    kept, weights = _nucleus(tuple(shaped), temperature, top_p)
+    return rng.choices(kept, cum_weights=weights)[0]
+
+
+@lru_cache(maxsize=4096)
+def _nucleus(
+    values: tuple[float, ...], temperature: float, top_p: float
+) -> tuple[list[int], list[float]]:
+    """Return the likeliest tokens whose chances add up to `top_p`, with cumulative weights."""
+    chances = log_softmax(tuple(value / temperature for value in values))
+    kept, sums, mass = [], [], 0.0
+    for token in sorted(range(SIZE), key=chances.__getitem__, reverse=True):
         mass += math.exp(chances[token])
+        kept.append(token)
+        sums.append(mass)
         if mass >= top_p:
             break
-    return rng.choices(kept, [math.exp(chances[token]) for token in kept])[0]
+    return kept, sums

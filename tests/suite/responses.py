@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,7 +64,7 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": item["role"], "content": content}
 
 
-def answer(body: Mapping[str, Any], chat: Mapping[str, Any]) -> dict[str, Any]:
+def answer(body: Mapping[str, Any], chat: Mapping[str, Any], now: float) -> dict[str, Any]:
     """The response, whole."""
     work = Work(CHAT, chat)
     work.check_context()
@@ -74,7 +73,7 @@ def answer(body: Mapping[str, Any], chat: Mapping[str, Any]) -> dict[str, Any]:
     status = "incomplete" if cut else "completed"
     usage = work.usage()
     return {
-        "id": f"resp_{next(_numbers)}", "object": "response", "created_at": time.time() // 1,
+        "id": f"resp_{next(_numbers)}", "object": "response", "created_at": now // 1,
         "status": status, "error": None, "model": body["model"],
         "text": {"format": {"type": "text"}},
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,

@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -23,15 +24,30 @@ from suite.work import CHAT, Work
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 COMPLETIONS, EMBEDDINGS, RESPONSES = "/completions", "/embeddings", "/responses"
 POSTED = {COMPLETIONS, CHAT, EMBEDDINGS, RESPONSES, f"{RESPONSES}/input_tokens"}
-# For how long nothing is answered after the engine was ended, in seconds.
-DOWN = 1.0
+# How many requests are refused after the engine was ended.
+DOWN = 2
+# How many long streams the engine works on at once.
+SLOTS = 8
 GONE = {"message": "The engine is gone.", "type": "server_error", "param": None, "code": None}
 
 
 class Fault:
-    """Nothing is wrong; a fault overrides what it breaks."""
+    """Nothing is wrong; a fault overrides what it breaks.
+
+    The server reads a flag only where nothing else decides: a check that never leads it there
+    does not run with the fault.
+    """
 
     fails: frozenset[str] = frozenset()
+    # The seconds for which a stream occupies the engine after its client has disconnected.
+    stays: float = 0
+    # The connection outlasts a stream; a long stream is sent only when it is complete.
+    lingers: bool = False
+    buffers: bool = False
+    # The status of a request that comes while twenty others run; 0 serves it.
+    crowded: int = 0
+    # Of two requests that come at once, one gets the other's answer.
+    mixes: bool = False
     # What comes at the end of a stream whose engine is gone, and the status of a request then.
     on_break: Any = staticmethod(lambda chunk: {"error": GONE})
     down: int = 503
@@ -85,13 +101,16 @@ class Fault:
 class Server:
     """The ASGI app."""
 
-    def __init__(self, fault: Fault | None = None) -> None:
+    def __init__(self, fault: Fault | None = None, clock: Callable[[], float] = time.time) -> None:
         self.fault = fault or Fault()
+        self._clock = clock
         self._numbers = itertools.count(1)
-        self._lock = asyncio.Lock()
+        self._turns: Counter[str] = Counter()
+        self._slots = asyncio.Semaphore(SLOTS)
         self._running = 0
         self._last: Any = None
         self._ended = 0.0
+        self._down = 0
         self.store = Store()
         self.responses = Store()
 
@@ -124,7 +143,7 @@ class Server:
             raise Refused("Incorrect API key provided.", code="invalid_api_key",
                           status=self.fault.wrong_key)  # fmt: skip
         if path == "/break":
-            self._ended = time.monotonic()
+            self._ended, self._down = time.monotonic(), DOWN
             await self._send(send, 200, {})
             return
         if path.startswith("/models"):
@@ -192,7 +211,7 @@ class Server:
             whole, asked = self.responses.get(sent["previous_response_id"])
             before = [*asked["messages"], *responses.turn_of(whole)]
         chat = responses.as_chat(sent, before)
-        whole = responses.answer(sent, chat)
+        whole = responses.answer(sent, chat, self._clock())
         if path != RESPONSES:
             counted = {"object": "response.input_tokens",
                        "input_tokens": whole["usage"]["input_tokens"]}  # fmt: skip
@@ -259,7 +278,7 @@ class Server:
         await self._send(send, 200, self.fault.reply("/models/", one, {}))
 
     async def _answer(self, path: str, sent: dict[str, Any], send: Send, receive: Any) -> None:
-        crowded = getattr(self.fault, "crowded", 0)
+        crowded = self.fault.crowded
         self._running += 1
         try:
             if crowded:
@@ -274,20 +293,21 @@ class Server:
 
     async def _serve(self, path: str, sent: dict[str, Any], send: Send, receive: Any) -> None:
         series = re.fullmatch(r"\d, \d+, \d+,", str(sent.get("prompt")))
-        if getattr(self.fault, "mixes", False) and series and sent.get("max_tokens") in (0, 6):
+        if series and sent.get("max_tokens") in (0, 6) and self.fault.mixes:
             # Two that come at once get the later one's answer.
             self._last = sent
             await asyncio.sleep(0.005)
             sent = self._last if self._last.get("stream") == sent.get("stream") else sent
-        if time.monotonic() < self._ended + DOWN:
+        if self._down:
+            self._down -= 1
             raise Refused("The engine is gone.", status=self.fault.down)
-        async with self._lock:
+        async with self._slots:
             pass
-        work = Work(path, sent)
+        work = Work(path, sent, self._turn(sent))
         work.check_context()
         chat = path == CHAT
         name = f"chatcmpl-{next(self._numbers)}" if chat else f"cmpl-{next(self._numbers)}"
-        head = {"id": name, "created": int(time.time()), "model": sent["model"],
+        head = {"id": name, "created": int(self._clock()), "model": sent["model"],
                 "system_fingerprint": "fp_0"}  # fmt: skip
         slow = (sent.get("max_tokens") or 0) * (sent.get("n") or 1) >= 200
         if not sent.get("stream"):
@@ -298,7 +318,7 @@ class Server:
             if sent.get("store"):
                 self.store.keep(body, sent)
             if slow and work.prompts[0][0].count(ord("0")) > 2:
-                await self._unless_ended()
+                await self._unless_ended(0.3 if work.turn == 1 else 5.0)
             await self._send(send, 200, self.fault.reply(path, body, sent))
             return
         headers = self._head("text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
@@ -309,20 +329,29 @@ class Server:
             whole = {"object": "chat.completion", **head, **work.whole()}
             self.store.keep(self.fault.reply("stored stream", whole, sent), sent)
         chunks = self.fault.chunks(path, chunks, sent)
-        if getattr(self.fault, "buffers", False) and slow:
+        if slow and self.fault.buffers:
             await asyncio.sleep(1.2)
             slow = False
         async for data in self._paced(chunks, slow, receive):
             await send({"type": "http.response.body", "body": self.fault.event(data),
                         "more_body": True})  # fmt: skip
-        if getattr(self.fault, "lingers", False) and sent.get("max_tokens") == 12:
-            await asyncio.sleep(8)
+        if sent.get("max_tokens") == 12 and self.fault.lingers:
+            await asyncio.sleep(6)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _unless_ended(self) -> None:
-        """Take the time of a long answer; refuse it where the engine is ended meanwhile."""
+    def _turn(self, sent: dict[str, Any]) -> int:
+        """Count how often a request has come: without a seed, each time draws other tokens."""
+        asked = json.dumps(sent)
+        self._turns[asked] += 1
+        return self._turns[asked]
+
+    async def _unless_ended(self, seconds: float) -> None:
+        """Take the time of a long answer; refuse it if the engine is ended meanwhile.
+
+        The second answer takes long enough to be cut off on a busy machine, too.
+        """
         start = time.monotonic()
-        while time.monotonic() < start + 0.5:
+        while time.monotonic() < start + seconds:
             await asyncio.sleep(0.01)
             if self._ended > start:
                 raise Refused("The engine is gone.", status=self.fault.down)
@@ -332,11 +361,12 @@ class Server:
         gone = asyncio.ensure_future(receive())
         start = time.monotonic()
         try:
-            async with self._lock if slow else contextlib.nullcontext():
+            async with self._slots if slow else contextlib.nullcontext():
                 for chunk in chunks:
                     if slow:
-                        await asyncio.sleep(0.002)
-                    if gone.done() and self.leaves(gone.result()):
+                        await asyncio.sleep(0.003)
+                    if gone.done() and gone.result()["type"] == "http.disconnect":
+                        await asyncio.sleep(self.fault.stays)
                         return
                     if self._ended > start:
                         last = self.fault.on_break(chunk)
@@ -347,10 +377,6 @@ class Server:
             yield b"data: [DONE]\n\n"
         finally:
             gone.cancel()
-
-    def leaves(self, message: Mapping[str, Any]) -> bool:
-        """Whether a message says that the client has gone."""
-        return message["type"] == "http.disconnect" and not getattr(self.fault, "stays", False)
 
 
 async def _read(receive: Any) -> bytes:

@@ -38,6 +38,7 @@ def address(request: pytest.FixtureRequest, llama_server_url: str) -> Iterator[s
         yield url
 
 
+@pytest.mark.timed
 async def test_every_must_holds(address: str) -> None:
     """What is not a pass is known, and no must is broken.
 
@@ -67,6 +68,7 @@ def unbuilt(verdict: Verdict) -> bool:
     return verdict.check.group in UNBUILT and verdict.outcome == "unsupported"
 
 
+@pytest.mark.timed
 async def test_an_engine_that_dies_is_told(tmp_path: Path) -> None:
     """When llama-server is killed in mid-stream, clients are told, and the next is answered."""
     checks = [check for check in all_checks() if check.group == "engine"]

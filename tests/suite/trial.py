@@ -1,77 +1,200 @@
-"""Faults before the judge, several at once: processes with a server each."""
+"""Trials: the checks on the toy server, right or with a fault."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
+import itertools
 import logging
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
 
-from latimer.conformance import runner
+import httpx2
 from latimer.conformance.check import Check, Verdict, all_checks
-from latimer.conformance.runner import Settings, judge
+from latimer.conformance.runner import run
+from latimer.conformance.target import Api
 from suite.faults import FAULTS
 from suite.server import Fault, Server
-from support.servers import serving
+from suite.stage import Direct, Stage, listening
+from suite.witness import Use, Witness, notices
 
-# What takes seconds, or measures them, judges only the faults that it is there for.
+# Checks that take seconds, or measure them, judge only the faults that they are made for.
 SLOW = {
     "streaming.disconnect": ("stays-after-disconnect",),
     "streaming.first-chunk": ("waits-till-the-end",),
 }
-_server = Server()
-_address: list[str] = []
+# How many checks run at the same time.
+AT_ONCE = 8
+# A busy machine can stop a process for longer than a check's limit.
+PATIENCE = 5.0
+HEADERS = {"authorization": "Bearer sk-right"}
+# Ends a server's engine over a bare socket: a process that imports more starts too slowly.
+BREAK = """
+import socket
+connection = socket.create_connection(({host!r}, {port}))
+connection.sendall(b"POST {path}break HTTP/1.0\\r\\n\\r\\n")
+connection.recv(1)
+"""
 
 
-def start() -> None:
-    """Serve the right server, for as long as this process lives."""
+class Noted(dict[str, str]):
+    """The bodies of a run that are not of the published types, and whether a check reads them."""
+
+    was_read = False
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, and note that it was read."""
+        self.was_read = True
+        return super().get(key, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A check's run on the right server.
+
+    Args:
+        uses: the hooks and flags that the server used.
+        joint: whether the verdict also depends on the bodies that other checks receive.
+    """
+
+    verdict: Verdict
+    uses: Sequence[Use]
+    joint: bool
+
+
+class Trial:
+    """The checks and the toy server.
+
+    Args:
+        full: run every check with every fault, over sockets.
+
+    `records` has each check's run on the right server, by the check's id.
+    """
+
+    def __init__(self, stage: Stage, address: str, sockets: httpx2.AsyncHTTPTransport,
+                 full: bool) -> None:  # fmt: skip
+        self._stage = stage
+        self._address = address
+        self._sockets = sockets
+        self._full = full
+        self._numbers = itertools.count()
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self.records: dict[str, Record] = {}
+
+    async def record(self) -> None:
+        """Run every check on the right server."""
+        found: dict[str, str] = {}
+
+        async def one(check: Check, wrong: Noted) -> None:
+            witness = Witness()
+            verdict = await self._run(check, cast(Fault, witness), wrong, self._full, tries=3)
+            self.records[check.id] = Record(verdict, witness.uses, wrong.was_read)
+            found.update(wrong)
+
+        # Checks that wait or measure time start first.
+        checks = sorted(all_checks(), key=lambda check: not check.alone)
+        await asyncio.gather(*(one(check, Noted()) for check in checks))
+        for check in all_checks():
+            if self.records[check.id].joint:
+                await one(check, Noted(found))
+
+    def complaints(self) -> list[str]:
+        """List what the checks have against the right server."""
+        verdicts = [self.records[check.id].verdict for check in all_checks()]
+        return [f"{v.check.id} {v.outcome}: {v.detail}" for v in verdicts if v.outcome != "pass"]
+
+    async def judged(self, name: str) -> list[Verdict]:
+        """Run the checks that a fault reaches."""
+        wrong: dict[str, str] = {}
+        checks = [check for check in all_checks() if judges(check, name)]
+        reached = [check for check in checks if self._full or self.reaches(name, check)]
+        joint = [check for check in checks if self.records[check.id].joint]
+
+        async def one(check: Check) -> Verdict:
+            return await self._run(check, FAULTS[name], wrong, self._full)
+
+        verdicts = await asyncio.gather(*(one(check) for check in reached if check not in joint))
+        for check in joint:
+            if wrong or check in reached:
+                verdicts.append(await one(check))
+        return verdicts
+
+    async def failed(self, name: str) -> list[str]:
+        """List the ids of the checks that fail with a fault, sorted."""
+        verdicts = await self.judged(name)
+        return sorted(verdict.check.id for verdict in verdicts if verdict.outcome != "pass")
+
+    def reaches(self, name: str, check: Check) -> bool:
+        """Return whether a fault changes anything that a check makes the server do."""
+        return notices(self.records[check.id].uses, FAULTS[name])
+
+    async def over_sockets(self, name: str, check: Check) -> Verdict:
+        """Run one check with a fault over sockets, whether the fault reaches it or not."""
+        return await self._run(check, FAULTS[name], {}, sockets=True)
+
+    async def _run(
+        self, check: Check, fault: Fault, wrong: dict[str, str], sockets: bool, tries: int = 1
+    ) -> Verdict:
+        number = str(next(self._numbers))
+        # Each completion is created two seconds after the previous one.
+        clock = itertools.count(1_700_000_000, 2).__next__
+        url = httpx2.URL(f"{self._address}/{number}/v1/")
+        client = self._client(url, sockets)
+        code = BREAK.format(host=url.host, port=url.port, path=url.path)
+        command = f"{shlex.quote(sys.executable)} -IS -c {shlex.quote(code)}"
+        async with self._turns:
+            self._stage.servers[number] = Server(fault, clock)
+            verdict = await run(
+                check, lambda: Api(client, "org/toy", "demo", wrong, command), PATIENCE, tries
+            )
+            del self._stage.servers[number]
+        return verdict
+
+    def _client(self, url: httpx2.URL, sockets: bool) -> httpx2.AsyncClient:
+        if not sockets:
+            return cast(httpx2.AsyncClient, Direct(self._stage, url, HEADERS))
+        return httpx2.AsyncClient(
+            base_url=url, headers=HEADERS, timeout=60, transport=self._sockets, trust_env=False
+        )
+
+
+@asynccontextmanager
+async def opened(full: bool = False) -> AsyncIterator[Trial]:
+    """Serve the toy server and record every check's run without a fault."""
     logging.disable(logging.CRITICAL)
-    stack = contextlib.ExitStack()
-    atexit.register(stack.close)
-    _address.append(stack.enter_context(serving(lambda: _server)))
+    stage = Stage()
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=AT_ONCE)
+    try:
+        async with (
+            listening(stage) as address,
+            httpx2.AsyncHTTPTransport(verify=False, limits=limits) as sockets,
+        ):
+            trial = Trial(stage, address, sockets, full)
+            await trial.record()
+            yield trial
+    finally:
+        logging.disable(logging.NOTSET)
 
 
-def judged(name: str | None) -> Sequence[Verdict]:
-    """The verdicts on the server with a fault; on the right one where there is no name."""
-    _server.fault = Fault() if name is None else FAULTS[name]
-    runner.TRIES = 3 if name is None else 1
-    url = f"{_address[0]}/v1"
-    code = f"import urllib.request as u; u.urlopen('{url}/break', data=b'')"
-    command = f'{sys.executable} -c "{code}"'
-    settings = Settings(url, "org/toy", key="sk-right", hint="demo", breaks=command)
-    checks = [check for check in all_checks() if _for(check, name)]
-    return asyncio.run(judge(settings, checks))
-
-
-def complaints() -> list[str]:
-    """What is said against the right server."""
-    return [f"{v.check.id} {v.outcome}: {v.detail}" for v in judged(None) if v.outcome != "pass"]
-
-
-def failed(name: str) -> list[str]:
-    """The ids of the checks that a fault fails, sorted."""
-    return sorted(verdict.check.id for verdict in judged(name) if verdict.outcome != "pass")
-
-
-def _for(check: Check, name: str | None) -> bool:
-    if name is None:
-        return True
+def judges(check: Check, name: str) -> bool:
+    """Return whether a check judges a fault."""
     if check.group == "engine":
         return name.startswith("break-")
     return name in SLOW.get(check.id, (name,))
 
 
-def main() -> None:
-    """Print what a fault fails, and how: `python -m suite.trial FAULT …`, for those who add one."""
-    start()
-    for name in sys.argv[1:]:
-        sys.stdout.write(f"{name}\n")
-        for verdict in judged(name):
-            if verdict.outcome != "pass":
-                sys.stdout.write(f"  {verdict.check.id} {verdict.outcome}: {verdict.detail}\n")
+async def main(names: Sequence[str]) -> None:
+    """Print the checks that faults fail, and the details: `python -m suite.trial FAULT …`."""
+    async with opened() as trial:
+        for name in names:
+            sys.stdout.write(f"{name}\n")
+            for verdict in await trial.judged(name):
+                if verdict.outcome != "pass":
+                    sys.stdout.write(f"  {verdict.check.id} {verdict.outcome}: {verdict.detail}\n")
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main(sys.argv[1:]))

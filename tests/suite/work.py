@@ -16,9 +16,14 @@ CHAT = "/chat/completions"
 
 
 class Work:
-    """A valid request, worked out."""
+    """A valid request, worked out.
 
-    def __init__(self, path: str, sent: Mapping[str, Any]) -> None:
+    Args:
+        turn: how often the request has come; without a seed, each turn draws other tokens.
+    """
+
+    def __init__(self, path: str, sent: Mapping[str, Any], turn: int = 1) -> None:
+        self.turn = turn
         self.chat = path == CHAT
         self.sent = sent
         self.n = sent.get("n") or 1
@@ -130,7 +135,8 @@ class Choice:
         self.prompt_ids, self.prompt = ids, prompt
         sent = work.sent
         seed = sent.get("seed")
-        rng = random.Random(None if seed is None else seed + number)
+        drawn = f"{work.turn} {number} {ids}"
+        rng = random.Random(drawn if seed is None else seed + number)
         bias = {int(token): value for token, value in (sent.get("logit_bias") or {}).items()}
         self.tokens: list[tuple[int, list[float]]] = []
         counts: Counter[int] = Counter()
@@ -141,8 +147,9 @@ class Choice:
         top_p = 1 if sent.get("top_p") is None else sent["top_p"]
         data = b""
         self.cut: int | None = None
+        before = [*ids]
         while len(self.tokens) < limit:
-            values = model.logits([*ids, *(token for token, _ in self.tokens)])
+            values = model.logits(before)
             if forced is None:
                 token = model.draw(values, rng, temperature, top_p, bias, counts,
                                    sent.get("presence_penalty") or 0,
@@ -155,6 +162,7 @@ class Choice:
                 self.reason, self.end = "stop", (token, logprobs)
                 break
             counts[token] += 1
+            before.append(token)
             self.tokens.append((token, logprobs))
             data += bytes([token])
             ends = [data.find(stop.encode("utf-8", "replace")) for stop in work.stops if stop]

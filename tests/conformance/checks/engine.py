@@ -18,6 +18,8 @@ from ..target import Api, Reply
 H = "/chat/completions"
 # How long an engine may take to end, and to come back, in seconds.
 ENDS, BACK = 30.0, 60.0
+# The pause between requests to a server whose engine may not be back, in seconds.
+PAUSE = 0.1
 
 
 def _long(api: Api, **more: Any) -> dict[str, Any]:
@@ -44,7 +46,7 @@ async def _answers(api: Api) -> list[Reply]:
         replies.append(await api.post(H, body))
         if replies[-1].status == 200:
             return replies
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(PAUSE)
     raise Fail(f"{BACK:.0f} s after its engine's end the server has none: {replies[-1].text[:200]}")
 
 

@@ -1,0 +1,75 @@
+"""A witness keeps what a server asks of its fault, and any other answer is noticed."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from suite.server import Fault
+from suite.witness import Witness, notices
+
+
+class Adds(Fault):
+    """A fault that changes a body in place, but returns an equal one."""
+
+    def reply(self, path: str, body: dict[str, Any], sent: Any) -> Any:
+        """Add a key to the body, and return a copy without it."""
+        copy = {**body}
+        body["extra"] = 1
+        return copy
+
+
+class Fails(Fault):
+    """A fault that raises an exception."""
+
+    def reply(self, path: str, body: dict[str, Any], sent: Any) -> Any:
+        """Raise an exception."""
+        raise KeyError(path)
+
+
+class Returns(Fault):
+    """A fault that returns another body."""
+
+    def __init__(self, body: Any) -> None:
+        self.body = body
+
+    def reply(self, path: str, body: dict[str, Any], sent: Any) -> Any:
+        """Return the other body."""
+        return self.body
+
+
+class Crowded(Fault):
+    """A fault that sets a flag."""
+
+    crowded = 500
+
+
+BODY = {"count": 1, "items": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("fault", "noticed"),
+    [
+        (Fault(), False),
+        (Crowded(), False),
+        (Returns({"count": 1, "items": ["a"]}), False),
+        (Returns({"count": True, "items": ["a"]}), True),
+        (Returns({"count": 1.0, "items": ["a"]}), True),
+        (Returns({"items": ["a"], "count": 1}), True),
+        (Adds(), True),
+        (Fails(), True),
+    ],
+)
+def test_a_hook_is_compared_by_what_it_does(fault: Fault, noticed: bool) -> None:
+    """A result that serialises differently, a changed argument and an exception are noticed."""
+    witness = Witness()
+    assert cast(Fault, witness).reply("/completions", {**BODY}, {}) == BODY
+    assert notices(witness.uses, fault) == noticed
+
+
+def test_a_flag_is_compared_by_its_value() -> None:
+    """A flag is noticed if the server reads it."""
+    witness = Witness()
+    assert cast(Fault, witness).crowded == 0
+    assert notices(witness.uses, Crowded())
+    assert not notices(witness.uses, Fails())

@@ -1,0 +1,81 @@
+"""A record of the hooks and flags that a check makes the server use, compared with a fault's own.
+
+A server with a fault differs from the right server in the hooks and flags of `Fault` alone. If a
+fault answers every use in a check's recorded run as the right server does, the recorded run is
+also a run of the server with the fault, whatever the check drew, overlapped or measured in it.
+The verdict holds, and the check need not run again.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from suite.server import Fault
+
+RIGHT = Fault()
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One use of a hook or a flag.
+
+    Args:
+        name: the attribute of `Fault`.
+        given: a hook's arguments, serialised; None for a flag.
+        answer: a hook's arguments after the call and its result, or a flag's value.
+    """
+
+    name: str
+    given: bytes | None
+    answer: bytes
+
+
+class Witness:
+    """A stand-in for the right server's fault that records each use."""
+
+    def __init__(self) -> None:
+        self.uses: list[Use] = []
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(RIGHT, name)
+        if callable(value):
+            return partial(self._call, name, value)
+        self.uses.append(Use(name, None, _dump(value)))
+        return value
+
+    def _call(self, name: str, hook: Callable[..., Any], *given: Any) -> Any:
+        before = _dump(given)
+        result = hook(*given)
+        self.uses.append(Use(name, before, _dump((given, result))))
+        return result
+
+
+def notices(uses: Iterable[Use], fault: Fault) -> bool:
+    """Return whether a fault answers any use differently from the right server."""
+    own = vars(type(fault))
+    return any(_differs(use, fault) for use in uses if use.name in own)
+
+
+def _differs(use: Use, fault: Fault) -> bool:
+    value = getattr(fault, use.name)
+    if use.given is None:
+        return _dump(value) != use.answer
+    given = marshal.loads(use.given)  # noqa: S302
+    try:
+        result = value(*given)
+        return _dump((given, result)) != use.answer
+    except Exception:
+        return True
+
+
+def _dump(value: Any) -> bytes:
+    """Serialise JSON, bytes or tuples so that 1, 1.0 and True differ, and the order of keys counts.
+
+    Version 2 of the format has no references: equal values have equal bytes, even if one of them
+    contains the same object twice.
+    """
+    return marshal.dumps(value, 2)
