@@ -27,6 +27,10 @@ TokenIds: TypeAlias = tuple[int, ...]
 Prompt: TypeAlias = TokenIds | Text
 
 
+# Extras that say how many of the last tokens are looked at.
+WINDOWS = frozenset({"repeat_last_n", "dry_penalty_last_n"})
+
+
 class Sampling(NamedTuple):
     """How to pick tokens: OpenAI's own knobs, and the engine extras that the request named.
 
@@ -40,6 +44,18 @@ class Sampling(NamedTuple):
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     extras: Mapping[str, Any] = MappingProxyType({})
+
+    def extras_within(self, context: int) -> Mapping[str, Any]:
+        """The extras, with no window longer than the context.
+
+        Nothing is behind it, and engines allocate as much as they are told: 8 GiB for 2**31 - 1.
+        """
+        if WINDOWS.isdisjoint(self.extras):
+            return self.extras
+        return {
+            name: min(value, context) if name in WINDOWS else value
+            for name, value in self.extras.items()
+        }
 
 
 MediaKind: TypeAlias = Literal["image", "audio"]

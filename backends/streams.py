@@ -12,24 +12,40 @@ from .base import Batch, Event, Finish, Generation, Stream
 
 T = TypeVar("T")
 
+# Streams of one request that are open at once, so that no request takes all of an engine's queue.
+AT_ONCE = 32
+# Events that wait for a reader; beyond it the engines wait, too.
+MOST_WAITING = 1_024
+
 
 @asynccontextmanager
-async def merged(streams: Sequence[Stream]) -> AsyncIterator[AsyncIterator[Batch]]:
+async def merged(
+    streams: Sequence[Stream], at_once: int = AT_ONCE
+) -> AsyncIterator[AsyncIterator[Batch]]:
     """Run streams side by side; what waits when the reader comes is handed over as one batch.
 
+    No more than `at_once` are open: the others wait for their turn, in their order.
+
     The first error of any of them is raised at the reader, and all others are cancelled, as they
-    are when the context is left. A slow reader never holds an engine back.
+    are when the context is left. A reader that is more than `MOST_WAITING` events behind holds the
+    engines back.
     """
     waiting: deque[Event] = deque()
     wake = asyncio.Event()
     errors: list[BaseException] = []
+    turns = asyncio.Semaphore(at_once)
+    room = asyncio.Event()
+    room.set()
 
     async def pump(stream: Stream) -> None:
         try:
-            async with stream as batches:
+            async with turns, stream as batches:
                 async for batch in batches:
                     waiting.extend(batch)
                     wake.set()
+                    if len(waiting) > MOST_WAITING:
+                        room.clear()
+                        await room.wait()
         except Exception as error:
             errors.append(error)
         finally:
@@ -42,6 +58,7 @@ async def merged(streams: Sequence[Stream]) -> AsyncIterator[AsyncIterator[Batch
             if waiting:
                 batch = tuple(waiting)
                 waiting.clear()
+                room.set()
                 yield batch
             if errors:
                 raise errors[0]

@@ -34,6 +34,8 @@ from ..validation import (
 from ..vocabularies import to_text
 
 DEFAULT_MAX_TOKENS = 16
+# Choices of one request; each is kept until the reply is complete.
+MOST_CHOICES = 4_096
 
 _REQUEST = TypeAdapter(CompletionRequest)
 
@@ -49,6 +51,15 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         request, sampling_of(request, capabilities), service
     )
     prompts = await offload.run(exchange.size, _prompts, request, model, service)
+    if len(prompts) * candidates > MOST_CHOICES:
+        param = "n" if best is None else "best_of"
+        raise RequestError(
+            f"Invalid '{param}': {len(prompts)} prompts with {candidates} choices each are "
+            f"{len(prompts) * candidates} choices; one request may have {MOST_CHOICES}. Send "
+            "fewer prompts at once.",
+            param,
+            "invalid_value",
+        )
     await notes(exchange, request, sampling, capabilities, service.strict, inexact)
     grammar = await offload.run(exchange.size, grammar_of, request, capabilities)
     jobs = [

@@ -132,7 +132,7 @@ def to_native(
         "stop_sequence": list(job.stops) if job.scan is None else [],
         **NEUTRAL,
         "render_special": bool(job.visible),
-        **{EXTRAS[name]: value for name, value in sampling.extras.items()},
+        **{EXTRAS[name]: value for name, value in sampling.extras_within(context).items()},
     }
     if sampling.presence_penalty and "repeat_last_n" not in sampling.extras:
         payload["rep_pen_range"] = context

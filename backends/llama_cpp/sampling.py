@@ -51,6 +51,7 @@ class Sampler:
         )
         seed = random.getrandbits(32) if seed is None else seed % (2**32 - 1)
         size = vocabulary.size
+        sampling = sampling._replace(extras=sampling.extras_within(context))
         extras = sampling.extras
         self._add_bias(sampling, vocabulary)
         if sampling.presence_penalty or sampling.frequency_penalty:

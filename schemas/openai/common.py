@@ -46,7 +46,13 @@ class Request(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
+# Characters of a stop sequence: each choice keeps a table of each of them.
+MOST_STOP = 4_096
+
+
 def _check_stop(value: object) -> object:
+    if isinstance(value, str):
+        _check_stop_length(value, "")
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -63,6 +69,7 @@ def _check_stop(value: object) -> object:
                 "invalid_type",
                 f"[{index}]",
             )
+        _check_stop_length(item, f"[{index}]")
     if len(value) > 4:
         raise invalid(
             "Invalid '{param}': array too long. Expected an array with maximum length 4, but got "
@@ -72,6 +79,16 @@ def _check_stop(value: object) -> object:
     return value
 
 
+def _check_stop_length(stop: str, path: str) -> None:
+    if len(stop) > MOST_STOP:
+        raise invalid(
+            f"Invalid '{{param}}': string too long. Expected a string with maximum length "
+            f"{MOST_STOP}, but got a string with length {len(stop)} instead.",
+            "string_above_max_length",
+            path,
+        )
+
+
 Stop = Annotated[str | list[str] | None, BeforeValidator(_check_stop)]
 
 
@@ -79,9 +96,10 @@ def _check_logit_bias(value: object) -> object:
     if not isinstance(value, dict):
         return value
     for key, bias in value.items():
-        if not key.isascii() or not key.isdigit():
+        if not key.isascii() or not key.isdigit() or len(key) > 10:
             raise invalid(
-                f"Invalid key in '{{param}}': {key}. Keys are token ids, as strings of digits.",
+                f"Invalid key in '{{param}}': {key:.60}. Keys are token ids, as strings of up to "
+                "ten digits.",
                 "invalid_value",
             )
         if isinstance(bias, bool) or not isinstance(bias, int | float):
@@ -121,7 +139,7 @@ class EngineExtras(Request):
     the vocabulary of OpenAI's that the request's token ids are of.
     """
 
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_n_sigma: float | None = None
@@ -135,7 +153,7 @@ class EngineExtras(Request):
     dry_multiplier: Annotated[float, Field(ge=0)] | None = None
     dry_base: Annotated[float, Field(ge=0)] | None = None
     dry_allowed_length: Annotated[int, Field(ge=0)] | None = None
-    dry_penalty_last_n: Annotated[int, Field(ge=-1)] | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     dry_sequence_breakers: list[str] | None = None
     repeat_penalty: Annotated[float, Field(gt=0)] | None = None
     repeat_last_n: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None

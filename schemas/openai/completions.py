@@ -21,6 +21,9 @@ from .common import (
     kind_of,
 )
 
+# Prompts of one request, as many as OpenAI's embeddings take inputs.
+MOST_PROMPTS = 2_048
+
 
 def _check_prompt(value: object) -> object:
     """A string, strings, token ids, or lists of token ids; never a mixture (contract 2.2)."""
@@ -39,6 +42,12 @@ def _check_prompt(value: object) -> object:
             "empty_array",
         )
     first = _shape(value[0])
+    if first is not int and len(value) > MOST_PROMPTS:
+        raise invalid(
+            f"Invalid '{{param}}': array too long. Expected an array with maximum length "
+            f"{MOST_PROMPTS}, but got an array with length {len(value)} instead.",
+            "array_above_max_length",
+        )
     for index, item in enumerate(value):
         if first is None or _shape(item) != first:
             raise invalid(

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from latimer.backends.base import Batch, Piece
 from latimer.backends.errors import EngineError
-from latimer.backends.streams import merged
+from latimer.backends.streams import MOST_WAITING, merged
 
 ended: list[int] = []
 
@@ -40,6 +40,49 @@ async def test_every_event_of_every_stream_comes_in_its_order() -> None:
     for number in range(5):
         data = [e.data for e in events if isinstance(e, Piece) and e.choice == number]
         assert data == [b"%d" % index for index in range(20)]
+
+
+async def test_streams_are_opened_in_turn() -> None:
+    """Of many only some are open at once, and each has its turn."""
+    open_now, most = 0, 0
+
+    @asynccontextmanager
+    async def counted(number: int) -> AsyncIterator[AsyncIterator[Batch]]:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        async with source(number, 2) as batches:
+            yield batches
+        open_now -= 1
+
+    async with merged([counted(i) for i in range(40)], at_once=3) as batches:
+        events = [event async for batch in batches for event in batch]
+    assert {event.choice for event in events} == set(range(40))
+    assert most == 3
+
+
+async def test_a_reader_that_stops_holds_the_engines_back() -> None:
+    """What waits is bounded, whatever the engines have; a reader that goes on gets everything."""
+    made = 0
+
+    @asynccontextmanager
+    async def endless(number: int) -> AsyncIterator[AsyncIterator[Batch]]:
+        async def batches() -> AsyncIterator[Batch]:
+            nonlocal made
+            for _ in range(5_000):
+                made += 1
+                yield [Piece(number, b"x")]
+                await asyncio.sleep(0)
+
+        yield batches()
+
+    async with merged([endless(i) for i in range(4)]) as batches:
+        count = len(await anext(batches))
+        for _ in range(3_000):
+            await asyncio.sleep(0)
+        assert made <= count + MOST_WAITING + 8
+        count += sum([len(batch) async for batch in batches])
+    assert count == made == 20_000
 
 
 async def test_an_error_ends_all_of_them() -> None:
