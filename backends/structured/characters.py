@@ -30,9 +30,13 @@ def normal(ranges: Iterable[Range]) -> list[Range]:
 
 def complement(ranges: Iterable[Range]) -> list[Range]:
     """Every other character."""
-    found = [Range(0, LAST)]
-    for one in ranges:
-        found = _minus(found, one)
+    found, start = [], 0
+    for first, last in normal(ranges):
+        if start < first:
+            found.append(Range(start, first - 1))
+        start = last + 1
+    if start <= LAST:
+        found.append(Range(start, LAST))
     return normal(found)
 
 

@@ -143,11 +143,11 @@ def _values_disjoint(
     values = _values(one)
     if values is None:
         values, other = _values(other) or [], one
-    return not any(allows(other, value, path) for value in values)
+    return not allowed(other, values, path)
 
 
-def allows(schema: Any, value: Any, path: Sequence[str | int]) -> bool:
-    """Whether a value satisfies a schema.
+def allowed(schema: Any, values: Sequence[Any], path: Sequence[str | int]) -> list[Any]:
+    """Those of some values that satisfy a schema.
 
     Raises:
         Unenforced: it cannot be told, for a reference or a pattern that is none.
@@ -156,7 +156,7 @@ def allows(schema: Any, value: Any, path: Sequence[str | int]) -> bool:
         validator = jsonschema_rs.Draft202012Validator(
             schema, offline=True, pattern_options=PATTERNS
         )
-        return validator.is_valid(value)
+        return [value for value in values if validator.is_valid(value)]
     except (jsonschema_rs.ReferencingError, jsonschema_rs.ValidationError, ValueError):
         reason = "listed values beside references or broken patterns are not enforced"
         raise Unenforced(reason, path) from None

@@ -56,9 +56,11 @@ def _converted(pattern: str, one: Callable[[Sequence[Range]], str], around: str)
             # Of what other dialects might read otherwise.
             warnings.simplefilter("ignore")
             tree = list(parser.parse(pattern))
-    except (re.error, RecursionError, OverflowError) as error:
-        raise Unenforced(f"'{pattern}' is no regular expression: {error}") from None
-    return _Converter(one).found(tree, around, around) or _NOTHING
+        return _Converter(one).found(tree, around, around) or _NOTHING
+    except RecursionError:
+        raise Unenforced("a regular expression nested so deeply is not enforced") from None
+    except (re.error, OverflowError, ValueError) as error:
+        raise Unenforced(f"'{pattern:.100}' is no regular expression: {error}") from None
 
 
 class _Converter:

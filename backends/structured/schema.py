@@ -15,13 +15,21 @@ from typing import Any
 
 import jsonschema_rs
 
+from .. import gbnf
 from .characters import LAST, SPECIAL, Range, complement, holds, literal, normal, one_in_json
-from .merge import CONSTRAINTS, KEYWORDS, PATTERNS, TYPES, allows, are_disjoint, merged
+from .merge import CONSTRAINTS, KEYWORDS, PATTERNS, TYPES, allowed, are_disjoint, merged
 from .numbers import integers, numbers
 from .regex import MOST_TIMES, in_json
 from .unenforced import Unenforced
 
 MOST_DEEP = 64
+# Schemas that are written out, references and alternatives again wherever they are merged: a second
+# of work.
+MOST_VISITS = 20_000
+# Every two schemas of `oneOf` are compared.
+MOST_OPTIONS = 64
+# Characters of a name beside which other names are allowed: a rule goes as deep as it is long.
+MOST_KEY = 256
 # Characters of what is wrong with a schema, which may quote all of it.
 MOST_SAID = 300
 # Their meta-schemas come with the validators.
@@ -159,8 +167,12 @@ class _Converter:
         self._root = root
         self._prefix = prefix
         self.rules: dict[str, str] = {}
+        # Rules by their bodies, so that what is alike is written once.
+        self._names: dict[str, str] = {}
         self._references: dict[str, str] = {}
         self._depth = 0
+        self._visits = 0
+        self._size = 0
 
     def visit(self, schema: Any, path: Path) -> str:
         """GBNF for a schema."""
@@ -168,11 +180,18 @@ class _Converter:
         if self._depth == MOST_DEEP:
             reason = f"it goes more than {MOST_DEEP} schemas deep, or round in a circle"
             raise Unenforced(reason, path[:8])
+        self._visits += 1
         self._depth += 1
         try:
-            return self._visited(schema, path)
+            found = self._visited(schema, path)
         finally:
             self._depth -= 1
+        # What is written out at one level is written out again in all above it.
+        self._size += len(found)
+        if self._visits > MOST_VISITS or self._size > MOST_DEEP * gbnf.MAX_SIZE:
+            reason = f"its grammar is longer than {gbnf.MAX_SIZE} characters"
+            raise Unenforced(f"{reason}; let it name fewer properties and values", path[:8])
+        return found
 
     def _visited(self, schema: Any, path: Path) -> str:
         if schema is True:
@@ -205,6 +224,7 @@ class _Converter:
         if name is None:
             name = self._references[target] = f"{self._prefix}ref-{len(self._references)}"
             self.rules[name] = self.visit(self._found(target, path), _pointer(target))
+            self._names.setdefault(self.rules[name], name)
         return name
 
     def _resolved(self, schema: Any, path: Path) -> Any:
@@ -219,7 +239,7 @@ class _Converter:
 
     def _found(self, target: str, path: Path) -> Any:
         if target != "#" and not target.startswith("#/"):
-            raise Unenforced(f"'$ref' leads out of the schema: '{target}'", (*path, "$ref"))
+            raise Unenforced(f"'$ref' leads out of the schema: '{target:.100}'", (*path, "$ref"))
         found = self._root
         for key in _pointer(target):
             if isinstance(found, list) and isinstance(key, int) and key < len(found):
@@ -227,13 +247,16 @@ class _Converter:
             elif isinstance(found, dict) and str(key) in found:
                 found = found[str(key)]
             else:
-                raise Unenforced(f"'$ref' leads nowhere: '{target}'", (*path, "$ref"))
+                raise Unenforced(f"'$ref' leads nowhere: '{target:.100}'", (*path, "$ref"))
         return found
 
     def _alternatives(self, schema: Schema, keyword: str, path: Path) -> str:
         rest = {key: value for key, value in schema.items() if key != keyword}
         options = [self._resolved(option, path) for option in schema[keyword]]
         if keyword == "oneOf":
+            if len(options) > MOST_OPTIONS:
+                reason = f"'oneOf' is enforced for up to {MOST_OPTIONS} schemas; use 'anyOf'"
+                raise Unenforced(reason, (*path, keyword))
             for index, option in enumerate(options):
                 for other in options[:index]:
                     if not are_disjoint(option, other, path):
@@ -255,7 +278,7 @@ class _Converter:
         values = [schema["const"]] if "const" in schema else schema["enum"]
         rest = {key: value for key, value in schema.items() if key != keyword}
         if rest.keys() & CONSTRAINTS:
-            values = [value for value in values if allows(rest, value, path)]
+            values = allowed(rest, values, path)
         if not values:
             raise Unenforced("no value satisfies it", (*path, keyword))
         return _any([literal(json.dumps(value, ensure_ascii=False)) for value in values])
@@ -281,7 +304,7 @@ class _Converter:
 
     def _object(self, schema: Schema, path: Path) -> str:
         properties = dict(schema.get("properties", {}))
-        required = list(schema.get("required", ()))
+        required = dict.fromkeys(schema.get("required", ()))
         extra = schema.get("additionalProperties", not properties)
         for name in required:
             if name not in properties:
@@ -290,7 +313,7 @@ class _Converter:
                 reason = f"'{name}' is required and not allowed"
                 raise Unenforced(reason, (*path, "required"))
         most = len(properties) if extra is False else None
-        _check_count(schema, len(set(required)), most, path)
+        _check_count(schema, len(required), most, path)
         if not properties and extra is True:
             return self._primitive("object")
         ws = self._primitive("ws")
@@ -301,6 +324,9 @@ class _Converter:
             pairs.append((f'{key} {ws} ":" {ws} {inner}', name in required))
         more = ""
         if extra is not False:
+            if any(len(name) > MOST_KEY for name in properties):
+                reason = f"beside other keys, names of up to {MOST_KEY} characters are enforced"
+                raise Unenforced(reason, (*path, "additionalProperties"))
             inner = self.visit(extra, (*path, "additionalProperties"))
             key = f'"\\"" {_other_keys(list(properties))} "\\""'
             more = self._rule(f'{key} {ws} ":" {ws} {inner}')
@@ -398,16 +424,16 @@ class _Converter:
     def _rule(self, body: str) -> str:
         """The name of a rule with this body."""
         body = body.strip()
-        for name, known in self.rules.items():
-            if known == body:
-                return name
-        name = f"{self._prefix}r{len(self.rules)}"
-        self.rules[name] = body
+        name = self._names.get(body)
+        if name is None:
+            name = self._names[body] = f"{self._prefix}r{len(self.rules)}"
+            self.rules[name] = body
         return name
 
     def _primitive(self, name: str) -> str:
         if name not in self.rules:
             self.rules[name] = _PRIMITIVES[name] or ""
+            self._names.setdefault(self.rules[name], name)
             for needed in _NEEDS.get(name, ()):
                 self._primitive(needed)
         return name
@@ -466,7 +492,7 @@ def _other_keys(names: Sequence[str]) -> str:
 def _pointer(target: str) -> Path:
     """A JSON pointer's keys."""
     keys = [key.replace("~1", "/").replace("~0", "~") for key in target[2:].split("/") if key]
-    return tuple(int(key) if key.isdigit() else key for key in keys)
+    return tuple(int(key) if key.isdecimal() and len(key) < 10 else key for key in keys)
 
 
 def _any(options: Sequence[str]) -> str:
