@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from ..backends.errors import (
     Busy,
     ContextExceeded,
+    EngineSilent,
     EngineUnavailable,
     LatimerError,
     RequestError,
@@ -49,8 +50,10 @@ def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
         return 429, _body(error.message, "requests", None, "rate_limit_exceeded"), headers
     if isinstance(error, EngineUnavailable):
         body = _body(error.message, "service_unavailable_error", None, "engine_unavailable")
-        return 503, body, [(b"retry-after", b"1")]
-    return 500, _body(error.message, "server_error", None, "engine_error"), headers
+        return 503, body, [(b"retry-after-ms", b"1000"), (b"retry-after", b"1")]
+    if isinstance(error, EngineSilent):
+        return 504, _body(error.message, "server_error", None, "engine_timeout"), headers
+    return 502, _body(error.message, "server_error", None, "engine_error"), headers
 
 
 def unexpected() -> tuple[int, ErrorReply]:

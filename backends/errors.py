@@ -10,9 +10,14 @@
   x Busy                    too much work at once; asking again later helps
   x EngineError             the engine's fault
     - EngineUnavailable     not reachable, or still loading its model
+    - EngineSilent          it does not answer any more
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 
 class LatimerError(Exception):
@@ -110,3 +115,38 @@ class EngineError(LatimerError):
 
 class EngineUnavailable(EngineError):
     """The engine cannot be reached, or is not ready yet."""
+
+
+class EngineSilent(EngineError):
+    """The engine does not answer any more."""
+
+
+@contextmanager
+def read_from(engine: str, what: str) -> Iterator[None]:
+    """Turn whatever is wrong with the shape of an engine's answer into an `EngineError`.
+
+    Args:
+        what: the answer, for the message.
+    """
+    try:
+        yield
+    except MALFORMED as error:
+        raise malformed(engine, what, error) from error
+
+
+def malformed(engine: str, what: str, error: Exception) -> EngineError:
+    """The error for an answer in which something is missing, or is of another type."""
+    return EngineError(
+        f"{engine} answered {what} with something else than it documents: {error!r:.200}"
+    )
+
+
+def ids_of(value: Any) -> tuple[int, ...]:
+    """The token ids that an answer lists; raises `TypeError` where it lists something else."""
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        raise TypeError(f"{str(value)[:60]} is no list of token ids")
+    return tuple(value)
+
+
+# What reading an answer raises where its shape is not the documented one.
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError)

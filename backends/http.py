@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from .errors import EngineError, EngineUnavailable
+from .errors import EngineError, EngineSilent, EngineUnavailable
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -261,6 +261,8 @@ class _Connection(asyncio.Protocol):
 
     def _send_more(self) -> None:
         """Write more of a large body, until the transport has enough."""
+        # A server that reads is not silent.
+        self.last = self.loop.time()
         while self._unsent and not self._is_full and not self.closed:
             self._transport.write(self._unsent[:PIECE])
             # An empty view of the body would keep it in memory.
@@ -311,7 +313,7 @@ class _Connection(asyncio.Protocol):
 
     def lose(self, silence: float) -> None:
         """Give an answer up that has been silent for too long."""
-        self._fail(EngineError(f"The engine at {self._address} was silent for {silence} s."))
+        self._fail(EngineSilent(f"The engine at {self._address} was silent for {silence} s."))
 
     # asyncio.Protocol
 

@@ -34,6 +34,8 @@ from ..errors import (
     EngineUnavailable,
     LatimerError,
     Unsupported,
+    ids_of,
+    read_from,
 )
 from ..http import HttpUpstream
 from ..streams import ended
@@ -107,7 +109,8 @@ class KoboldCpp:
         if self._model is None:
             async with self._reading:
                 if self._model is None:
-                    self._model = await self._read_model()
+                    with read_from(ENGINE, "questions about its model"):
+                        self._model = await self._read_model()
         return self._model
 
     @asynccontextmanager
@@ -120,7 +123,8 @@ class KoboldCpp:
         if job.logprobs is not None and not self._tells_tokens:
             raise Unsupported("logprobs", f"this {ENGINE}", "Versions before 1.115 tell none.")
         self._turns.check()
-        prompt, count, tokens = await self._counted_prompt(job, model)
+        with read_from(ENGINE, "questions to its tokeniser"):
+            prompt, count, tokens = await self._counted_prompt(job, model)
         job = await with_gbnf(job)
         max_tokens = model.context - count if job.max_tokens is None else job.max_tokens
         if max_tokens == 0:
@@ -139,7 +143,8 @@ class KoboldCpp:
         """See `Backend.native`."""
         model = await self.model()
         self._turns.check()
-        prompt, count, _tokens = await self._counted_prompt(job, model)
+        with read_from(ENGINE, "questions to its tokeniser"):
+            prompt, count, _tokens = await self._counted_prompt(job, model)
         job = await with_gbnf(job)
         room = model.context - count if job.max_tokens is None else job.max_tokens
         cap = longest_call(model.context)
@@ -163,7 +168,9 @@ class KoboldCpp:
         """See `Backend.tokenize`; control tokens are always parsed here."""
         if not parse_special:
             raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
-        return tuple((await self.token_count(text, add_special))["ids"])
+        reply = await self.token_count(text, add_special)
+        with read_from(ENGINE, "/api/extra/tokencount"):
+            return ids_of(reply["ids"])
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`; incomplete characters are left out by the engine."""
@@ -309,7 +316,7 @@ class KoboldCpp:
         context = int((await self._ask("GET", "/api/extra/true_max_context_length"))["value"])
         template = None
         try:
-            template = (await self._ask("GET", "/props")).get("chat_template") or None
+            template = str((await self._ask("GET", "/props")).get("chat_template") or "") or None
         except LatimerError:
             if self._tells_tokens:
                 raise

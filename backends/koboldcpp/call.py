@@ -13,7 +13,7 @@ import orjson
 from ...schemas.native.koboldcpp import LastLogprobs
 from .. import offload
 from ..base import Batch, Generation, Model, Piece
-from ..errors import EngineError, LatimerError
+from ..errors import MALFORMED, EngineError, LatimerError, malformed
 from ..sse import EventParser
 from ..upstream import Reply
 from . import tokens as tokens_of
@@ -49,34 +49,47 @@ class Run:
         self._running = False
 
     async def batches(self) -> AsyncIterator[Batch]:
-        for choice in range(len(self._job.seeds)):
-            end = self._model.eos_token
-            stream = ChoiceStream(self._job, choice, self._prompt_tokens, end)
-            tokens: list[Told] | None = [] if self._job.logprobs is not None else None
-            ended = False
-            # One call gives at most 80 % of the context, or what `--genlimit` allows.
-            while not ended and not stream.stopped and stream.tokens < self._max_tokens:
-                before, start = stream.tokens, len(stream.text)
-                reason = None
-                async with aclosing(self._call(stream)) as call:
-                    async for text, told in call:
-                        reason = told
-                        data = stream.feed(text)
-                        if data and tokens is None:
-                            yield (Piece(choice, data),)
-                        if stream.stopped:
-                            break
-                rest = stream.rest()
-                if rest and tokens is None:
-                    yield (Piece(choice, rest),)
-                await self.aclose()
-                ended = reason == "stop" and not stream.stopped
-                told_tokens = await self._count(stream, ended)
-                if tokens is not None:
-                    tokens.append(self._laid(told_tokens, stream.text[start:], ended))
-                if stream.tokens == before:
-                    break
-            yield self._last(stream, tokens, ended)
+        """The batches of all choices, one after the other.
+
+        Raises:
+            EngineError: the engine fails, or answers with something else than it documents.
+        """
+        try:
+            for choice in range(len(self._job.seeds)):
+                async with aclosing(self._batches_of(choice)) as batches:
+                    async for batch in batches:
+                        yield batch
+        except MALFORMED as error:
+            raise malformed(ENGINE, "a generation", error) from error
+
+    async def _batches_of(self, choice: int) -> AsyncGenerator[Batch, None]:
+        end = self._model.eos_token
+        stream = ChoiceStream(self._job, choice, self._prompt_tokens, end)
+        tokens: list[Told] | None = [] if self._job.logprobs is not None else None
+        ended = False
+        # One call gives at most 80 % of the context, or what `--genlimit` allows.
+        while not ended and not stream.stopped and stream.tokens < self._max_tokens:
+            before, start = stream.tokens, len(stream.text)
+            reason = None
+            async with aclosing(self._call(stream)) as call:
+                async for text, told in call:
+                    reason = told
+                    data = stream.feed(text)
+                    if data and tokens is None:
+                        yield (Piece(choice, data),)
+                    if stream.stopped:
+                        break
+            rest = stream.rest()
+            if rest and tokens is None:
+                yield (Piece(choice, rest),)
+            await self.aclose()
+            ended = reason == "stop" and not stream.stopped
+            told_tokens = await self._count(stream, ended)
+            if tokens is not None:
+                tokens.append(self._laid(told_tokens, stream.text[start:], ended))
+            if stream.tokens == before:
+                break
+        yield self._last(stream, tokens, ended)
 
     def _laid(self, told: LastLogprobs | None, text: bytes, ended: bool) -> Told:
         if told is None:

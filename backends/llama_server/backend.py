@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -34,6 +35,8 @@ from ..errors import (
     EngineUnavailable,
     RequestError,
     Unsupported,
+    ids_of,
+    read_from,
 )
 from ..http import HttpUpstream
 from ..streams import ended, merged, together
@@ -148,9 +151,10 @@ class LlamaServer:
             async with facts.turns:
                 status, body = await self._complete(payload)
             if status == 200:
-                found, rest = await offload.run(
-                    len(body), scoring.read, call, ids, top, body, facts.vocabulary
-                )
+                with read_from(ENGINE, "a call that scores a prompt"):
+                    found, rest = await offload.run(
+                        len(body), scoring.read, call, ids, top, body, facts.vocabulary
+                    )
             elif call.kind == "grammar":
                 # A grammar that leaves no token is an error of the server's.
                 found, rest = [], scoring.after(call, 0, ids)
@@ -188,7 +192,8 @@ class LlamaServer:
             "parse_special": parse_special,
         }
         reply = await self._ask("POST", "/tokenize", payload, len(text))
-        return tuple(reply["tokens"])
+        with read_from(ENGINE, "/tokenize"):
+            return ids_of(reply["tokens"])
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`; from the vocabulary, since `/detokenize` breaks characters."""
@@ -309,22 +314,28 @@ class LlamaServer:
 
     async def _read_model(self) -> Model:
         props: Props = await self._ask("GET", "/props")
+        with read_from(ENGINE, "/props"):
+            model = self._model_of(props)
+        return replace(model, adds_bos=bool(await self._ids("")))
+
+    def _model_of(self, props: Props) -> Model:
+        """The model that the server tells of; what comes before prompts is asked for later."""
         try:
-            context = props["default_generation_settings"]["n_ctx"]
+            context = int(props["default_generation_settings"]["n_ctx"])
             facts = [props["model_path"], props["build_info"], str(context)]
         except (KeyError, TypeError):
             raise EngineError(f"{self.upstream.address} is no {ENGINE}.") from None
-        self._marker = props.get("media_marker") or ""
+        self._marker = str(props.get("media_marker") or "")
         modalities = props.get("modalities") or {}
         # Without `--alias` the alias is the path, which is nobody's business.
         path, alias = props["model_path"], props.get("model_alias")
         return Model(
-            name=alias if alias and alias != path else PurePath(path).name,
+            name=str(alias) if alias and alias != path else PurePath(path).name,
             context=context,
-            template=props.get("chat_template") or None,
-            bos_token=props.get("bos_token", ""),
-            eos_token=props.get("eos_token", ""),
-            adds_bos=bool(await self._ids("")),
+            template=str(props.get("chat_template") or "") or None,
+            bos_token=str(props.get("bos_token", "")),
+            eos_token=str(props.get("eos_token", "")),
+            adds_bos=False,
             fingerprint="fp_" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:10],
             modified=int(time.time()),
             media=frozenset(
@@ -337,7 +348,8 @@ class LlamaServer:
         if self._facts is None:
             async with self._reading:
                 if self._facts is None:
-                    self._facts = await read_facts(self.upstream, self._ask)
+                    with read_from(ENGINE, "questions about its vocabulary"):
+                        self._facts = await read_facts(self.upstream, self._ask)
         return self._facts
 
 

@@ -9,7 +9,14 @@ import orjson
 
 from .. import offload
 from ..base import Batch, Event, Generation, Model, Text, Token, TokenIds
-from ..errors import ContextExceeded, EngineError, EngineUnavailable, Unsupported
+from ..errors import (
+    MALFORMED,
+    ContextExceeded,
+    EngineError,
+    EngineUnavailable,
+    Unsupported,
+    malformed,
+)
 from ..sse import EventParser
 from ..structured import with_gbnf
 from .scoring import speculative
@@ -90,11 +97,16 @@ class Call:
             data = self._parser.feed(chunk)
             if not data:
                 continue
-            events = self._stream.parse(data)
-            if self._job.media and events and not self._begun:
-                self._begun = True
-                self._stream.check_room(events[0], self._context)
-            batch = self._stream.feed(events) if self._read is None else await self._read(events)
+            try:
+                events = self._stream.parse(data)
+                if self._job.media and events and not self._begun:
+                    self._begun = True
+                    self._stream.check_room(events[0], self._context)
+                batch = (
+                    self._stream.feed(events) if self._read is None else await self._read(events)
+                )
+            except MALFORMED as error:
+                raise malformed(ENGINE, "a completion", error) from error
             if batch:
                 return batch
         if not self._stream.finished:

@@ -30,6 +30,7 @@ from ..errors import (
     LatimerError,
     RequestError,
     UnreadableMedia,
+    read_from,
 )
 from ..stops import cut
 from .vocabulary import Vocabulary
@@ -148,7 +149,7 @@ def to_native(
         "frequency_penalty": sampling.frequency_penalty,
         # -100 bans (contract 2.1); a bias of -100 would only make it unlikely.
         "logit_bias": [[i, bias if bias > -100 else False] for i, bias in sampling.logit_bias],
-        **sampling.extras,
+        **sampling.extras_within(context),
     }
     if job.scan is not None:
         # The end may be found here, and then no last event tells what came from the cache.
@@ -174,11 +175,9 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return EngineError(f"{ENGINE} answered {status}: {body[:200].decode(errors='replace')}")
     if kind == "exceed_context_size_error":
-        return ContextExceeded(
-            int(native["n_ctx"]),
-            int(native["n_prompt_tokens"]),
-            (job.max_tokens or 0) if job is not None else 0,
-        )
+        with read_from(ENGINE, "a request that is too long"):
+            context, prompt = int(native["n_ctx"]), int(native["n_prompt_tokens"])
+        return ContextExceeded(context, prompt, (job.max_tokens or 0) if job is not None else 0)
     if kind == "unavailable_error":
         return EngineUnavailable(f"{ENGINE} is not ready: {message}")
     if kind == "invalid_request_error":
@@ -200,6 +199,29 @@ class Step:
         self.tokens = tokens
         self.id = token
         self.content = content
+
+
+def _is_valid(event: Any) -> bool:
+    """Whether an event is what llama-server sends, as far as it is read here."""
+    try:
+        if event["stop"] is False:
+            tokens = event["tokens"]
+            return (
+                type(event["content"]) is str
+                and type(tokens) is list
+                and (not tokens or type(tokens[-1]) is int)
+                and type(event["tokens_predicted"]) is int
+            )
+        return (
+            event["stop"] is True
+            and type(event["stop_type"]) is str
+            and (event["stop_type"] != "word" or type(event["stopping_word"]) is str)
+            and type(event["tokens_predicted"]) is int
+            and type(event["tokens_evaluated"]) is int
+            and event["tokens_predicted"] >= 0 <= event["tokens_evaluated"]
+        )
+    except (KeyError, TypeError):
+        return False
 
 
 class ChoiceStream:
@@ -252,9 +274,13 @@ class ChoiceStream:
             raise EngineError(f"{ENGINE} sent no JSON: {events[0][:200]!r}") from None
         if b'"error"' in data:
             for event in parsed:
-                if event is not None and "error" in event:
+                if isinstance(event, dict) and "error" in event:
                     raise to_error(200, orjson.dumps(event), self._job)
-        return [event for event in parsed if event is not None]
+        found = [event for event in parsed if event is not None]
+        for event in found:
+            if not _is_valid(event):
+                raise EngineError(f"{ENGINE} sent an event that is none: {str(event)[:200]}")
+        return found
 
     def needs_vocabulary(self, event: dict[str, Any]) -> bool:
         """Whether an event can only be understood with the tokens' bytes at hand."""

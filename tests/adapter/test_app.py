@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 from latimer.adapter import OpenAIAdapter, OpenAIMiddleware
 from latimer.backends.base import Capabilities, Generation, Model
-from latimer.backends.errors import Busy, EngineError, EngineUnavailable
+from latimer.backends.errors import Busy, EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.llama_cpp import LlamaCpp
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -197,10 +197,11 @@ async def test_browsers_may_call_it(backend: LlamaCpp) -> None:
     [
         (Busy("later", 0.25), 429, "requests", "rate_limit_exceeded"),
         (EngineUnavailable("gone"), 503, "service_unavailable_error", "engine_unavailable"),
-        (EngineError("boom"), 500, "server_error", "engine_error"),
+        (EngineError("boom"), 502, "server_error", "engine_error"),
+        (EngineSilent("hush"), 504, "server_error", "engine_timeout"),
         (RuntimeError("secret"), 500, "server_error", None),
     ],
-    ids=["busy", "unavailable", "engine", "ours"],
+    ids=["busy", "unavailable", "engine", "silent", "ours"],
 )
 async def test_errors_of_engines(
     error: Exception, status: int, kind: str, code: str | None, caplog: pytest.LogCaptureFixture

@@ -1,0 +1,72 @@
+"""Whatever an engine answers, a request ends in an answer or in an error of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+from latimer.backends.base import Backend, Generation, Sampling, Text
+from latimer.backends.errors import LatimerError
+from latimer.backends.http import HttpUpstream
+from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.llama_server import LlamaServer
+from latimer.backends.upstream import Upstream
+from support.mutants import Recorder, Replayed, mutants
+from support.recordings import DEMO_CHATML
+
+PROMPT = Text(DEMO_CHATML.format("What is the capital of France?"))
+GREEDY = Sampling(temperature=0.0)
+LLAMA_SERVER = {
+    "plain": Generation(PROMPT, 5, sampling=GREEDY),
+    "stops": Generation(PROMPT, 16, sampling=GREEDY, stops=("Paris", "is Par")),
+    "logprobs": Generation(PROMPT, 5, sampling=GREEDY, logprobs=2),
+    "echo": Generation(Text("One day"), 0, sampling=GREEDY, logprobs=1, prompt_logprobs=1),
+    "visible": Generation(PROMPT, 5, sampling=GREEDY, visible=("<|im_end|>",)),
+    "unscored": Generation(PROMPT, 0),
+}
+KOBOLDCPP = {
+    "plain": Generation(Text(DEMO_CHATML.format("Hello!")), 3, sampling=GREEDY),
+}
+
+
+async def outcome(backend: Backend, job: Generation) -> str:
+    """How a job ends: anything but an error of ours is raised."""
+    try:
+        async with asyncio.timeout(5):
+            async with backend.open(job) as batches:
+                async for _batch in batches:
+                    pass
+    except LatimerError as error:
+        return f"{type(error).__name__}: {error.message}"
+    finally:
+        await backend.aclose()
+    return "answered"
+
+
+async def check(make: Callable[[Upstream], Backend], address: str, job: Generation) -> None:
+    """Record a job's answers, then give it each of many that are wrong."""
+    recorder = Recorder(HttpUpstream(address))
+    assert await outcome(make(recorder), job) == "answered"
+    broken = []
+    for what, record in mutants(recorder.record, random.Random(random.random()), 25):
+        try:
+            await outcome(make(Replayed(record)), job)
+        except Exception as error:
+            broken.append(f"{what}\n  {error!r}")
+    assert not broken, "\n".join(broken[:10])
+
+
+@pytest.mark.parametrize("name", LLAMA_SERVER)
+async def test_llama_server_may_answer_anything(llama_server_url: str, name: str) -> None:
+    """Answers of a real llama-server, each with something wrong in it."""
+    await check(LlamaServer, llama_server_url, LLAMA_SERVER[name])
+
+
+@pytest.mark.parametrize("name", KOBOLDCPP)
+async def test_koboldcpp_may_answer_anything(
+    koboldcpp_replay: tuple[str, object], name: str
+) -> None:
+    """Answers of a koboldcpp, each with something wrong in it."""
+    await check(lambda up: KoboldCpp(up, silence=0.05), koboldcpp_replay[0], KOBOLDCPP[name])

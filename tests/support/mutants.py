@@ -1,0 +1,137 @@
+"""Engines that answer as they did once, but for one thing that is wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from latimer.backends.upstream import Reply, Upstream
+
+STRANGE: tuple[Any, ...] = (
+    None, True, -1, 0, 5, 1.5, 1e300, 2**70, "", "x", "é" * 40, [], [None], ["x"], [-5], {},
+    {"a": 1},
+)  # fmt: skip
+RUBBISH = (b"", b"null", b"[]", b"5", b'"x"', b"{}", b"<html>Bad Gateway</html>", b"\xff\xfe", b"{")
+
+
+class Answer(NamedTuple):
+    """An answer as it came."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class Answered:
+    """An answer that is given again."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.status, self.content_type, self._body = answer
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body in lines, as a stream comes."""
+        for line in re.findall(rb"[^\n]*\n|[^\n]+", self._body):
+            yield line
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        return self._body
+
+
+Record = dict[tuple[str, str], list[Answer]]
+
+
+class Recorder:
+    """The way to an engine; keeps every answer by method and path."""
+
+    def __init__(self, inner: Upstream) -> None:
+        self._inner = inner
+        self.address = inner.address
+        self.record: Record = defaultdict(list)
+
+    @asynccontextmanager
+    async def send(self, method: str, path: str, body: bytes | None = None) -> AsyncIterator[Reply]:
+        """See `Upstream.send`."""
+        async with self._inner.send(method, path, body) as reply:
+            data = await reply.read()
+            answer = Answer(reply.status, reply.content_type, data)
+        self.record[method, path].append(answer)
+        yield Answered(answer)
+
+    async def aclose(self) -> None:
+        """See `Upstream.aclose`."""
+        await self._inner.aclose()
+
+
+class Replayed:
+    """An engine that gives recorded answers, each path's in their order, the last one for ever."""
+
+    address = "http://engine"
+
+    def __init__(self, record: Record) -> None:
+        self._record = {key: list(answers) for key, answers in record.items()}
+
+    @asynccontextmanager
+    async def send(self, method: str, path: str, body: bytes | None = None) -> AsyncIterator[Reply]:
+        """See `Upstream.send`."""
+        answers = self._record.get((method, path), [Answer(404, "text/html", b"not found")])
+        yield Answered(answers.pop(0) if len(answers) > 1 else answers[0])
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+def mutants(record: Record, generator: random.Random, count: int) -> Iterator[tuple[str, Record]]:
+    """Records with one answer that is wrong, some for each answer, and what is wrong."""
+    for key, answers in record.items():
+        for at, answer in enumerate(answers):
+            for body in _bodies(answer.body, generator, count):
+                changed = {**record, key: [*answers]}
+                changed[key][at] = answer._replace(body=body)
+                yield f"{' '.join(key)} #{at}: {body[:300]!r}", changed
+            for status in (200, 204, 400, 401, 404, 500, 503):
+                changed = {**record, key: [*answers]}
+                changed[key][at] = answer._replace(status=status)
+                yield f"{' '.join(key)} #{at}: status {status}", changed
+
+
+def _bodies(body: bytes, generator: random.Random, count: int) -> Iterator[bytes]:
+    yield from RUBBISH
+    for cut in generator.sample(range(len(body) + 1), min(3, len(body))):
+        yield body[:cut]
+    lines = body.split(b"\n")
+    places = [n for n, line in enumerate(lines) if line.lstrip(b"data: ")[:1] in (b"{", b"[")]
+    for _ in range(count if places else 0):
+        at = generator.choice(places)
+        start = lines[at].index(lines[at].lstrip(b"data: ")[:1])
+        value = json.loads(lines[at][start:])
+        changed = json.dumps(_changed(value, generator)).encode()
+        yield b"\n".join([*lines[:at], lines[at][:start] + changed, *lines[at + 1 :]])
+
+
+def _changed(value: Any, generator: random.Random) -> Any:
+    """A value with one thing in it left out, or replaced by something strange."""
+    value = copy.deepcopy(value)
+    places = list(_places(value))
+    if not places:
+        return generator.choice(STRANGE)
+    holder, key = generator.choice(places)
+    if generator.random() < 0.3:
+        del holder[key]
+    else:
+        holder[key] = generator.choice(STRANGE)
+    return value
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value[:50])
+        for key, inner in pairs:
+            yield value, key
+            yield from _places(inner)
