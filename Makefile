@@ -48,7 +48,8 @@ unit: $(VENV)/test $(VENV)/browser
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m timed --durations 10
 
 test-full: $(VENV)/test
-	PATH="$(CURDIR)/$(BIN):$$PATH" LATIMER_FULL=1 $(BIN)/pytest tests/suite/test_checks.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" LATIMER_FULL=1 $(BIN)/pytest -n auto --dist worksteal \
+		tests/suite/test_checks.py tests/clients/test_lm_eval.py
 
 test-install: $(VENV)/test
 	$(BIN)/pytest tests/install

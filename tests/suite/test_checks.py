@@ -20,7 +20,7 @@ from latimer.conformance.check import all_checks
 from latimer.conformance.profiles import PROFILES, needed
 from suite.expected import EXPECTED
 from suite.faults import FAULTS
-from suite.trial import Trial, judges, opened
+from suite.trial import SLOW, Trial, judges, opened
 
 CHECKS = all_checks()
 SUITE = Path(__file__).parent.parent / "conformance"
@@ -41,7 +41,14 @@ async def test_what_is_right_passes(trial: Trial) -> None:
     assert trial.complaints() == []
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# Faults that show only in how long something takes.
+TIMED = {fault for faults in SLOW.values() for fault in faults} | {"lingers"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(one, marks=pytest.mark.timed) if one in TIMED else one for one in FAULTS],
+)
 async def test_a_fault_fails_its_own_checks(trial: Trial, fault: str) -> None:
     """Each fault is noticed by the checks that it breaks, and by no other."""
     assert await trial.failed(fault) == sorted(EXPECTED[fault])
@@ -51,7 +58,7 @@ async def test_shortcuts_change_no_verdict(trial: Trial) -> None:
     """Random pairs of a fault and a check have the expected verdict when they run over sockets."""
     pairs = [
         (fault, check) for fault in FAULTS for check in CHECKS
-        if judges(check, fault) and not trial.records[check.id].joint
+        if fault not in TIMED and judges(check, fault) and not trial.records[check.id].joint
     ]  # fmt: skip
     failing = [(fault, check) for fault, check in pairs if check.id in EXPECTED[fault]]
     drawn = random.sample(pairs, SAMPLE) + random.sample(failing, FAILING)
