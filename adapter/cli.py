@@ -44,6 +44,12 @@ def _options(command: Command) -> Command:
         ),
         click.option("--engine-key", help="The engine's own API key."),
         click.option(
+            "--engine-timeout",
+            type=float,
+            metavar="SECONDS",
+            help="llama-server: seconds of silence in an answer after which it is lost.  [60]",
+        ),
+        click.option(
             "--context", type=int, help="In process: tokens of all that runs side by side."
         ),
         click.option("--parallel", type=int, help="In process: choices side by side.  [16]"),
@@ -281,8 +287,13 @@ async def _serve(settings: Settings) -> None:
 
     from ..backends.errors import LatimerError
     from .app import OpenAIAdapter
+    from .listening import bound
     from .vocabularies import load
 
+    try:
+        sockets = bound(settings.host, settings.port)
+    except OSError as error:
+        _fail(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}.")
     try:
         if settings.logit_bias_vocabulary is not None:
             load(settings.logit_bias_vocabulary)
@@ -305,7 +316,8 @@ async def _serve(settings: Settings) -> None:
         logit_bias_vocabulary=settings.logit_bias_vocabulary,
     )
     names = settings.model_name or [model.name]
-    listening = f"http://{settings.host}:{settings.port}/v1"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    listening = f"http://{host}:{sockets[0].getsockname()[1]}/v1"
     click.echo(
         f"Latimer serves {printable(', '.join(names))} ({backend.capabilities.engine}, "
         f"{model.context} tokens) at {listening}",
@@ -314,8 +326,6 @@ async def _serve(settings: Settings) -> None:
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            host=settings.host,
-            port=settings.port,
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -332,7 +342,7 @@ async def _serve(settings: Settings) -> None:
     # uvicorn drains, and then raises the signal again: for us a stop that went well is no death.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    await server.serve()
+    await server.serve(sockets)
     if not server.started:
         sys.exit(EXIT_START)
 

@@ -48,6 +48,9 @@ class Settings(BaseSettings):
         30, description="Seconds that running requests get to end after SIGTERM."
     )
     engine_key: SecretStr | None = Field(None, description="The engine's own API key.")
+    engine_timeout: Annotated[float, Field(gt=0)] = Field(
+        60.0, description="Seconds of silence after which llama-server's answer is lost."
+    )
     context: Annotated[int, Field(ge=1)] | None = None
     parallel: Annotated[int, Field(ge=1, le=256)] = 16
     threads: Annotated[int, Field(ge=1)] | None = None

@@ -53,7 +53,7 @@ async def backend_of(
     if kind == "koboldcpp":
         return KoboldCpp(model, key)
     if kind == "llama-server":
-        return LlamaServer(model, key)
+        return LlamaServer(model, key, settings.engine_timeout)
     raise EngineError(f"The backend {kind} needs a GGUF file, not a URL.")
 
 

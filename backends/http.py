@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from .errors import EngineError, EngineSilent, EngineUnavailable
+from .upstream import whole
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,6 +31,11 @@ IDLE_SECONDS = 4.0
 CONNECT_SECONDS = 5.0
 # A body waits here while its reader is slow; beyond this the socket is not read.
 HIGH_WATER = 2**20
+# Seconds of silence after which an engine is asked whether it is there, and for its answer.
+PROBE_AFTER, PROBE_SECONDS = 2.0, 2.0
+# Connections that wait for work, and bytes of an answer's head.
+MOST_IDLE = 64
+MOST_HEAD = 2**18
 # Bytes of a request's body that are written at once; copying 20 MB would hold the event loop.
 PIECE = 2**18
 
@@ -47,17 +53,29 @@ class HttpUpstream:
     Args:
         address: `http://host:port` or `https://…`, with a path where the engine has a prefix.
         headers: sent with every request (an engine's own API key, for example).
-        silence: seconds without a byte after which an answer counts as lost.
+        silence: seconds without a byte after which an answer that has begun counts as lost.
+        patience: the same until its first byte: a long prompt takes its time.
+        probe: a path that an engine answers while it works. It is asked when an answer falls
+            silent, and an engine that does not take the connection any more has lost the answer.
     """
 
     def __init__(
-        self, address: str, headers: Mapping[str, str] | None = None, silence: float = 600.0
+        self,
+        address: str,
+        headers: Mapping[str, str] | None = None,
+        silence: float = 600.0,
+        patience: float = 600.0,
+        probe: str | None = None,
     ) -> None:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{address!r} is no address like http://127.0.0.1:8080")
         self.address = address.rstrip("/")
         self.silence = silence
+        self.patience = patience
+        self._probe = probe
+        self._probes: dict[_Connection, asyncio.Task[None]] = {}
+        self._interval = min(silence / 4, patience / 4, PROBE_AFTER / 4)
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
@@ -107,23 +125,63 @@ class HttpUpstream:
         """Take a connection back whose answer was read to its end."""
         connection.idle_since = time.monotonic()
         self._idle.append(connection)
+        if len(self._idle) > MOST_IDLE:
+            self._idle.pop(0).close()
 
     def watch(self, connection: _Connection) -> None:
         """Look after an exchange: one timer for all of them, which runs while there are any."""
         self._busy.add(connection)
         if self._sweep is None:
-            self._sweep = connection.loop.call_later(self.silence / 4, self._look, connection.loop)
+            self._sweep = connection.loop.call_later(self._interval, self._look, connection.loop)
 
     def unwatch(self, connection: _Connection) -> None:
         """The exchange has ended."""
         self._busy.discard(connection)
+        probe = self._probes.pop(connection, None)
+        if probe is not None:
+            probe.cancel()
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        oldest = loop.time() - self.silence
-        for connection in [one for one in self._busy if one.last < oldest]:
-            connection.lose(self.silence)
-        again = loop.call_later(self.silence / 4, self._look, loop) if self._busy else None
-        self._sweep = again
+        now = loop.time()
+        for connection in list(self._busy):
+            quiet = now - connection.last
+            limit = self.silence if connection.has_begun else self.patience
+            if connection.is_paused:
+                # Its reader is slow, not the engine.
+                continue
+            if quiet > limit:
+                connection.lose(f"was silent for {limit:g} s")
+            elif quiet > PROBE_AFTER and self._probe and connection not in self._probes:
+                self._probes[connection] = loop.create_task(self._ask_whether_alive(connection))
+        self._sweep = loop.call_later(self._interval, self._look, loop) if self._busy else None
+
+    async def _ask_whether_alive(self, connection: _Connection) -> None:
+        """Give a silent answer up if its engine takes no connections any more.
+
+        A llama-server that was told to end stops listening, and keeps connections open in silence.
+        """
+        while True:
+            if not await self._is_alive():
+                break
+            await asyncio.sleep(PROBE_AFTER)
+        connection.lose("does not take connections any more, and its answer has stopped")
+
+    async def _is_alive(self) -> bool:
+        for _ in range(2):
+            try:
+                async with asyncio.timeout(PROBE_SECONDS):
+                    reader, writer = await asyncio.open_connection(
+                        self._host, self._port, ssl=self._ssl
+                    )
+                    writer.write(self._head("GET", self._probe or "/", None))
+                    try:
+                        if await reader.read(1):
+                            return True
+                    finally:
+                        writer.close()
+            except (OSError, TimeoutError):
+                await asyncio.sleep(PROBE_SECONDS / 4)
+        return False
 
     async def connect(self) -> _Connection:
         """Open a connection.
@@ -201,7 +259,7 @@ class _Exchange:
 
     async def read(self) -> bytes:
         """See `Reply.read`."""
-        return b"".join([chunk async for chunk in self._connection])
+        return await whole(self.status, self._connection)
 
 
 class _Connection(asyncio.Protocol):
@@ -230,6 +288,7 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._answered = False
+        self._head_size = 0
         self._is_informational = False
         self.headers_complete = False
         self._until_close = True
@@ -311,9 +370,19 @@ class _Connection(asyncio.Protocol):
         self._error = self._error or error
         self._wake()
 
-    def lose(self, silence: float) -> None:
-        """Give an answer up that has been silent for too long."""
-        self._fail(EngineSilent(f"The engine at {self._address} was silent for {silence} s."))
+    @property
+    def has_begun(self) -> bool:
+        """Whether some of the answer has arrived."""
+        return self._answered
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the answer waits for its reader."""
+        return self._paused
+
+    def lose(self, reason: str) -> None:
+        """Give an answer up that does not come any more."""
+        self._fail(EngineSilent(f"The engine at {self._address} {reason}."))
 
     # asyncio.Protocol
 
@@ -334,6 +403,12 @@ class _Connection(asyncio.Protocol):
                 self._fail(EngineError(f"The engine at {self._address} answers no HTTP: {error}."))
             self.close()
             return
+        if not self.headers_complete:
+            self._head_size += len(data)
+            if self._head_size > MOST_HEAD:
+                self._fail(EngineError(f"The engine at {self._address} sends headers without end."))
+                self.close()
+                return
         if self._size > HIGH_WATER and not self._paused:
             self._paused = True
             self._transport.pause_reading()

@@ -31,7 +31,7 @@ class EventParser:
 
     __slots__ = ("_buffer", "_data", "_limit")
 
-    def __init__(self, max_event_size: int = 64 * 1024 * 1024) -> None:
+    def __init__(self, max_event_size: int = 4 * 1024 * 1024) -> None:
         self._buffer = b""
         self._data: list[bytes] = []
         self._limit = max_event_size

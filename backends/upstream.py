@@ -48,6 +48,28 @@ class Upstream(Protocol):
         ...
 
 
+# Bytes of an error's body that are read, and of any other body that is read whole: the largest
+# vocabularies come to 60 MB.
+MOST_ERROR, MOST_BODY = 2**16, 2**28
+
+
+async def whole(status: int, chunks: AsyncIterator[bytes]) -> bytes:
+    """Put a body together; of an error's only as much as a message needs.
+
+    Raises:
+        EngineError: there is no end to it.
+    """
+    parts, size = [], 0
+    async for chunk in chunks:
+        parts.append(chunk)
+        size += len(chunk)
+        if status >= 400 and size > MOST_ERROR:
+            break
+        if size > MOST_BODY:
+            raise EngineError(f"The engine's answer is larger than {MOST_BODY} bytes.")
+    return b"".join(parts)
+
+
 class HttpxUpstream:
     """An upstream through a client of httpx's kind that the user made.
 
@@ -102,7 +124,7 @@ class _HttpxReply:
             raise EngineError(message) from error
 
     async def read(self) -> bytes:
-        return b"".join([chunk async for chunk in self.chunks()])
+        return await whole(self.status, self.chunks())
 
 
 def _is_transport_error(error: Exception) -> bool:

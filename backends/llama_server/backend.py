@@ -57,6 +57,8 @@ from .translate import (
 )
 from .vocabulary import Vocabulary
 
+TIMEOUT = 60.0
+
 
 class LlamaServer:
     """A running llama-server.
@@ -64,13 +66,20 @@ class LlamaServer:
     Args:
         upstream: its address (`http://127.0.0.1:8080`), or an `Upstream` of one's own.
         key: the server's own `--api-key`, where it has one.
+        timeout: seconds of silence in the middle of an answer after which it counts as lost; the
+            first token may take ten times as long, and ten minutes at least.
     """
 
     capabilities: Capabilities = CAPABILITIES
 
-    def __init__(self, upstream: str | Upstream, key: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.upstream = HttpUpstream(upstream, headers) if isinstance(upstream, str) else upstream
+    def __init__(
+        self, upstream: str | Upstream, key: str | None = None, timeout: float = TIMEOUT
+    ) -> None:
+        if isinstance(upstream, str):
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            patience = max(10 * timeout, 600.0)
+            upstream = HttpUpstream(upstream, headers, timeout, patience, "/health")
+        self.upstream = upstream
         self._model: Model | None = None
         self._facts: Facts | None = None
         self._infill: infill.Markers | None = None

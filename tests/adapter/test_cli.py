@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from latimer.adapter.cli import main
 from latimer.adapter.config import Settings
+from latimer.adapter.listening import bound
 from support.servers import command, free_port
 
 
@@ -136,14 +137,30 @@ def test_exit_codes(arguments: list[str], code: int, words: str) -> None:
 
 
 def test_a_port_in_use_is_no_start() -> None:
-    """Exit code 3 when somebody else listens there."""
+    """Exit code 3 and one line when somebody else listens there; nothing is said to be served."""
     import socket
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = run("serve", "--port", str(taken.getsockname()[1]))
+        port = taken.getsockname()[1]
+        done = run("serve", "--port", str(port))
     assert done.returncode == 3
+    assert done.stderr == (
+        f"Latimer cannot start: 127.0.0.1:{port} cannot be listened on: Address already in use.\n"
+    )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_any_free_port_is_told(host: str) -> None:
+    """`--port 0` takes a free one on every address of the host, and says which."""
+    sockets = bound(host, 0)
+    try:
+        assert len({one.getsockname()[1] for one in sockets}) == 1
+        assert sockets[0].getsockname()[1] > 0
+    finally:
+        for one in sockets:
+            one.close()
 
 
 def test_flags_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

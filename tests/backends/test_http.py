@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import httpx2
 import pytest
-from latimer.backends.errors import EngineError, EngineUnavailable
-from latimer.backends.http import HttpUpstream
+from latimer.backends import http
+from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
+from latimer.backends.http import MOST_IDLE, HttpUpstream
 from latimer.backends.upstream import HttpxUpstream
 
 Answer = Callable[["Peer", bytes], Awaitable[None]]
@@ -58,7 +60,7 @@ async def server(answer: Answer) -> AsyncIterator[tuple[HttpUpstream, list[Peer]
 
     running = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = running.sockets[0].getsockname()[1]
-    upstream = HttpUpstream(f"http://127.0.0.1:{port}/prefix/", {"X-Own": "1"}, silence=0.3)
+    upstream = HttpUpstream(f"http://127.0.0.1:{port}/prefix/", {"X-Own": "1"}, 0.3, 0.3)
     try:
         yield upstream, peers
     finally:
@@ -378,3 +380,94 @@ async def test_what_follows_an_answer_is_nobodys(more: bytes, late: bool) -> Non
                 assert (reply.status, await reply.read()) == (200, name.encode())
             await asyncio.sleep(0.03)
         assert len(peers) == 3
+
+
+async def test_headers_without_end_are_an_error() -> None:
+    """A head is taken up to a size; nothing is kept of what comes then."""
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        await peer.send(b"HTTP/1.1 200 OK\r\nX-Long: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(200):
+                await peer.send(b"x" * 65_536)
+
+    async with server(answer) as (client, _peers):
+        with pytest.raises(EngineError, match="headers without end"):
+            async with client.send("GET", "/"):
+                pass
+
+
+async def test_of_an_errors_body_only_the_beginning_is_read() -> None:
+    """An engine that sends an error without end is told by what it begins with."""
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        await peer.send(b"HTTP/1.1 500 Oh\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(2_000):
+                await peer.send(b"broken " * 10_000)
+
+    async with server(answer) as (client, _peers):
+        async with client.send("GET", "/") as reply:
+            body = await reply.read()
+        assert reply.status == 500
+        assert body.startswith(b"broken broken")
+        assert len(body) < 4_000_000
+
+
+async def test_idle_connections_are_bounded() -> None:
+    """After a crowd some connections are kept, and no more."""
+    together = asyncio.Event()
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        await together.wait()
+        await peer.send(OK)
+
+    async def ask(client: HttpUpstream) -> None:
+        async with client.send("GET", "/") as reply:
+            await reply.read()
+
+    async with server(answer) as (client, peers):
+        asking = [asyncio.create_task(ask(client)) for _ in range(MOST_IDLE + 20)]
+        while len(peers) < MOST_IDLE + 20:
+            await asyncio.sleep(0.01)
+        together.set()
+        await asyncio.gather(*asking)
+        assert len(client._idle) == MOST_IDLE
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_an_engine_that_stops_listening_has_lost_its_answer(
+    listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silent answer is waited for while its engine takes connections, and no longer."""
+    monkeypatch.setattr(http, "PROBE_AFTER", 0.1)
+    monkeypatch.setattr(http, "PROBE_SECONDS", 0.1)
+    probes = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal probes
+        request = await reader.readuntil(b"\r\n\r\n")
+        if request.startswith(b"GET /health"):
+            probes += 1
+            writer.write(OK)
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nhalf")
+            if not listens:
+                running.close()
+            await asyncio.sleep(0.7)
+            writer.write(b"rest")
+        await writer.drain()
+        writer.close()
+
+    running = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{running.sockets[0].getsockname()[1]}"
+    client = HttpUpstream(address, probe="/health")
+    async with client.send("POST", "/", b"{}") as reply:
+        if listens:
+            assert await reply.read() == b"halfrest"
+            assert probes
+        else:
+            with pytest.raises(EngineSilent, match="does not take connections"):
+                await reply.read()
+    await client.aclose()
+    running.close()
