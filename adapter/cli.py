@@ -20,6 +20,7 @@ from .printable import printable
 
 if TYPE_CHECKING:
     from ..backends.base import Backend
+    from .app import OpenAIAdapter
     from .config import Settings
 
 EXIT_CHECK, EXIT_START = 1, 3
@@ -286,7 +287,6 @@ async def _serve(settings: Settings) -> None:
     import uvicorn
 
     from ..backends.errors import LatimerError
-    from .app import OpenAIAdapter
     from .listening import bound
     from .vocabularies import load
 
@@ -301,20 +301,7 @@ async def _serve(settings: Settings) -> None:
         model = await backend.model()
     except LatimerError as error:
         _fail(error.message)
-    app = OpenAIAdapter(
-        backend,
-        model_names=settings.model_name,
-        any_model=settings.any_model,
-        api_keys=settings.keys(),
-        share_prefixes=settings.share_prefixes,
-        cors_origins=settings.cors_origin,
-        max_body=settings.max_body,
-        strict=settings.strict,
-        parse_content=settings.parse_content,
-        fetch_images=settings.fetch_images,
-        chat_format=settings.chat_format,
-        logit_bias_vocabulary=settings.logit_bias_vocabulary,
-    )
+    app = _adapter_of(settings, backend)
     names = settings.model_name or [model.name]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     listening = f"http://{host}:{sockets[0].getsockname()[1]}/v1"
@@ -345,6 +332,26 @@ async def _serve(settings: Settings) -> None:
     await server.serve(sockets)
     if not server.started:
         sys.exit(EXIT_START)
+
+
+def _adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
+    """The app over a backend, as the settings say."""
+    from .app import OpenAIAdapter
+
+    return OpenAIAdapter(
+        backend,
+        model_names=settings.model_name,
+        any_model=settings.any_model,
+        api_keys=settings.keys(),
+        share_prefixes=settings.share_prefixes,
+        cors_origins=settings.cors_origin,
+        max_body=settings.max_body,
+        strict=settings.strict,
+        parse_content=settings.parse_content,
+        fetch_images=settings.fetch_images,
+        chat_format=settings.chat_format,
+        logit_bias_vocabulary=settings.logit_bias_vocabulary,
+    )
 
 
 class _Progress:
