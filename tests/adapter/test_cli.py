@@ -21,13 +21,13 @@ from support.servers import command, free_port
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command to its end."""
+    """A command to its end; it serves on any free port unless it is told another one."""
     return subprocess.run(
         ["latimer", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, **environment},
+        env={"LATIMER_PORT": "0", **os.environ, **environment},
     )
 
 

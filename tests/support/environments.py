@@ -74,7 +74,9 @@ class Environment:
         """Return the variables that commands get."""
         known = variables()
         path = f"{self.folder / 'venv' / 'bin'}{os.pathsep}{known['PATH']}"
-        return {**known, "PATH": path, "HOME": str(self.folder / "home"), **more}
+        # Any free port, unless a test or a command names one.
+        own = {"PATH": path, "HOME": str(self.folder / "home"), "LATIMER_PORT": "0"}
+        return {**known, **own, **more}
 
     def run(
         self, *words: str, code: int = 0, folder: Path | None = None, **more: str
