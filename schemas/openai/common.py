@@ -152,7 +152,7 @@ class EngineExtras(Request):
     mirostat_eta: Annotated[float, Field(ge=0)] | None = None
     dry_multiplier: Annotated[float, Field(ge=0)] | None = None
     dry_base: Annotated[float, Field(ge=0)] | None = None
-    dry_allowed_length: Annotated[int, Field(ge=0)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     dry_sequence_breakers: list[str] | None = None
     repeat_penalty: Annotated[float, Field(gt=0)] | None = None
