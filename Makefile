@@ -110,6 +110,8 @@ $(VENV)/browser: | $(VENV)/pip
 	touch $@
 
 $(VENV)/pip:
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { \
+		echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "==> Making a virtual environment in $(VENV)"
 	$(PYTHON) -m venv $(VENV)
 	touch $@

@@ -11,6 +11,7 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -234,15 +235,13 @@ class _Conform(click.Command):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """See `click.Command.make_context`."""
-        try:
-            from ..conformance.command import conform
-        except ModuleNotFoundError as error:
-            if str(error.name).partition(".")[0] not in CONFORMANCE:
-                raise
+        if not all(map(find_spec, CONFORMANCE)):
             _fail(
                 "'latimer conform' needs the extra 'conformance': "
                 "pip install 'latimer[conformance]'."
             )
+        from ..conformance.command import conform
+
         return conform.make_context(*args, **kwargs)
 
 

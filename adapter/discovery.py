@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -49,12 +50,25 @@ async def backend_of(
             exact=settings.exact,
             progress=progress,
         )
+    _check_address(model)
     kind = settings.backend if settings.backend != "auto" else await _probe(model, key)
     if kind == "koboldcpp":
         return KoboldCpp(model, key)
     if kind == "llama-server":
         return LlamaServer(model, key, settings.engine_timeout)
     raise EngineError(f"The backend {kind} needs a GGUF file, not a URL.")
+
+
+def _check_address(address: str) -> None:
+    """Raise `EngineError` for what is no address."""
+    try:
+        parts = urlsplit(address)
+        if parts.hostname and parts.port != 0:
+            return
+        reason = "it names no host, or port 0"
+    except ValueError as error:
+        reason = str(error)
+    raise EngineError(f"'{address}' is no address like http://127.0.0.1:8080: {reason}.")
 
 
 async def _probe(address: str, key: str | None) -> BackendName:

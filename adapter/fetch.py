@@ -22,12 +22,15 @@ from ..backends.errors import RequestError
 MOST_BYTES = 20 * 1024 * 1024
 MOST_REDIRECTS = 3
 SECONDS = 15
+# For each address of a name but the last: one that is dead must not take all of the time.
+CONNECT_SECONDS = 2.0
 _REDIRECTS = (301, 302, 303, 307, 308)
 # An image gains nothing from compression, and a compressed one can grow without bound.
 _HEADERS = (("accept", "image/*"), ("accept-encoding", "identity"), ("user-agent", "latimer"))
 _ERRORS = (
     httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
-    httpcore2.UnsupportedProtocol, httpx2.InvalidURL, OSError, ValueError,
+    httpcore2.UnsupportedProtocol, httpx2.InvalidURL, OSError, ValueError, OverflowError,
+    ExceptionGroup,
 )  # fmt: skip
 
 
@@ -67,7 +70,7 @@ class _Network(httpcore2.AnyIOBackend):
         for address in allowed[:-1]:
             try:
                 return await super().connect_tcp(
-                    address, port, timeout, local_address, socket_options
+                    address, port, CONNECT_SECONDS, local_address, socket_options
                 )
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 continue
@@ -110,7 +113,7 @@ class Fetcher:
     async def _followed(self, url: str) -> bytes:
         # Reading the machine's certificates takes 20 ms.
         tls = await asyncio.to_thread(_tls)
-        here = httpx2.URL(url)
+        here = httpx2.URL(url.strip())
         for _ in range(MOST_REDIRECTS + 1):
             self._check(here)
             # A pool of its own: no connection outlives the check of its address.
@@ -125,7 +128,7 @@ class Fetcher:
                 content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
                 if not content_type.startswith("image/"):
                     raise _Refused(f"what is there is '{content_type}', no image")
-                if headers.get("content-encoding", "identity") != "identity":
+                if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
                     raise _Refused("it is compressed although the request asked for it as it is")
                 return await self._body(reply)
         raise _Refused(f"it redirects more than {MOST_REDIRECTS} times")
@@ -134,6 +137,8 @@ class Fetcher:
         """Refuse other schemes, and addresses in numbers, which need no resolving."""
         if url.scheme not in ("http", "https") or not url.host:
             raise _Refused("only http and https are fetched")
+        if url.port is not None and not 0 < url.port < 65_536:
+            raise _Refused(f"there is no port {url.port}")
         try:
             public = self._allows(url.host)
         except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -19,7 +20,13 @@ def bound(host: str, port: int) -> list[socket.socket]:
         ):
             # Any free port is another one on every address.
             where = (address[0], found[0].getsockname()[1] if found else port, *address[2:])
-            found.append(socket.socket(family, kind, protocol))
+            try:
+                found.append(socket.socket(family, kind, protocol))
+            except OSError as error:
+                if error.errno == errno.EAFNOSUPPORT and family == socket.AF_INET6:
+                    # A machine without IPv6; its other addresses do.
+                    continue
+                raise
             if os.name == "posix":
                 # On Windows it lets two programs take one port.
                 found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -30,4 +37,6 @@ def bound(host: str, port: int) -> list[socket.socket]:
         for one in found:
             one.close()
         raise
+    if not found:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
     return found

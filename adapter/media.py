@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ _BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
     "image": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM"),
     "audio": (b"RIFF", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"fLaC"),
 }
+# Parts that are looked at in one turn of the event loop.
+PARTS = 1_000
 _NAMES = {"image": "images", "audio": "audio"}
 
 
@@ -35,9 +38,12 @@ async def media_of(
         if not isinstance(message.content, list):
             continue
         for number, part in enumerate(message.content):
-            here = f"messages[{index}].content[{number}]"
+            if number % PARTS == PARTS - 1:
+                # Others have their turn.
+                await asyncio.sleep(0)
             if isinstance(part, TextPart | RefusalPart):
                 continue
+            here = f"messages[{index}].content[{number}]"
             engine = service.backend.capabilities.engine
             if isinstance(part, FilePart):
                 raise Unsupported(f"{here}.type", engine, "Send what the file says as text.")

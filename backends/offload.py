@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 # Bytes or characters that every piece of work here handles within about a millisecond.
 SMALL = 16_384
@@ -30,6 +30,12 @@ async def run(size: int, work: Callable[..., T], *arguments: object) -> T:
     if size <= SMALL:
         return work(*arguments)
     return await asyncio.get_running_loop().run_in_executor(_threads, work, *arguments)
+
+
+def _retrieved(future: asyncio.Future[Any]) -> None:
+    """Look at the error of work whose asker has left: nobody else does."""
+    if not future.cancelled():
+        future.exception()
 
 
 class Memo(Generic[K, V]):
@@ -65,8 +71,10 @@ class Memo(Generic[K, V]):
             future = self._running.get(key)
             if future is None:
                 future = self._running[key] = self._threads.submit(self._work, key, work)
+        waiting = asyncio.wrap_future(future)
+        waiting.add_done_callback(_retrieved)
         # Whoever leaves does not end what others wait for.
-        return await asyncio.shield(asyncio.wrap_future(future))
+        return await asyncio.shield(waiting)
 
     def clear(self) -> None:
         """Forget every result."""

@@ -72,7 +72,9 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     refuse_unserved(request, _UNSERVED, capabilities.engine)
     await offload.run(exchange.size, _check_messages, request, capabilities)
     sampling, inexact = await in_model_vocabulary(
-        request, sampling_of(request, capabilities), service
+        request,
+        await offload.run(exchange.size, sampling_of, request, capabilities),
+        service,
     )
     chat = await chat_job(exchange, request, model, service, sampling)
     inexact = (*inexact, *chat.inexact)

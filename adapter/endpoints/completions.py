@@ -48,7 +48,9 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     include_usage = check_stream_options(request)
     candidates, best = _count(request)
     sampling, inexact = await in_model_vocabulary(
-        request, sampling_of(request, capabilities), service
+        request,
+        await offload.run(exchange.size, sampling_of, request, capabilities),
+        service,
     )
     prompts = await offload.run(exchange.size, _prompts, request, model, service)
     if len(prompts) * candidates > MOST_CHOICES:

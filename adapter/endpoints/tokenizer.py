@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 from pydantic import TypeAdapter
 
+from ...backends import offload
 from ...backends.errors import RequestError
 from ...schemas.openai.tokenizer import (
     Detokenized,
@@ -45,8 +46,12 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
         parse_special=True,
     )
     model = await service.backend.model()
-    reply: Tokenized = {"count": len(ids), "max_model_len": model.context, "tokens": list(ids)}
-    await exchange.reply(200, orjson.dumps(reply))
+
+    def reply() -> bytes:
+        told: Tokenized = {"count": len(ids), "max_model_len": model.context, "tokens": list(ids)}
+        return orjson.dumps(told)
+
+    await exchange.reply(200, await offload.run(8 * len(ids), reply))
 
 
 async def detokenize(exchange: Exchange, service: Service) -> None:

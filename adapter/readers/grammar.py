@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from sys import getsizeof
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
@@ -71,7 +72,9 @@ class Request(NamedTuple):
         return own + (len(self.answer.text) if self.answer is not None else 0)
 
 
-_known: Memo[Request, str] = Memo(16 << 20, lambda request, text: request.size + len(text))
+_known: Memo[Request, str] = Memo(
+    16 << 20, lambda request, text: 1_024 + 4 * request.size + getsizeof(text)
+)
 
 
 async def prepared(request: Request) -> str:

@@ -170,7 +170,7 @@ class KoboldCpp:
             raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
         reply = await self.token_count(text, add_special)
         with read_from(ENGINE, "/api/extra/tokencount"):
-            return ids_of(reply["ids"])
+            return await offload.run(len(text), ids_of, reply["ids"])
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`; incomplete characters are left out by the engine."""

@@ -202,7 +202,7 @@ class LlamaServer:
         }
         reply = await self._ask("POST", "/tokenize", payload, len(text))
         with read_from(ENGINE, "/tokenize"):
-            return ids_of(reply["tokens"])
+            return await offload.run(len(text), ids_of, reply["tokens"])
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`; from the vocabulary, since `/detokenize` breaks characters."""

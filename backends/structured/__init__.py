@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sys import getsizeof
+
 from ..base import Generation, Grammar
 from ..errors import InvalidGrammar
 from ..gbnf import WrongGrammar, check
@@ -70,7 +72,11 @@ def in_request(error: Unenforced | WrongGrammar, grammar: Grammar) -> InvalidGra
     return InvalidGrammar(grammar.param, str(error))
 
 
-_known: Memo[Grammar, str] = Memo(_MOST_BYTES, lambda key, text: len(key.text) + len(text))
+# What an entry takes beside its texts.
+_ENTRY = 512
+_known: Memo[Grammar, str] = Memo(
+    _MOST_BYTES, lambda key, text: _ENTRY + getsizeof(key.text) + getsizeof(text)
+)
 
 
 async def with_gbnf(job: Generation) -> Generation:

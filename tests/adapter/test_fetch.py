@@ -119,6 +119,14 @@ async def test_the_environment_names_no_proxy(
     assert await ANYWHERE(f"{address}/picture", "p") == BODY
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "4294967376"])
+async def test_a_port_that_is_none_is_refused(address: str, port: str) -> None:
+    """Neither an image's address nor a redirect may name one."""
+    assert "port" in await refused(ANYWHERE, f"http://127.0.0.1:{port}/x")
+    target = f"{address}/redirect?http://127.0.0.1:{port}/x"
+    assert "port" in await refused(ANYWHERE, target)
+
+
 async def test_compressed_bodies_are_refused(address: str) -> None:
     """A body that could grow without bound is not unpacked."""
     assert "compressed" in await refused(ANYWHERE, f"{address}/packed")
