@@ -20,7 +20,7 @@ from .endpoints.health import health
 from .endpoints.models import list_models, retrieve_model
 from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
 from .errors import MethodNotAllowed, unexpected
-from .exchange import Exchange, Receive, Scope, Send
+from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
 from .guards import Keys
 from .instruct import FORMATS
 from .printable import printable
@@ -179,7 +179,11 @@ class OpenAIAdapter:
                 exchange.owner = "" if self._shares else owner
             if scope["method"] != method:
                 raise MethodNotAllowed(scope["method"], scope["path"], [method])
-            await endpoint(exchange, self._service)
+            if method == "POST":
+                await exchange.receive(self._service.max_body)
+            await unless_disconnected(exchange, endpoint(exchange, self._service))
+        except Disconnected:
+            pass
         except LatimerError as error:
             if exchange.started:
                 raise

@@ -287,6 +287,7 @@ async def _serve(settings: Settings) -> None:
 
     from ..backends.errors import LatimerError
     from .listening import bound
+    from .protocol import Protocol
     from .vocabularies import load
 
     try:
@@ -312,6 +313,7 @@ async def _serve(settings: Settings) -> None:
     server = uvicorn.Server(
         uvicorn.Config(
             app,
+            http=Protocol,
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -32,12 +32,16 @@ _NOT_JSON = (
 )
 
 
+class Disconnected(Exception):
+    """The client left while its request was read."""
+
+
 class Exchange:
     """A request's way in and its reply's way out."""
 
     __slots__ = (
-        "_receive", "_send", "_started_at", "headers", "owner", "request_id", "scope", "size",
-        "started",
+        "_body", "_receive", "_send", "_started_at", "headers", "owner", "request_id", "scope",
+        "size", "started",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,6 +53,7 @@ class Exchange:
         self.headers: list[Header] = []
         self.started = False
         self.owner = ""
+        self._body: list[bytes] = []
         # Bytes of the body, once it has been read.
         self.size = 0
 
@@ -59,11 +64,12 @@ class Exchange:
                 return str(value, "latin-1")
         return None
 
-    async def read_json(self, limit: int) -> dict[str, Any]:
-        """The body, an object of finite numbers and valid UTF-8, nested no deeper than allowed.
+    async def receive(self, limit: int) -> None:
+        """Read the body.
 
         Raises:
-            RequestError: as contract 1.2 words it; 413 for a body of more than `limit` bytes.
+            RequestError: it is no JSON by its type; 413 for one of more than `limit` bytes.
+            Disconnected: the client left before its end.
         """
         content_type = self.header(b"content-type")
         if content_type is not None:
@@ -76,28 +82,29 @@ class Exchange:
                     f"{media}'. Please try again with a supported content type.",
                     code="unsupported_content_type",
                 )
-        parts = await self._read(limit)
-        self.size = sum(map(len, parts))
-        return await offload.run(self.size, _object, parts)
-
-    async def _read(self, limit: int) -> list[bytes]:
         length = self.header(b"content-length")
-        if length is not None and length.isdigit() and int(length) > limit:
+        if length is not None and length.isdigit() and int(length[:20]) > limit:
             raise _too_large(limit)
-        message = await self._receive()
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
-            if len(body) > limit:
-                raise _too_large(limit)
-            return [body]
-        parts, size = [body], len(body)
-        while message.get("more_body", False):
+        more = True
+        while more:
             message = await self._receive()
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > limit:
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            part: bytes = message.get("body", b"")
+            self._body.append(part)
+            self.size += len(part)
+            if self.size > limit:
                 raise _too_large(limit)
-        return parts
+            more = message.get("more_body", False)
+
+    async def json(self) -> dict[str, Any]:
+        """The body, an object of finite numbers and valid UTF-8, nested no deeper than allowed.
+
+        Raises:
+            RequestError: as contract 1.2 words it.
+        """
+        parts, self._body = self._body, []
+        return await offload.run(self.size, _object, parts)
 
     async def until_disconnect(self) -> None:
         """Return when the client has gone away."""

@@ -33,9 +33,9 @@ MAX_LISTED = 20
 MAX_HEADER = 1024
 
 
-async def read(exchange: Exchange, adapter: TypeAdapter[T], limit: int) -> T:
-    """Read and validate a request's body; see `Exchange.read_json` and `parse`."""
-    body = await exchange.read_json(limit)
+async def read(exchange: Exchange, adapter: TypeAdapter[T]) -> T:
+    """Parse and validate a request's body; see `Exchange.json` and `parse`."""
+    body = await exchange.json()
     return await offload.run(exchange.size, parse, adapter, body)
 
 

@@ -1,16 +1,28 @@
-"""Work that would hold the event loop: done in a thread, and kept where it repeats."""
+"""Work that would hold the event loop: done in a thread, ended when nobody waits for it.
+
+Python code in a thread is ended by raising `Abandoned` in it, which is what
+`PyThreadState_SetAsyncExc` is for: grammars, templates and validation need no checks of their own.
+A call into C is left to its end, so what is given to one is bounded before.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
+from .errors import RequestError
+
 # Bytes or characters that every piece of work here handles within about a millisecond.
 SMALL = 16_384
+# Beyond this many, work waits in a line of its own, so that small work never waits for it.
+LARGE = 262_144
+# Seconds that one piece of work may take: no honest request comes near.
+MOST_SECONDS = 30.0
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -18,18 +30,84 @@ T = TypeVar("T")
 
 # As few as can be: each thread that computes makes the event loop wait for the interpreter.
 _threads = ThreadPoolExecutor(2, "latimer-work")
+_large = ThreadPoolExecutor(1, "latimer-large")
+
+
+class Abandoned(BaseException):
+    """Raised inside work that nobody waits for any more; never leaves this module."""
+
+
+class TooLong(RequestError):
+    """A request takes too long to prepare."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"This request takes more than {MOST_SECONDS:g} s to prepare. Send a smaller one: "
+            "fewer or shorter messages, a simpler schema or grammar.",
+            code="request_too_complex",
+        )
+
+
+class _Work(Generic[T]):
+    """A call in a thread, which can be ended from outside."""
+
+    def __init__(self, call: Callable[..., T], arguments: tuple[object, ...] = ()) -> None:
+        self._call = call
+        self._arguments = arguments
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._is_left = False
+
+    def __call__(self) -> T:
+        with self._lock:
+            if self._is_left:
+                raise Abandoned
+            self._thread = threading.get_ident()
+        try:
+            return self._call(*self._arguments)
+        finally:
+            # Behind this lock no exception can come any more; one that came before is raised here.
+            with self._lock:
+                self._thread = None
+
+    def leave(self) -> None:
+        """End the call, now or before it begins."""
+        with self._lock:
+            self._is_left = True
+            if self._thread is not None:
+                thread = ctypes.c_ulong(self._thread)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Abandoned))
 
 
 async def run(size: int, work: Callable[..., T], *arguments: object) -> T:
     """Return what a function returns; large input is handled in a thread.
 
+    Who is cancelled while it waits ends the work.
+
     Args:
         size: bytes or characters of the input; up to `SMALL` the function is called here, since
             a thread would cost more than it brings.
+
+    Raises:
+        TooLong: it took more than `MOST_SECONDS`.
     """
     if size <= SMALL:
         return work(*arguments)
-    return await asyncio.get_running_loop().run_in_executor(_threads, work, *arguments)
+    piece = _Work(work, arguments)
+    threads = _threads if size <= LARGE else _large
+    waiting = asyncio.get_running_loop().run_in_executor(threads, piece)
+    try:
+        async with asyncio.timeout(MOST_SECONDS):
+            return await waiting
+    except TimeoutError:
+        if not waiting.cancelled():
+            # The work's own.
+            raise
+        piece.leave()
+        raise TooLong from None
+    except asyncio.CancelledError:
+        piece.leave()
+        raise
 
 
 def _retrieved(future: asyncio.Future[Any]) -> None:
@@ -38,11 +116,24 @@ def _retrieved(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
+class _Shared(Generic[V]):
+    """Work that several wait for."""
+
+    def __init__(self, work: Callable[[], V], threads: Executor) -> None:
+        self.waiting = 0
+        self._work = _Work(work)
+        self.future: Future[V] = threads.submit(self._work)
+
+    def leave(self) -> None:
+        self.future.cancel()
+        self._work.leave()
+
+
 class Memo(Generic[K, V]):
     """Results of a slow pure function by its argument, within a bound in bytes.
 
     Equal arguments that come at once are worked out once. Errors are raised to everybody who
-    waits, and are not kept.
+    waits, and are not kept. Work ends when the last of those who wait for it leaves.
 
     Args:
         most_bytes: the largest sum of sizes kept; what was used least recently goes first.
@@ -58,23 +149,36 @@ class Memo(Generic[K, V]):
         self._threads = threads
         self._lock = threading.Lock()
         self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._running: dict[K, Future[V]] = {}
+        self._running: dict[K, _Shared[V]] = {}
         self._bytes = 0
 
     async def get(self, key: K, work: Callable[[], V]) -> V:
-        """Return the result for an argument; `work` makes it where it is not known yet."""
+        """Return the result for an argument; `work` makes it where it is not known yet.
+
+        Raises:
+            TooLong: it took more than `MOST_SECONDS`.
+        """
         with self._lock:
             known = self._kept.get(key)
             if known is not None:
                 self._kept.move_to_end(key)
                 return known[0]
-            future = self._running.get(key)
-            if future is None:
-                future = self._running[key] = self._threads.submit(self._work, key, work)
-        waiting = asyncio.wrap_future(future)
+            shared = self._running.get(key)
+            if shared is None:
+                shared = self._running[key] = _Shared(work, self._threads)
+            shared.waiting += 1
+        waiting = asyncio.wrap_future(shared.future)
         waiting.add_done_callback(_retrieved)
-        # Whoever leaves does not end what others wait for.
-        return await asyncio.shield(waiting)
+        try:
+            async with asyncio.timeout(MOST_SECONDS):
+                # Whoever leaves does not end what others wait for.
+                value = await asyncio.shield(waiting)
+        except TimeoutError:
+            raise TooLong from None
+        finally:
+            self._left(key, shared)
+        self._keep(key, value)
+        return value
 
     def clear(self) -> None:
         """Forget every result."""
@@ -82,21 +186,22 @@ class Memo(Generic[K, V]):
             self._kept.clear()
             self._bytes = 0
 
-    def _work(self, key: K, work: Callable[[], V]) -> V:
-        try:
-            value = work()
-            size = self._size(key, value)
-        except BaseException:
-            with self._lock:
-                self._running.pop(key, None)
-            raise
+    def _left(self, key: K, shared: _Shared[V]) -> None:
+        """One fewer waits; the last one ends the work, if it is not done."""
         with self._lock:
-            self._running.pop(key, None)
-            if size > self._most_bytes:
-                return value
+            shared.waiting -= 1
+            if (shared.future.done() or not shared.waiting) and self._running.get(key) is shared:
+                del self._running[key]
+        if not shared.waiting and not shared.future.done():
+            shared.leave()
+
+    def _keep(self, key: K, value: V) -> None:
+        size = self._size(key, value)
+        with self._lock:
+            if size > self._most_bytes or key in self._kept:
+                return
             self._kept[key] = (value, size)
             self._bytes += size
             while self._bytes > self._most_bytes:
                 _, (_, gone) = self._kept.popitem(last=False)
                 self._bytes -= gone
-        return value

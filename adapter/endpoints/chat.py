@@ -22,7 +22,7 @@ from ...schemas.openai.chat import (
 from ..chat_job import ChatJob, chat_job
 from ..choice import detailed_usage_of
 from ..errors import chat_context_error
-from ..exchange import Exchange, unless_disconnected
+from ..exchange import Exchange
 from ..frames import ChatFrames
 from ..logprobs import to_chat
 from ..message import folded
@@ -64,7 +64,7 @@ _TIERS = {"auto": "default", "fast": "priority"}
 
 async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     """Answer a request for chat completions."""
-    request = await read(exchange, _REQUEST, service.max_body)
+    request = await read(exchange, _REQUEST)
     model = await service.resolve(request.model)
     capabilities = service.backend.capabilities
     include_usage = check_stream_options(request)
@@ -81,10 +81,9 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     await notes(exchange, request, sampling, capabilities, service.strict, inexact)
     if request.oai_compat is False:
         _check_native(chat.job, capabilities)
-        work = pass_native(exchange, service, chat.job, bool(request.stream))
+        await pass_native(exchange, service, chat.job, bool(request.stream))
     else:
-        work = _answer(exchange, service, request, model, chat, include_usage)
-    await unless_disconnected(exchange, work)
+        await _answer(exchange, service, request, model, chat, include_usage)
 
 
 async def _answer(

@@ -16,7 +16,7 @@ from ...backends.base import Backend, Capabilities, Generation, Model, Prompt, S
 from ...backends.errors import LatimerError, RequestError, Unsupported
 from ...schemas.openai.completions import Completion, CompletionRequest
 from ..choice import Echo, usage_of
-from ..exchange import Exchange, unless_disconnected
+from ..exchange import Exchange
 from ..formats import grammar_of
 from ..frames import CompletionFrames
 from ..logprobs import Entry, to_legacy
@@ -42,7 +42,7 @@ _REQUEST = TypeAdapter(CompletionRequest)
 
 async def create_completion(exchange: Exchange, service: Service) -> None:
     """Answer a request for completions."""
-    request = await read(exchange, _REQUEST, service.max_body)
+    request = await read(exchange, _REQUEST)
     model = await service.resolve(request.model)
     capabilities = service.backend.capabilities
     include_usage = check_stream_options(request)
@@ -72,8 +72,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     ]
     if request.oai_compat is False:
         _check_native(request, jobs, capabilities)
-        work = pass_native(exchange, service, jobs[0], bool(request.stream))
-        await unless_disconnected(exchange, work)
+        await pass_native(exchange, service, jobs[0], bool(request.stream))
         return
     plan = Plan(
         jobs,
@@ -84,9 +83,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         strict=service.strict,
         translate=partial(_translate, request),
     )
-    await unless_disconnected(
-        exchange, _answer(exchange, service, request, model, plan, include_usage)
-    )
+    await _answer(exchange, service, request, model, plan, include_usage)
 
 
 async def _answer(

@@ -39,7 +39,7 @@ async def tokenizer_info(exchange: Exchange, service: Service) -> None:
 
 async def tokenize(exchange: Exchange, service: Service) -> None:
     """Answer the ids of a text; special tokens are added unless the request says otherwise."""
-    request = await read(exchange, _TOKENIZE, service.max_body)
+    request = await read(exchange, _TOKENIZE)
     ids = await service.backend.tokenize(
         request.prompt,
         add_special=request.add_special_tokens is not False,
@@ -56,7 +56,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
 
 async def detokenize(exchange: Exchange, service: Service) -> None:
     """Answer the text of ids; bytes that are no characters become U+FFFD."""
-    request = await read(exchange, _DETOKENIZE, service.max_body)
+    request = await read(exchange, _DETOKENIZE)
     try:
         data = await service.backend.detokenize(tuple(request.tokens))
     except RequestError as error:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import NoReturn
 
 import pytest
 from latimer.backends import offload
-from latimer.backends.offload import SMALL, Memo
+from latimer.backends.offload import LARGE, SMALL, Memo
 
 
 async def test_only_large_work_leaves_the_loop() -> None:
@@ -75,3 +76,93 @@ async def test_results_are_kept_within_a_bound() -> None:
     await get("huge", 11)
     await get("huge", 11)
     assert made[4:] == ["huge", "huge"]
+
+
+def forever() -> NoReturn:
+    """Compute without end, as a template or a schema might."""
+    count = 0
+    while True:
+        count += 1
+
+
+async def test_work_ends_when_its_asker_leaves() -> None:
+    """A thread that computes for nobody stops at once, and can be used again."""
+    for size in (SMALL + 1, LARGE + 1):
+        for _ in range(4):
+            task = asyncio.create_task(offload.run(size, forever))
+            await asyncio.sleep(0.02)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        async with asyncio.timeout(5):
+            assert await offload.run(size, divmod, 7, 4) == (1, 3)
+
+
+async def test_work_that_has_not_begun_never_begins() -> None:
+    """Who leaves while others compute takes the work out of the line."""
+    begun: list[int] = []
+    may_end = threading.Event()
+    blocked = [asyncio.create_task(offload.run(LARGE + 1, may_end.wait, 10))]
+    await asyncio.sleep(0.01)
+    waiting = [asyncio.create_task(offload.run(LARGE + 1, begun.append, n)) for n in range(3)]
+    await asyncio.sleep(0.01)
+    waiting[1].cancel()
+    may_end.set()
+    await asyncio.gather(*blocked, waiting[0], waiting[2])
+    assert begun == [0, 2]
+
+
+async def test_small_work_never_waits_for_large_work() -> None:
+    """However much large work there is, small work is done at once."""
+    tasks = [asyncio.create_task(offload.run(LARGE + 1, forever)) for _ in range(8)]
+    await asyncio.sleep(0.02)
+    async with asyncio.timeout(5):
+        assert await offload.run(SMALL + 1, divmod, 7, 4) == (1, 3)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_work_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit the work ends, and its asker is told what to do."""
+    monkeypatch.setattr(offload, "MOST_SECONDS", 0.05)
+    with pytest.raises(offload.TooLong):
+        await offload.run(SMALL + 1, forever)
+    with pytest.raises(offload.TooLong):
+        await memo(100).get("key", forever)
+    async with asyncio.timeout(5):
+        assert await offload.run(SMALL + 1, divmod, 7, 4) == (1, 3)
+
+
+async def test_shared_work_ends_with_the_last_who_waits() -> None:
+    """Work for several goes on while one of them waits, and ends with the last."""
+    kept = memo(100)
+    ends = threading.Event()
+
+    def work() -> str:
+        try:
+            forever()
+        finally:
+            ends.set()
+        return ""
+
+    tasks = [asyncio.create_task(kept.get("key", work)) for _ in range(3)]
+    await asyncio.sleep(0.02)
+    for task in tasks[:2]:
+        task.cancel()
+    await asyncio.sleep(0.05)
+    assert not ends.is_set()
+    tasks[2].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert await asyncio.to_thread(ends.wait, 5)
+    assert await kept.get("key", lambda: "now") == "now"
+
+
+async def test_an_end_that_comes_with_the_result_harms_nobody() -> None:
+    """Leaving at any moment of the work never reaches what the thread does next."""
+    for turn in range(300):
+        task = asyncio.create_task(offload.run(SMALL + 1, sum, range(turn * 10)))
+        await asyncio.sleep(turn % 7 / 20_000)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert await offload.run(SMALL + 1, divmod, 7, 4) == (1, 3)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from latimer.adapter.protocol import Protocol
 from latimer.backends.llama_cpp.options import default_threads
 
 
@@ -121,7 +122,7 @@ def serving(make_app: Callable[[], Any]) -> Iterator[str]:
     """An ASGI app served by uvicorn in a thread with its own event loop; yields its address."""
     port = free_port()
     server = uvicorn.Server(
-        uvicorn.Config(make_app(), host="127.0.0.1", port=port, log_level="warning")
+        uvicorn.Config(make_app(), host="127.0.0.1", port=port, log_level="warning", http=Protocol)
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
