@@ -266,7 +266,7 @@ async def _grammar(
         path = f"{offer.path(index)}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
     after = None if marks.is_harmony else marks.passage
-    return Grammar("gbnf", text, param, after), True
+    return Grammar("gbnf", text, param, after, is_own=True), True
 
 
 def _is_lazy(form: Format, service: Service) -> bool:

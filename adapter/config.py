@@ -15,6 +15,7 @@ from pydantic_settings import (
 )
 
 from ..backends.llama_cpp.options import CacheType
+from ..schemas import limits
 from .instruct import FORMATS
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
@@ -38,7 +39,7 @@ class Settings(BaseSettings):
     api_key: Annotated[list[SecretStr], NoDecode] = Field(default_factory=list)
     api_key_file: Path | None = Field(None, description="A file with one key a line.")
     cors_origin: Words = Field(default_factory=lambda: ["*"])
-    max_body: Annotated[int, Field(ge=1)] = 32 * 1024 * 1024
+    max_body: Annotated[int, Field(ge=1)] = limits.BODY.most
     strict: bool = False
     parse_content: bool = False
     fetch_images: bool = False

@@ -9,6 +9,7 @@ if it holds such a character.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -17,6 +18,8 @@ from weakref import WeakKeyDictionary
 
 from ..backends import offload
 from ..backends.base import MEDIA, MEDIA_ID, Backend, Model, Prompt, Special, Text, TokenIds
+from ..backends.errors import RequestError
+from ..schemas import limits
 from .templates import Talk
 
 # Breaks a spelling where an engine cannot be given plain text.
@@ -24,6 +27,8 @@ BREAK = "\u200b"
 _PRIVATE = range(0xE000, 0xF8FF)
 # What control tokens are spelled with: without it no vocabulary needs to be read.
 LIKELY = re.compile(r"[<\[｜]")
+# Control tokens that are looked at in one turn of the event loop.
+MARKS_AT_ONCE = 500
 # In a message, words of OpenAI's rather than of somebody's.
 _OWN_WORDS = frozenset({"role", "type", "id", "tool_call_id"})
 
@@ -183,13 +188,16 @@ class _Cutter:
         self._marks = marks
         self._spellings = spellings
         self._private = re.compile("|".join(spellings))
+        self._pieces = 0
 
     async def ids(self, text: str) -> TokenIds:
         """The ids of a prompt; the template's control tokens and nothing else are some."""
         marks = await offload.run(len(text), self._found, text)
         found: list[TokenIds] = []
         clean, start, before = "", 0, ""
-        for mark in marks:
+        for index, mark in enumerate(marks):
+            if index % MARKS_AT_ONCE == MARKS_AT_ONCE - 1:
+                await asyncio.sleep(0)
             run = text[start : mark.start() if mark is not None else len(text)]
             after = mark[0] if mark is not None else ""
             if self._private.search(run):
@@ -213,10 +221,23 @@ class _Cutter:
         if after and (await self._marks.strips(after, self._backend))[0]:
             run = run.rstrip()
         first, *others = await offload.run(len(run), self._spelled, run)
+        self._count(1 + len(others))
         return [
             await self._tokenized(first, False),
             *[await self._continued(part) for part in others],
         ]
+
+    def _count(self, pieces: int) -> None:
+        """Refuse what would come to more questions than a request may ask."""
+        self._pieces += pieces
+        if self._pieces > limits.SPELLED.most:
+            raise RequestError(
+                "Invalid 'messages': they spell the model's control tokens too often: their text "
+                f"comes to more than {limits.SPELLED.most} pieces. Spell them less often, or in "
+                "fewer messages.",
+                "messages",
+                "string_above_max_length",
+            )
 
     def _spelled(self, run: str) -> list[str]:
         """A run of text with its spellings back, in pieces that are tokenised by themselves."""
@@ -256,6 +277,8 @@ class _Cutter:
     async def _ids(self, text: str, parse_special: bool) -> TokenIds:
         if not text:
             return ()
+        # In process nothing else here would let others have their turn.
+        await asyncio.sleep(0)
         return await self._backend.tokenize(text, add_special=False, parse_special=parse_special)
 
 

@@ -72,16 +72,17 @@ def _body(message: str, kind: str, param: str | None, code: str | None) -> Error
 def chat_context_error(error: ContextExceeded) -> RequestError:
     """The same error in the words that the chat endpoint uses."""
     start = f"This model's maximum context length is {error.context} tokens. However, "
+    more = "at least " if error.at_least else ""
     if error.max_tokens:
         message = (
-            f"{start}you requested {error.prompt_tokens + error.max_tokens} tokens "
-            f"({error.prompt_tokens} in the messages, {error.max_tokens} in the completion). "
+            f"{start}you requested {more}{error.prompt_tokens + error.max_tokens} tokens "
+            f"({more}{error.prompt_tokens} in the messages, {error.max_tokens} in the completion). "
             "Please reduce the length of the messages or completion."
         )
     else:
         message = (
-            f"{start}your messages resulted in {error.prompt_tokens} tokens. Please reduce the "
-            "length of the messages."
+            f"{start}your messages resulted in {more}{error.prompt_tokens} tokens. Please reduce "
+            "the length of the messages."
         )
     return RequestError(message, "messages", error.code)
 

@@ -12,13 +12,14 @@ import orjson
 
 from ..backends import offload
 from ..backends.errors import LatimerError, RequestError
+from ..schemas import limits
 from .errors import Header, render
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-MAX_NESTING = 128
+MAX_NESTING = limits.NESTING.most
 # Seconds until a disconnect is looked for.
 WATCH_AFTER = 0.02
 

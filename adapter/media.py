@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import io
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote_to_bytes
+
+import imagesize
 
 from ..backends import offload
 from ..backends.base import Media, MediaKind, Model
 from ..backends.errors import RequestError, UnreadableMedia, Unsupported
+from ..schemas import limits
 from ..schemas.openai.chat import AudioPart, FilePart, ImagePart, Message, RefusalPart, TextPart
 from .service import Service
 
@@ -33,7 +37,7 @@ async def media_of(
         RequestError: a part is not what it says.
         Unsupported: the model does not take it, or its address must not be fetched.
     """
-    found = []
+    found: list[Media] = []
     for index, message in enumerate(messages):
         if not isinstance(message.content, list):
             continue
@@ -44,6 +48,13 @@ async def media_of(
             if isinstance(part, TextPart | RefusalPart):
                 continue
             here = f"messages[{index}].content[{number}]"
+            if len(found) == limits.IMAGES.most:
+                raise RequestError(
+                    f"Invalid '{here}': at most {limits.IMAGES.most} images and sounds are allowed "
+                    "in one request.",
+                    here,
+                    "array_above_max_length",
+                )
             engine = service.backend.capabilities.engine
             if isinstance(part, FilePart):
                 raise Unsupported(f"{here}.type", engine, "Send what the file says as text.")
@@ -61,6 +72,8 @@ async def media_of(
             # koboldcpp leaves out what it cannot read, without a word.
             if not data.startswith(_BEGINNINGS[kind]):
                 raise UnreadableMedia(param)
+            if kind == "image":
+                await offload.run(len(data), _check_pixels, data, param)
             found.append(Media(kind, data, param))
     return tuple(found)
 
@@ -90,6 +103,24 @@ def _inline(url: str, param: str) -> bytes:
             "invalid_image_format",
         )
     return _decoded(data, param) if head.endswith(";base64") else unquote_to_bytes(data)
+
+
+def _check_pixels(data: bytes, param: str) -> None:
+    """Refuse an image that unfolds to more than a machine's memory holds."""
+    try:
+        width, height = imagesize.get(io.BytesIO(data))
+    except Exception:
+        # What a broken file raises is not documented.
+        raise UnreadableMedia(param) from None
+    if width <= 0 or height <= 0:
+        raise UnreadableMedia(param)
+    if width * height > limits.PIXELS.most:
+        raise RequestError(
+            f"Invalid '{param}': the image has {width} x {height} pixels; at most "
+            f"{limits.PIXELS.most} are allowed. Send a smaller one.",
+            param,
+            "image_too_large",
+        )
 
 
 def _no_image_url(url: str, param: str) -> RequestError:

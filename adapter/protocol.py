@@ -19,10 +19,10 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from ..backends.errors import RequestError
+from ..schemas import limits
 from .errors import render
 
-# Bytes of a request's line and headers; 8 KiB are usual, keys and cookies included.
-MOST_HEAD = 65_536
+MOST_HEAD = limits.HEAD.most
 # Seconds between looks at a connection that is not read from.
 LOOK_EVERY = 0.25
 # Not everywhere: macOS tells the same by POLLHUP, Windows has no poll.

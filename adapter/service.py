@@ -8,13 +8,14 @@ from typing import TypeAlias
 
 from ..backends.base import Backend, Generation, Model, Sampling
 from ..backends.errors import RequestError
+from ..schemas import limits
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.completions import CompletionRequest
 from .exchange import Exchange
 from .instruct import Format
 from .vocabularies import to_model
 
-DEFAULT_MAX_BODY = 32 * 1024 * 1024
+DEFAULT_MAX_BODY = limits.BODY.most
 
 # The body at an address; the second argument is the request's field, for errors.
 Fetch: TypeAlias = Callable[[str, str], Awaitable[bytes]]

@@ -219,7 +219,7 @@ def _arguments(function: FunctionCall) -> Any:
     """Templates want an object; what is none stays as it was sent."""
     try:
         value = json.loads(function.arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return function.arguments
     return value if isinstance(value, dict) else function.arguments
 

@@ -100,12 +100,14 @@ class Grammar(NamedTuple):
         kind: the language it is written in; a JSON schema is JSON.
         param: the request's field that it came in, for errors.
         after: what may come before it.
+        is_own: whether it was made here, of tools: then it may be longer than a client's.
     """
 
     kind: GrammarKind
     text: str
     param: str
     after: Passage | None = None
+    is_own: bool = False
 
 
 class Matcher(Protocol):

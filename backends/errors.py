@@ -55,19 +55,42 @@ class Unsupported(RequestError):
 
 
 class ContextExceeded(RequestError):
-    """Prompt and completion together are longer than the context (in tokens)."""
+    """Prompt and completion together are longer than the context (in tokens).
 
-    def __init__(self, context: int, prompt_tokens: int, max_tokens: int = 0) -> None:
+    Args:
+        at_least: whether the prompt is so long that its tokens were not counted.
+    """
+
+    def __init__(
+        self, context: int, prompt_tokens: int, max_tokens: int = 0, at_least: bool = False
+    ) -> None:
+        more = "at least " if at_least else ""
         super().__init__(
             f"This model's maximum context length is {context} tokens, however you requested "
-            f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in your prompt; {max_tokens} "
-            "for the completion). Please reduce your prompt; or completion length.",
+            f"{more}{prompt_tokens + max_tokens} tokens ({more}{prompt_tokens} in your prompt; "
+            f"{max_tokens} for the completion). Please reduce your prompt; or completion length.",
             "prompt",
             "context_length_exceeded",
         )
         self.context = context
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
+        self.at_least = at_least
+
+
+def check_length(size: int, longest: int, context: int, max_tokens: int | None) -> None:
+    """Refuse a text that cannot fit, before it is tokenised.
+
+    Args:
+        size: characters of the text; each takes a byte at least.
+        longest: bytes of the longest token.
+        context: tokens.
+
+    Raises:
+        ContextExceeded: so many bytes are more tokens than the context holds.
+    """
+    if size > context * longest:
+        raise ContextExceeded(context, -(-size // longest), max_tokens or 0, at_least=True)
 
 
 class EmptyPrompt(RequestError):

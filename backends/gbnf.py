@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MAX_SIZE = 65_536
-MAX_NESTING = 64
-MAX_REPETITION = 2_000
+from ..schemas import limits
+
+MAX_SIZE = limits.GRAMMAR.most
+MAX_NESTING = limits.GROUPS.most
+MAX_REPETITION = limits.REPETITIONS.most
 # What repetitions are written out to, and what the search for left recursion walks through.
-MAX_ITEMS = 100_000
+MAX_ITEMS = limits.ITEMS.most
 MAX_PATHS = 20_000_000
 
 _CHAR = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[trn\\\"\[\]-])"
@@ -74,14 +76,17 @@ class _Group:
         return self.name.split("(")[0]
 
 
-def check(text: str) -> list[str]:
+def check(text: str, most: int = MAX_SIZE) -> list[str]:
     """The tokens that a grammar names, `<[id]>` or `<spelling>`; the caller knows if there are any.
+
+    Args:
+        most: characters that the grammar may have.
 
     Raises:
         WrongGrammar: llama.cpp would refuse the rest, or fail to live with it.
     """
-    if len(text) > MAX_SIZE:
-        raise WrongGrammar(f"it is {len(text)} characters long; at most {MAX_SIZE} are allowed")
+    if len(text) > most:
+        raise WrongGrammar(f"it is {len(text)} characters long; at most {most} are allowed")
     if "\0" in text:
         raise WrongGrammar("it holds a NUL character; write \\x00")
     reader = _Reader(text)

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from ...backends import offload
 from ...backends.base import Capabilities, Generation, Model
 from ...backends.errors import ContextExceeded, LatimerError, RequestError, Unsupported
+from ...schemas import limits
 from ...schemas.openai.chat import (
     AssistantMessage,
     ChatCompletion,
@@ -187,6 +188,14 @@ def _check_combinations(request: ChatRequest) -> None:
 
 def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
     """Refuse what a template cannot show, before it is silently left out."""
+    parts = sum(len(one.content) for one in request.messages if isinstance(one.content, list))
+    if parts > limits.PARTS.most:
+        raise RequestError(
+            f"Invalid 'messages': their content has {parts} parts; at most {limits.PARTS.most} "
+            "are allowed. Send fewer, larger ones.",
+            "messages",
+            "array_above_max_length",
+        )
     for index, message in enumerate(request.messages):
         here = f"messages[{index}]"
         if isinstance(message, AssistantMessage):

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from ...backends import offload
 from ...backends.base import Backend, Capabilities, Generation, Model, Prompt, Sampling, Text
 from ...backends.errors import LatimerError, RequestError, Unsupported
+from ...schemas import limits
 from ...schemas.openai.completions import Completion, CompletionRequest
 from ..choice import Echo, usage_of
 from ..exchange import Exchange
@@ -34,8 +35,7 @@ from ..validation import (
 from ..vocabularies import to_text
 
 DEFAULT_MAX_TOKENS = 16
-# Choices of one request; each is kept until the reply is complete.
-MOST_CHOICES = 4_096
+MOST_CHOICES = limits.CHOICES.most
 
 _REQUEST = TypeAdapter(CompletionRequest)
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from ...backends import gbnf
 from ...backends.base import Grammar, Passage
 from ...backends.offload import Memo
 from ...backends.structured import (
@@ -22,6 +21,7 @@ from ...backends.structured import (
     token_or_text,
     until,
 )
+from ...schemas import limits
 from .formats import Format
 from .harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from .mistral import ARGS
@@ -37,7 +37,11 @@ _TEXT_KEYS = _NOTES | {"type"}
 _OTHER_KEYS = {"additionalProperties", "patternProperties", "required", "$ref", "allOf", "anyOf"}
 _ANY = b'{"type":"object"}'
 # Room is left for what may come before: a thought.
-MAX_SIZE = gbnf.MAX_SIZE - 2_000
+MAX_SIZE = limits.SCHEMA.most - 2_000
+# What is not strict is left out of a grammar beyond this: each token would take longer.
+WELL_FOLLOWED = 63_536
+# Keywords that are left out of a schema one by one; each time all of it is read again.
+_MOST_TAKEN_AWAY = 32
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -92,7 +96,7 @@ def grammar(request: Request) -> str:
     """
     form, functions, parallel, forced, marks, answer = request
     text = _grammar(form, functions, parallel, forced, marks)
-    if len(text) > MAX_SIZE:
+    if len(text) > WELL_FOLLOWED:
         loose = [one if one[2] else (one[0], _ANY, False) for one in functions]
         text = _grammar(form, loose, parallel, forced, marks)
     if len(text) > MAX_SIZE:
@@ -139,12 +143,13 @@ def _arguments(
         except Unenforced as error:
             raise Unenforced(error.reason, (index, *error.path)) from None
     # What cannot be made sure of is taken away, until all of the rest can.
-    while True:
+    for _ in range(_MOST_TAKEN_AWAY):
         try:
             return rules_of(_as_object(schema), name, prefix)
         except Unenforced as error:
             if not _without(schema, error.path):
-                return rules_of({"type": "object"}, name, prefix)
+                break
+    return rules_of({"type": "object"}, name, prefix)
 
 
 def _tags(
@@ -156,6 +161,7 @@ def _tags(
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     if strict:
         _check_said(schema, _OBJECT_KEYS, (index,))
+    required = frozenset(schema.get("required", ()))
     rules: dict[str, str] = {}
     parts = []
     for place, (key, value) in enumerate(properties.items()):
@@ -174,7 +180,7 @@ def _tags(
                 _check_said(value, _TEXT_KEYS, path)
             rules |= until("\n</parameter>", f"{own}-end", '"\\n"')
         tag = f'{literal(f"{PARAMETER}{key}>")} "\\n" {own}-end'
-        parts.append(tag if key in schema.get("required", ()) else f"({tag})?")
+        parts.append(tag if key in required else f"({tag})?")
     return {**rules, name: " ".join(parts) or '""'}
 
 
@@ -187,14 +193,15 @@ def _check_said(schema: Mapping[str, Any], known: frozenset[str], path: Path) ->
 
 def _value(schema: Any, name: str, prefix: str, path: Path | None) -> Mapping[str, str]:
     """Rules for any value; without a path what cannot be made sure of is left out."""
-    while True:
+    for _ in range(_MOST_TAKEN_AWAY):
         try:
             return rules_of(schema, name, prefix)
         except Unenforced as error:
             if path is not None:
                 raise Unenforced(error.reason, (*path, *error.path)) from None
             if not _without(schema, error.path):
-                return rules_of(True, name, prefix)
+                break
+    return rules_of(True, name, prefix)
 
 
 def _as_object(schema: Any) -> Any:

@@ -171,7 +171,9 @@ class LlamaCpp:
         if job.grammar is not None:
             constraint = await engine.grammars.compile(job.grammar)
         parts = await self._read(job, engine)
-        prompt = await offload.run(size_of(job), prompt_of, job, engine.vocabulary, parts)
+        prompt = await offload.run(
+            size_of(job), prompt_of, job, engine.vocabulary, parts, engine.model.context
+        )
         task, mailbox = self._task(job, engine, constraint, prompt)
         if task.max_tokens == 0 and job.prompt_logprobs is None:
             yield ended(job, task.prompt_tokens)

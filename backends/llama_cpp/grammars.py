@@ -18,10 +18,11 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from ...schemas.limits import SCHEMA
 from .. import gbnf
 from ..base import Grammar
 from ..offload import Memo
-from ..structured import Unenforced, gbnf_of, in_request, path_to
+from ..structured import Unenforced, check_length, gbnf_of, in_request, path_to
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 # A chain of rules goes as deep as it is long, and llguidance follows it on the stack: with the
 # usual 8 MiB a text of 60 KiB ends the process.
 STACK = 512 << 20
-MAX_SIZE = gbnf.MAX_SIZE
 # Bytes of compiled grammars that are kept. A rule takes some dozens for each of its characters, and
 # a matcher over a vocabulary some hundred thousand.
 _CACHED = 64 << 20
@@ -209,10 +209,7 @@ class Grammars:
         self._compiled.clear()
 
     def _compile(self, grammar: Grammar) -> Constraint:
-        if len(grammar.text) > MAX_SIZE:
-            raise gbnf.WrongGrammar(
-                f"it is {len(grammar.text)} characters long; at most {MAX_SIZE} are allowed"
-            )
+        check_length(grammar)
         if grammar.kind == "lark" and grammar.after is not None:
             raise gbnf.WrongGrammar("Lark is not taken behind what a model thinks; send GBNF")
         if grammar.kind == "gbnf" or grammar.after is not None:
@@ -233,7 +230,7 @@ class Grammars:
         return Guidance(matcher, self._vocabulary)
 
     def _gbnf(self, text: str) -> Gbnf:
-        for spelling in gbnf.check(text):
+        for spelling in gbnf.check(text, SCHEMA.most):
             if not self._is_token(spelling):
                 raise gbnf.WrongGrammar(f"'{spelling}' is not one token of this model")
         pointer = llama_cpp.llama_sampler_init_grammar(

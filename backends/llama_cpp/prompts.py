@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base import MEDIA, MEDIA_ID, Generation, Text, TokenIds
-from ..errors import RequestError, Unsupported
+from ..errors import ContextExceeded, RequestError, Unsupported, check_length
 from .options import ENGINE
 
 if TYPE_CHECKING:
@@ -37,13 +37,25 @@ def size_of(job: Generation) -> int:
 
 
 def prompt_of(
-    job: Generation, vocabulary: Vocabulary, media: Sequence[Sequence[int | Chunk]]
+    job: Generation,
+    vocabulary: Vocabulary,
+    media: Sequence[Sequence[int | Chunk]],
+    context: int,
 ) -> Prompt:
     """Return a job's prompt as ids.
 
+    Args:
+        context: tokens that the model can take.
+
     Raises:
+        ContextExceeded: the prompt is so long that it cannot fit, whatever its tokens are.
         RequestError: an id is none of the vocabulary's.
     """
+    check_length(len(job.suffix or ""), vocabulary.longest, context, job.max_tokens)
+    if isinstance(job.prompt, Text):
+        check_length(len(job.prompt.text), vocabulary.longest, context, job.max_tokens)
+    elif len(job.prompt) > context:
+        raise ContextExceeded(context, len(job.prompt) - job.hidden, job.max_tokens or 0)
     text, found = job.prompt, Prompt((), 0, {})
     if media:
         found = _with_media(job, vocabulary, media)

@@ -10,6 +10,7 @@ import llama_cpp
 from ..base import Special, TokenIds
 from ..pieces import shown
 from .library import LoadedModel
+from .tokenizer import PIECE, Cutter, tokenize
 
 
 class Vocabulary:
@@ -31,6 +32,8 @@ class Vocabulary:
         self.bos_id: int = llama_cpp.llama_vocab_bos(self.pointer)
         self.bos = self._spelling(self.bos_id)
         self.eos = self._spelling(llama_cpp.llama_vocab_eos(self.pointer))
+        # An EOS behind each text would stand behind each piece.
+        self._ends_texts: bool = llama_cpp.llama_vocab_get_add_eos(self.pointer)
         self.adds_space = self.pieces[self._tokens("a")[0]][:1] == b" "
         ends = (
             llama_cpp.llama_vocab_fim_pre(self.pointer),
@@ -42,17 +45,13 @@ class Vocabulary:
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """Token ids of a text, as llama.cpp cuts it."""
         data = text.encode()
-        # Hardly a token is shorter than a byte; BOS, EOS and a space may be added. Blanks that a
-        # vocabulary does not know take three each, and then it is asked once more.
-        capacity = len(data) + 3
-        while True:
-            buffer = (llama_cpp.llama_token * capacity)()
-            count: int = llama_cpp.llama_tokenize(
-                self.pointer, data, len(data), buffer, capacity, add_special, parse_special
-            )
-            if count >= 0:
-                return tuple(buffer[:count])
-            capacity = -count
+        if len(data) <= PIECE or self._ends_texts:
+            return tokenize(self.pointer, data, add_special, parse_special)
+        cutter = self._cutters[parse_special]
+        ids: list[int] = []
+        for piece in cutter.pieces(data):
+            ids += tokenize(self.pointer, piece, add_special and not ids, parse_special)
+        return tuple(ids)
 
     def detokenize(self, ids: TokenIds) -> bytes:
         """A prompt's text, control tokens spelled out, without the spaces put before pieces."""
@@ -71,6 +70,24 @@ class Vocabulary:
         if spelling is None:
             spelling = self._spellings[token] = self._piece(token, special=True)
         return spelling, True
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(len(self.token(token)[0]) for token in range(self.size))
+
+    @cached_property
+    def _cutters(self) -> tuple[Cutter, Cutter]:
+        """What cuts a text in which control tokens are text, and one in which they count."""
+        control: list[tuple[bytes, bool]] = []
+        added: list[tuple[bytes, bool]] = []
+        for token in range(self.size):
+            spelling, is_control = self.token(token)
+            if spelling and (is_control or self.is_added(token)):
+                attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
+                takes_blanks = bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP)
+                (control if is_control else added).append((spelling, takes_blanks))
+        return Cutter(added), Cutter([*added, *control])
 
     @cached_property
     def specials(self) -> tuple[Special, ...]:

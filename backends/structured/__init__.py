@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from sys import getsizeof
 
+from ...schemas.limits import SCHEMA
 from ..base import Generation, Grammar
 from ..errors import InvalidGrammar
-from ..gbnf import WrongGrammar, check
+from ..gbnf import MAX_SIZE, WrongGrammar, check
 from ..offload import Memo
 from .characters import literal
 from .passage import after, renamed, token_or_text, until
@@ -19,6 +20,7 @@ __all__ = [
     "WS",
     "Unenforced",
     "as_gbnf",
+    "check_length",
     "check_schema",
     "gbnf_of",
     "in_request",
@@ -41,16 +43,25 @@ def gbnf_of(grammar: Grammar) -> str:
         Unenforced: it says something that GBNF cannot make sure of.
         WrongGrammar: no engine can be given it.
     """
+    check_length(grammar)
     text = grammar.text
     if grammar.kind == "json_schema":
         text = schema_to_gbnf(text)
     elif grammar.kind == "regex":
         text = regex_to_gbnf(text)
-    check(text)
+    check(text, SCHEMA.most)
     if grammar.after is not None:
         text = after(text, grammar.after)
-        check(text)
+        check(text, SCHEMA.most)
     return text
+
+
+def check_length(grammar: Grammar) -> None:
+    """Raise `WrongGrammar` for a text that is too long to be read."""
+    is_schema = grammar.kind == "json_schema" or grammar.is_own
+    most = SCHEMA.most if is_schema else MAX_SIZE
+    if len(grammar.text) > most:
+        raise WrongGrammar(f"it is {len(grammar.text)} characters long; at most {most} are allowed")
 
 
 def as_gbnf(grammar: Grammar) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,7 +92,8 @@ def _both(key: str, one: Any, other: Any, path: Sequence[str | int]) -> Any:
         if kinds:
             return kinds
     if key == "enum":
-        return [value for value in one if value in other]
+        known = {_identity(value) for value in other}
+        return [value for value in one if _identity(value) in known]
     if key in _LARGER:
         return max(one, other)
     if key in _SMALLER:
@@ -99,6 +101,13 @@ def _both(key: str, one: Any, other: Any, path: Sequence[str | int]) -> Any:
     if key == "additionalProperties" and False in (one, other):
         return False
     raise Unenforced(f"two schemas for '{key}' that must both hold are not enforced", (*path, key))
+
+
+def _identity(value: Any) -> bytes:
+    """The same for values that JSON takes for one: 1 and 1.0, objects in any order."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True).encode()
 
 
 def _check_closed(

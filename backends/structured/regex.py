@@ -9,11 +9,12 @@ from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
+from ...schemas import limits
 from .characters import LAST, Range, complement, normal, one_in_json, one_of
 from .unenforced import Unenforced
 
 # What llama.cpp writes out at most (src/llama-grammar.cpp).
-MOST_TIMES = 2000
+MOST_TIMES = limits.REPETITIONS.most
 
 _ANY = [Range(0, LAST)]
 _DIGITS = [Range(0x30, 0x39)]

@@ -15,21 +15,23 @@ from typing import Any
 
 import jsonschema_rs
 
-from .. import gbnf
+from ...schemas import limits
 from .characters import LAST, SPECIAL, Range, complement, holds, literal, normal, one_in_json
 from .merge import CONSTRAINTS, KEYWORDS, PATTERNS, TYPES, allowed, are_disjoint, merged
 from .numbers import integers, numbers
 from .regex import MOST_TIMES, in_json
 from .unenforced import Unenforced
 
-MOST_DEEP = 64
+MOST_DEEP = limits.SCHEMA_DEPTH.most
 # Schemas that are written out, references and alternatives again wherever they are merged: a second
 # of work.
-MOST_VISITS = 20_000
+MOST_VISITS = limits.SCHEMA_VISITS.most
+# Characters of the grammar.
+MOST_SIZE = limits.SCHEMA.most
 # Every two schemas of `oneOf` are compared.
-MOST_OPTIONS = 64
+MOST_OPTIONS = limits.ONE_OF.most
 # Characters of a name beside which other names are allowed: a rule goes as deep as it is long.
-MOST_KEY = 256
+MOST_KEY = limits.KEY.most
 # Characters of what is wrong with a schema, which may quote all of it.
 MOST_SAID = 300
 # Their meta-schemas come with the validators.
@@ -188,8 +190,8 @@ class _Converter:
             self._depth -= 1
         # What is written out at one level is written out again in all above it.
         self._size += len(found)
-        if self._visits > MOST_VISITS or self._size > MOST_DEEP * gbnf.MAX_SIZE:
-            reason = f"its grammar is longer than {gbnf.MAX_SIZE} characters"
+        if self._visits > MOST_VISITS or self._size > MOST_DEEP * MOST_SIZE:
+            reason = f"its grammar is longer than {MOST_SIZE} characters"
             raise Unenforced(f"{reason}; let it name fewer properties and values", path[:8])
         return found
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from typing_extensions import NotRequired, TypedDict
 
+from .. import limits
 from .common import (
     Count,
     EngineExtras,
@@ -328,7 +329,7 @@ class ChatRequest(EngineExtras):
     """Body of `POST /v1/chat/completions`."""
 
     model: str
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MESSAGES.most)]
     adapter: InstructAdapter | None = None
     audio: Audio | None = None
     chat_template_kwargs: JsonObject | None = None

@@ -12,6 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
+from .. import limits
+
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1, le=128)]
 # Integers beyond this are not integers any more in JSON of other languages; OpenAI says int64.
@@ -46,8 +48,7 @@ class Request(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-# Characters of a stop sequence: each choice keeps a table of each of them.
-MOST_STOP = 4_096
+MOST_STOP = limits.STOP.most
 
 
 def _check_stop(value: object) -> object:
@@ -95,6 +96,12 @@ Stop = Annotated[str | list[str] | None, BeforeValidator(_check_stop)]
 def _check_logit_bias(value: object) -> object:
     if not isinstance(value, dict):
         return value
+    if len(value) > limits.BIASES.most:
+        raise invalid(
+            f"Invalid '{{param}}': object too long. Expected an object with maximum length "
+            f"{limits.BIASES.most}, but got an object with length {len(value)} instead.",
+            "object_above_max_properties",
+        )
     for key, bias in value.items():
         if not key.isascii() or not key.isdigit() or len(key) > 10:
             raise invalid(
@@ -130,6 +137,12 @@ class StreamOptions(Request):
     include_obfuscation: bool | None = None
 
 
+Breakers = Annotated[
+    list[Annotated[str, Field(max_length=limits.BREAKER.most)]],
+    Field(max_length=limits.BREAKERS.most),
+]
+
+
 class EngineExtras(Request):
     """Sampling fields that are the engines' own, not OpenAI's; passed on when a request names them.
 
@@ -154,7 +167,7 @@ class EngineExtras(Request):
     dry_base: Annotated[float, Field(ge=0)] | None = None
     dry_allowed_length: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    dry_sequence_breakers: list[str] | None = None
+    dry_sequence_breakers: Breakers | None = None
     repeat_penalty: Annotated[float, Field(gt=0)] | None = None
     repeat_last_n: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None

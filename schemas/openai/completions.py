@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from typing_extensions import NotRequired, TypedDict
 
+from .. import limits
 from .common import (
     Count,
     EngineExtras,
@@ -21,8 +22,7 @@ from .common import (
     kind_of,
 )
 
-# Prompts of one request, as many as OpenAI's embeddings take inputs.
-MOST_PROMPTS = 2_048
+MOST_PROMPTS = limits.PROMPTS.most
 
 
 def _check_prompt(value: object) -> object:
@@ -48,6 +48,7 @@ def _check_prompt(value: object) -> object:
             f"{MOST_PROMPTS}, but got an array with length {len(value)} instead.",
             "array_above_max_length",
         )
+    _check_count(value, first)
     for index, item in enumerate(value):
         if first is None or _shape(item) != first:
             raise invalid(
@@ -60,6 +61,20 @@ def _check_prompt(value: object) -> object:
     if first is int:
         _check_ids(value, "")
     return value
+
+
+def _check_count(prompts: list[object], first: type | None) -> None:
+    """Refuse more ids than any context holds before one of them is looked at."""
+    if first is int:
+        count = len(prompts)
+    else:
+        count = sum(len(one) for one in prompts if isinstance(one, list))
+    if count > limits.IDS.most:
+        raise invalid(
+            f"Invalid '{{param}}': array too long. Expected at most {limits.IDS.most} token ids, "
+            f"but got {count} instead.",
+            "array_above_max_length",
+        )
 
 
 def _shape(item: object) -> type | None:

@@ -10,13 +10,14 @@ from typing import Annotated
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from .. import limits
 from .common import Request
 
 
 class TokenizeRequest(Request):
     """Body of `POST /tokenize`."""
 
-    prompt: str
+    prompt: Annotated[str, Field(max_length=limits.TEXT.most)]
     model: str | None = None
     add_special_tokens: bool | None = None
 
@@ -32,7 +33,9 @@ class Tokenized(TypedDict):
 class DetokenizeRequest(Request):
     """Body of `POST /detokenize`."""
 
-    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=limits.IDS.most)
+    ]
     model: str | None = None
 
 

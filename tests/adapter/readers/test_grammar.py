@@ -15,6 +15,7 @@ from latimer.adapter.readers.grammar import grammar as grammar_of
 from latimer.backends import gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.structured import Unenforced
+from latimer.schemas.limits import SCHEMA
 from support.walks import Walker
 
 from .test_formats import whole
@@ -118,6 +119,10 @@ def test_many_functions_are_held_to_less() -> None:
     gbnf.check(text)
     assert "p19" not in text
     assert "p19" in grammar(FORMATS[0], offered(3, False), True, False, NO_MARKS)
+    text = grammar(FORMATS[0], offered(128, True), True, False, NO_MARKS)
+    gbnf.check(text, SCHEMA.most)
+    assert "p19" in text
+    rich = orjson.dumps({"properties": {f"p{i}": {"enum": [f"{i}" * 20]} for i in range(200)}})
     with pytest.raises(TooLarge):
         grammar(FORMATS[0], offered(128, True), True, False, NO_MARKS)
 

@@ -1,0 +1,132 @@
+"""What a request may come to, in one table: each limit with its reason and its option.
+
+No limit is below OpenAI's published ones. What is beyond one is refused before work on it begins,
+with a 400 or a 413 that names the limit. `docs/security.md` shows this table.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Limit(NamedTuple):
+    """The most that something may be.
+
+    Args:
+        most: the largest value that is taken.
+        unit: what is counted.
+        of: what it bounds, in a request's words.
+        reason: why it is not larger.
+        option: what changes it, where something does.
+    """
+
+    most: int
+    unit: str
+    of: str
+    reason: str
+    option: str = ""
+
+
+BODY = Limit(
+    32 << 20, "bytes", "a request's body",
+    "A body is kept in memory while its request runs; images are most of it.", "--max-body",
+)  # fmt: skip
+HEAD = Limit(
+    65_536,
+    "bytes",
+    "a request's line and headers",
+    "8 KiB are usual; it is kept until its end.",
+)
+NESTING = Limit(
+    128, "levels", "arrays and objects in a body", "Deep values are read by recursion in places."
+)
+PROMPTS = Limit(2_048, "prompts", "`prompt`", "As many inputs as OpenAI's embeddings take.")
+CHOICES = Limit(
+    4_096, "choices", "prompts times `n` or `best_of`",
+    "Each choice is kept until the reply is complete; they are worked off in turn.",
+)  # fmt: skip
+IDS = Limit(
+    1_048_576, "token ids", "all of `prompt`, or `tokens`", "More than any model's context holds."
+)
+TEXT = Limit(
+    4 << 20, "characters", "the `prompt` of `/tokenize`",
+    "More than nearly any context holds; a tokeniser cannot be stopped in the middle.",
+)  # fmt: skip
+TOKEN_SIZE = Limit(
+    1_024, "bytes", "a token, where the vocabulary is not known",
+    "A text with more bytes than a context of such tokens is refused unread.",
+)  # fmt: skip
+MESSAGES = Limit(
+    65_536,
+    "messages",
+    "`messages`",
+    "Each is a token at least; templates visit it several times.",
+)
+PARTS = Limit(65_536, "parts", "the `content` of all messages", "Each is an object of its own.")
+SPELLED = Limit(
+    4_096, "pieces", "control tokens that messages spell",
+    "Each is a question to the tokeniser.",
+)  # fmt: skip
+IMAGES = Limit(
+    1_500,
+    "images and sounds",
+    "a request's messages",
+    "OpenAI's limit; `--max-body` is nearer.",
+)
+PIXELS = Limit(
+    100_000_000, "pixels", "an image", "A file of 1 MB can unfold to gigabytes in an engine."
+)
+STOP = Limit(4_096, "characters", "a stop sequence", "Each choice keeps a table of each of them.")
+BREAKERS = Limit(
+    64, "strings", "`dry_sequence_breakers`",
+    "An engine compares each with every token of the vocabulary.",
+)  # fmt: skip
+BREAKER = Limit(
+    256, "characters", "a string of `dry_sequence_breakers`", "llama.cpp reads the first 40."
+)
+BIASES = Limit(65_536, "tokens", "`logit_bias`", "Each is applied to each token that is generated.")
+GRAMMAR = Limit(
+    65_536, "characters", "`grammar`, `regex`, `lark`",
+    "A chain of rules is followed on the stack, as deep as it is long.",
+)  # fmt: skip
+SCHEMA = Limit(
+    1 << 20, "characters", "a JSON schema, and the grammar made of schemas or tools",
+    "Five thousand properties, as OpenAI takes, come to half of it.",
+)  # fmt: skip
+SCHEMA_VISITS = Limit(
+    100_000, "schemas", "a JSON schema with its references written out",
+    "References to references double at each step.",
+)  # fmt: skip
+SCHEMA_DEPTH = Limit(64, "levels", "schemas inside schemas", "OpenAI takes ten.")
+ONE_OF = Limit(64, "schemas", "`oneOf`", "Every two of them are compared; `anyOf` has no limit.")
+KEY = Limit(
+    256, "characters", "a property's name beside which other names are allowed",
+    "A rule goes as deep as the name is long.",
+)  # fmt: skip
+REPETITIONS = Limit(
+    2_000, "times", "repetitions in grammars, lengths and items in schemas",
+    "llama.cpp writes each of them out.",
+)  # fmt: skip
+GROUPS = Limit(64, "levels", "brackets inside brackets in `grammar`", "Readers recurse.")
+ITEMS = Limit(
+    100_000, "items", "a grammar with its repetitions written out", "Each takes memory and time."
+)
+SECONDS = Limit(
+    30, "seconds", "one step of preparing a request",
+    "Rendering, grammars and validation run in threads that are stopped then.",
+)  # fmt: skip
+
+LIMITS: tuple[Limit, ...] = (
+    BODY, HEAD, NESTING, PROMPTS, CHOICES, IDS, TEXT, TOKEN_SIZE, MESSAGES, PARTS, SPELLED, IMAGES,
+    PIXELS, STOP, BREAKERS, BREAKER, BIASES, GRAMMAR, SCHEMA, SCHEMA_VISITS, SCHEMA_DEPTH, ONE_OF,
+    KEY, REPETITIONS, GROUPS, ITEMS, SECONDS,
+)  # fmt: skip
+
+
+def table() -> str:
+    """The limits as a table in Markdown."""
+    rows = ["| what | at most | why | option |", "|---|--:|---|---|"]
+    for limit in LIMITS:
+        option = f"`{limit.option}`" if limit.option else ""
+        rows.append(f"| {limit.of} | {limit.most:,} {limit.unit} | {limit.reason} | {option} |")
+    return "\n".join(rows) + "\n"

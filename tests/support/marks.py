@@ -1,0 +1,48 @@
+"""Vocabularies of small models with the control tokens of published templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+
+from . import gguf_files
+
+MODELS = Path(__file__).parent.parent / "models"
+# What the templates of the tests spell; the first is the end of a turn.
+MARKS = (
+    "<|im_end|>", "<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<|eot_id|>", "<|eom_id|>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
+    "<start_of_turn>", "<end_of_turn>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>",
+    "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>",
+    "<|CHATBOT_TOKEN|>", "<BOS_TOKEN>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>",
+    "<｜end▁of▁sentence｜>", "<|start|>", "<|message|>", "<|channel|>", "<|return|>",
+    "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>",
+    "<|endoftext|>",
+)  # fmt: skip
+ADDED = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+CONTROL, USER_DEFINED = 3, 4
+# Words of a vocabulary make room for them.
+VOCABULARIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "spm": ("spm", {}),
+    "gpt-2": ("bpe", {"tokenizer.ggml.pre": "gpt-2"}),
+    "llama-3": ("bpe", {}),
+    "qwen2": ("bpe", {"tokenizer.ggml.pre": "qwen2"}),
+    # llama.cpp lets this family's control tokens take the blanks behind them.
+    "stripping": ("spm", {"general.name": "phi-3"}),
+}
+
+
+def with_marks(source: Path, target: Path, changes: dict[str, Any]) -> Path:
+    """A copy of a model that knows the marks of the templates instead of some words."""
+    fields = gguf.GGUFReader(source).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    kinds = fields["tokenizer.ggml.token_type"].contents()
+    wanted = [*((mark, CONTROL) for mark in MARKS), *((mark, USER_DEFINED) for mark in ADDED)]
+    specials = [(mark, kind) for mark, kind in wanted if mark not in tokens]
+    long = [place for place, text in enumerate(tokens) if kinds[place] == 1 and len(text) > 3]
+    for place, (spelling, kind) in zip(long[-len(specials) :], specials, strict=True):
+        tokens[place], kinds[place] = spelling, kind
+    own = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+    return gguf_files.copy(source, target, changes={**changes, **own})
