@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..schemas import limits
+from .ambiguity import Part, TooManyWays, check_ways
 
 MAX_SIZE = limits.GRAMMAR.most
 MAX_NESTING = limits.GROUPS.most
@@ -55,12 +56,16 @@ class _Item(NamedTuple):
         optional: whether it may be repeated zero times.
         times: how often it is written out.
         endless: whether it may be repeated without end.
+        text: characters or a token, as they are written.
+        least: how often it stands there at least.
     """
 
     rule: str | None
     optional: bool = False
     times: int = 1
     endless: bool = False
+    text: str = ""
+    least: int = 1
 
 
 @dataclass(slots=True)
@@ -101,6 +106,7 @@ def check(text: str, most: int = MAX_SIZE) -> list[str]:
                 raise WrongGrammar(f"rule '{group.shown}' repeats without end what may be nothing")
     _check_size(rules)
     _check_left_recursion(rules)
+    _check_ways(rules)
     return reader.tokens
 
 
@@ -154,7 +160,8 @@ class _Reader:
             elif match[0] not in ('""', "[]", "[^]"):
                 if kind == "token":
                     self.tokens.append(match[0].lstrip("!"))
-                group.alternates[-1].append(_Item(match[0] if kind == "name" else None))
+                name_or_text = (match[0], "") if kind == "name" else (None, match[0])
+                group.alternates[-1].append(_Item(name_or_text[0], text=name_or_text[1]))
             else:
                 # Nothing: a repetition cannot follow it.
                 group.alternates[-1].append(_NOTHING)
@@ -184,7 +191,8 @@ class _Reader:
         if times > MAX_REPETITION:
             raise self._error(f"at most {MAX_REPETITION} repetitions are allowed")
         optional = item.optional or least == 0
-        alternate.append(_Item(item.rule, optional, times, item.endless or bool(endless)))
+        endless = item.endless or bool(endless)
+        alternate.append(_Item(item.rule, optional, times, endless, item.text, item.least * least))
 
     def _skip(self, blank: re.Pattern[str]) -> None:
         match = blank.match(self._text, self._position)
@@ -217,6 +225,28 @@ def _check_size(rules: dict[str, _Group]) -> None:
         raise WrongGrammar(
             f"its repetitions are {size} items when written out; at most {MAX_ITEMS} are allowed"
         )
+
+
+def _check_ways(rules: dict[str, _Group]) -> None:
+    """Refuse a grammar in which an engine would keep too many ways open."""
+    parts = {
+        name: [
+            [
+                Part(item.rule, item.text, item.least, None if item.endless else item.times)
+                for item in alternate
+                if item is not _NOTHING
+            ]
+            for alternate in group.alternates
+        ]
+        for name, group in rules.items()
+    }
+    try:
+        check_ways(parts)
+    except TooManyWays:
+        raise WrongGrammar(
+            "what it allows can be read in too many ways at once; write what alternatives begin "
+            "with alike only once, and give fewer parts that may be missing"
+        ) from None
 
 
 @dataclass(slots=True)
