@@ -12,7 +12,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from latimer.adapter.config import Settings
+from latimer.adapter.cors import Access
 from latimer.adapter.listening import local_rules
 from latimer.adapter.origins import LocalRules
 from support.browser import chromium, needs_chromium
@@ -158,6 +161,21 @@ def test_where_it_listens_decides_about_private_addresses(host: str, beyond: boo
     rules = local_rules(host, (), ())
     assert rules.allows_origin("http://10.0.0.1", "http", None) is beyond
     assert rules.allows_host(f"{socket.gethostname().partition('.')[0]}.local")
+
+
+NAMES = [b"host", b"origin", b"access-control-request-method", b"access-control-request-headers"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(NAMES), st.binary() | st.from_regex(rb"[-a-z0-9.:/\[\]@%]+"))
+    )
+)
+def test_no_header_raises(headers: list[tuple[bytes, bytes]]) -> None:
+    """Whatever a client sends, there is a verdict."""
+    for access in (Access(["*"]), Access(["https://a.example"]), Access([], LocalRules())):
+        for method in ("GET", "OPTIONS"):
+            access.judge(method, "http", headers)
 
 
 @pytest.fixture(scope="module")

@@ -70,5 +70,6 @@ APP = "app://obsidian.md"
 @check("headers.cors", "A web page of another origin may read the reply.", "should", "1.6 [DD]")
 async def cors(api: Api) -> None:
     reply = await api.send("GET", "/models", headers={"origin": APP})
+    expect(reply.status == 200, f"expected status 200, but got {reply.status}")
     allowed = reply.headers.get("access-control-allow-origin")
     expect(allowed in ("*", APP), f"expected the origin, but got {allowed!r}")
