@@ -9,11 +9,11 @@ from functools import partial
 from typing import TypedDict
 
 import orjson
-from starlette.middleware.cors import CORSMiddleware
 from typing_extensions import Unpack
 
 from ..backends.base import Backend
 from ..backends.errors import LatimerError, RequestError
+from .cors import Access, Verdict
 from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
 from .endpoints.health import health
@@ -23,6 +23,7 @@ from .errors import MethodNotAllowed, unexpected
 from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
 from .guards import Keys
 from .instruct import FORMATS
+from .origins import LocalRules
 from .printable import printable
 from .service import DEFAULT_MAX_BODY, Fetch, Service
 
@@ -41,10 +42,6 @@ ENDPOINTS: dict[str, tuple[str, Endpoint]] = {
     "/tokenize": ("POST", tokenize),
     "/detokenize": ("POST", detokenize),
 }
-EXPOSED_HEADERS = (
-    "x-request-id", "openai-processing-ms", "x-latimer-ignored", "x-latimer-inexact",
-    "retry-after-ms",
-)  # fmt: skip
 
 
 class Options(TypedDict, total=False):
@@ -56,7 +53,10 @@ class Options(TypedDict, total=False):
         api_keys: without one of these in `Authorization: Bearer …` the answer is a 401; none: open.
         share_prefixes: let an engine in process go on from what another key's prompts have
             evaluated; who measures times can tell from it what others have asked.
-        cors_origins: which web pages may use the API from a browser; by default all.
+        cors_origins: which web pages may read replies in a browser; by default all.
+        local_rules: the rules that `latimer serve` has without a key (`origins.LocalRules`), in
+            place of `cors_origins`: requests of other pages, and by unknown host names, are
+            refused. By default there are none.
         max_body: the largest request body, in bytes; by default 32 MiB.
         strict: refuse unknown fields, and what the engine does only nearly.
         parse_content: let what messages spell as control tokens count as such; who writes a
@@ -74,6 +74,7 @@ class Options(TypedDict, total=False):
     api_keys: Iterable[str]
     share_prefixes: bool
     cors_origins: Sequence[str]
+    local_rules: LocalRules | None
     max_body: int
     strict: bool
     parse_content: bool
@@ -123,22 +124,13 @@ class OpenAIAdapter:
             endpoints["/health"] = ("GET", health, False)
         self._endpoints = endpoints
         self._models = tuple(f"{prefix}/models/" for prefix in prefixes)
-        self._cors: ASGIApp = CORSMiddleware(
-            self._serve,
-            allow_origins=options.get("cors_origins", ("*",)),
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("*",),
-            expose_headers=EXPOSED_HEADERS,
-        )
+        self._access = Access(options.get("cors_origins", ("*",)), options.get("local_rules"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            # Only browsers send an origin; for everybody else CORS would cost and change nothing.
-            for name, _ in scope["headers"]:
-                if name == b"origin":
-                    await self._cors(scope, receive, send)
-                    return
-            await self._serve(scope, receive, send)
+            scheme = scope.get("scheme", "http")
+            verdict = self._access.judge(scope["method"], scheme, scope["headers"])
+            await self._serve(scope, receive, send, verdict)
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "websocket":
@@ -163,13 +155,22 @@ class OpenAIAdapter:
         """Release the backend."""
         await self._service.backend.aclose()
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, verdict: Verdict | None
+    ) -> None:
         """Run an endpoint; every error becomes OpenAI's error object.
 
         What nobody expected is a 500 and a line in the log.
         """
         exchange = Exchange(scope, receive, send)
         try:
+            if verdict is not None:
+                exchange.headers += verdict.headers
+                if verdict.error is not None:
+                    raise verdict.error
+                if verdict.is_preflight:
+                    await exchange.reply(200, b"OK", b"text/plain")
+                    return
             found = self._find(scope)
             if found is None:
                 raise RequestError(f"Invalid URL ({scope['method']} {scope['path']})", status=404)

@@ -131,11 +131,14 @@ def _loading(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(config: Path | None, **flags: Any) -> None:
         from .config import Settings
+        from .credentials import UnusableKey
 
         try:
             settings = Settings.load(config, **flags)
             settings.keys()
             settings.adapters()
+        except UnusableKey as error:
+            _fail(str(error))
         except (ValueError, OSError) as error:
             raise click.UsageError(str(error)) from None
         command(settings)
@@ -167,7 +170,19 @@ def main() -> None:
 @click.option("--any-model", is_flag=True, default=None, help="Accept every model name.")
 @click.option("--api-key", multiple=True, help="A key that clients must send; repeatable.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="A file, one key a line.")
-@click.option("--cors-origin", multiple=True, help="Web pages that may call it.  [*]")
+@click.option(
+    "--cors-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Web pages that may call it: https://chat.example, null, *; repeatable.  [local pages and "
+    "apps; with a key all]",
+)
+@click.option(
+    "--allowed-host",
+    multiple=True,
+    metavar="NAME",
+    help="Without a key: another name of this server, when it has a dot; repeatable.",
+)
 @click.option("--max-body", type=int, help="Largest request body in bytes.  [33554432]")
 @click.option("--strict", is_flag=True, default=None, help="Refuse unknown fields and near misses.")
 @click.option(
@@ -338,14 +353,17 @@ async def _serve(settings: Settings) -> None:
 def _adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
     """The app over a backend, as the settings say."""
     from .app import OpenAIAdapter
+    from .listening import local_rules
 
+    keys, pages = settings.keys(), settings.cors_origin
     return OpenAIAdapter(
         backend,
         model_names=settings.model_name,
         any_model=settings.any_model,
-        api_keys=settings.keys(),
+        api_keys=keys,
         share_prefixes=settings.share_prefixes,
-        cors_origins=settings.cors_origin,
+        cors_origins=pages or ("*",),
+        local_rules=None if keys else local_rules(settings.host, pages, settings.allowed_host),
         max_body=settings.max_body,
         strict=settings.strict,
         parse_content=settings.parse_content,

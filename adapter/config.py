@@ -16,7 +16,9 @@ from pydantic_settings import (
 
 from ..backends.llama_cpp.options import CacheType
 from ..schemas import limits
+from .credentials import check_key, keys_of
 from .instruct import FORMATS
+from .origins import LocalRules
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 Words = Annotated[list[str], NoDecode]
@@ -28,9 +30,15 @@ class Settings(BaseSettings):
     Lists are written with commas in the environment and as arrays in the file.
     """
 
-    model_config = SettingsConfigDict(env_prefix="LATIMER_", extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="LATIMER_",
+        extra="forbid",
+        # What a wrong value is can be a key.
+        hide_input_in_errors=True,
+    )
 
-    model: str | None = Field(None, description="A GGUF file or an engine's URL.")
+    # An address can hold a password.
+    model: str | None = Field(None, repr=False, description="A GGUF file or an engine's URL.")
     backend: BackendName = Field("auto", description="Which engine it is; found out by default.")
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -38,7 +46,8 @@ class Settings(BaseSettings):
     any_model: bool = False
     api_key: Annotated[list[SecretStr], NoDecode] = Field(default_factory=list)
     api_key_file: Path | None = Field(None, description="A file with one key a line.")
-    cors_origin: Words = Field(default_factory=lambda: ["*"])
+    cors_origin: Words = Field(default_factory=list, description="Web pages that may call it.")
+    allowed_host: Words = Field(default_factory=list, description="Own names, without a key.")
     max_body: Annotated[int, Field(ge=1)] = limits.BODY.most
     strict: bool = False
     parse_content: bool = False
@@ -71,7 +80,7 @@ class Settings(BaseSettings):
         None, description="Whose token ids clients send: cl100k_base, o200k_base …"
     )
 
-    @field_validator("model_name", "cors_origin", "api_key", "lora", mode="before")
+    @field_validator("model_name", "cors_origin", "allowed_host", "api_key", "lora", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
@@ -83,6 +92,18 @@ class Settings(BaseSettings):
     def _known(cls, value: str | None) -> str | None:
         if value is not None and value not in FORMATS:
             raise ValueError(f"there is no {value!r}; there are {', '.join(FORMATS)}")
+        return value
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _origins(cls, value: list[str]) -> list[str]:
+        LocalRules(origins=value)
+        return value
+
+    @field_validator("allowed_host")
+    @classmethod
+    def _hosts(cls, value: list[str]) -> list[str]:
+        LocalRules(hosts=value)
         return value
 
     @field_validator("flash_attention", mode="before")
@@ -146,8 +167,17 @@ class Settings(BaseSettings):
         return found
 
     def keys(self) -> list[str]:
-        """Every API key, from wherever it was given."""
+        """Every API key, from wherever it was given.
+
+        Raises:
+            UnusableKey: one of them, or the engine's, cannot be sent in a header.
+            OSError: their file cannot be read.
+        """
         keys = [key.get_secret_value() for key in self.api_key]
         if self.api_key_file is not None:
-            keys += self.api_key_file.read_text().split()
+            keys += keys_of(self.api_key_file)
+        for key in keys:
+            check_key(key, "api_key")
+        if self.engine_key:
+            check_key(self.engine_key.get_secret_value(), "engine_key")
         return keys

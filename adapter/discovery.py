@@ -15,6 +15,7 @@ from ..backends.koboldcpp import KoboldCpp
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING
 from ..backends.llama_server import LlamaServer
+from ..backends.upstream import shown_address
 from .config import BackendName, Settings
 
 
@@ -28,9 +29,10 @@ async def backend_of(
     """
     model = settings.model
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
-    if model is None or not model.startswith(("http://", "https://")):
+    if model is None or "://" not in model:
         if settings.backend not in ("auto", "llama-cpp"):
-            raise EngineError(f"The backend {settings.backend} needs a URL, not {model!r}.")
+            shown = None if model is None else shown_address(model)
+            raise EngineError(f"The backend {settings.backend} needs a URL, not {shown!r}.")
         if not all(map(find_spec, EXTRA)):
             raise EngineError(MISSING)
         return LlamaCpp(
@@ -63,12 +65,20 @@ def _check_address(address: str) -> None:
     """Raise `EngineError` for what is no address."""
     try:
         parts = urlsplit(address)
-        if parts.hostname and parts.port != 0:
+        if parts.scheme not in ("http", "https"):
+            reason = "its scheme is neither http nor https"
+        elif not parts.hostname or parts.port == 0:
+            reason = "it names no host, or port 0"
+        elif not address.isprintable() or " " in parts.netloc:
+            reason = "it has a blank or a control character"
+        else:
             return
-        reason = "it names no host, or port 0"
     except ValueError as error:
-        reason = str(error)
-    raise EngineError(f"'{address}' is no address like http://127.0.0.1:8080: {reason}.")
+        # What urlsplit takes for a port can be the beginning of a password.
+        reason = str(error) if "@" not in address else "its user and password must be URL-encoded"
+    raise EngineError(
+        f"'{shown_address(address)}' is no address like http://127.0.0.1:8080: {reason}."
+    )
 
 
 async def _probe(address: str, key: str | None) -> BackendName:
@@ -82,8 +92,8 @@ async def _probe(address: str, key: str | None) -> BackendName:
     finally:
         await upstream.aclose()
     raise EngineError(
-        f"What answers at {address} is neither a llama-server nor a koboldcpp. If it is one that "
-        "is still loading or wants a key, say --backend, and --engine-key."
+        f"What answers at {upstream.address} is neither a llama-server nor a koboldcpp. If it is "
+        "one that is still loading or wants a key, say --backend, and --engine-key."
     )
 
 

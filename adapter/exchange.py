@@ -60,9 +60,14 @@ class Exchange:
 
     def header(self, name: bytes) -> str | None:
         """A header of the request, None where it is missing."""
+        value = self.raw_header(name)
+        return None if value is None else value.decode("latin-1")
+
+    def raw_header(self, name: bytes) -> bytes | None:
+        """A header of the request as its bytes came, None where it is missing."""
         for key, value in self.scope["headers"]:
             if key == name:
-                return str(value, "latin-1")
+                return bytes(value)
         return None
 
     async def receive(self, limit: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable
+from contextlib import suppress
 
 from ..backends.errors import RequestError
 from .exchange import Exchange
@@ -21,7 +22,14 @@ class Keys:
     """The keys that open the API; without any, everybody may use it."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key) for key in keys if key]
+        # Digests are of equal length, so comparing them tells nothing about a key's length.
+        self._owners: list[tuple[bytes, str]] = []
+        for key in keys:
+            if not key:
+                continue
+            spellings = _spellings(key)
+            owner = _digest(spellings[0]).hex()[:32]
+            self._owners += [(_digest(spelling), owner) for spelling in spellings]
 
     def check(self, exchange: Exchange) -> str:
         """Who asks, as a name that tells nothing of the key; empty where everybody may.
@@ -29,32 +37,39 @@ class Keys:
         Raises:
             RequestError: the 401 that OpenAI answers; every key is compared, found or not.
         """
-        if not self._digests:
+        if not self._owners:
             return ""
-        authorization = exchange.header(b"authorization")
-        scheme, _, key = (authorization or "").partition(" ")
-        key = key.strip()
-        if scheme.lower() != "bearer" or not key:
+        scheme, _, key = (exchange.raw_header(b"authorization") or b"").partition(b" ")
+        key = key.strip(b" \t")
+        if scheme.lower() != b"bearer" or not key:
             raise RequestError(_MISSING, status=401)
         digest = _digest(key)
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if not any(matches):
+        matches = [owner for known, owner in self._owners if hmac.compare_digest(digest, known)]
+        if not matches:
             raise RequestError(
                 f"Incorrect API key provided: {_redacted(key)}. Ask whoever runs this server for "
                 "one.",
                 code="invalid_api_key",
                 status=401,
             )
-        return digest.hex()[:32]
+        return matches[0]
 
 
-def _digest(key: str) -> bytes:
-    # Of equal length, so that comparing them tells nothing about a key's length either.
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _spellings(key: str) -> list[bytes]:
+    """The bytes that clients send for a key: UTF-8, and Latin-1 of clients that know no other."""
+    found = [key.encode("utf-8", "surrogateescape")]
+    with suppress(UnicodeEncodeError):
+        found += [one for one in [key.encode("latin-1")] if one not in found]
+    return found
 
 
-def _redacted(key: str) -> str:
-    if len(key) < 16:
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _redacted(key: bytes) -> str:
+    text = key.decode("utf-8", "backslashreplace")
+    if len(text) < 16:
         return "****"
-    shown = f"{key[:8]}****{key[-4:]}"
+    shown = f"{text[:8]}****{text[-4:]}"
     return shown.encode("ascii", "backslashreplace").decode()

@@ -5,6 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Iterable
+
+from .origins import LocalRules, is_loopback
+
+
+def local_rules(host: str, origins: Iterable[str], hosts: Iterable[str]) -> LocalRules:
+    """The rules of a server without a key that listens on a host; see `LocalRules`."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        found = []
+    beyond = not all(is_loopback(str(address[0])) for *_, address in found)
+    return LocalRules(origins, hosts, socket.gethostname(), beyond)
 
 
 def bound(host: str, port: int) -> list[socket.socket]:

@@ -17,12 +17,12 @@ import ssl
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httptools
 
 from .errors import EngineError, EngineSilent, EngineUnavailable
-from .upstream import whole
+from .upstream import header_lines, shown_address, whole
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -52,7 +52,7 @@ class HttpUpstream:
 
     Args:
         address: `http://host:port` or `https://…`, with a path where the engine has a prefix.
-        headers: sent with every request (an engine's own API key, for example).
+        headers: sent with every request (an engine's own API key, for example), in UTF-8.
         silence: seconds without a byte after which an answer that has begun counts as lost.
         patience: the same until its first byte: a long prompt takes its time.
         probe: a path that an engine answers while it works. It is asked when an answer falls
@@ -69,8 +69,9 @@ class HttpUpstream:
     ) -> None:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{address!r} is no address like http://127.0.0.1:8080")
-        self.address = address.rstrip("/")
+            shown = shown_address(address)
+            raise ValueError(f"{shown!r} is no address like http://127.0.0.1:8080")
+        self.address = shown_address(address)
         self.silence = silence
         self.patience = patience
         self._probe = probe
@@ -79,9 +80,9 @@ class HttpUpstream:
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
-        self._prefix = parts.path.rstrip("/")
+        self._prefix = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
         lines = {"Host": parts.netloc.rpartition("@")[2], **(headers or {})}
-        self._lines = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._lines = header_lines(lines)
         self._heads: dict[tuple[str, str], bytes] = {}
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
@@ -105,8 +106,8 @@ class HttpUpstream:
     def _head(self, method: str, path: str, body: bytes | None) -> bytes:
         head = self._heads.get((method, path))
         if head is None:
-            line = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._lines}"
-            head = self._heads[method, path] = line.encode("latin-1")
+            line = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode()
+            head = self._heads[method, path] = line + self._lines
         if body is None:
             return head + b"\r\n"
         return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)

@@ -5,7 +5,8 @@ The default implementation is in `http.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
@@ -48,6 +49,42 @@ class Upstream(Protocol):
         ...
 
 
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    """Write headers as they go over a connection, in UTF-8.
+
+    Raises:
+        ValueError: a name is no token, or a value would end its line or cannot be encoded. The
+            message leaves values out, since they are often keys.
+    """
+    lines = []
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a name of an HTTP header")
+        if _CONTROL.search(value):
+            raise ValueError(f"the value of the header {name} has a line end or control character")
+        try:
+            lines.append(f"{name}: {value}\r\n".encode())
+        except UnicodeEncodeError:
+            # The error itself holds the value.
+            pass
+        else:
+            continue
+        raise ValueError(f"the value of the header {name} is not valid UTF-8")
+    return b"".join(lines)
+
+
+def shown_address(address: str) -> str:
+    """An address for messages: without user and password, query and fragment."""
+    scheme = re.match("[a-zA-Z][a-zA-Z0-9+.-]*://", address)
+    start = scheme.group() if scheme else ""
+    rest = address.removeprefix(start).rpartition("@")[2]
+    return start + re.split("[?#]", rest, maxsplit=1)[0].rstrip("/")
+
+
 # Bytes of an error's body that are read, and of any other body that is read whole: the largest
 # vocabularies come to 60 MB.
 MOST_ERROR, MOST_BODY = 2**16, 2**28
@@ -82,13 +119,14 @@ class HttpxUpstream:
 
     def __init__(self, client: Any, address: str | None = None) -> None:
         self._client = client
-        self.address = (address if address is not None else str(client.base_url)).rstrip("/")
+        self._base = (address if address is not None else str(client.base_url)).rstrip("/")
+        self.address = shown_address(self._base)
 
     @asynccontextmanager
     async def send(self, method: str, path: str, body: bytes | None = None) -> AsyncIterator[Reply]:
         """See `Upstream.send`."""
         request = self._client.build_request(
-            method, self.address + path, content=body, headers={"Content-Type": "application/json"}
+            method, self._base + path, content=body, headers={"Content-Type": "application/json"}
         )
         try:
             response = await self._client.send(request, stream=True)

@@ -141,6 +141,26 @@ async def test_keys(backend: LlamaCpp) -> None:
         assert "sk-first-key-of-alk" not in reply.text
 
 
+async def test_keys_beyond_ascii(backend: LlamaCpp) -> None:
+    """Any UTF-8 can be a key; clients that send it in Latin-1 are understood, too."""
+    keys = ["schlüssel", "ключ", "voilà", "日本 語"]
+    async with client_of(OpenAIAdapter(backend, api_keys=keys)) as client:
+        for sent, status in (
+            *((key.encode(), 200) for key in keys),
+            ("schlüssel".encode("latin-1"), 200),
+            ("voilà".encode("latin-1"), 200),
+            (b"schl\xc3ssel", 401),
+            (b"\xff\xfe", 401),
+            (b"schlussel", 401),
+        ):
+            reply = await client.get("/v1/models", headers={b"authorization": b"Bearer " + sent})
+            assert reply.status_code == status, sent
+    headers = {b"authorization": b"Bearer \xff" + b"x" * 20}
+    async with client_of(OpenAIAdapter(backend, api_keys=keys)) as client:
+        error = (await client.get("/v1/models", headers=headers)).json()["error"]
+    assert error["message"].startswith("Incorrect API key provided: \\xffxxxx****xxxx.")
+
+
 async def test_an_empty_bearer_passes_without_keys(backend: LlamaCpp) -> None:
     """lm-eval sends `Bearer ` and nothing behind it."""
     async with client_of(OpenAIAdapter(backend)) as client:
@@ -189,7 +209,20 @@ async def test_browsers_may_call_it(backend: LlamaCpp) -> None:
     async with client_of(app) as client:
         for origin, allowed in (("https://one.example", True), ("https://two.example", False)):
             reply = await client.get("/v1/models", headers={"origin": origin})
+            assert reply.status_code == 200
             assert ("access-control-allow-origin" in reply.headers) is allowed
+            assert reply.headers["vary"] == "Origin"
+        reply = await client.options("/v1/models", headers=preflight)
+        assert reply.status_code == 403
+        assert reply.json()["error"]["code"] == "origin_not_allowed"
+
+
+async def test_a_mounted_app_has_any_host(backend: LlamaCpp) -> None:
+    """An app of somebody else decides about hosts and origins itself, with a key or without."""
+    async with client_of(OpenAIAdapter(backend)) as client:
+        for origin in ("https://evil.example", "null", "weird"):
+            headers = {"host": "evil.example", "origin": origin}
+            assert (await client.get("/v1/models", headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ H = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
 ASKED = USER[0]
 TOOL = {"type": "function", "function": {"name": "f"}}
-RICH = {"properties": {f"p{i}": {"enum": [f"{i}" * 20, "b"]} for i in range(20)}}
+RICH = {"properties": {f"p{i}": {"enum": [f"{i}" * 20, "b"]} for i in range(160)}}
 MANY = [
     {"type": "function", "function": {"name": f"g{i}", "parameters": RICH, "strict": True}}
     for i in range(127)

@@ -165,7 +165,7 @@ def test_it_agrees_with_llama_cpp(
             accepted += 1
             assert _reads(demo_loaded, text), text
         # llama.cpp does not survive some of the rest, so it is not asked.
-        elif "itself" not in problem and "less than" not in problem:
+        elif not any(words in problem for words in ("itself", "less than", "too many ways")):
             assert not _reads(demo_loaded, text), (text, problem)
     assert accepted > 2_000
     capfd.readouterr()

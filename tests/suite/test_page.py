@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -10,15 +9,9 @@ from latimer.conformance.reports import write
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from suite.test_reports import RUN, verdict
+from support.browser import chromium, needs_chromium
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("chromium") is None or shutil.which("chromedriver") is None,
-    reason="needs chromium and chromedriver",
-)
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +23,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
     run = dataclasses.replace(RUN, verdicts=[*RUN.verdicts, *many])
     page = tmp_path_factory.mktemp("report") / "report.html"
     write(run, page)
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(shutil.which("chromedriver"))
-    driver = webdriver.Chrome(options=options, service=service)
-    driver.get(page.as_uri())
-    yield driver
-    driver.quit()
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        driver.get(page.as_uri())
+        yield driver
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

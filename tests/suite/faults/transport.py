@@ -31,7 +31,13 @@ def _break_empty_bearer(method: str, path: str, headers: Mapping[str, str]) -> N
         raise Refused("No key.", status=500)
 
 
+def _refuse_apps(method: str, path: str, headers: Mapping[str, str]) -> None:
+    if not headers.get("origin", "http").startswith("http"):
+        raise Refused("This origin is not allowed.", code="origin_not_allowed", status=403)
+
+
 broken("refuses-charset", head=_refuse_charset)
+broken("refuses-apps", head=_refuse_apps)
 broken("500-for-empty-bearer", head=_break_empty_bearer)
 broken("500-for-content-type", error=status(500, says("content type")))
 broken("500-for-bad-json", error=status(500, says("could not parse", "no JSON")))

@@ -1,0 +1,208 @@
+"""Rules for a server without an API key: which web pages may call it, and by which host names.
+
+A browser sends the requests of every page that is open, so a local server without a key would
+serve any website. Two headers tell such requests apart, and no page can forge them: `Origin` names
+the page, and `Host` the name by which the browser reached the server. The second one stops DNS
+rebinding, where a website's own name resolves to this machine.
+
+Nothing here does I/O. `cors.py` applies the rules to a request.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+# Scheme, host in lower case, port; a port only for http and https.
+Origin = tuple[str, str, int | None]
+
+# The origin of a page that has none: a sandboxed frame, which any website can make, or a file.
+NULL = "null"
+ANY = "*"
+
+_PORTS = {"http": 80, "https": 443}
+_LABELS = r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?"
+_NAME = re.compile(_LABELS)
+_AUTHORITY = re.compile(rf"(\[[0-9a-z:.%_-]+\]|{_LABELS})(?::([0-9]{{0,5}}))?")
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._~:\[\]-]*)")
+
+# The machine that runs a container, by the names that Docker and Podman give it.
+_CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
+# RFC 1918, link-local, unique local. Carriers' shared addresses (100.64.0.0/10) have strangers in
+# them.
+_PRIVATE = [
+    ipaddress.ip_network(network)
+    for network in (
+        "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "fc00::/7", "fe80::/10",
+    )
+]  # fmt: skip
+
+
+class LocalRules:
+    """Which origins and hosts a server without an API key answers.
+
+    Args:
+        origins: origins to allow besides: `https://chat.example`, `null`, or `*` for all but
+            `null`.
+        hosts: host names to allow besides: `llm.example`, `*.example`, or `*` for all.
+        machine: this machine's own name; `.local` is appended to it, too.
+        beyond_loopback: whether other machines can reach the server. Pages on private addresses
+            may then call it.
+
+    Raises:
+        ValueError: an origin or a host is not written as above.
+    """
+
+    def __init__(
+        self,
+        origins: Iterable[str] = (),
+        hosts: Iterable[str] = (),
+        machine: str = "",
+        beyond_loopback: bool = False,
+    ) -> None:
+        origins, hosts = list(origins), [host.lower() for host in hosts]
+        self.any_origin = ANY in origins
+        self._null = NULL in origins
+        self._origins = {checked_origin(one) for one in origins if one not in (ANY, NULL)}
+        hosts = [checked_host(one) for one in hosts]
+        machine = machine.lower().removesuffix(".")
+        own = {machine, f"{machine}.local", f"{machine.partition('.')[0]}.local"} if machine else ()
+        self._any_host = ANY in hosts
+        self._hosts = _CONTAINER_HOSTS.union(own, hosts)
+        self._suffixes = tuple(host[1:] for host in hosts if host.startswith("*."))
+        self._beyond_loopback = beyond_loopback
+
+    def allows_host(self, host: str) -> bool:
+        """Whether a browser can have sent this `Host` without a website's name leading here.
+
+        An address and a name without a dot are nobody's domain.
+        """
+        if self._any_host:
+            return True
+        parts = _authority(host)
+        if parts is None:
+            return False
+        name = parts[0]
+        if _address(name) is not None or "." not in name:
+            return True
+        name = name.removesuffix(".")
+        return _is_localhost(name) or name in self._hosts or name.endswith(self._suffixes)
+
+    def allows_origin(self, text: str, scheme: str, host: str | None) -> bool:
+        """Whether a page of this `Origin` may call the server.
+
+        Args:
+            text: the header's value.
+            scheme: the request's own, `http` or `https`.
+            host: the request's `Host`.
+        """
+        if text == NULL:
+            return self._null
+        if self.any_origin:
+            return True
+        origin = _origin(text)
+        if origin is None:
+            return False
+        if origin[0] not in _PORTS or origin in self._origins:
+            return True
+        address = _address(origin[1])
+        if address is None:
+            is_near = _is_localhost(origin[1].removesuffix("."))
+        else:
+            is_near = address.is_loopback or (self._beyond_loopback and _is_private(address))
+        return is_near or (host is not None and origin == _origin(f"{scheme}://{host}"))
+
+
+def checked_origin(text: str) -> Origin:
+    """Return the parts of an origin that a user wrote.
+
+    Raises:
+        ValueError: it is not written as browsers send it.
+    """
+    origin = _origin(text)
+    if origin is None:
+        raise ValueError(
+            f"{text!r} is not an origin. Write it as a browser sends it, without a path: "
+            "https://chat.example, http://10.0.0.5:3000, null, or * for all."
+        )
+    return origin
+
+
+def checked_host(text: str) -> str:
+    """Return a host name that a user wrote, in lower case and without a final dot.
+
+    Raises:
+        ValueError: it is not a name, `*.name` or `*`.
+    """
+    host = text.lower().removesuffix(".")
+    if host != ANY and not _NAME.fullmatch(host.removeprefix("*.")):
+        raise ValueError(
+            f"{text!r} is not a host name. Write it without a scheme and a port: llm.example, "
+            "*.llm.example for every name below it, or * for all."
+        )
+    return host
+
+
+def is_origin(text: str) -> bool:
+    """Whether a text is written as a browser sends an origin."""
+    return text == NULL or _origin(text) is not None
+
+
+def host_name(text: str) -> str | None:
+    """Return the name or address in a `Host`, without its port; None if it is malformed."""
+    parts = _authority(text)
+    return parts[0] if parts else None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach an address, such as `127.0.0.1` or `::1`."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _origin(text: str) -> Origin | None:
+    """The parts of an origin, its port filled in; None for what no browser sends."""
+    match = _ORIGIN.fullmatch(text.lower())
+    if match is None:
+        return None
+    scheme, rest = match.groups()
+    if scheme not in _PORTS:
+        return scheme, rest, None
+    parts = _authority(rest)
+    if parts is None:
+        return None
+    return scheme, parts[0], _PORTS[scheme] if parts[1] is None else parts[1]
+
+
+def _authority(text: str) -> tuple[str, int | None] | None:
+    """Host in lower case and port of `host`, `host:port` or `[::1]:port`; None for all else."""
+    match = _AUTHORITY.fullmatch(text.lower())
+    if match is None:
+        return None
+    host, port = match.groups()
+    if host.startswith("[") and _address(host) is None:
+        return None
+    return host, int(port) if port else None
+
+
+def _address(host: str) -> Address | None:
+    """The address that a host is, IPv6 in brackets; None for a name."""
+    try:
+        if not host.startswith("["):
+            return ipaddress.IPv4Address(host)
+        address = ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        return None
+    return address.ipv4_mapped or address
+
+
+def _is_localhost(name: str) -> bool:
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def _is_private(address: Address) -> bool:
+    return any(address in network for network in _PRIVATE)

@@ -1,0 +1,137 @@
+"""Keys that cannot work are refused at the start, and no message shows one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from latimer.adapter.config import Settings
+from latimer.adapter.credentials import UnusableKey, check_key, keys_of
+
+SECRET = "s3cr3t"
+
+
+def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`latimer serve` with what it cannot start with."""
+    return subprocess.run(
+        ["latimer", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "LATIMER_PORT": "0", **environment},
+    )
+
+
+@pytest.mark.parametrize("key", ["k", "schlüssel", "日本 語", "a b", "a,b", "\u00a0x", "x" * 5000])
+def test_any_text_can_be_a_key(key: str) -> None:
+    """All that fits into a header is allowed, blanks inside, too."""
+    check_key(key, "api_key")
+    assert Settings.load(None, api_key=(key,), engine_key=key).keys() == [key]
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("", "is empty"),
+        ("s3cr3t\n", "has a line end"),
+        ("s3cr3t\r\nX-Evil: 1", "has a line end"),
+        ("s3cr3t\x00", "has a line end or another control character"),
+        ("s3cr3t\t", "control character"),
+        ("\x85s3cr3t", "control character"),
+        (" s3cr3t", "begins or ends with a blank"),
+        ("s3cr3t ", "begins or ends with a blank"),
+        ("s3cr3t\udcff", "is not valid UTF-8"),
+    ],
+)
+def test_a_key_that_cannot_work_is_refused(key: str, reason: str) -> None:
+    """One that no request could match, or that would split a header; the message hides it."""
+    with pytest.raises(UnusableKey, match=reason) as raised:
+        Settings.load(None, api_key=(key,)).keys()
+    assert SECRET not in str(raised.value)
+    if key:
+        with pytest.raises(UnusableKey, match=f"engine_key: a key .*{reason}"):
+            Settings.load(None, engine_key=key).keys()
+
+
+def test_a_file_has_a_key_on_each_line(tmp_path: Path) -> None:
+    """Only line ends part keys: not the blanks in them; empty lines do not count."""
+    file = tmp_path / "keys"
+    file.write_bytes("\ufeffone\r\n\n  two words \nschlüssel\u2028x\n".encode())
+    assert keys_of(file) == ["one", "two words", "schlüssel\u2028x"]
+    for content, reason in ((b" \n\r\n", "has no key"), (b"s3cr3t\xff", "is not UTF-8 text")):
+        file.write_bytes(content)
+        with pytest.raises(UnusableKey, match=reason) as raised:
+            keys_of(file)
+        assert SECRET not in str(raised.value)
+
+
+def test_the_start_fails_with_one_line() -> None:
+    """Exit code 3 and a line that says which setting it is."""
+    for arguments, environment, setting in (
+        (("--api-key", f"{SECRET}\n"), {}, "api_key"),
+        (("--engine-key", f"{SECRET}\r\nX: y"), {}, "engine_key"),
+        ((), {"LATIMER_ENGINE_KEY": f"{SECRET}\n"}, "engine_key"),
+        (("--api-key", ""), {}, "api_key"),
+    ):
+        done = serve("http://127.0.0.1:1", *arguments, **environment)
+        assert done.returncode == 3
+        assert done.stderr.startswith(f"Latimer cannot start: {setting}: a key ")
+        assert done.stderr.count("\n") == 1
+        assert SECRET not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "api_key = 5313437",
+        "engine_key = 5313437",
+        'api_key = [["s3cr3t"]]',
+        'api_key = {inner = "s3cr3t"}',
+        'engine_key = ["s3cr3t"]',
+        "engine_key = {s3 = 's3cr3t'}",
+        'apikey = "s3cr3t"',
+        'api_key = "s3cr3t',
+        'api_key = ["s3cr3t", 5]',
+        'model = ["http://u:s3cr3t@host"]',
+    ],
+)
+def test_a_wrong_configuration_shows_no_key(tmp_path: Path, text: str) -> None:
+    """A key of a wrong type, in a wrong place or in broken TOML is not in the error."""
+    file = tmp_path / "latimer.toml"
+    file.write_text(text + "\n")
+    with pytest.raises(ValueError, match=r".") as raised:
+        Settings.load(file).keys()
+    assert not any(secret in str(raised.value) for secret in (SECRET, "5313437"))
+
+
+def test_settings_show_no_secret() -> None:
+    """Their repr has neither keys nor the password in an engine's address."""
+    shown = repr(
+        Settings.load(None, model=f"http://u:{SECRET}@h", api_key=(SECRET,), engine_key=SECRET)
+    )
+    assert SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("http://user:s3cr3t@127.0.0.1:1", ()),
+        ("http://user:s3cr3t@127.0.0.1:1?key=s3cr3t", ("--backend", "llama-server")),
+        ("http://user:s3cr3t@127.0.0.1:1", ("--backend", "koboldcpp")),
+        ("http://user:s3cr3t@[::1", ()),
+        ("http://user:s3cr3t@127.0.0.1:99999", ()),
+        ("http://user:s3cr3t/x@127.0.0.1", ()),
+        ("ws://user:s3cr3t@127.0.0.1", ()),
+        ("user:s3cr3t@127.0.0.1", ("--backend", "koboldcpp")),
+        ("http://user:s3cr3t@127.0.0.1\x01", ()),
+    ],
+)
+def test_no_message_shows_a_password(model: str, more: tuple[str, ...]) -> None:
+    """Whatever is wrong with an engine's address, its user and password are left out."""
+    done = serve(model, *more)
+    assert done.returncode == 3
+    assert done.stderr.startswith("Latimer cannot start: ")
+    assert "Traceback" not in done.stderr
+    assert SECRET not in done.stderr
