@@ -21,6 +21,8 @@ from .validation import note_inexact
 AnyChoice: TypeAlias = Choice | MessageChoice
 # What showing a token with five alternatives costs, in bytes of JSON that cost as much to read.
 TOKEN = 32
+# What making a choice costs, counted alike.
+CHOICE = 64
 
 
 class Plan(NamedTuple):
@@ -69,7 +71,8 @@ class Result(NamedTuple):
 
 async def fold(exchange: Exchange, backend: Backend, plan: Plan) -> tuple[list[Result], Usage]:
     """Run a plan to its end: the fold of the stream that would have been sent."""
-    folds = [_Fold(choice, plan) for choice in _choices(plan)]
+    choices = await _choices(plan)
+    folds = [_Fold(choice, plan) for choice in choices]
     size, tells_tokens = 0, plan.logprobs is not None or plan.best is not None
 
     def take(batch: Batch) -> None:
@@ -107,7 +110,7 @@ async def stream(exchange: Exchange, backend: Backend, plan: Plan) -> None:
     """
     frames = plan.frames
     assert frames is not None
-    choices = _choices(plan)
+    choices = await _choices(plan)
     writer = _Writer(frames, choices, plan)
     late = plan.logprobs is not None and backend.capabilities.late_logprobs
     try:
@@ -260,7 +263,12 @@ def _size(batch: Batch) -> int:
     return TOKEN * sum(len(event.tokens) for event in batch if not isinstance(event, Finish))
 
 
-def _choices(plan: Plan) -> list[AnyChoice]:
+async def _choices(plan: Plan) -> list[AnyChoice]:
+    stops = max((sum(map(len, job.stops)) for job in plan.jobs), default=0)
+    return await offload.run(CHOICE * len(plan.jobs) * plan.choices + stops, _made, plan)
+
+
+def _made(plan: Plan) -> list[AnyChoice]:
     if plan.form is not None:
         return [MessageChoice(plan.form) for _ in range(plan.choices)]
     if not plan.echoes:

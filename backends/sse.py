@@ -19,6 +19,8 @@ def _whole_events(chunk: bytes) -> list[bytes] | None:
     return events if chunk.count(b"\n") == 2 * len(events) else None
 
 
+_COMMENTS = re.compile(rb"^:[^\r\n]*\n", re.MULTILINE)
+_BLANK_LINES = re.compile(rb"\n{3,}")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -44,7 +46,8 @@ class EventParser:
         """
         if not self._buffer and not self._data and (events := _whole_events(chunk)) is not None:
             return events
-        buffer = self._buffer + chunk if self._buffer else chunk
+        # The buffer begins with a line. Many that say nothing are taken out at once.
+        buffer = _BLANK_LINES.sub(b"\n\n", _COMMENTS.sub(b"", self._buffer + chunk))
         events = []
         start = 0
         if b"\r" not in buffer:

@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from .base import Batch, Event, Finish, Generation, Stream
+from .base import Batch, Event, Finish, Generation, Piece, Stream
 
 T = TypeVar("T")
 
 # Streams of one request that are open at once, so that no request takes all of an engine's queue.
 AT_ONCE = 32
-# Events that wait for a reader; beyond it the engines wait, too.
-MOST_WAITING = 1_024
+# Bytes of events that wait for a reader, about; beyond it the engines wait, too.
+MOST_WAITING = 2**18
+# What an event takes beside its text, and what a token does.
+EVENT, TOKEN = 128, 512
 
 
 @asynccontextmanager
@@ -27,7 +29,7 @@ async def merged(
     No more than `at_once` are open: the others wait for their turn, in their order.
 
     The first error of any of them is raised at the reader, and all others are cancelled, as they
-    are when the context is left. A reader that is more than `MOST_WAITING` events behind holds the
+    are when the context is left. A reader that is more than `MOST_WAITING` bytes behind holds the
     engines back.
     """
     waiting: deque[Event] = deque()
@@ -36,14 +38,17 @@ async def merged(
     turns = asyncio.Semaphore(at_once)
     room = asyncio.Event()
     room.set()
+    size = 0
 
     async def pump(stream: Stream) -> None:
+        nonlocal size
         try:
             async with turns, stream as batches:
                 async for batch in batches:
                     waiting.extend(batch)
+                    size += sum(map(_size, batch))
                     wake.set()
-                    if len(waiting) > MOST_WAITING:
+                    if size > MOST_WAITING:
                         room.clear()
                         await room.wait()
         except Exception as error:
@@ -52,12 +57,14 @@ async def merged(
             wake.set()
 
     async def read(tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[Batch]:
+        nonlocal size
         while True:
             await wake.wait()
             wake.clear()
             if waiting:
                 batch = tuple(waiting)
                 waiting.clear()
+                size = 0
                 room.set()
                 yield batch
             if errors:
@@ -74,6 +81,14 @@ async def merged(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _size(event: Event) -> int:
+    """Bytes that an event takes, about."""
+    if isinstance(event, Finish):
+        return EVENT
+    tokens = TOKEN * len(event.tokens)
+    return EVENT + tokens + (len(event.data) if isinstance(event, Piece) else 0)
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -71,3 +72,11 @@ def test_an_endless_event_is_an_error() -> None:
     parser = EventParser(max_event_size=10)
     with pytest.raises(EngineError, match="more than 10 bytes"):
         parser.feed(b"data: 123456789")
+
+
+@pytest.mark.parametrize("noise", [b"\n", b":\n", b": ping\n\n", b"\n\n:\n"])
+def test_floods_that_say_nothing_are_skipped_at_once(noise: bytes) -> None:
+    """A megabyte of blank lines and comments takes less than a character's share of a stream."""
+    start = time.thread_time()
+    assert feed(b"data: a\n", noise * (2**20 // len(noise)), b"data: b\n\n")[-1].endswith(b"b")
+    assert time.thread_time() - start < 0.25
