@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -19,8 +20,9 @@ from .endpoints.completions import create_completion
 from .endpoints.health import health
 from .endpoints.models import list_models, retrieve_model
 from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
-from .errors import MethodNotAllowed, unexpected
+from .errors import MethodNotAllowed, ShuttingDown, unexpected
 from .exchange import Exchange, Receive, Scope, Send
+from .frames import error_event
 from .guards import Keys
 from .instruct import FORMATS
 from .printable import printable
@@ -123,6 +125,7 @@ class OpenAIAdapter:
             endpoints["/health"] = ("GET", health, False)
         self._endpoints = endpoints
         self._models = tuple(f"{prefix}/models/" for prefix in prefixes)
+        self._has_ended = False
         self._cors: ASGIApp = CORSMiddleware(
             self._serve,
             allow_origins=options.get("cors_origins", ("*",)),
@@ -163,6 +166,10 @@ class OpenAIAdapter:
         """Release the backend."""
         await self._service.backend.aclose()
 
+    def end(self) -> None:
+        """Refuse new requests, and let those that are cancelled from now on answer why."""
+        self._has_ended = True
+
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run an endpoint; every error becomes OpenAI's error object.
 
@@ -170,6 +177,8 @@ class OpenAIAdapter:
         """
         exchange = Exchange(scope, receive, send)
         try:
+            if self._has_ended:
+                raise ShuttingDown
             found = self._find(scope)
             if found is None:
                 raise RequestError(f"Invalid URL ({scope['method']} {scope['path']})", status=404)
@@ -184,6 +193,10 @@ class OpenAIAdapter:
             if exchange.started:
                 raise
             await exchange.error(error)
+        except asyncio.CancelledError:
+            if not self._has_ended:
+                raise
+            await _shut_down(exchange)
         except Exception:
             # What a request put into an error must not steer the terminal of who reads the log.
             trace = printable(traceback.format_exc(), keep="\n")
@@ -202,6 +215,17 @@ class OpenAIAdapter:
                 await self.aclose()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+async def _shut_down(exchange: Exchange) -> None:
+    """Answer a request that was cancelled because the server ends, if its reply still can."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+    if not exchange.started:
+        await exchange.error(ShuttingDown())
+    elif exchange.streams:
+        await exchange.chunk(error_event(ShuttingDown()), more=False)
 
 
 def _fetch() -> Fetch:

@@ -37,7 +37,7 @@ class Exchange:
 
     __slots__ = (
         "_receive", "_send", "_started_at", "headers", "owner", "request_id", "scope", "size",
-        "started",
+        "started", "streams",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,6 +48,8 @@ class Exchange:
         self.request_id = f"req_{random.getrandbits(128):032x}"
         self.headers: list[Header] = []
         self.started = False
+        # Whether the reply is a stream of events.
+        self.streams = False
         self.owner = ""
         # Bytes of the body, once it has been read.
         self.size = 0
@@ -133,6 +135,7 @@ class Exchange:
             *self.headers,
             *headers,
         ]
+        self.streams = content_type.startswith(b"text/event-stream")
         if content_type == EVENT_STREAM:
             head += [
                 (b"cache-control", b"no-cache, must-revalidate"),
