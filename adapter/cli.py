@@ -18,6 +18,7 @@ import click
 
 from . import standard_streams
 from .printable import printable
+from .signals import end_at_once
 
 if TYPE_CHECKING:
     from .config import Settings
@@ -255,6 +256,7 @@ def check(settings: Settings) -> None:
       latimer check
       latimer check http://127.0.0.1:5001
     """
+    end_at_once()
     sys.exit(asyncio.run(_check(settings)))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import sys
 import threading
 from collections.abc import Coroutine
@@ -21,6 +20,7 @@ from .config import WrongSettings
 from .discovery import backend_of, is_elsewhere
 from .listening import bound
 from .printable import printable
+from .signals import end_at_once
 from .vocabularies import load
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 EXIT_START = 3
 
+# Connections that wait to be accepted, as uvicorn has it.
+_BACKLOG = 2048
 # Seconds in which an engine that runs has answered, so that no line says that it does not.
 _FIRST = 1.0
 # Seconds between two questions to an engine that is not ready.
@@ -62,8 +64,7 @@ async def serve(settings: Settings) -> None:
         WrongSettings: a setting names what does not exist.
         SystemExit: it could not start.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)
+    end_at_once()
     sockets = _sockets(settings)
     try:
         if settings.logit_bias_vocabulary is not None:
@@ -73,8 +74,9 @@ async def serve(settings: Settings) -> None:
             await backend.model()
     except LatimerError as error:
         fail(error.message)
-    listening = _listening(settings, sockets)
-    readiness = asyncio.create_task(_tell_when_ready(settings, backend, listening))
+    if not settings.wait:
+        _listen(settings, sockets)
+    readiness = asyncio.create_task(_tell_when_ready(settings, backend, sockets))
     # An engine that answers at once is told in one line.
     await asyncio.wait([readiness], timeout=None if settings.wait else _FIRST)
     server = _Server(adapter_of(settings, backend), settings.drain)
@@ -90,12 +92,6 @@ async def serve(settings: Settings) -> None:
         sys.exit(EXIT_START)
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
-    """End the process at once: nothing is served yet, or not any more."""
-    # A thread that loads a model inside llama.cpp would not let Python end by itself.
-    os._exit(128 + number)
-
-
 def _sockets(settings: Settings) -> list[socket.socket]:
     try:
         return bound(settings.host, settings.port)
@@ -105,6 +101,16 @@ def _sockets(settings: Settings) -> list[socket.socket]:
         # A host that the name service cannot even be asked for: with empty or endless labels.
         reason = "it is no name of a host"
     fail(f"{settings.host}:{settings.port} cannot be listened on: {reason}.")
+
+
+def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
+    """Let clients connect; they wait for their answers until the server runs."""
+    try:
+        for one in sockets:
+            one.listen(_BACKLOG)
+    except OSError as error:
+        # Two processes can have a port as long as neither listens.
+        fail(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}.")
 
 
 def _load_vocabulary(settings: Settings) -> None:
@@ -120,8 +126,11 @@ def _listening(settings: Settings, sockets: list[socket.socket]) -> str:
     return f"http://{host}:{sockets[0].getsockname()[1]}/v1"
 
 
-async def _tell_when_ready(settings: Settings, backend: Backend, listening: str) -> None:
+async def _tell_when_ready(
+    settings: Settings, backend: Backend, sockets: list[socket.socket]
+) -> None:
     """Say what is served where when the engine is ready, and until then why it is not."""
+    listening = _listening(settings, sockets)
     said = ""
     asking = asyncio.ensure_future(backend.model())
     while True:
@@ -146,6 +155,8 @@ async def _tell_when_ready(settings: Settings, backend: Backend, listening: str)
             asking = asyncio.ensure_future(backend.model())
     names = ", ".join(settings.model_name or [model.name])
     engine = f"{backend.capabilities.engine}, {model.context} tokens"
+    if settings.wait:
+        _listen(settings, sockets)
     _say(f"Latimer serves {names} ({engine}) at {listening}")
 
 
