@@ -85,7 +85,7 @@ def is_elsewhere(settings: Settings) -> bool:
 
 
 def _name(settings: Settings) -> str:
-    return "engine" if settings.backend == "auto" else settings.backend
+    return "unknown" if settings.backend == "auto" else settings.backend
 
 
 def _check_file(model: str) -> None:
