@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -19,8 +20,9 @@ from .endpoints.completions import create_completion
 from .endpoints.health import health
 from .endpoints.models import list_models, retrieve_model
 from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
-from .errors import MethodNotAllowed, unexpected
+from .errors import MethodNotAllowed, ShuttingDown, unexpected
 from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
+from .frames import error_event
 from .guards import Keys
 from .instruct import FORMATS
 from .origins import LocalRules
@@ -125,6 +127,7 @@ class OpenAIAdapter:
         self._endpoints = endpoints
         self._models = tuple(f"{prefix}/models/" for prefix in prefixes)
         self._access = Access(options.get("cors_origins", ("*",)), options.get("local_rules"))
+        self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -155,6 +158,10 @@ class OpenAIAdapter:
         """Release the backend."""
         await self._service.backend.aclose()
 
+    def end(self) -> None:
+        """Refuse new requests, and let those that are cancelled from now on answer why."""
+        self._has_ended = True
+
     async def _serve(
         self, scope: Scope, receive: Receive, send: Send, verdict: Verdict | None
     ) -> None:
@@ -164,6 +171,8 @@ class OpenAIAdapter:
         """
         exchange = Exchange(scope, receive, send)
         try:
+            if self._has_ended:
+                raise ShuttingDown
             if verdict is not None:
                 exchange.headers += verdict.headers
                 if verdict.error is not None:
@@ -189,6 +198,10 @@ class OpenAIAdapter:
             if exchange.started:
                 raise
             await exchange.error(error)
+        except asyncio.CancelledError:
+            if not self._has_ended:
+                raise
+            await _shut_down(exchange)
         except Exception:
             # What a request put into an error must not steer the terminal of who reads the log.
             trace = printable(traceback.format_exc(), keep="\n")
@@ -207,6 +220,17 @@ class OpenAIAdapter:
                 await self.aclose()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+async def _shut_down(exchange: Exchange) -> None:
+    """Answer a request that was cancelled because the server ends, if its reply still can."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+    if not exchange.started:
+        await exchange.error(ShuttingDown())
+    elif exchange.streams:
+        await exchange.chunk(error_event(ShuttingDown()), more=False)
 
 
 def _fetch() -> Fetch:

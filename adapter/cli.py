@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from . import standard_streams
 from .printable import printable
+from .signals import end_at_once
 
 if TYPE_CHECKING:
-    from ..backends.base import Backend
-    from .app import OpenAIAdapter
     from .config import Settings
 
 EXIT_CHECK, EXIT_START = 1, 3
@@ -135,18 +134,38 @@ def _loading(command: Callable[..., None]) -> Callable[..., None]:
 
         try:
             settings = Settings.load(config, **flags)
-            settings.keys()
-            settings.adapters()
+            _check_files(settings)
         except UnusableKey as error:
-            _fail(str(error))
-        except (ValueError, OSError) as error:
-            raise click.UsageError(str(error)) from None
+            from .serving import fail
+
+            fail(str(error))
+        except ValueError as error:
+            raise WrongUse(str(error)) from None
         command(settings)
 
     return run
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    """Commands that end without a traceback, whatever becomes of the terminal."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """See `click.Command.main`."""
+        standard_streams.secure()
+        return super().main(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See `click.Command.invoke`; Ctrl-C is exit code 130, as in a shell."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="latimer")
 def main() -> None:
     """Every OpenAI client over local LLM engines, through their native interfaces.
@@ -214,6 +233,12 @@ def main() -> None:
     help="In process: go on from what prompts of other keys have evaluated.",
 )
 @click.option("--drain", type=int, help="Seconds for running requests after SIGTERM.  [30]")
+@click.option(
+    "--wait",
+    is_flag=True,
+    default=None,
+    help="Wait for the engine before serving; by default answer 503 until it is ready.",
+)
 @_loading
 def serve(settings: Settings) -> None:
     """Serve OpenAI's API over a model or an engine.
@@ -228,7 +253,13 @@ def serve(settings: Settings) -> None:
     Every setting can come from a flag, from the environment (LATIMER_PORT=8080), or from the
     TOML file of --config (port = 8080), in this order.
     """
-    _run(_serve(settings))
+    from . import serving
+    from .config import WrongSettings
+
+    try:
+        serving.run(serving.serve(settings))
+    except WrongSettings as error:
+        raise WrongUse(str(error)) from None
 
 
 @main.command()
@@ -242,6 +273,7 @@ def check(settings: Settings) -> None:
       latimer check
       latimer check http://127.0.0.1:5001
     """
+    end_at_once()
     sys.exit(asyncio.run(_check(settings)))
 
 
@@ -251,10 +283,12 @@ class _Conform(click.Command):
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """See `click.Command.make_context`."""
         if not all(map(find_spec, CONFORMANCE)):
-            _fail(
+            click.echo(
                 "'latimer conform' needs the extra 'conformance': "
-                "pip install 'latimer[conformance]'."
+                "pip install 'latimer[conformance]'.",
+                err=True,
             )
+            sys.exit(EXIT_START)
         from ..conformance.command import conform
 
         return conform.make_context(*args, **kwargs)
@@ -264,13 +298,13 @@ main.add_command(_Conform("conform", short_help="Judge any server that claims Op
 
 
 async def _check(settings: Settings) -> int:
-    from .discovery import describe
+    from .discovery import WrongSetup, backend_of, describe
 
     try:
-        backend = await _backend(settings)
-    except Exception as error:
-        click.echo(printable(str(error)))
-        return EXIT_CHECK
+        backend = backend_of(settings)
+    except WrongSetup as error:
+        click.echo(f"Latimer cannot check: {printable(error.message)}", err=True)
+        return EXIT_START
     try:
         reachable, rows = await describe(backend)
     finally:
@@ -281,112 +315,26 @@ async def _check(settings: Settings) -> int:
     return 0 if reachable else EXIT_CHECK
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run on uvloop where there is one; there is none for Windows."""
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(work)
-    else:
-        uvloop.run(work)
+class WrongUse(click.ClickException):
+    """A mistake in the command's settings, told in one line."""
+
+    exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
-async def _backend(settings: Settings) -> Backend:
-    from .discovery import backend_of
-
-    return await backend_of(settings, _Progress() if sys.stderr.isatty() else None)
-
-
-async def _serve(settings: Settings) -> None:
-    import uvicorn
-
-    from ..backends.errors import LatimerError
-    from .listening import bound
-    from .protocol import Protocol
-    from .vocabularies import load
+def _check_files(settings: Settings) -> None:
+    """Read what settings name, as far as it is read at the start only."""
+    from .config_errors import reason_of
 
     try:
-        sockets = bound(settings.host, settings.port)
-    except OSError as error:
-        _fail(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}.")
+        settings.keys()
+    except (OSError, UnicodeError) as error:
+        where = settings.place("api_key_file")
+        reason = reason_of(error)
+        raise WrongUse(f"{where}: {settings.api_key_file} cannot be read: {reason}.") from None
     try:
-        if settings.logit_bias_vocabulary is not None:
-            load(settings.logit_bias_vocabulary)
-        backend = await _backend(settings)
-        model = await backend.model()
-    except LatimerError as error:
-        _fail(error.message)
-    app = _adapter_of(settings, backend)
-    names = settings.model_name or [model.name]
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    listening = f"http://{host}:{sockets[0].getsockname()[1]}/v1"
-    click.echo(
-        f"Latimer serves {printable(', '.join(names))} ({backend.capabilities.engine}, "
-        f"{model.context} tokens) at {listening}",
-        err=True,
-    )
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http=Protocol,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=settings.drain,
-        )
-    )
-    # A request leaves no cycles behind, and what start-up made stays: looking for garbage in it
-    # again and again costs a tenth of all requests. Looking seldom makes each look a long pause:
-    # 50,000 young objects take 30 ms, which is a frame too late for every stream.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 100)
-    # uvicorn drains, and then raises the signal again: for us a stop that went well is no death.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    await server.serve(sockets)
-    if not server.started:
-        sys.exit(EXIT_START)
-
-
-def _adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
-    """The app over a backend, as the settings say."""
-    from .app import OpenAIAdapter
-    from .listening import local_rules
-
-    keys, pages = settings.keys(), settings.cors_origin
-    return OpenAIAdapter(
-        backend,
-        model_names=settings.model_name,
-        any_model=settings.any_model,
-        api_keys=keys,
-        share_prefixes=settings.share_prefixes,
-        cors_origins=pages or ("*",),
-        local_rules=None if keys else local_rules(settings.host, pages, settings.allowed_host),
-        max_body=settings.max_body,
-        strict=settings.strict,
-        parse_content=settings.parse_content,
-        fetch_images=settings.fetch_images,
-        chat_format=settings.chat_format,
-        logit_bias_vocabulary=settings.logit_bias_vocabulary,
-    )
-
-
-class _Progress:
-    """A line on the terminal that grows while a model loads."""
-
-    def __init__(self) -> None:
-        self._percent = -1
-
-    def __call__(self, fraction: float) -> None:
-        percent = int(fraction * 100)
-        if percent != self._percent:
-            self._percent = percent
-            end = "\n" if percent == 100 else ""
-            click.echo(f"\rLoading the model … {percent:3d} %{end}", nl=False, err=True)
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"Latimer cannot start: {printable(message)}", err=True)
-    sys.exit(EXIT_START)
+        settings.adapters()
+    except ValueError as error:
+        raise WrongUse(str(error).replace("lora", settings.place("lora"), 1)) from None

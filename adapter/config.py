@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from ..backends.llama_cpp.options import CacheType
 from ..schemas import limits
+from .config_errors import in_words, reason_of
 from .credentials import check_key, keys_of
 from .instruct import FORMATS
 from .origins import LocalRules
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 Words = Annotated[list[str], NoDecode]
+
+ENVIRONMENT = "LATIMER_"
+# Bytes of a file of settings.
+MOST_FILE = 2**20
+# A day, in seconds: event loops have no timers that are much longer.
+DAY = 86_400
+
+
+class WrongSettings(ValueError):
+    """Settings that cannot be used; the message is one line and shows no secret."""
 
 
 class Settings(BaseSettings):
@@ -31,11 +45,14 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="LATIMER_",
+        env_prefix=ENVIRONMENT,
         extra="forbid",
         # What a wrong value is can be a key.
         hide_input_in_errors=True,
     )
+
+    _file: Path | None = PrivateAttr(None)
+    _given: frozenset[str] = PrivateAttr(frozenset())
 
     # An address can hold a password.
     model: str | None = Field(None, repr=False, description="A GGUF file or an engine's URL.")
@@ -54,20 +71,22 @@ class Settings(BaseSettings):
     fetch_images: bool = False
     chat_format: str | None = Field(None, description="An instruct format, by its name.")
     share_prefixes: bool = False
-    drain: Annotated[int, Field(ge=0)] = Field(
+    drain: Annotated[int, Field(ge=0, le=DAY)] = Field(
         30, description="Seconds that running requests get to end after SIGTERM."
     )
+    wait: bool = Field(False, description="Wait for the engine before anything is served.")
     engine_key: SecretStr | None = Field(None, description="The engine's own API key.")
-    engine_timeout: Annotated[float, Field(gt=0)] = Field(
+    engine_timeout: Annotated[float, Field(gt=0, le=DAY, allow_inf_nan=False)] = Field(
         60.0, description="Seconds of silence after which llama-server's answer is lost."
     )
-    context: Annotated[int, Field(ge=1)] | None = None
+    context: Annotated[int, Field(ge=1, le=2**24)] | None = None
     parallel: Annotated[int, Field(ge=1, le=256)] = 16
-    threads: Annotated[int, Field(ge=1)] | None = None
-    batch: Annotated[int, Field(ge=1)] = 512
-    gpu_layers: int = -1
+    # llama.cpp ends the process beyond 512 threads (GGML_MAX_N_THREADS).
+    threads: Annotated[int, Field(ge=1, le=512)] | None = None
+    batch: Annotated[int, Field(ge=1, le=2**20)] = 512
+    gpu_layers: Annotated[int, Field(ge=-1, le=2**20)] = -1
     cache_type: CacheType | None = None
-    cache_memory: Annotated[int, Field(ge=0)] | None = Field(
+    cache_memory: Annotated[int, Field(ge=0, le=2**30)] | None = Field(
         None, description="MiB for what has finished, so that prompts can go on from it."
     )
     flash_attention: bool | None = None
@@ -85,6 +104,16 @@ class Settings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
             return [word.strip() for word in value.split(",") if word.strip()]
+        return value
+
+    @field_validator(
+        "port", "max_body", "drain", "engine_timeout", "context", "parallel", "threads", "batch",
+        "cache_memory", "gpu_layers", mode="before",
+    )  # fmt: skip
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise PydanticCustomError("int_type", "a boolean is no number")
         return value
 
     @field_validator("chat_format")
@@ -125,26 +154,42 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags first, then the environment, then the file."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        """Flags first, then the environment; `load` puts the file behind them."""
+        return init_settings, env_settings
 
     @classmethod
     def load(cls, file: Path | None, **flags: Any) -> Settings:
         """Settings of a command: the flags that were given, the environment, the file.
 
         Raises:
-            ValueError: a value is not allowed, or the file has a key that no setting has.
-            OSError: the file cannot be read.
+            WrongSettings: a value is not allowed, the file cannot be read, or it has a key that no
+                setting has.
         """
         given = {name: value for name, value in flags.items() if value is not None and value != ()}
-        if file is None:
-            return cls(**given)
-        file.open().close()
+        values = {} if file is None else read_file(file)
 
-        class FromFile(cls):  # type: ignore[valid-type, misc]
-            model_config = SettingsConfigDict(**{**cls.model_config, "toml_file": file})
+        class WithFile(cls):  # type: ignore[valid-type, misc]
+            @classmethod
+            def settings_customise_sources(
+                cls, settings_cls: type[BaseSettings], *sources: Any, **named: Any
+            ) -> tuple[PydanticBaseSettingsSource, ...]:
+                first = super().settings_customise_sources(settings_cls, *sources, **named)
+                return *first, InitSettingsSource(settings_cls, values)
 
-        return FromFile(**given)
+        def place(name: str) -> str:
+            return _place(name, frozenset(given), file)
+
+        try:
+            settings: Settings = WithFile(**given)
+        except ValidationError as error:
+            message = in_words(error, place, cls.model_fields, str(file))
+            raise WrongSettings(f"{message}.") from None
+        settings._file, settings._given = file, frozenset(given)
+        return settings
+
+    def place(self, name: str) -> str:
+        """The flag, the variable or the file and key that a setting came from, for messages."""
+        return _place(name, self._given, self._file)
 
     @property
     def cache_bytes(self) -> int | None:
@@ -181,3 +226,38 @@ class Settings(BaseSettings):
         if self.engine_key:
             check_key(self.engine_key.get_secret_value(), "engine_key")
         return keys
+
+
+def read_file(file: Path) -> dict[str, Any]:
+    """The values in a TOML file.
+
+    Raises:
+        WrongSettings: it cannot be read, or is no TOML; the message names the line.
+    """
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MOST_FILE + 1)
+        if len(data) > MOST_FILE:
+            raise WrongSettings(f"{file} is larger than {MOST_FILE} bytes, too large for settings.")
+        return tomllib.loads(data.decode())
+    except tomllib.TOMLDecodeError as error:
+        raise WrongSettings(f"{file} is no valid TOML: {error}.") from None
+    except RecursionError:
+        raise WrongSettings(f"{file} is nested too deeply; settings are not nested.") from None
+    except (OSError, UnicodeError) as error:
+        raise WrongSettings(f"{file} cannot be read: {reason_of(error)}.") from None
+    except WrongSettings:
+        raise
+    except ValueError:
+        # Python reads no whole number of more than 4,300 digits.
+        raise WrongSettings(f"{file} holds a number or a date that cannot be read.") from None
+
+
+def _place(name: str, given: frozenset[str], file: Path | None) -> str:
+    """The place that a setting came from; of several the one that counts."""
+    if name in given:
+        return "The model" if name == "model" else "--" + name.replace("_", "-")
+    for variable in os.environ:
+        if variable.lower() == (ENVIRONMENT + name).lower():
+            return variable
+    return name if file is None else f"{file}: {name}"

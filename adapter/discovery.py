@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 
 from ..backends.base import Backend
-from ..backends.errors import EngineError, LatimerError
+from ..backends.deferred import Deferred
+from ..backends.errors import EngineError, EngineUnavailable, LatimerError
 from ..backends.http import HttpUpstream
 from ..backends.koboldcpp import KoboldCpp
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING
 from ..backends.llama_server import LlamaServer
-from ..backends.upstream import shown_address
 from .config import BackendName, Settings
+from .config_errors import reason_of
 
 
-async def backend_of(
-    settings: Settings, progress: Callable[[float], None] | None = None
-) -> Backend:
-    """The backend that the settings name; a URL is probed unless they say what is there.
+class WrongSetup(LatimerError):
+    """Settings that no engine can be had with; `message` says what to write instead."""
+
+
+# An engine's address without its scheme: `localhost:8080`, `[::1]:8080`, `10.0.0.5:80/x`.
+_HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/.*)?")
+_EXAMPLES = {"koboldcpp": "http://127.0.0.1:5001"}
+_EXAMPLE = "http://127.0.0.1:8080"
+# Seconds in which an engine says what it is.
+_PROBE_SECONDS = 10.0
+
+
+def backend_of(settings: Settings, progress: Callable[[float], None] | None = None) -> Backend:
+    """The backend that the settings name; the engine at a URL may start later.
 
     Raises:
-        EngineError: nothing answers there, or nothing that is known, or llama.cpp is not installed.
+        WrongSetup: the settings contradict each other, the address is none, a file is missing, or
+            llama.cpp is not installed.
     """
     model = settings.model
-    key = settings.engine_key.get_secret_value() if settings.engine_key else None
-    if model is None or "://" not in model:
-        if settings.backend not in ("auto", "llama-cpp"):
-            shown = None if model is None else shown_address(model)
-            raise EngineError(f"The backend {settings.backend} needs a URL, not {shown!r}.")
-        if not all(map(find_spec, EXTRA)):
-            raise EngineError(MISSING)
+    if model is not None and re.match(r"https?:|[A-Za-z][A-Za-z0-9+.-]*://", model, re.IGNORECASE):
+        _check_address(model)
+        if settings.backend == "llama-cpp":
+            raise WrongSetup("The backend llama-cpp needs a GGUF file, not a URL.")
+        return Deferred(_finder(settings, model), _name(settings))
+    if settings.backend not in ("auto", "llama-cpp"):
+        address = _EXAMPLES.get(settings.backend, _EXAMPLE)
+        wanted = f"The backend {settings.backend} needs the URL of its engine, like {address}"
+        raise WrongSetup(f"{wanted}." if model is None else f"{wanted}, not '{model}'.")
+    if model is not None:
+        _check_file(model)
+    if not all(map(find_spec, EXTRA)):
+        raise WrongSetup(MISSING)
+    try:
         return LlamaCpp(
             DEMO_MODEL if model is None else model,
             context=settings.context,
@@ -52,71 +75,136 @@ async def backend_of(
             exact=settings.exact,
             progress=progress,
         )
-    _check_address(model)
-    kind = settings.backend if settings.backend != "auto" else await _probe(model, key)
-    if kind == "koboldcpp":
-        return KoboldCpp(model, key)
-    if kind == "llama-server":
-        return LlamaServer(model, key, settings.engine_timeout)
-    raise EngineError(f"The backend {kind} needs a GGUF file, not a URL.")
+    except EngineError as error:
+        raise WrongSetup(error.message) from error
+
+
+def is_elsewhere(settings: Settings) -> bool:
+    """Whether the engine is at a URL, so that it may start later."""
+    return settings.model is not None and "://" in settings.model
+
+
+def _name(settings: Settings) -> str:
+    return "unknown" if settings.backend == "auto" else settings.backend
+
+
+def _check_file(model: str) -> None:
+    """Raise `WrongSetup` for what is neither a file nor a URL."""
+    try:
+        path = Path(model)
+        if path.is_dir():
+            raise WrongSetup(f"'{model}' is a folder. Name the GGUF file in it.")
+        if not path.exists() and _HOST_AND_PORT.fullmatch(model):
+            raise WrongSetup(f"There is no file '{model}'. Did you mean http://{model}?")
+    except (OSError, ValueError) as error:
+        raise WrongSetup(f"'{model[:200]}' cannot be opened: {reason_of(error)}.") from None
 
 
 def _check_address(address: str) -> None:
-    """Raise `EngineError` for what is no address."""
+    """Raise `WrongSetup` for what is no address; a password in it is not shown."""
     try:
         parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        reason = str(error)
+    else:
+        if "@" in parts.netloc:
+            raise WrongSetup(
+                "The engine's address must hold no user name or password, which would not be sent. "
+                "Give the engine's API key as --engine-key."
+            )
         if parts.scheme not in ("http", "https"):
-            reason = "its scheme is neither http nor https"
-        elif not parts.hostname or parts.port == 0:
+            reason = "it must begin with http:// or https://"
+        elif not host or port == 0:
             reason = "it names no host, or port 0"
-        elif not address.isprintable() or " " in parts.netloc:
-            reason = "it has a blank or a control character"
+        elif not address.isascii() or not address.isprintable() or " " in address:
+            reason = "it must be ASCII without spaces; a host's name can be written as xn--…"
+        elif not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
+            reason = "a part of its host's name is empty or longer than 63 characters"
+        elif parts.query or parts.fragment:
+            reason = "it must end before '?' or '#'"
         else:
             return
-    except ValueError as error:
-        # What urlsplit takes for a port can be the beginning of a password.
-        reason = str(error) if "@" not in address else "its user and password must be URL-encoded"
-    raise EngineError(
-        f"'{shown_address(address)}' is no address like http://127.0.0.1:8080: {reason}."
-    )
+    shown = address if "@" not in address else "What was given"
+    shown = f"'{shown}'" if shown == address else shown
+    raise WrongSetup(f"{shown} is no address like {_EXAMPLE}: {reason}.")
+
+
+def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]]:
+    """What finds the engine at an address: one backend for each kind of engine found there."""
+    key = settings.engine_key.get_secret_value() if settings.engine_key else None
+    made: dict[str, Backend] = {}
+
+    async def find() -> Backend:
+        kind = settings.backend if settings.backend != "auto" else await _probe(address, key)
+        if kind not in made:
+            made[kind] = (
+                KoboldCpp(address, key)
+                if kind == "koboldcpp"
+                else LlamaServer(address, key, settings.engine_timeout)
+            )
+        return made[kind]
+
+    return find
 
 
 async def _probe(address: str, key: str | None) -> BackendName:
-    """Ask for what only one engine has; koboldcpp answers `/props` too, so it comes first."""
-    upstream = HttpUpstream(address, {"Authorization": f"Bearer {key}"} if key else {}, 10.0)
+    """Ask for what only one engine has; koboldcpp answers `/props` too, so it comes first.
+
+    Raises:
+        EngineUnavailable: nothing answers, or it is still loading.
+        EngineError: what answers is no known engine, or wants an API key.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    upstream = HttpUpstream(address, headers, _PROBE_SECONDS, _PROBE_SECONDS)
     try:
-        if "KoboldCpp" in await _get(upstream, "/api/extra/version", "result"):
-            return "koboldcpp"
-        if await _get(upstream, "/props", "default_generation_settings"):
-            return "llama-server"
+        async with asyncio.timeout(_PROBE_SECONDS):
+            status, body = await _get(upstream, "/api/extra/version")
+            if "KoboldCpp" in str(body.get("result", "")):
+                return "koboldcpp"
+            if status != 503:
+                status, body = await _get(upstream, "/props")
+            if body.get("default_generation_settings"):
+                return "llama-server"
+    except TimeoutError:
+        raise EngineUnavailable(
+            f"The engine at {address} does not say what it is within {_PROBE_SECONDS:g} s."
+        ) from None
     finally:
         await upstream.aclose()
-    raise EngineError(
-        f"What answers at {upstream.address} is neither a llama-server nor a koboldcpp. If it is "
-        "one that is still loading or wants a key, say --backend, and --engine-key."
-    )
+    if status == 503:
+        raise EngineUnavailable(f"The engine at {address} is loading its model.")
+    if status in (401, 403):
+        raise EngineError(
+            f"The engine at {address} wants {'another' if key else 'an'} API key. Start Latimer "
+            "with --engine-key."
+        )
+    hint = " Leave /v1 out of its address." if address.rstrip("/").endswith("/v1") else ""
+    raise EngineError(f"What answers at {address} is neither a llama-server nor a koboldcpp.{hint}")
 
 
-async def _get(upstream: HttpUpstream, path: str, key: str) -> str:
+async def _get(upstream: HttpUpstream, path: str) -> tuple[int, dict[str, Any]]:
+    """Status and object of an answer; the object is empty where it is none."""
+    async with upstream.send("GET", path) as reply:
+        status, data = reply.status, await reply.read()
     try:
-        async with upstream.send("GET", path) as reply:
-            body = orjson.loads(await reply.read())
+        body = orjson.loads(data)
     except orjson.JSONDecodeError:
-        return ""
-    return str(body.get(key, "")) if isinstance(body, dict) else ""
+        return status, {}
+    return status, body if isinstance(body, dict) else {}
 
 
 async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
     """Whether a backend is reachable, and rows that say what it can do."""
-    capabilities = backend.capabilities
-    rows = [("engine", capabilities.engine)]
     try:
         await backend.health()
         model = await backend.model()
     except LatimerError as error:
+        rows = [("engine", backend.capabilities.engine)]
         return False, [*rows, ("reachable", f"no: {error.message}")]
     capabilities = backend.capabilities
-    rows += [
+    rows = [
+        ("engine", capabilities.engine),
         ("reachable", "yes"),
         ("model", model.name),
         ("context", f"{model.context} tokens"),

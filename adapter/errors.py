@@ -20,6 +20,8 @@ from ..schemas.openai.common import ErrorReply, kind_of
 
 Header = tuple[bytes, bytes]
 
+_LATER: tuple[Header, ...] = ((b"retry-after-ms", b"1000"), (b"retry-after", b"1"))
+
 
 class MethodNotAllowed(RequestError):
     """A known path, asked with a method that it does not have."""
@@ -31,6 +33,13 @@ class MethodNotAllowed(RequestError):
             status=405,
         )
         self.allowed = tuple(allowed)
+
+
+class ShuttingDown(LatimerError):
+    """The server ends, and the request with it; another server, or this one later, may answer."""
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down. Send the request again later.")
 
 
 def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
@@ -50,7 +59,10 @@ def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
         return 429, _body(error.message, "requests", None, "rate_limit_exceeded"), headers
     if isinstance(error, EngineUnavailable):
         body = _body(error.message, "service_unavailable_error", None, "engine_unavailable")
-        return 503, body, [(b"retry-after-ms", b"1000"), (b"retry-after", b"1")]
+        return 503, body, [*_LATER]
+    if isinstance(error, ShuttingDown):
+        body = _body(error.message, "service_unavailable_error", None, "server_shutting_down")
+        return 503, body, [*_LATER, (b"connection", b"close")]
     if isinstance(error, EngineSilent):
         return 504, _body(error.message, "server_error", None, "engine_timeout"), headers
     return 502, _body(error.message, "server_error", None, "engine_error"), headers

@@ -42,7 +42,7 @@ class Exchange:
 
     __slots__ = (
         "_body", "_receive", "_send", "_started_at", "headers", "owner", "request_id", "scope",
-        "size", "started",
+        "size", "started", "streams",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,6 +53,8 @@ class Exchange:
         self.request_id = f"req_{random.getrandbits(128):032x}"
         self.headers: list[Header] = []
         self.started = False
+        # Whether the reply is a stream of events.
+        self.streams = False
         self.owner = ""
         self._body: list[bytes] = []
         # Bytes of the body, once it has been read.
@@ -146,6 +148,7 @@ class Exchange:
             *self.headers,
             *headers,
         ]
+        self.streams = content_type.startswith(b"text/event-stream")
         if content_type == EVENT_STREAM:
             head += [
                 (b"cache-control", b"no-cache, must-revalidate"),

@@ -62,9 +62,8 @@ class Frames:
         return self._head + b'],"usage":' + orjson.dumps(usage) + b"}\n\n" + DONE
 
     def error(self, error: LatimerError) -> bytes:
-        """An error in mid-stream, as the SDK notices it, and the end (contract 1.7)."""
-        _status, body, _headers = render(error)
-        return b"data: " + orjson.dumps(body) + b"\n\n" + DONE
+        """See `error_event`."""
+        return error_event(error)
 
     def _around(self, index: int) -> tuple[bytes, bytes]:
         raise NotImplementedError
@@ -143,3 +142,9 @@ class ChatFrames(Frames):
             self._head + b'{"index":%d,"delta":{"content":' % index,
             b'},"logprobs":null,"finish_reason":null}' + self._tail,
         )
+
+
+def error_event(error: LatimerError) -> bytes:
+    """An error in mid-stream, as the SDK notices it, and the end (contract 1.7)."""
+    _status, body, _headers = render(error)
+    return b"data: " + orjson.dumps(body) + b"\n\n" + DONE

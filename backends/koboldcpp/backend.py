@@ -311,6 +311,8 @@ class KoboldCpp:
         version = await self._ask("GET", "/api/extra/version")
         if version.get("result") != "KoboldCpp":
             raise EngineError(f"{self.upstream.address} does not answer as {ENGINE} does.")
+        if version.get("llm") is False:
+            raise EngineUnavailable(f"{ENGINE} has loaded no text model.")
         self._tells_tokens = _numbers(version["version"]) >= TESTED
         name = str((await self._ask("GET", "/api/v1/model"))["result"])
         context = int((await self._ask("GET", "/api/extra/true_max_context_length"))["value"])

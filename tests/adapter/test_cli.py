@@ -15,8 +15,9 @@ import httpx2
 import pytest
 from click.testing import CliRunner
 from latimer.adapter.cli import main
-from latimer.adapter.config import Settings
+from latimer.adapter.config import Settings, WrongSettings
 from latimer.adapter.listening import bound
+from latimer.backends.llama_cpp import DEMO_MODEL
 from support.servers import command, free_port
 
 
@@ -119,17 +120,21 @@ def test_check_of_a_koboldcpp(koboldcpp_replay: tuple[str, Any]) -> None:
     ("arguments", "code", "words"),
     [
         (["serve", "--port", "x"], 2, "--port"),
-        (["serve", "--port", "99999"], 2, "port"),
-        (["serve", "--config", "/nowhere.toml"], 2, "nowhere.toml"),
-        (["serve", "--lora", "x.gguf=y"], 2, "lora: 'x.gguf=y' must end with a number"),
+        (["serve", "--port", "99999"], 2, "--port must be at most 65535, not 99999."),
+        (["serve", "--config", "/nowhere.toml"], 2, "/nowhere.toml cannot be read: No such file"),
+        (["serve", "--lora", "x.gguf=y"], 2, "--lora: 'x.gguf=y' must end with a number"),
+        (["serve", "--api-key-file", str(DEMO_MODEL)], 3, "is not UTF-8 text"),
+        (["serve", "--logit-bias-vocabulary", "x"], 2, "--logit-bias-vocabulary: Invalid value"),
         (["serve", "/nowhere.gguf"], 3, "no model at /nowhere.gguf"),
-        (["serve", "http://127.0.0.1:1"], 3, "cannot be reached"),
-        (["serve", "http://"], 3, "no address like http://127.0.0.1:8080"),
+        (["serve", "--mmproj", "/nowhere"], 3, "no projector at /nowhere"),
+        (["serve", "--lora", "/nowhere"], 3, "no LoRA adapter at /nowhere"),
+        (["serve", "--host", "a" * 64], 3, "cannot be listened on: it is no name of a host"),
+        (["serve", "localhost:8080"], 3, "Did you mean http://localhost:8080?"),
         (["serve", "http://127.0.0.1:99999"], 3, "Port out of range"),
-        (["serve", "http://127.0.0.1:abc"], 3, "no address like"),
-        (["serve", "http://[::1"], 3, "Invalid IPv6 URL"),
-        (["serve", "--backend", "koboldcpp"], 3, "needs a URL"),
-        (["serve", "http://127.0.0.1:1", "--backend", "llama-cpp"], 3, "needs a GGUF file"),
+        (["serve", "http://me:secret@127.0.0.1:8080"], 3, "no user name or password"),
+        (["check", "ftp://127.0.0.1"], 3, "Latimer cannot check: 'ftp://127.0.0.1'"),
+        (["conform", "http://127.0.0.1:99999"], 2, "Port out of range"),
+        (["conform", "--diff", str(DEMO_MODEL), str(DEMO_MODEL)], 2, "it is not UTF-8 text"),
     ],
 )
 def test_exit_codes(arguments: list[str], code: int, words: str) -> None:
@@ -138,6 +143,9 @@ def test_exit_codes(arguments: list[str], code: int, words: str) -> None:
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
+    if code == 3:
+        assert done.stderr.count("\n") == 1
 
 
 def test_a_port_in_use_is_no_start() -> None:
@@ -185,7 +193,7 @@ def test_engine_options_are_read_from_words(monkeypatch: pytest.MonkeyPatch) -> 
     assert settings.adapters() == [("a.gguf", 1.0), ("b=c.gguf", 0.5)]
     assert (settings.flash_attention, settings.gpu_layers) == (True, -1)
     assert Settings.load(None, flash_attention="auto").flash_attention is None
-    with pytest.raises(ValueError, match="cache_type"):
+    with pytest.raises(WrongSettings, match="--cache-type must be one of f32"):
         Settings.load(None, cache_type="q3_k")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import click
@@ -106,6 +107,10 @@ def conform(
     unknown = [path for path in report if path.suffix not in WRITERS]
     if unknown:
         raise click.UsageError(f"{unknown[0]}: a report ends in {', '.join(WRITERS)}")
+    homeless = [path for path in report if not path.parent.is_dir()]
+    if homeless:
+        raise click.UsageError(f"{homeless[0]}: there is no folder {homeless[0].parent}")
+    _check_address(url)
     settings = Settings(url, model, api_key, model_hint, at_once, breaks)
     try:
         run = asyncio.run(_judged(settings, checks, name or _without_user(url), not redact))
@@ -152,13 +157,36 @@ async def _judged(settings: Settings, checks: Sequence[Check], name: str, conten
 
 
 def _notes(path: Path) -> dict[str, str]:
-    try:
-        notes = json.loads(path.read_text())
-    except ValueError as error:
-        raise click.UsageError(f"{path} is no JSON: {error}") from None
+    notes = _json(path)
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
         raise click.UsageError(f"{path}: notes are an object of texts, by check or pattern.")
     return notes
+
+
+def _json(path: Path) -> Any:
+    """The value in a JSON file."""
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise click.UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeError:
+        raise click.UsageError(f"{path} is no JSON: it is not UTF-8 text") from None
+    except ValueError as error:
+        raise click.UsageError(f"{path} is no JSON: {error}") from None
+    except RecursionError:
+        raise click.UsageError(f"{path} is nested too deeply") from None
+
+
+def _check_address(url: str) -> None:
+    """Refuse what is no address; what it is is not shown, as it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return
+        reason = "it must begin with http:// or https:// and name a host"
+    except ValueError as error:
+        reason = str(error)
+    raise click.UsageError(f"The base URL is no address like http://127.0.0.1:8080/v1: {reason}")
 
 
 def _without_user(url: str) -> str:
@@ -191,7 +219,10 @@ def _summary(run: Run) -> None:
 
 
 def _compare(before: Path, after: Path) -> int:
-    lines = changes(json.loads(before.read_text()), json.loads(after.read_text()))
+    try:
+        lines = changes(_json(before), _json(after))
+    except (AttributeError, KeyError, TypeError):
+        raise click.UsageError("--diff compares two reports of this command in JSON") from None
     for line in lines:
         click.echo(_plain(line))
     click.echo(f"{len(lines)} verdicts differ")

@@ -37,6 +37,7 @@ def test_it_checks_an_engine(plain: Environment, llama_server_url: str) -> None:
     [
         (["serve", str(DEMO_MODEL)], "llama.cpp in this process", "llama-cpp"),
         (["serve"], "llama.cpp in this process", "llama-cpp"),
+        (["check"], "llama.cpp in this process", "llama-cpp"),
         (["conform", "http://127.0.0.1:1/v1"], "'latimer conform'", "conformance"),
         (["conform", "--help"], "'latimer conform'", "conformance"),
         (
@@ -52,7 +53,10 @@ def test_commands_name_the_missing_extra(
     """A command that needs an extra exits with 3 and says what to install."""
     said = plain.run("latimer", *words, code=3).stderr
     wanted = f"{feature} needs the extra '{extra}': pip install 'latimer[{extra}]'."
-    assert said == f"Latimer cannot start: {wanted}\n"
+    prefix = {"serve": "Latimer cannot start: ", "check": "Latimer cannot check: "}.get(
+        words[0], ""
+    )
+    assert said == f"{prefix}{wanted}\n"
 
 
 def test_requests_name_the_missing_extra(plain: Environment, llama_server_url: str) -> None:

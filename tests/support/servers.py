@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -68,9 +70,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def llama_server(model: Path, *options: str, slots: int = 4, context: int = 2048) -> Iterator[str]:
-    """A real llama-server; yields its address."""
-    port = free_port()
+def llama_server(
+    model: Path, *options: str, slots: int = 4, context: int = 2048, port: int | None = None
+) -> Iterator[str]:
+    """A real llama-server, on any free port unless one is given; yields its address."""
+    port = free_port() if port is None else port
     command = _llama_server_command(model, port, *options, slots=slots, context=context)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -155,6 +159,63 @@ def command(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
+
+
+@contextlib.contextmanager
+def begun(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A `latimer serve` that has said its first line, ready or not.
+
+    Yields:
+        The process, its address (empty if it does not listen yet), and that line.
+    """
+    process = subprocess.Popen(
+        ["latimer", "serve", *arguments, "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.search(r" at (http://\S+)/v1", line)
+        yield process, found[1] if found else "", line
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=60)
+
+
+@contextlib.contextmanager
+def canned(answers: dict[str, tuple[int, bytes]], port: int = 0) -> Iterator[tuple[str, list[str]]]:
+    """A server of prepared answers by path, 404 elsewhere; one answer a connection.
+
+    Yields:
+        Its address, and the paths that were asked for, which grow.
+    """
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            status, body = answers.get(self.path, answers.get("*", (404, b"")))
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextlib.contextmanager

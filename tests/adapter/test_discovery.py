@@ -1,0 +1,85 @@
+"""Which engine the settings mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from latimer.adapter.config import Settings
+from latimer.adapter.discovery import WrongSetup, backend_of, describe
+from latimer.backends.errors import EngineUnavailable
+from support.servers import canned
+
+LOADING = b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'
+NO_KEY = b'{"error":{"message":"Invalid API Key","type":"authentication_error","code":401}}'
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("ftp://127.0.0.1", "it must begin with http:// or https://"),
+        ("http://", "it names no host"),
+        ("http:/127.0.0.1", "it names no host"),
+        ("http://127.0.0.1:0", "port 0"),
+        ("http://127.0.0.1:abc", "no address like http://127.0.0.1:8080"),
+        ("http://127.0.0.1:8080/?x=1", "it must end before '?'"),
+        ("http://[::1", "Invalid IPv6 URL"),
+        ("http://\u20ac", "it must be ASCII"),
+        ("http://a b", "without spaces"),
+        ("http://a..b", "a part of its host's name is empty"),
+        ("http://" + "a" * 64, "longer than 63"),
+        ("http://me:secret@127.0.0.1", "no user name or password"),
+        ("http://me:secret@[::1", "What was given is no address"),
+        ("localhost:8080", "Did you mean http://localhost:8080?"),
+        ("127.0.0.1:8080/v1", "Did you mean http://127.0.0.1:8080/v1?"),
+        ("[::1]:8080", "Did you mean http://[::1]:8080?"),
+        ("a" * 5000, "File name too long"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_what_is_neither_file_nor_address(model: str, said: str) -> None:
+    """It is said what is wrong, and what to write; a password is not shown."""
+    with pytest.raises(WrongSetup) as caught:
+        backend_of(Settings.load(None, model=model))
+    assert said in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+def test_a_folder_is_no_model(tmp_path: Path) -> None:
+    """A folder is named as such."""
+    with pytest.raises(WrongSetup, match=r"is a folder\. Name the GGUF file in it"):
+        backend_of(Settings.load(None, model=str(tmp_path)))
+
+
+def test_backends_that_do_not_fit() -> None:
+    """An engine elsewhere needs its address, the one in process a file."""
+    with pytest.raises(WrongSetup, match="needs the URL of its engine, like http://"):
+        backend_of(Settings.load(None, backend="koboldcpp"))
+    with pytest.raises(WrongSetup, match=r"8080, not 'x\.gguf'"):
+        backend_of(Settings.load(None, backend="llama-server", model="x.gguf"))
+    with pytest.raises(WrongSetup, match="needs a GGUF file"):
+        backend_of(Settings.load(None, backend="llama-cpp", model="http://127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "path", "said"),
+    [
+        ((503, LOADING), "", "is loading its model"),
+        ((404, b"<html>"), "", "neither a llama-server nor a koboldcpp."),
+        ((200, b"[" * 100_000), "", "neither a llama-server nor a koboldcpp."),
+        ((404, b""), "/v1", "Leave /v1 out"),
+        ((401, NO_KEY), "", "wants an API key. Start Latimer with --engine-key"),
+        ((200, b'{"result":"KoboldCpp","version":"1.115","llm":false}'), "", "no text model"),
+    ],
+    ids=["loading", "unknown", "nonsense", "v1", "key", "no model"],
+)
+async def test_what_answers_but_is_not_ready(
+    answer: tuple[int, bytes], path: str, said: str
+) -> None:
+    """Whatever it is, clients get a 503 that says what is missing."""
+    with canned({"*": answer}) as (address, _):
+        backend = backend_of(Settings.load(None, model=address + path))
+        with pytest.raises(EngineUnavailable, match=said):
+            await backend.model()
+        assert (await describe(backend))[0] is False
+        await backend.aclose()

@@ -1,0 +1,101 @@
+"""What is wrong with a setting is said in one line, with the place where it was set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from latimer.adapter.config import Settings, WrongSettings
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file for settings; the environment has none."""
+    monkeypatch.delenv("LATIMER_PORT", raising=False)
+    return tmp_path / "latimer.toml"
+
+
+def complaint(file: Path) -> str:
+    """What is said about a file; it names the file and has none of pydantic's words."""
+    with pytest.raises(WrongSettings) as caught:
+        Settings.load(file)
+    message = str(caught.value)
+    assert str(file) in message
+    assert "\n" not in message
+    assert not [word for word in ("Input should", "type=", "pydantic", "http") if word in message]
+    return message.replace(str(file), "FILE")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('port = "x"', "FILE: port must be a whole number, not 'x'."),
+        ("port = 99999", "FILE: port must be at most 65535, not 99999."),
+        ("port = true", "FILE: port must be a whole number, not true."),
+        ("port = 1.5", "FILE: port must be a whole number, not 1.5."),
+        ("port = [1]", "FILE: port must be a whole number, not a list."),
+        ("context = 0", "FILE: context must be at least 1, not 0."),
+        ("host = 3", "FILE: host must be a string, not 3."),
+        ("model_name = 5", "FILE: model_name must be a list of strings, not 5."),
+        ('model_name = ["a", 5]', "FILE: model_name[1] must be a string, not 5."),
+        ('strict = "maybe"', "FILE: strict must be true or false, not 'maybe'."),
+        ("engine_timeout = inf", "FILE: engine_timeout must be a number, not inf."),
+        ('gpu_layers = "many"', "FILE: gpu_layers must be a whole number of layers, or all, not "),
+        ('flash_attention = "some"', "FILE: flash_attention must be auto, on or off, not 'some'."),
+        ("mmproj = 5", "FILE: mmproj must be the path of a file, not 5."),
+        ('chat_format = "x"', "FILE: chat_format: there is no 'x'; there are alpaca, "),
+        ("prot = 1", "FILE: there is no setting 'prot' (did you mean 'port'?)."),
+        ("[server]\nport = 1", "FILE: there is no setting 'server'."),
+        ('"\\u001b[31m" = 1', "FILE: there is no setting '\\x1b[31m'."),
+        ("port = 1\nhost = = 2", "FILE is no valid TOML: Invalid value (at line 2, column 8)."),
+        ("x = " + "[" * 100_000, "FILE is nested too deeply"),
+        ("x = " + "{a=" * 100_000, "FILE is nested too deeply"),
+        ("port = " + "9" * 5000, "FILE holds a number or a date that cannot be read."),
+        ("port = " + "9" * 500, "FILE: port must be at most 65535."),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_a_wrong_value_is_named(file: Path, text: str, said: str) -> None:
+    """File, key, what is allowed, and what was given."""
+    file.write_text(text)
+    assert complaint(file).startswith(said)
+
+
+def test_no_secret_is_shown(file: Path) -> None:
+    """Values of keys are in no message, whatever is wrong with them."""
+    file.write_text('api_key = ["first", 7654321]\nengine_key = 7654321\nprot = 1\n')
+    message = complaint(file)
+    assert "api_key[1] must be a string;" in message
+    assert "engine_key must be a string;" in message
+    assert "7654321" not in message
+    assert "first" not in message
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\xff\xfe\x00", "cannot be read: it is not UTF-8 text."),
+        (b"#" * (2**20 + 1), "is larger than 1048576 bytes"),
+    ],
+    ids=["binary", "large"],
+)
+def test_a_file_that_is_no_text(file: Path, data: bytes, said: str) -> None:
+    """A file that cannot hold settings is named."""
+    file.write_bytes(data)
+    assert said in complaint(file)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    """A folder as `--config` is named."""
+    assert complaint(tmp_path) == "FILE cannot be read: Is a directory."
+
+
+def test_flags_and_variables_are_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place that is named is the one that counts: flag, then variable, then file."""
+    file.write_text('port = "x"\n')
+    monkeypatch.setenv("LATIMER_PORT", "abc")
+    with pytest.raises(WrongSettings, match=r"^--port must be at most 65535, not 99999\.$"):
+        Settings.load(file, port=99999)
+    with pytest.raises(WrongSettings, match=r"^LATIMER_PORT must be a whole number, not 'abc'\.$"):
+        Settings.load(file)
+    assert Settings.load(file, port=1).place("port") == "--port"

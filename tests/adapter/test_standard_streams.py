@@ -1,0 +1,31 @@
+"""Standard streams that nothing can go wrong with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CODE = """
+import sys
+from latimer.adapter import standard_streams
+standard_streams.secure()
+sys.stderr.write("x" * 99 + "\\n")
+for _ in range(20):
+    sys.stderr.write("y" * 99_999 + "\\n")
+print("z" * 200_000)
+"""
+
+
+def test_a_log_that_nobody_reads_is_dropped() -> None:
+    """A pipe of logs that is full does not stop the process; its output is complete."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process, process.stdout, process.stderr:
+        assert len(process.stdout.read()) == 200_001
+        assert process.wait(30) == 0
+        logged = process.stderr.read()
+    assert logged.startswith(b"x" * 99 + b"\n" + b"y" * 1000)
+    assert len(logged) < 1_000_000

@@ -1,0 +1,119 @@
+"""How `latimer serve` starts: before its engine, after it, and on streams that are closed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.backends.llama_cpp import DEMO_MODEL
+from support.servers import begun, canned, free_port, llama_server
+
+BODY = {"model": "demo.gguf", "prompt": "a", "max_tokens": 2}
+
+
+def ask(address: str) -> httpx2.Response:
+    """A completion."""
+    return httpx2.post(f"{address}/v1/completions", json=BODY, timeout=30)
+
+
+def becomes(address: str, status: int) -> None:
+    """Wait until `/health` answers with a status."""
+    end = time.monotonic() + 30
+    while httpx2.get(f"{address}/health", timeout=10).status_code != status:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("options", [(), ("--backend", "llama-server")], ids=["auto", "named"])
+def test_it_starts_before_its_engine(options: tuple[str, ...]) -> None:
+    """Until the engine is there everything is a 503 that says so; then all is served."""
+    port = free_port()
+    with begun(f"http://127.0.0.1:{port}", *options) as (process, address, line):
+        assert "answers 503 until its engine is ready. The engine at" in line
+        reply = ask(address)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert int(reply.headers["retry-after-ms"]) > 0
+        for path in ("/health", "/v1/models"):
+            assert httpx2.get(address + path).status_code == 503
+        with llama_server(DEMO_MODEL, port=port):
+            becomes(address, 200)
+            assert ask(address).status_code == 200
+            assert httpx2.get(f"{address}/v1/models").json()["data"][0]["id"] == "demo.gguf"
+            wanted = f"Latimer serves demo.gguf (llama-server, 2048 tokens) at {address}/v1\n"
+            assert process.stderr is not None
+            while (line := process.stderr.readline()) != wanted:
+                assert "oading" in line
+
+
+def test_it_waits_for_its_engine(koboldcpp_replay: tuple[str, Any]) -> None:
+    """With `--wait` nobody can connect until the engine is ready."""
+    with begun(koboldcpp_replay[0], "--wait") as (_, address, line):
+        assert line.startswith("Latimer serves koboldcpp/demo (koboldcpp, ")
+        becomes(address, 200)
+    with canned({"*": (503, b"")}) as (engine, _):
+        port = str(free_port())
+        with begun(engine, "--wait", LATIMER_PORT=port) as (process, _, line):
+            assert line.startswith("Latimer waits for its engine before it serves. The engine at")
+            assert line.endswith("is loading its model.\n")
+            with pytest.raises(httpx2.ConnectError):
+                httpx2.get(f"http://127.0.0.1:{port}/health")
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            assert (process.wait(10), process.stderr.read()) == (130, "")
+
+
+def test_an_unknown_engine_is_told() -> None:
+    """What answers but is no engine: a line at the start, and a 503 that says so."""
+    with canned({}) as (engine, asked), begun(engine) as (process, address, line):
+        assert "neither a llama-server nor a koboldcpp." in line
+        reply = ask(address)
+        assert reply.status_code == 503
+        assert "neither a llama-server" in reply.json()["error"]["message"]
+        before = len(asked)
+        for _ in range(50):
+            assert ask(address).status_code == 503
+        assert len(asked) - before <= 40
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    "redirection",
+    ["<&- >&- 2>&-", ">/dev/full 2>/dev/full", "2> >(exit 0)"],
+)
+def test_streams_that_take_nothing(redirection: str) -> None:
+    """Closed, full, or left by their reader: it starts and serves, and ends with 0."""
+    port = free_port()
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec latimer serve http://127.0.0.1:1 --port {port} {redirection}"]
+    )
+    try:
+        end = time.monotonic() + 30
+        while True:
+            try:
+                status = httpx2.get(f"http://127.0.0.1:{port}/health").status_code
+                break
+            except httpx2.ConnectError:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        assert status == 503
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [("serve /nowhere.gguf", 3), ("serve --context 0", 2), ("check http://127.0.0.1:1", 1)],
+)
+def test_exit_codes_need_no_stream(arguments: str, code: int) -> None:
+    """An exit code does not depend on whether anybody can read why."""
+    for redirection in (">/dev/full 2>/dev/full", ">&- 2>&-"):
+        command = f"latimer {arguments} {redirection}"
+        assert subprocess.run(["bash", "-c", command], timeout=60).returncode == code

@@ -1,0 +1,114 @@
+"""An engine that starts later than its backend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from latimer.backends.base import Backend, Generation, Text
+from latimer.backends.deferred import MOMENT, Deferred
+from latimer.backends.errors import EngineUnavailable, LatimerError
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+from support.servers import canned
+
+LOADING = b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'
+
+
+def always(backend: Backend) -> Callable[[], Awaitable[Backend]]:
+    """What finds the same backend each time."""
+
+    async def find() -> Backend:
+        return backend
+
+    return find
+
+
+async def test_many_calls_cost_few_connections() -> None:
+    """2,000 calls while the engine is loading ask it a few times."""
+    with canned({"*": (503, LOADING)}) as (address, asked):
+        backend = Deferred(always(LlamaServer(address)))
+        errors = await asyncio.gather(
+            *(backend.model() for _ in range(1000)),
+            *(backend.health() for _ in range(500)),
+            *(backend.tokenize("a", add_special=True, parse_special=True) for _ in range(500)),
+            return_exceptions=True,
+        )
+        assert all(isinstance(error, EngineUnavailable) for error in errors)
+        assert 1 <= len(asked) <= 5
+        await backend.aclose()
+
+
+async def test_the_engine_is_found_when_it_is_there(llama_server_url: str) -> None:
+    """A failure is kept for a moment only; nothing is known before the engine is found."""
+    engines: list[Backend] = []
+
+    async def find() -> Backend:
+        if not engines:
+            raise EngineUnavailable("nobody is there")
+        return engines[0]
+
+    backend = Deferred(find, "llama-server")
+    with pytest.raises(EngineUnavailable):
+        await backend.model()
+    with pytest.raises(EngineUnavailable):
+        backend.open(Generation(Text("a"), 1))
+    assert backend.capabilities.engine == "llama-server"
+    assert not backend.capabilities.extras
+    engines.append(LlamaServer(llama_server_url))
+    await asyncio.sleep(MOMENT)
+    assert (await backend.model()).name == "demo.gguf"
+    assert backend.capabilities.extras
+    async with backend.open(Generation(Text("a"), 2)) as batches:
+        assert [batch async for batch in batches]
+    assert await backend.detokenize(
+        await backend.tokenize("a", add_special=False, parse_special=False)
+    )
+    await backend.health()
+    await backend.aclose()
+
+
+async def test_a_call_that_leaves_does_not_take_others_with_it() -> None:
+    """When the call that asks is cancelled, the next one asks."""
+    begun, asked = asyncio.Event(), 0
+    engine = LlamaCpp()
+
+    async def find() -> Backend:
+        nonlocal asked
+        asked += 1
+        begun.set()
+        if asked == 1:
+            await asyncio.sleep(60)
+        return engine
+
+    backend = Deferred(find)
+    first = asyncio.create_task(backend.model())
+    await begun.wait()
+    others = [asyncio.create_task(backend.model()) for _ in range(3)]
+    await asyncio.sleep(0)
+    first.cancel()
+    assert {model.name for model in await asyncio.gather(*others)} == {"demo"}
+    assert asked == 2
+    await backend.aclose()
+
+
+async def test_another_engine_at_the_address_is_found(llama_server_url: str) -> None:
+    """What turns out to be no engine of that kind is looked for again."""
+    kinds: list[Backend] = []
+    with canned({"*": (200, b"{}")}) as (address, _):
+        kinds += [LlamaServer(address), LlamaServer(llama_server_url)]
+        found: list[Backend] = []
+
+        async def find() -> Backend:
+            found.append(kinds[len(found)])
+            return found[-1]
+
+        backend = Deferred(find)
+        with pytest.raises(LatimerError, match="is no llama-server"):
+            await backend.model()
+        await asyncio.sleep(MOMENT)
+        assert (await backend.model()).name == "demo.gguf"
+        await backend.model()
+        assert len(found) == 2
+        await backend.aclose()
