@@ -15,6 +15,7 @@ from pydantic_settings import (
 )
 
 from ..backends.llama_cpp.options import CacheType
+from ..backends.turns import QUEUE
 from .instruct import FORMATS
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
@@ -51,6 +52,7 @@ class Settings(BaseSettings):
     engine_timeout: Annotated[float, Field(gt=0)] = Field(
         60.0, description="Seconds of silence after which llama-server's answer is lost."
     )
+    queue: Annotated[int, Field(ge=0)] = Field(QUEUE, description="Requests that may wait.")
     context: Annotated[int, Field(ge=1)] | None = None
     parallel: Annotated[int, Field(ge=1, le=256)] = 16
     threads: Annotated[int, Field(ge=1)] | None = None

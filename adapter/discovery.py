@@ -48,14 +48,15 @@ async def backend_of(
             lora=settings.adapters(),
             mmproj=settings.mmproj,
             exact=settings.exact,
+            max_waiting=settings.queue,
             progress=progress,
         )
     _check_address(model)
     kind = settings.backend if settings.backend != "auto" else await _probe(model, key)
     if kind == "koboldcpp":
-        return KoboldCpp(model, key)
+        return KoboldCpp(model, key, settings.queue)
     if kind == "llama-server":
-        return LlamaServer(model, key, settings.engine_timeout)
+        return LlamaServer(model, key, settings.engine_timeout, settings.queue)
     raise EngineError(f"The backend {kind} needs a GGUF file, not a URL.")
 
 
