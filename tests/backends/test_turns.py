@@ -1,4 +1,4 @@
-"""The queue in front of koboldcpp."""
+"""The queue in front of an engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from latimer.backends.errors import Busy
-from latimer.backends.koboldcpp.queue import Turns
+from latimer.backends.turns import Turns
 
 
 async def test_turns_come_in_the_order_of_asking() -> None:
