@@ -36,7 +36,6 @@ class Connection(asyncio.Protocol):
         self.loop = loop
         self._transport: Any = None
         self.closed = False
-        self.is_checked = False
         self.idle_since = 0.0
         self.last = 0.0
         self._address = ""

@@ -32,6 +32,8 @@ CONNECT_SECONDS = 5.0
 PROBE_AFTER, PROBE_SECONDS = 2.0, 2.0
 # Connections that wait for work.
 MOST_IDLE = 64
+# Seconds for which an engine counts as the one that it was.
+TRUST_SECONDS = 1.0
 
 
 class HttpUpstream:
@@ -47,11 +49,10 @@ class HttpUpstream:
 
     Attributes:
         on_connect: awaited when a connection is new, before a request is sent on it; what it raises
-            is raised to the request. It says whether the engine is known by now to be the one that
-            requests are made for. Only connections of which it said so are kept.
+            is raised to the request.
     """
 
-    on_connect: Callable[[], Awaitable[bool]] | None = None
+    on_connect: Callable[[], Awaitable[None]] | None = None
 
     def __init__(
         self,
@@ -79,33 +80,68 @@ class HttpUpstream:
         self._heads: dict[tuple[str, str], bytes] = {}
         self.stale: EngineUnavailable | None = None
         self.epoch = 0
+        self._witness: Connection | None = None
+        self._trusted = -1e9
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
 
-    def send(self, method: str, path: str, body: bytes | None = None) -> _Exchange:
+    def send(self, method: str, path: str, body: bytes | None = None) -> Exchange:
         """See `Upstream.send`."""
-        return _Exchange(self, self._head(method, path, body), body or b"")
+        return Exchange(self, self._head(method, path, body), body or b"")
 
-    def send_unchecked(self, method: str, path: str, body: bytes | None = None) -> _Exchange:
-        """Send a request that is the same whatever the engine serves: `on_connect` is not asked."""
-        return _Exchange(self, self._head(method, path, body), body or b"", checked=False)
+    def ask(self, path: str, witness: bool = False) -> Exchange:
+        """Ask what does not depend on what the engine serves, on a connection of its own.
+
+        Args:
+            witness: whether the answer is the engine's proof: its connection is kept then.
+        """
+        return Exchange(self, self._head("GET", path, None), b"", True, witness)
 
     @property
-    def is_connected(self) -> bool:
-        """Whether a connection is open of which `on_connect` said that its engine is known."""
-        for connection in self._busy:
-            if connection.is_checked and not connection.closed:
-                return True
-        idle = self._idle
-        return bool(
-            idle and not idle[-1].closed and idle[-1].idle_since >= time.monotonic() - IDLE_SECONDS
-        )
+    def is_sure(self) -> bool:
+        """Whether the engine is the one that was trusted, for all that is known here.
+
+        The connection on which it proved itself is still open, so its process lives; and that was a
+        moment ago, since one that ends may keep its connections while another one listens.
+        llama-server closes the connections of streamed answers, so others tell nothing.
+        """
+        witness = self._witness
+        if witness is None or witness.closed:
+            return False
+        return time.monotonic() - self._trusted < TRUST_SECONDS
+
+    def trust(self) -> None:
+        """The engine has proved itself just now."""
+        self._trusted = time.monotonic()
+
+    def doubt(self) -> None:
+        """Whatever the engine has proved holds no longer."""
+        self._trusted = -1e9
+
+    def take_witness(self) -> Connection | None:
+        """The connection for questions, if it is surely alive."""
+        witness, self._witness = self._witness, None
+        if witness is None or (not witness.closed and witness.idle_since >= _oldest()):
+            return witness
+        witness.close()
+        return None
+
+    def give_witness(self, connection: Connection) -> None:
+        """Take the connection for questions back."""
+        connection.idle_since = time.monotonic()
+        if self._witness is not None:
+            self._witness.close()
+        self._witness = connection
 
     def refuse(self, error: EngineUnavailable) -> None:
         """Answer the requests that were made before, and are not sent yet, with an error."""
         self.stale = error
         self.epoch += 1
+        self.doubt()
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
     async def aclose(self) -> None:
         """Close the connections that wait for work; a later request opens new ones."""
@@ -113,6 +149,9 @@ class HttpUpstream:
             self._sweep.cancel()
             self._sweep = None
         idle, self._idle = self._idle, []
+        if self._witness is not None:
+            idle.append(self._witness)
+            self._witness = None
         for connection in idle:
             connection.close()
         # Lets the transports finish closing before the event loop goes away.
@@ -129,7 +168,7 @@ class HttpUpstream:
 
     def take(self) -> Connection | None:
         """An idle connection that is surely alive, the one used last first."""
-        oldest = time.monotonic() - IDLE_SECONDS
+        oldest = _oldest()
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since >= oldest and not connection.closed:
@@ -139,9 +178,6 @@ class HttpUpstream:
 
     def give(self, connection: Connection) -> None:
         """Take a connection back whose answer was read to its end."""
-        if self.on_connect is not None and not connection.is_checked:
-            connection.close()
-            return
         connection.idle_since = time.monotonic()
         self._idle.append(connection)
         if len(self._idle) > MOST_IDLE:
@@ -222,31 +258,44 @@ class HttpUpstream:
         return connection
 
 
-class _Exchange:
+class Exchange:
     """One request and its answer; also the `Reply`."""
 
     __slots__ = (
-        "_body", "_checked", "_connection", "_epoch", "_head", "_upstream", "content_type",
+        "_asks",
+        "_body",
+        "_connection",
+        "_epoch",
+        "_head",
+        "_upstream",
+        "_witness",
+        "content_type",
         "status",
     )  # fmt: skip
 
     def __init__(
-        self, upstream: HttpUpstream, head: bytes, body: bytes, checked: bool = True
+        self,
+        upstream: HttpUpstream,
+        head: bytes,
+        body: bytes,
+        asks: bool = False,
+        witness: bool = False,
     ) -> None:
         self._upstream = upstream
-        self._checked = checked
+        self._asks = asks
+        self._witness = witness
         self._epoch = upstream.epoch
         self._head = head
         self._body = body
 
-    async def __aenter__(self) -> _Exchange:
+    async def __aenter__(self) -> Exchange:
         upstream = self._upstream
-        connection = upstream.take()
+        connection = self._kept()
         fresh = connection is None
         while True:
             if connection is None:
                 connection = await self._fresh()
-            if self._epoch != upstream.epoch and self._checked and upstream.stale is not None:
+            if self._epoch != upstream.epoch and not self._asks and upstream.stale is not None:
                 connection.close()
                 raise upstream.stale
             try:
@@ -269,12 +318,18 @@ class _Exchange:
             self.content_type = connection.content_type
             return self
 
+    def _kept(self) -> Connection | None:
+        """A connection that is open."""
+        if not self._asks:
+            return self._upstream.take()
+        return self._upstream.take_witness() if self._witness else None
+
     async def _fresh(self) -> Connection:
         """Open a connection, and make sure of what is at its other end."""
         connection = await self._upstream.connect()
-        if self._checked and self._upstream.on_connect is not None:
+        if not self._asks and self._upstream.on_connect is not None:
             try:
-                connection.is_checked = await self._upstream.on_connect()
+                await self._upstream.on_connect()
             except BaseException:
                 connection.close()
                 raise
@@ -288,8 +343,11 @@ class _Exchange:
     ) -> None:
         connection = self._connection
         self._upstream.unwatch(connection)
-        if connection.complete and connection.may_be_kept:
+        may_be_kept = connection.complete and connection.may_be_kept
+        if may_be_kept and not self._asks:
             self._upstream.give(connection)
+        elif may_be_kept and self._witness:
+            self._upstream.give_witness(connection)
         else:
             connection.close()
 
@@ -300,3 +358,8 @@ class _Exchange:
     async def read(self) -> bytes:
         """See `Reply.read`."""
         return await whole(self.status, self._connection)
+
+
+def _oldest() -> float:
+    """Since when a connection may have been idle to be trusted."""
+    return time.monotonic() - IDLE_SECONDS

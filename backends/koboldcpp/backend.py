@@ -110,12 +110,14 @@ class KoboldCpp:
     async def model(self) -> Model:
         """See `Backend.model`; it is asked again when that was not done a moment ago."""
         model = self._model
-        if model is None or not self.watch.is_sure:
-            async with self._reading:
-                model = self._model
-                if model is None or not self.watch.is_sure:
-                    model = await self._renewed()
-        return model
+        if model is not None and not self.watch.is_sure:
+            try:
+                await self.watch.check()
+            except EngineUnavailable:
+                if self._model is not None:
+                    raise
+            model = self._model
+        return model or await self._renewed()
 
     async def check_still(self, model: Model) -> None:
         """Raise `EngineUnavailable` where another model is there by now."""
@@ -342,24 +344,17 @@ class KoboldCpp:
         )
 
     async def _renewed(self) -> Model:
-        """What the engine serves now: the model that is known, or another one."""
-        if self._model is not None:
-            try:
+        async with self._reading:
+            if self._model is None:
                 await self.watch.check()
-            except EngineUnavailable:
-                if self._model is not None:
-                    raise
-            if self._model is not None:
-                return self._model
-        await self.watch.check()
-        identity = self.watch.identity
-        assert identity is not None
-        with read_from(ENGINE, "questions about its model"):
-            model = await self._read_model(identity)
-        if self.watch.identity != identity:
-            raise self._changed()
-        self._model = model
-        return model
+                identity = self.watch.identity
+                assert identity is not None
+                with read_from(ENGINE, "questions about its model"):
+                    model = await self._read_model(identity)
+                if self.watch.identity != identity:
+                    raise self._changed()
+                self._model = model
+            return self._model
 
     async def _read_model(self, identity: Identity) -> Model:
         bos = tuple((await self.token_count("", True))["ids"])

@@ -104,12 +104,14 @@ class LlamaServer:
     async def model(self) -> Model:
         """See `Backend.model`; it is asked again when no connection is open any more."""
         model = self._model
-        if model is None or not self.watch.is_sure:
-            async with self._reading:
-                model = self._model
-                if model is None or not self.watch.is_sure:
-                    model = await self._renewed()
-        return model
+        if model is not None and not self.watch.is_sure:
+            try:
+                await self.watch.check()
+            except EngineUnavailable:
+                if self._model is not None:
+                    raise
+            model = self._model
+        return model or await self._read_model()
 
     async def model_for(self, job: Generation) -> Model:
         """The model, if it is the one that a job was made for.
@@ -425,25 +427,18 @@ class LlamaServer:
                 self.watch.doubt()
                 raise
 
-    async def _renewed(self) -> Model:
-        """What the server serves now: the model that is known, or another one."""
-        if self._model is not None:
-            try:
+    async def _read_model(self) -> Model:
+        async with self._reading:
+            if self._model is None:
                 await self.watch.check()
-            except EngineUnavailable:
-                if self._model is not None:
-                    raise
-            if self._model is not None:
-                return self._model
-        await self.watch.check()
-        adds_bos = bool(await self._ids(""))
-        identity = self.watch.identity
-        if identity is None:
-            raise self._changed()
-        self._model = model = identity.model(adds_bos)
-        self.names = identity.names
-        self.turns.resize(identity.slots)
-        return model
+                adds_bos = bool(await self._ids(""))
+                identity = self.watch.identity
+                if identity is None:
+                    raise self._changed()
+                self._model = identity.model(adds_bos)
+                self.names = identity.names
+                self.turns.resize(identity.slots)
+            return self._model
 
     async def facts(self) -> Facts:
         """What is needed to tell tokens; read once, when first wanted."""

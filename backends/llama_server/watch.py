@@ -1,7 +1,7 @@
 """Whether a llama-server is still the one that was asked about its model.
 
-It is asked when a connection to it is new, before anything is sent on it, and when none is open.
-While connections are kept nothing is asked: a process does not change its model.
+It is asked when a connection to it is new, before anything is sent on it, and before its model is
+told: but not again while the connection on which it was asked is open, for a second.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from ..upstream import Upstream
 from .identity import Identity, read_identity, read_meta
 from .translate import ENGINE, to_error
 
-# Seconds for which an answer holds where no connection is open, and where a user's own client
-# does not tell about its connections.
-BRIEFLY, WITH_OWN_CLIENT = 0.5, 2.0
+# Seconds for which an answer holds where a user's own client does not tell about its connections.
+WITH_OWN_CLIENT = 2.0
 
 
 class Watch:
@@ -43,11 +42,9 @@ class Watch:
     ) -> None:
         self._upstream = upstream
         self._pool = upstream if isinstance(upstream, HttpUpstream) else None
-        self._send = upstream.send if self._pool is None else self._pool.send_unchecked
         self._forget = forget
         self._restarted = restarted
         self._checks = Checks(self._look)
-        self._holds = WITH_OWN_CLIENT if self._pool is None else BRIEFLY
         self._seen = -1e9
         self._props = b""
         self.identity: Identity | None = None
@@ -57,13 +54,15 @@ class Watch:
     @property
     def is_sure(self) -> bool:
         """Whether what it has told still holds for all that is known here."""
-        if self._pool is not None and self._pool.is_connected:
-            return True
-        return time.monotonic() - self._seen < self._holds
+        if self._pool is not None:
+            return self._pool.is_sure
+        return time.monotonic() - self._seen < WITH_OWN_CLIENT
 
     def doubt(self) -> None:
         """Ask anew before anything else: the server was not there."""
         self._seen = -1e9
+        if self._pool is not None:
+            self._pool.doubt()
 
     async def check(self) -> None:
         """Ask the server what it serves.
@@ -81,34 +80,39 @@ class Watch:
         if self._pool is not None:
             self._pool.refuse(error)
 
-    async def get(self, path: str) -> bytes:
-        """Ask something that does not depend on the model."""
-        async with self._send("GET", path) as reply:
+    async def get(self, path: str, witness: bool = False) -> bytes:
+        """Ask something that does not depend on the model; see `HttpUpstream.ask`."""
+        pool = self._pool
+        question = self._upstream.send("GET", path) if pool is None else pool.ask(path, witness)
+        async with question as reply:
             data = await reply.read()
             if reply.status != 200:
                 raise to_error(reply.status, data)
             return data
 
-    async def _connected(self) -> bool:
-        if self.identity is None:
-            return False
-        await self.check()
-        return True
+    async def _connected(self) -> None:
+        if self.identity is not None and not self.is_sure:
+            await self.check()
 
     async def _look(self) -> None:
-        before = self.identity
-        data = await self.get("/props")
-        # The marker is another one after each start, so the same bytes come of the same process.
-        if before is None or data != self._props or not before.marker:
-            now = await self._read(data, before)
-            if before is not None and not now.is_same(before):
-                error = changed(self._upstream.address, now.name, before.name)
-                self.lose(error)
-                raise error
-            self.identity, self._props = now, data
-            if before is not None and now.marker != before.marker:
-                self._restarted()
+        await self._compare(await self.get("/props", witness=True))
         self._seen = time.monotonic()
+        if self._pool is not None:
+            self._pool.trust()
+
+    async def _compare(self, data: bytes) -> None:
+        before = self.identity
+        # The marker is another one after each start, so the same bytes come of the same process.
+        if before is not None and before.marker and data == self._props:
+            return
+        now = await self._read(data, before)
+        if before is not None and not now.is_same(before):
+            error = changed(self._upstream.address, now.name, before.name)
+            self.lose(error)
+            raise error
+        self.identity, self._props = now, data
+        if before is not None and now.marker != before.marker:
+            self._restarted()
 
     async def _read(self, data: bytes, before: Identity | None) -> Identity:
         try:
