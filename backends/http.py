@@ -296,7 +296,8 @@ class Exchange:
             if connection is None:
                 connection = await self._fresh()
             if self._epoch != upstream.epoch and not self._asks and upstream.stale is not None:
-                connection.close()
+                # It was made for what the engine has served before.
+                upstream.give(connection)
                 raise upstream.stale
             try:
                 connection.start(self._head, self._body, upstream)
