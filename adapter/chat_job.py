@@ -133,6 +133,7 @@ async def chat_job(
         visible=marks.visible,
         media=media,
         scan=scan,
+        fingerprint=model.fingerprint,
     )
     inexact = ["messages"] if prompt.rendered.changed else []
     if media and not capabilities.counts_media:

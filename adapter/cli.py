@@ -232,6 +232,7 @@ def main() -> None:
     default=None,
     help="In process: go on from what prompts of other keys have evaluated.",
 )
+@click.option("--queue", type=int, metavar="N", help="Requests that may wait; more: 429.  [1024]")
 @click.option("--drain", type=int, help="Seconds for running requests after SIGTERM.  [30]")
 @click.option(
     "--wait",

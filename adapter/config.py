@@ -18,6 +18,7 @@ from pydantic_settings import (
 )
 
 from ..backends.llama_cpp.options import CacheType
+from ..backends.turns import QUEUE
 from ..schemas import limits
 from .config_errors import in_words, reason_of
 from .credentials import check_key, keys_of
@@ -78,6 +79,9 @@ class Settings(BaseSettings):
     engine_key: SecretStr | None = Field(None, description="The engine's own API key.")
     engine_timeout: Annotated[float, Field(gt=0, le=DAY, allow_inf_nan=False)] = Field(
         60.0, description="Seconds of silence after which llama-server's answer is lost."
+    )
+    queue: Annotated[int, Field(ge=0, le=2**20)] = Field(
+        QUEUE, description="Requests that may wait."
     )
     context: Annotated[int, Field(ge=1, le=2**24)] | None = None
     parallel: Annotated[int, Field(ge=1, le=256)] = 16

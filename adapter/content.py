@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from ..backends import offload
 from ..backends.base import MEDIA, MEDIA_ID, Backend, Model, Prompt, Special, Text, TokenIds
-from ..backends.errors import RequestError
+from ..backends.errors import EngineUnavailable, RequestError
 from ..schemas import limits
 from .templates import Talk
 
@@ -162,6 +162,8 @@ async def _marks_of(backend: Backend, model: Model) -> _Marks:
     marks = _known.get(backend)
     if marks is None or marks.fingerprint != model.fingerprint:
         specials = await backend.specials()
+        if (await backend.model()).fingerprint != model.fingerprint:
+            raise EngineUnavailable("The engine serves another model now; ask again.")
         # Some vocabularies have a thousand; their expression takes its time to compile.
         marks = await offload.run(64 * len(specials), _Marks, specials, model)
         _known[backend] = marks

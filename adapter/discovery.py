@@ -73,6 +73,7 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
             lora=settings.adapters(),
             mmproj=settings.mmproj,
             exact=settings.exact,
+            max_waiting=settings.queue,
             progress=progress,
         )
     except EngineError as error:
@@ -139,9 +140,9 @@ def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]
         kind = settings.backend if settings.backend != "auto" else await _probe(address, key)
         if kind not in made:
             made[kind] = (
-                KoboldCpp(address, key)
+                KoboldCpp(address, key, settings.queue)
                 if kind == "koboldcpp"
-                else LlamaServer(address, key, settings.engine_timeout)
+                else LlamaServer(address, key, settings.engine_timeout, settings.queue)
             )
         return made[kind]
 

@@ -10,6 +10,7 @@ from ..backends import offload
 from ..backends.base import Backend, Batch, Event, Finish, Generation, Piece, PromptTokens, Stream
 from ..backends.errors import EngineError, LatimerError
 from ..backends.streams import merged
+from ..backends.turns import Party
 from ..schemas.openai.common import FinishReason, Usage
 from .choice import Choice, Delta, Echo
 from .exchange import EVENT_STREAM, Exchange
@@ -322,7 +323,13 @@ async def _all_at_once(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
 def _opened(backend: Backend, jobs: Sequence[Generation], choices: int) -> Stream:
     if len(jobs) == 1:
         return backend.open(jobs[0])
-    return merged([_shifted(backend.open(job), i * choices) for i, job in enumerate(jobs)])
+    party = Party()
+    return merged(
+        [
+            _shifted(backend.open(job._replace(party=party)), i * choices)
+            for i, job in enumerate(jobs)
+        ]
+    )
 
 
 @asynccontextmanager

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+from .turns import Party
+
 Reason: TypeAlias = Literal["end", "stop", "length"]
 GrammarKind: TypeAlias = Literal["gbnf", "json_schema", "regex", "lark"]
 
@@ -145,6 +147,9 @@ class Generation(NamedTuple):
         owner: whose it is; what one owner's prompts have evaluated is not gone on from for another.
         grammar: what each choice must look like, None where it is free.
         hidden: how many ids at the prompt's beginning are not the client's own: a BOS.
+        party: the request that it belongs to, None where it is the only job of one.
+        fingerprint: the model that it was made for; an engine that serves another one by then
+            refuses it. Empty where it does not matter.
     """
 
     prompt: Prompt
@@ -161,6 +166,8 @@ class Generation(NamedTuple):
     media: tuple[Media, ...] = ()
     visible: tuple[str, ...] = ()
     scan: Callable[[], Matcher] | None = None
+    party: Party | None = None
+    fingerprint: str = ""
 
 
 class Special(NamedTuple):

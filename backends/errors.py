@@ -19,6 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+# The largest token id, and the largest count of tokens, that an engine may tell.
+LARGEST = 2**31 - 1
+
 
 class LatimerError(Exception):
     """Base of all errors; `message` is meant for the person who made the request."""
@@ -165,11 +168,41 @@ def malformed(engine: str, what: str, error: Exception) -> EngineError:
 
 
 def ids_of(value: Any) -> tuple[int, ...]:
-    """The token ids that an answer lists; raises `TypeError` where it lists something else."""
+    """The token ids that an answer lists.
+
+    Raises:
+        TypeError: it lists something else.
+        ValueError: one is no id.
+    """
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        raise TypeError(f"{str(value)[:60]} is no list of token ids")
+        raise TypeError(f"a {type(value).__name__} is no list of token ids")
+    if value and not (min(value) >= 0 and max(value) <= LARGEST):
+        raise ValueError("a token id is negative, or larger than there are any")
     return tuple(value)
 
 
+def whole_of(value: Any, least: int = 0, most: int = LARGEST) -> int:
+    """The whole number that an answer tells; nothing is allocated by its size.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it is beyond its bounds.
+    """
+    if type(value) is not int:
+        raise TypeError(f"a {type(value).__name__} is no whole number")
+    if not least <= value <= most:
+        raise ValueError(f"{value} is not between {least} and {most}")
+    return value
+
+
+def text_of(value: Any) -> str:
+    """The text that an answer tells; raises `TypeError` where it is something else."""
+    if not isinstance(value, str):
+        raise TypeError(f"a {type(value).__name__} is no text")
+    return value
+
+
 # What reading an answer raises where its shape is not the documented one.
-MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+MALFORMED = (
+    LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip

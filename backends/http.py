@@ -15,13 +15,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-import httptools
-
-from .errors import EngineError, EngineSilent, EngineUnavailable
+from .connection import Connection, Dropped
+from .errors import EngineError, EngineUnavailable
 from .upstream import header_lines, shown_address, whole
 
 if TYPE_CHECKING:
@@ -29,22 +28,12 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 4.0
 CONNECT_SECONDS = 5.0
-# A body waits here while its reader is slow; beyond this the socket is not read.
-HIGH_WATER = 2**20
 # Seconds of silence after which an engine is asked whether it is there, and for its answer.
 PROBE_AFTER, PROBE_SECONDS = 2.0, 2.0
-# Connections that wait for work, and bytes of an answer's head.
+# Connections that wait for work.
 MOST_IDLE = 64
-MOST_HEAD = 2**18
-# Bytes of a request's body that are written at once; copying 20 MB would hold the event loop.
-PIECE = 2**18
-
-
-_NOTHING = memoryview(b"")
-
-
-class _Dropped(Exception):
-    """A connection died before the first byte of an answer."""
+# Seconds for which an engine counts as the one that it was.
+TRUST_SECONDS = 1.0
 
 
 class HttpUpstream:
@@ -57,7 +46,13 @@ class HttpUpstream:
         patience: the same until its first byte: a long prompt takes its time.
         probe: a path that an engine answers while it works. It is asked when an answer falls
             silent, and an engine that does not take the connection any more has lost the answer.
+
+    Attributes:
+        on_connect: awaited when a connection is new, before a request is sent on it; what it raises
+            is raised to the request.
     """
+
+    on_connect: Callable[[], Awaitable[None]] | None = None
 
     def __init__(
         self,
@@ -75,7 +70,7 @@ class HttpUpstream:
         self.silence = silence
         self.patience = patience
         self._probe = probe
-        self._probes: dict[_Connection, asyncio.Task[None]] = {}
+        self._probes: dict[Connection, asyncio.Task[None]] = {}
         self._interval = min(silence / 4, patience / 4, PROBE_AFTER / 4)
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -84,13 +79,70 @@ class HttpUpstream:
         lines = {"Host": parts.netloc.rpartition("@")[2], **(headers or {})}
         self._lines = header_lines(lines)
         self._heads: dict[tuple[str, str], bytes] = {}
-        self._idle: list[_Connection] = []
-        self._busy: set[_Connection] = set()
+        self.stale: EngineUnavailable | None = None
+        self.epoch = 0
+        self._witness: Connection | None = None
+        self._trusted = -1e9
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
 
-    def send(self, method: str, path: str, body: bytes | None = None) -> _Exchange:
+    def send(self, method: str, path: str, body: bytes | None = None) -> Exchange:
         """See `Upstream.send`."""
-        return _Exchange(self, self._head(method, path, body), body or b"")
+        return Exchange(self, self._head(method, path, body), body or b"")
+
+    def ask(self, path: str, witness: bool = False) -> Exchange:
+        """Ask what does not depend on what the engine serves, on a connection of its own.
+
+        Args:
+            witness: whether the answer is the engine's proof: its connection is kept then.
+        """
+        return Exchange(self, self._head("GET", path, None), b"", True, witness)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the engine is the one that was trusted, for all that is known here.
+
+        The connection on which it proved itself is still open, so its process lives; and that was a
+        moment ago, since one that ends may keep its connections while another one listens.
+        llama-server closes the connections of streamed answers, so others tell nothing.
+        """
+        witness = self._witness
+        if witness is None or witness.closed:
+            return False
+        return time.monotonic() - self._trusted < TRUST_SECONDS
+
+    def trust(self) -> None:
+        """The engine has proved itself just now."""
+        self._trusted = time.monotonic()
+
+    def doubt(self) -> None:
+        """Whatever the engine has proved holds no longer."""
+        self._trusted = -1e9
+
+    def take_witness(self) -> Connection | None:
+        """The connection for questions, if it is surely alive."""
+        witness, self._witness = self._witness, None
+        if witness is None or (not witness.closed and witness.idle_since >= _oldest()):
+            return witness
+        witness.close()
+        return None
+
+    def give_witness(self, connection: Connection) -> None:
+        """Take the connection for questions back."""
+        connection.idle_since = time.monotonic()
+        if self._witness is not None:
+            self._witness.close()
+        self._witness = connection
+
+    def refuse(self, error: EngineUnavailable) -> None:
+        """Answer the requests that were made before, and are not sent yet, with an error."""
+        self.stale = error
+        self.epoch += 1
+        self.doubt()
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
     async def aclose(self) -> None:
         """Close the connections that wait for work; a later request opens new ones."""
@@ -98,6 +150,9 @@ class HttpUpstream:
             self._sweep.cancel()
             self._sweep = None
         idle, self._idle = self._idle, []
+        if self._witness is not None:
+            idle.append(self._witness)
+            self._witness = None
         for connection in idle:
             connection.close()
         # Lets the transports finish closing before the event loop goes away.
@@ -112,9 +167,9 @@ class HttpUpstream:
             return head + b"\r\n"
         return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
 
-    def take(self) -> _Connection | None:
+    def take(self) -> Connection | None:
         """An idle connection that is surely alive, the one used last first."""
-        oldest = time.monotonic() - IDLE_SECONDS
+        oldest = _oldest()
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since >= oldest and not connection.closed:
@@ -122,20 +177,20 @@ class HttpUpstream:
             connection.close()
         return None
 
-    def give(self, connection: _Connection) -> None:
+    def give(self, connection: Connection) -> None:
         """Take a connection back whose answer was read to its end."""
         connection.idle_since = time.monotonic()
         self._idle.append(connection)
         if len(self._idle) > MOST_IDLE:
             self._idle.pop(0).close()
 
-    def watch(self, connection: _Connection) -> None:
+    def watch(self, connection: Connection) -> None:
         """Look after an exchange: one timer for all of them, which runs while there are any."""
         self._busy.add(connection)
         if self._sweep is None:
             self._sweep = connection.loop.call_later(self._interval, self._look, connection.loop)
 
-    def unwatch(self, connection: _Connection) -> None:
+    def unwatch(self, connection: Connection) -> None:
         """The exchange has ended."""
         self._busy.discard(connection)
         probe = self._probes.pop(connection, None)
@@ -156,7 +211,7 @@ class HttpUpstream:
                 self._probes[connection] = loop.create_task(self._ask_whether_alive(connection))
         self._sweep = loop.call_later(self._interval, self._look, loop) if self._busy else None
 
-    async def _ask_whether_alive(self, connection: _Connection) -> None:
+    async def _ask_whether_alive(self, connection: Connection) -> None:
         """Give a silent answer up if its engine takes no connections any more.
 
         A llama-server that was told to end stops listening, and keeps connections open in silence.
@@ -184,7 +239,7 @@ class HttpUpstream:
                 await asyncio.sleep(PROBE_SECONDS / 4)
         return False
 
-    async def connect(self) -> _Connection:
+    async def connect(self) -> Connection:
         """Open a connection.
 
         Raises:
@@ -194,7 +249,7 @@ class HttpUpstream:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(loop), self._host, self._port, ssl=self._ssl
+                    lambda: Connection(loop), self._host, self._port, ssl=self._ssl
                 )
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no answer within {CONNECT_SECONDS} s"
@@ -204,23 +259,47 @@ class HttpUpstream:
         return connection
 
 
-class _Exchange:
+class Exchange:
     """One request and its answer; also the `Reply`."""
 
-    __slots__ = ("_body", "_connection", "_head", "_upstream", "content_type", "status")
+    __slots__ = (
+        "_asks",
+        "_body",
+        "_connection",
+        "_epoch",
+        "_head",
+        "_upstream",
+        "_witness",
+        "content_type",
+        "status",
+    )  # fmt: skip
 
-    def __init__(self, upstream: HttpUpstream, head: bytes, body: bytes) -> None:
+    def __init__(
+        self,
+        upstream: HttpUpstream,
+        head: bytes,
+        body: bytes,
+        asks: bool = False,
+        witness: bool = False,
+    ) -> None:
         self._upstream = upstream
+        self._asks = asks
+        self._witness = witness
+        self._epoch = upstream.epoch
         self._head = head
         self._body = body
 
-    async def __aenter__(self) -> _Exchange:
+    async def __aenter__(self) -> Exchange:
         upstream = self._upstream
-        connection = upstream.take()
+        connection = self._kept()
         fresh = connection is None
         while True:
             if connection is None:
-                connection = await upstream.connect()
+                connection = await self._fresh()
+            if self._epoch != upstream.epoch and not self._asks and upstream.stale is not None:
+                # It was made for what the engine has served before.
+                upstream.give(connection)
+                raise upstream.stale
             try:
                 connection.start(self._head, self._body, upstream)
                 while not connection.headers_complete:
@@ -228,7 +307,7 @@ class _Exchange:
             except BaseException as error:
                 upstream.unwatch(connection)
                 connection.close()
-                if not isinstance(error, _Dropped):
+                if not isinstance(error, Dropped):
                     raise
                 if fresh:
                     raise EngineError(
@@ -241,6 +320,23 @@ class _Exchange:
             self.content_type = connection.content_type
             return self
 
+    def _kept(self) -> Connection | None:
+        """A connection that is open."""
+        if not self._asks:
+            return self._upstream.take()
+        return self._upstream.take_witness() if self._witness else None
+
+    async def _fresh(self) -> Connection:
+        """Open a connection, and make sure of what is at its other end."""
+        connection = await self._upstream.connect()
+        if not self._asks and self._upstream.on_connect is not None:
+            try:
+                await self._upstream.on_connect()
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
@@ -249,12 +345,15 @@ class _Exchange:
     ) -> None:
         connection = self._connection
         self._upstream.unwatch(connection)
-        if connection.complete and connection.may_be_kept:
+        may_be_kept = connection.complete and connection.may_be_kept
+        if may_be_kept and not self._asks:
             self._upstream.give(connection)
+        elif may_be_kept and self._witness:
+            self._upstream.give_witness(connection)
         else:
             connection.close()
 
-    def chunks(self) -> _Connection:
+    def chunks(self) -> Connection:
         """See `Reply.chunks`."""
         return self._connection
 
@@ -263,219 +362,6 @@ class _Exchange:
         return await whole(self.status, self._connection)
 
 
-class _Connection(asyncio.Protocol):
-    """A connection; parses one answer after the other, and iterates over its body.
-
-    Every coroutine between a token and its task costs: iterating is one, and waits by itself.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._transport: Any = None
-        self.closed = False
-        self.idle_since = 0.0
-        self.last = 0.0
-        self._address = ""
-        self._unsent = _NOTHING
-        self._is_full = False
-        self._is_waiting = False
-        self._parser = httptools.HttpResponseParser(self)
-        self._reset()
-
-    def _reset(self) -> None:
-        self._body: list[bytes] = []
-        self._size = 0
-        self._paused = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: Exception | None = None
-        self._answered = False
-        self._head_size = 0
-        self._is_informational = False
-        self.headers_complete = False
-        self._until_close = True
-        self.status = 0
-        self.content_type = ""
-        self.complete = False
-        self.keep_alive = False
-
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether the connection can be used again once its answer is complete."""
-        return self.keep_alive and not self._unsent and not self.closed
-
-    def start(self, head: bytes, body: bytes, upstream: HttpUpstream) -> None:
-        """Send a request."""
-        self._reset()
-        if self.closed:
-            raise _Dropped
-        self._address = upstream.address
-        self._is_waiting = True
-        self.last = self.loop.time()
-        upstream.watch(self)
-        if len(body) <= PIECE:
-            self._transport.write(head + body)
-            return
-        self._transport.write(head)
-        self._unsent = memoryview(body)
-        self._send_more()
-
-    def _send_more(self) -> None:
-        """Write more of a large body, until the transport has enough."""
-        # A server that reads is not silent.
-        self.last = self.loop.time()
-        while self._unsent and not self._is_full and not self.closed:
-            self._transport.write(self._unsent[:PIECE])
-            # An empty view of the body would keep it in memory.
-            self._unsent = self._unsent[PIECE:] or _NOTHING
-
-    def __aiter__(self) -> _Connection:
-        return self
-
-    async def __anext__(self) -> bytes:
-        while not self._body:
-            if self.complete:
-                raise StopAsyncIteration
-            if self._error is not None:
-                raise self._error
-            self._waiter = self.loop.create_future()
-            await self._waiter
-        data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body.clear()
-        self._size = 0
-        if self._paused:
-            self._paused = False
-            self._transport.resume_reading()
-        return data
-
-    def close(self) -> None:
-        """Close the connection at once."""
-        self.closed = True
-        if self._transport is not None:
-            self._transport.abort()
-
-    async def wait(self) -> None:
-        """Return when something has happened; raises what went wrong."""
-        if self._error is not None:
-            raise self._error
-        self._waiter = self.loop.create_future()
-        await self._waiter
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _fail(self, error: Exception) -> None:
-        self._error = self._error or error
-        self._wake()
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether some of the answer has arrived."""
-        return self._answered
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the answer waits for its reader."""
-        return self._paused
-
-    def lose(self, reason: str) -> None:
-        """Give an answer up that does not come any more."""
-        self._fail(EngineSilent(f"The engine at {self._address} {reason}."))
-
-    # asyncio.Protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        if not self._is_waiting:
-            # Nobody asked: it would be taken for the answer to the next request.
-            self.close()
-            return
-        self._answered = True
-        self.last = self.loop.time()
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            if not self.complete:
-                self._fail(EngineError(f"The engine at {self._address} answers no HTTP: {error}."))
-            self.close()
-            return
-        if not self.headers_complete:
-            self._head_size += len(data)
-            if self._head_size > MOST_HEAD:
-                self._fail(EngineError(f"The engine at {self._address} sends headers without end."))
-                self.close()
-                return
-        if self._size > HIGH_WATER and not self._paused:
-            self._paused = True
-            self._transport.pause_reading()
-        self._wake()
-
-    def pause_writing(self) -> None:
-        """Write no more; the transport has enough."""
-        self._is_full = True
-
-    def resume_writing(self) -> None:
-        """Write the rest of a large body."""
-        self._is_full = False
-        self._send_more()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.closed = True
-        if self.complete:
-            return
-        if self.headers_complete and self._until_close and error is None:
-            self.complete = True
-            self._wake()
-        elif not self._answered:
-            self._fail(_Dropped())
-        else:
-            self._fail(
-                EngineError(f"The connection to the engine at {self._address} broke: {error!r}.")
-            )
-
-    # httptools
-
-    def on_message_begin(self) -> None:
-        """An answer begins; behind the one that was asked for there must be none."""
-        if self.complete:
-            self.close()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header of the answer."""
-        if self.complete:
-            return
-        name = name.lower()
-        if name == b"content-type":
-            self.content_type = value.decode("latin-1")
-        elif name in (b"content-length", b"transfer-encoding"):
-            self._until_close = False
-
-    def on_headers_complete(self) -> None:
-        """The head is complete; an informational one (1xx) is not the answer's."""
-        if self.complete:
-            return
-        self.status = self._parser.get_status_code()
-        self._is_informational = self.status < 200
-        self.headers_complete = not self._is_informational
-
-    def on_body(self, body: bytes) -> None:
-        """A part of the body, chunks undone."""
-        if self.complete:
-            return
-        self._body.append(body)
-        self._size += len(body)
-
-    def on_message_complete(self) -> None:
-        """The answer is complete."""
-        if self._is_informational:
-            self._is_informational = False
-            self._until_close = True
-            return
-        self.complete = True
-        self._is_waiting = False
-        self.keep_alive = self._parser.should_keep_alive()
+def _oldest() -> float:
+    """Since when a connection may have been idle to be trusted."""
+    return time.monotonic() - IDLE_SECONDS

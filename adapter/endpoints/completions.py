@@ -66,7 +66,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     grammar = await offload.run(exchange.size, grammar_of, request, capabilities)
     jobs = [
         _job(request, prompt, sampling, candidates, best)._replace(
-            owner=exchange.owner, grammar=grammar
+            owner=exchange.owner, grammar=grammar, fingerprint=model.fingerprint
         )
         for prompt in prompts
     ]

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,6 @@ from ..base import (
     Batch,
     Capabilities,
     Generation,
-    MediaKind,
     Model,
     NativeReply,
     Sampling,
@@ -32,18 +31,20 @@ from ..errors import (
     EmptyPrompt,
     EngineError,
     EngineUnavailable,
-    LatimerError,
     Unsupported,
     ids_of,
     read_from,
+    text_of,
+    whole_of,
 )
 from ..http import HttpUpstream
 from ..streams import ended
 from ..structured import with_gbnf
+from ..turns import QUEUE, Turns
 from ..upstream import Upstream
 from . import tokens as tokens_of
 from .call import Run, new_genkey, payload_of
-from .queue import Turns
+from .identity import Identity, Watch
 from .translate import (
     CAPABILITIES,
     ENGINE,
@@ -53,7 +54,6 @@ from .translate import (
     with_media,
 )
 
-TESTED = (1, 115)
 # What a template spells as a control token, if it is not put together from parts; and those that
 # often are.
 _MARK = re.compile(r"<[^<>\s'\"{}%]{1,60}>|\[/?[A-Za-z_]{2,30}\]")
@@ -65,8 +65,6 @@ WELL_KNOWN = frozenset(
         "</tool_call>", "<think>", "</think>", "<|start|>", "<|message|>", "<|channel|>",
     }
 )  # fmt: skip
-# What `/api/extra/version` tells of the model.
-_MEDIA: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
 
 
 class KoboldCpp:
@@ -83,15 +81,15 @@ class KoboldCpp:
         self,
         upstream: str | Upstream,
         key: str | None = None,
-        max_waiting: int = 64,
+        max_waiting: int = QUEUE,
         silence: float = 5.0,
     ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.upstream = HttpUpstream(upstream, headers) if isinstance(upstream, str) else upstream
         self.silence = silence
-        self._turns = Turns(max_waiting)
+        self.turns = Turns(max_waiting)
+        self.watch = Watch(self.upstream.address, self._ask, self._forget)
         self._model: Model | None = None
-        self._tells_tokens = True
         self._specials: Sequence[Special] | None = None
         self._reading = asyncio.Lock()
         self._tokenizing = asyncio.Lock()
@@ -104,25 +102,47 @@ class KoboldCpp:
             return CAPABILITIES
         return replace(CAPABILITIES, inexact=CAPABILITIES.inexact | {"usage"})
 
+    @property
+    def _tells_tokens(self) -> bool:
+        identity = self.watch.identity
+        return identity is None or identity.tells_tokens
+
     async def model(self) -> Model:
-        """See `Backend.model`."""
-        if self._model is None:
-            async with self._reading:
-                if self._model is None:
-                    with read_from(ENGINE, "questions about its model"):
-                        self._model = await self._read_model()
-        return self._model
+        """See `Backend.model`; it is asked again when that was not done a moment ago."""
+        model = self._model
+        if model is not None and not self.watch.is_sure:
+            try:
+                await self.watch.check()
+            except EngineUnavailable:
+                if self._model is not None:
+                    raise
+            model = self._model
+        return model or await self._renewed()
+
+    async def check_still(self, model: Model) -> None:
+        """Raise `EngineUnavailable` where another model is there by now."""
+        if self._model is model:
+            await self.watch.check()
+        if self._model is not model:
+            raise self._changed()
+
+    async def _model_for(self, job: Generation) -> Model:
+        """The model, if it is the one that a job was made for."""
+        model = await self.model()
+        if job.fingerprint and job.fingerprint != model.fingerprint:
+            raise self._changed()
+        return model
 
     @asynccontextmanager
     async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """See `Backend.open`; choices are generated one after the other, in one turn."""
+        """See `Backend.open`; each choice takes a turn, one after the other."""
         tokens_of.check(job)
         if job.suffix is not None:
             raise Unsupported("suffix", ENGINE, CAPABILITIES.refused["suffix"])
-        model = await self.model()
+        self.turns.check(job.party)
+        model = await self._model_for(job)
         if job.logprobs is not None and not self._tells_tokens:
             raise Unsupported("logprobs", f"this {ENGINE}", "Versions before 1.115 tell none.")
-        self._turns.check()
         with read_from(ENGINE, "questions to its tokeniser"):
             prompt, count, tokens = await self._counted_prompt(job, model)
         job = await with_gbnf(job)
@@ -130,8 +150,8 @@ class KoboldCpp:
         if max_tokens == 0:
             yield ended(job, tokens)
             return
-        await self._turns.take()
         run = Run(self, job, model, prompt, max_tokens, tokens)
+        await run.take()
         try:
             yield run.batches()
         finally:
@@ -141,8 +161,8 @@ class KoboldCpp:
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
         """See `Backend.native`."""
-        model = await self.model()
-        self._turns.check()
+        self.turns.check(job.party)
+        model = await self._model_for(job)
         with read_from(ENGINE, "questions to its tokeniser"):
             prompt, count, _tokens = await self._counted_prompt(job, model)
         job = await with_gbnf(job)
@@ -153,47 +173,52 @@ class KoboldCpp:
         genkey = new_genkey()
         payload = await payload_of(job, 0, prompt, min(room, cap), model.context, genkey)
         path = "/api/extra/generate/stream" if stream else "/api/v1/generate"
-        await self._turns.take()
+        await self.turns.take(job.party)
         done = False
         try:
+            await self.check_still(model)
             async with self.upstream.send("POST", path, payload) as reply:
                 yield NativeReply(reply.status, reply.content_type, reply.chunks())
             done = True
         finally:
-            if not done:
-                await asyncio.shield(self._background(self.abort(genkey)))
-            self._turns.release()
+            try:
+                if not done:
+                    await asyncio.shield(self._background(self.abort(genkey)))
+            finally:
+                self.turns.release()
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """See `Backend.tokenize`; control tokens are always parsed here."""
         if not parse_special:
             raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
-        reply = await self.token_count(text, add_special)
-        with read_from(ENGINE, "/api/extra/tokencount"):
-            return await offload.run(len(text), ids_of, reply["ids"])
+        return tuple((await self.token_count(text, add_special))["ids"])
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`; incomplete characters are left out by the engine."""
         payload = {"ids": ids, "special": True}
         reply = await self._tokenizer("/api/extra/detokenize", payload, 6 * len(ids))
-        return str(reply["result"]).encode()
+        with read_from(ENGINE, "/api/extra/detokenize"):
+            return text_of(reply["result"]).encode()
 
     async def pieces(self) -> None:
         """See `Backend.pieces`."""
 
     async def specials(self) -> Sequence[Special]:
         """See `Backend.specials`: what the template spells, as far as that is one token."""
-        if self._specials is None:
+        specials = self._specials
+        if specials is None:
             model = await self.model()
             spellings = {model.bos_token, model.eos_token, *_MARK.findall(model.template or "")}
             spellings |= WELL_KNOWN
-            found = [
+            specials = [
                 Special(spelling, control=True)
                 for spelling in sorted(spellings - {""})
                 if len((await self.token_count(spelling, False))["ids"]) == 1
             ]
-            self._specials = found
-        return self._specials
+            if self._model is not model:
+                raise self._changed()
+            self._specials = specials
+        return specials
 
     async def health(self) -> None:
         """See `Backend.health`."""
@@ -234,8 +259,10 @@ class KoboldCpp:
 
     async def token_count(self, text: str, special: bool) -> TokenCount:
         payload: TokenCountPayload = {"prompt": text, "special": special}
-        reply: TokenCount = await self._tokenizer("/api/extra/tokencount", payload, len(text))
-        return reply
+        reply = await self._tokenizer("/api/extra/tokencount", payload, len(text))
+        with read_from(ENGINE, "/api/extra/tokencount"):
+            ids = await offload.run(len(text), ids_of, reply["ids"])
+        return {"value": len(ids), "ids": list(ids)}
 
     async def _tokenizer(self, path: str, payload: Any, size: int) -> Any:
         """Ask the tokeniser, when nobody else does.
@@ -278,7 +305,7 @@ class KoboldCpp:
         try:
             await run.aclose()
         finally:
-            self._turns.release()
+            run.release()
 
     def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -296,45 +323,53 @@ class KoboldCpp:
                     raise to_error(reply.status, data)
         except EngineUnavailable:
             # Another model may be there when it comes back.
-            self._model = self._specials = None
+            self.watch.doubt()
             raise
         try:
             answer = await offload.run(len(data), orjson.loads, data)
-        except orjson.JSONDecodeError:
+        except ValueError:
             raise EngineError(f"{ENGINE} answered {path} with no JSON.") from None
         if answer is None:
             # koboldcpp swallows its exceptions and answers 200 with a bare null.
             raise EngineError(f"{ENGINE} failed to answer {path}.")
         return answer
 
-    async def _read_model(self) -> Model:
-        version = await self._ask("GET", "/api/extra/version")
-        if version.get("result") != "KoboldCpp":
-            raise EngineError(f"{self.upstream.address} does not answer as {ENGINE} does.")
-        if version.get("llm") is False:
-            raise EngineUnavailable(f"{ENGINE} has loaded no text model.")
-        self._tells_tokens = _numbers(version["version"]) >= TESTED
-        name = str((await self._ask("GET", "/api/v1/model"))["result"])
-        context = int((await self._ask("GET", "/api/extra/true_max_context_length"))["value"])
-        template = None
-        try:
-            template = str((await self._ask("GET", "/props")).get("chat_template") or "") or None
-        except LatimerError:
-            if self._tells_tokens:
-                raise
+    def _forget(self) -> None:
+        """Forget what was read of the model: another one is there."""
+        self._model = self._specials = None
+
+    def _changed(self) -> EngineUnavailable:
+        return EngineUnavailable(
+            f"The engine at {self.upstream.address} serves another model now; ask again."
+        )
+
+    async def _renewed(self) -> Model:
+        async with self._reading:
+            if self._model is None:
+                await self.watch.check()
+                identity = self.watch.identity
+                assert identity is not None
+                with read_from(ENGINE, "questions about its model"):
+                    model = await self._read_model(identity)
+                if self.watch.identity != identity:
+                    raise self._changed()
+                self._model = model
+            return self._model
+
+    async def _read_model(self, identity: Identity) -> Model:
         bos = tuple((await self.token_count("", True))["ids"])
-        adds_bos, eos = await self._probe(context) if bos else (False, "")
-        facts = f"{version['version']}\n{name}\n{context}"
+        adds_bos, eos = await self._probe(identity.context) if bos else (False, "")
+        told = (*identity[:-1], sorted(identity.media), bos)
         return Model(
-            name=name,
-            context=context,
-            template=template,
+            name=identity.name,
+            context=identity.context,
+            template=identity.template or None,
             bos_token=(await self.detokenize(bos)).decode() if bos else "",
             eos_token=eos,
             adds_bos=adds_bos,
-            fingerprint="fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10],
+            fingerprint="fp_" + hashlib.sha256(repr(told).encode()).hexdigest()[:10],
             modified=int(time.time()),
-            media=frozenset(kind for key, kind in _MEDIA.items() if version.get(key)),
+            media=identity.media,
         )
 
     async def _probe(self, context: int) -> tuple[bool, str]:
@@ -349,16 +384,12 @@ class KoboldCpp:
         job = Generation(Text("a"), 1, sampling=Sampling(temperature=0.0))
         payload = to_native(job, 0, "a", 1, context, genkey)
         payload["grammar"] = 'root ::= ""'
-        await self._turns.take()
+        await self.turns.take()
         try:
             reply = await self._ask("POST", "/api/v1/generate", payload)
             told = await self.told(genkey)
         finally:
-            self._turns.release()
-        counted = int(reply["results"][0]["prompt_tokens"])
+            self.turns.release()
+        counted = whole_of(reply["results"][0]["prompt_tokens"])
         plain = len((await self.token_count("a", False))["ids"])
-        return counted > plain, told["tokens"][-1] if told and told["tokens"] else ""
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+        return counted > plain, text_of(told["tokens"][-1]) if told and told["tokens"] else ""

@@ -13,8 +13,9 @@ import orjson
 from ...schemas.native.koboldcpp import LastLogprobs
 from .. import offload
 from ..base import Batch, Generation, Model, Piece
-from ..errors import MALFORMED, EngineError, LatimerError, malformed
+from ..errors import MALFORMED, EngineError, LatimerError, malformed, text_of
 from ..sse import EventParser
+from ..turns import Party
 from ..upstream import Reply
 from . import tokens as tokens_of
 from .tokens import Told
@@ -27,7 +28,7 @@ STOP_REASONS = {0: "length", 1: "stop", 2: "length"}
 
 
 class Run:
-    """A job's calls, one after the other, in one turn of the queue."""
+    """A job's calls, one after the other; each choice takes a turn of the queue."""
 
     def __init__(
         self,
@@ -47,6 +48,23 @@ class Run:
         self._genkey = ""
         self._exchange: AbstractAsyncContextManager[Reply] | None = None
         self._running = False
+        self._party = job.party or Party()
+        self._has_turn = False
+
+    async def take(self) -> None:
+        """Wait for a turn.
+
+        Raises:
+            Busy: the queue is full, and this is the request's first.
+        """
+        await self._backend.turns.take(self._party)
+        self._has_turn = True
+
+    def release(self) -> None:
+        """Give the turn to the next request."""
+        if self._has_turn:
+            self._has_turn = False
+            self._backend.turns.release()
 
     async def batches(self) -> AsyncIterator[Batch]:
         """The batches of all choices, one after the other.
@@ -56,9 +74,13 @@ class Run:
         """
         try:
             for choice in range(len(self._job.seeds)):
+                if not self._has_turn:
+                    await self.take()
                 async with aclosing(self._batches_of(choice)) as batches:
                     async for batch in batches:
                         yield batch
+                # Others must not wait for all of a request's choices.
+                self.release()
         except MALFORMED as error:
             raise malformed(ENGINE, "a generation", error) from error
 
@@ -115,6 +137,7 @@ class Run:
             self._job, stream.choice, prompt, room, self._model.context, self._genkey,
             bool(stream.text),
         )  # fmt: skip
+        await self._backend.check_still(self._model)
         exchange = self._backend.upstream.send("POST", "/api/extra/generate/stream", payload)
         reply = await exchange.__aenter__()
         self._exchange = exchange
@@ -126,7 +149,7 @@ class Run:
             for data in parser.feed(chunk):
                 event = stream.parse(data)
                 self._running = event["finish_reason"] is None
-                yield event["token"], event["finish_reason"]
+                yield text_of(event["token"]), event["finish_reason"]
                 if not self._running:
                     return
         self._running = False

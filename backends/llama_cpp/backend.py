@@ -7,7 +7,7 @@ import atexit
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,6 +34,7 @@ from ..errors import (
     Unsupported,
 )
 from ..streams import ended
+from ..turns import QUEUE, Party
 from .options import (
     BATCH,
     ENGINE,
@@ -110,7 +111,8 @@ class LlamaCpp:
         mmproj: a projector file, with which the model takes pictures or sounds.
         exact: compute so that log-probabilities do not depend on what else runs: without flash
             attention, with 32-bit memory, one choice after the other, and nothing remembered.
-        max_waiting: jobs that may wait; beyond it they are refused as busy.
+        max_waiting: requests that may wait, beside as many as run; beyond it they are refused as
+            busy.
         progress: told while loading how much is done, from 0 to 1.
     """
 
@@ -133,7 +135,7 @@ class LlamaCpp:
         lora: Sequence[str | Path | tuple[str | Path, float]] = (),
         mmproj: str | Path | None = None,
         exact: bool = False,
-        max_waiting: int = 256,
+        max_waiting: int = QUEUE,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         self._path = Path(path)
@@ -154,7 +156,7 @@ class LlamaCpp:
         )
         self._max_waiting = max_waiting
         self._progress = progress
-        self._jobs = 0
+        self._requests = 0
         self._loaded: Future[Engine] | None = None
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -178,15 +180,28 @@ class LlamaCpp:
         if task.max_tokens == 0 and job.prompt_logprobs is None:
             yield ended(job, task.prompt_tokens)
             return
-        if self._jobs >= self._max_waiting:
-            raise Busy(f"{self._jobs} requests are waiting for the engine already.", 1.0)
-        self._jobs += 1
-        engine.scheduler.submit(task)
+        with self._let_in(task.party):
+            engine.scheduler.submit(task)
+            try:
+                yield mailbox.batches(len(job.seeds))
+            finally:
+                task.cancelled = True
+
+    @contextlib.contextmanager
+    def _let_in(self, party: Party) -> Iterator[None]:
+        """Count a request's job; one of a request that was let in before is never refused."""
+        if not party.admitted:
+            waiting = self._requests - self._options.limit
+            if waiting >= self._max_waiting:
+                raise Busy(f"{waiting} requests are waiting for the engine already.", 1.0)
+            party.admitted = True
+        self._requests += not party.jobs
+        party.jobs += 1
         try:
-            yield mailbox.batches(len(job.seeds))
+            yield
         finally:
-            task.cancelled = True
-            self._jobs -= 1
+            party.jobs -= 1
+            self._requests -= not party.jobs
 
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
@@ -318,8 +333,9 @@ class LlamaCpp:
         mailbox = _Mailbox(asyncio.get_running_loop())
         max_tokens = room if job.max_tokens is None else job.max_tokens
         task = Task(
-            job, prompt, count, shown, max_tokens, stop_tokens, marks, mailbox, constraint, chunks
-        )
+            job, prompt, count, shown, max_tokens, stop_tokens, marks, mailbox, constraint, chunks,
+            job.party or Party(),
+        )  # fmt: skip
         return task, mailbox
 
 

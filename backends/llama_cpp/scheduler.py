@@ -16,6 +16,7 @@ from ..stops import matcher_of
 from .cache import Cache, Slot
 from .grammars import Candidates, TooComplex
 from .library import Context, DecodeFailed
+from .line import Line
 from .projector import Projector
 from .sampling import DeadEnd, Sampler
 from .scoring import score
@@ -30,7 +31,7 @@ class Scheduler:
     """Runs tasks over the sequences of one context.
 
     Args:
-        limit: how many sequences run side by side; the rest wait in the order they came.
+        limit: how many sequences run side by side; the rest wait, each request in turn.
         post: takes everything that a step has to deliver, in one call.
     """
 
@@ -52,7 +53,7 @@ class Scheduler:
         self._post = post
         self._projector = projector
         self._inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._waiting: deque[Choice] = deque()
+        self._waiting = Line()
         self._running: list[Run] = []
         # Nothing is admitted before something has ended where the first did not fit.
         self._full = False
@@ -128,7 +129,7 @@ class Scheduler:
                 self._stopping = True
                 return
             # The first choice evaluates the prompt for all; the others follow then.
-            self._waiting.append(Choice(task, 0))
+            self._waiting.add(Choice(task, 0))
             block = False
 
     def _drop_cancelled(self) -> None:
@@ -138,7 +139,7 @@ class Scheduler:
             for choice in self._waiting:
                 if choice.task.cancelled and choice.begun is not None:
                     choice.begun.sampler.close()
-            self._waiting = deque(c for c in self._waiting if not c.task.cancelled)
+            self._waiting.keep(lambda choice: not choice.task.cancelled)
             self._full = False
 
     def _admit(self) -> None:
@@ -165,7 +166,7 @@ class Scheduler:
             if slot is None:
                 self._full = True
                 return
-            del self._waiting[place]
+            self._waiting.take(place)
             if begun is None:
                 run = self._begun(choice, slot, history, wanted)
             else:
@@ -286,7 +287,7 @@ class Scheduler:
         self._cache.stow(run.slot)
         run.scored = None
         run.choice.begun = run
-        self._waiting.appendleft(run.choice)
+        self._waiting.put_first(run.choice)
 
     def _score(self, run: Run) -> None:
         """Score the prompt's tokens that follow those of the batch."""
@@ -325,7 +326,7 @@ class Scheduler:
     def _forked(self, run: Run) -> list[Run]:
         """A sequence that is ready, and with a prompt's first choice all others of its task.
 
-        They draw from the same logits. Those for which there is no sequence wait, first of all.
+        They draw from the same logits. Those for which there is no sequence wait for their turn.
         """
         choice, task = run.choice, run.choice.task
         if run.drawn or choice.index or len(task.job.seeds) == 1:
@@ -340,7 +341,8 @@ class Scheduler:
             fork.rows, fork.outputs = run.rows, run.outputs
             self._running.append(fork)
             found.append(fork)
-        self._waiting.extendleft(reversed(others))
+        for other in others:
+            self._waiting.add(other)
         return found
 
     def _draw(self, run: Run) -> None:

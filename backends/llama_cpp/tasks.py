@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ..base import Event, Generation, Matcher, Token, TokenIds
 from ..errors import LatimerError
+from ..turns import Party
 from .cache import Slot
 from .grammars import Constraint
 from .library import Rows
@@ -40,6 +41,7 @@ class Task:
         mailbox: where its events go, by way of the scheduler's hand-over.
         constraint: the beginning of the job's grammar.
         chunks: embeddings in the prompt, by the place where each begins.
+        party: the request that it belongs to.
     """
 
     job: Generation
@@ -52,6 +54,7 @@ class Task:
     mailbox: Mailbox
     constraint: Constraint | None = None
     chunks: Mapping[int, Chunk] = field(default_factory=dict)
+    party: Party = field(default_factory=Party)
     cancelled: bool = False
 
     @property
@@ -69,11 +72,13 @@ class Choice:
 
     Args:
         begun: where it was set aside, for want of cells: what goes on when there are some.
+        turn: the smaller, the sooner it is its turn; see `Line`.
     """
 
     task: Task
     index: int
     begun: Run | None = None
+    turn: int = 0
 
 
 @dataclass(eq=False, slots=True)

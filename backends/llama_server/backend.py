@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from pathlib import PurePath
 from typing import Any
 
 import orjson
 
-from ...schemas.native.llama_server import Props, TokenizePayload
+from ...schemas.native.llama_server import TokenizePayload
 from .. import offload
 from ..base import (
     Batch,
@@ -28,6 +24,7 @@ from ..base import (
     Token,
     TokenIds,
 )
+from ..checks import changed
 from ..errors import (
     ContextExceeded,
     EmptyPrompt,
@@ -37,10 +34,12 @@ from ..errors import (
     Unsupported,
     ids_of,
     read_from,
+    text_of,
 )
 from ..http import HttpUpstream
 from ..streams import ended, merged, together
 from ..structured import with_gbnf
+from ..turns import QUEUE, Party, Turns
 from ..upstream import Upstream
 from . import infill, scoring
 from .call import Call
@@ -48,16 +47,20 @@ from .facts import Facts, read_facts, read_specials
 from .translate import (
     CAPABILITIES,
     ENGINE,
-    MODALITIES,
     NativePrompt,
+    OtherModel,
     size_of,
     to_error,
     to_native,
     with_media,
 )
 from .vocabulary import Vocabulary
+from .watch import Watch
 
 TIMEOUT = 60.0
+# Questions that are on their way at a time. A server has four threads more than slots for its
+# connections, and one that waits for a thread waits until another connection is given up: seconds.
+QUESTIONS = 2
 
 
 class LlamaServer:
@@ -68,35 +71,68 @@ class LlamaServer:
         key: the server's own `--api-key`, where it has one.
         timeout: seconds of silence in the middle of an answer after which it counts as lost; the
             first token may take ten times as long, and ten minutes at least.
+        max_waiting: requests that may wait for a slot; beyond it they are refused as busy.
     """
 
     capabilities: Capabilities = CAPABILITIES
 
     def __init__(
-        self, upstream: str | Upstream, key: str | None = None, timeout: float = TIMEOUT
+        self,
+        upstream: str | Upstream,
+        key: str | None = None,
+        timeout: float = TIMEOUT,
+        max_waiting: int = QUEUE,
     ) -> None:
         if isinstance(upstream, str):
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             patience = max(10 * timeout, 600.0)
             upstream = HttpUpstream(upstream, headers, timeout, patience, "/health")
         self.upstream = upstream
+        self.turns = Turns(max_waiting)
+        # Calls from within a call that holds a place: they must not wait for one another.
+        self._asides = Turns(None)
+        self._questions = Turns(None, QUESTIONS)
+        self.watch = Watch(upstream, self._forget, self._restarted)
+        self.names: frozenset[str] = frozenset()
         self._model: Model | None = None
         self._facts: Facts | None = None
         self._infill: infill.Markers | None = None
-        self._marker = ""
         self._specials: Sequence[Special] | None = None
         self._reading = asyncio.Lock()
+        self._learning = asyncio.Lock()
 
     async def model(self) -> Model:
-        """See `Backend.model`; forgotten when the server turns out to be gone."""
-        if self._model is None:
-            async with self._reading:
-                if self._model is None:
-                    self._model = await self._read_model()
-        return self._model
+        """See `Backend.model`; it is asked again when no connection is open any more."""
+        model = self._model
+        if model is not None and not self.watch.is_sure:
+            try:
+                await self.watch.check()
+            except EngineUnavailable:
+                if self._model is not None:
+                    raise
+            model = self._model
+        return model or await self._read_model()
+
+    async def model_for(self, job: Generation) -> Model:
+        """The model, if it is the one that a job was made for.
+
+        Raises:
+            EngineUnavailable: it is another one by now.
+        """
+        model = await self.model()
+        if job.fingerprint and job.fingerprint != model.fingerprint:
+            raise self._changed()
+        return model
+
+    def check_still(self, model: Model) -> None:
+        """Raise `EngineUnavailable` where another model was found since: nothing is sent then."""
+        if self._model is not model:
+            raise self._changed()
 
     def open(self, job: Generation) -> Stream:
-        """See `Backend.open`; choices are separate native calls, run at once."""
+        """See `Backend.open`; choices are separate native calls, run as there are slots."""
+        if job.party is None and (len(job.seeds) > 1 or job.prompt_logprobs is not None):
+            job = job._replace(party=Party())
         if job.prompt_logprobs is not None:
             return self._scored(job)
         if job.max_tokens == 0:
@@ -108,14 +144,15 @@ class LlamaServer:
     @asynccontextmanager
     async def _nothing(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
         """A job that wants no tokens: the server would generate one all the same."""
-        model = await self.model()
+        model = await self.model_for(job)
         _ids, count = await self.prompt_ids(job, model)
         yield ended(job, count)
 
     @asynccontextmanager
     async def _scored(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
         """A job whose prompt is scored before anything is generated."""
-        model = await self.model()
+        self.turns.check(job.party)
+        model = await self.model_for(job)
         ids, count = await self.prompt_ids(job, model)
         facts = await self.facts()
         if facts.speculative:
@@ -134,22 +171,28 @@ class LlamaServer:
         own = ids[hidden:]
         text = job.prompt.text.encode() if isinstance(job.prompt, Text) else None
         # The first is not told (contract 2.6.1), even where a BOS before it would score it.
-        scores = await self.score(ids, hidden + 1, job.prompt_logprobs or 0)
+        scores = await self.score(ids, hidden + 1, job.prompt_logprobs or 0, job.party)
 
         def tokens() -> Sequence[Token]:
             return _tokens(own, vocabulary, text, scores)
 
         return (PromptTokens(0, await offload.run(6 * len(own), tokens)),)
 
-    async def score(self, ids: TokenIds, start: int, top: int) -> list[scoring.Score]:
-        """Log-probabilities of the tokens from `start` on, each after all that come before it."""
+    async def score(
+        self, ids: TokenIds, start: int, top: int, party: Party | None = None
+    ) -> list[scoring.Score]:
+        """Log-probabilities of the tokens from `start` on, each after all that come before it.
+
+        Args:
+            party: whose calls it comes to, None from within a call that holds a place.
+        """
         facts = await self.facts()
         calls = scoring.plan(ids, start, facts.vocabulary, facts.slots)
-        scores = await together(self._score(call, ids, top, facts) for call in calls)
+        scores = await together(self._score(call, ids, top, facts, party) for call in calls)
         return [score for part in scores for score in part]
 
     async def _score(
-        self, call: scoring.Call, ids: TokenIds, top: int, facts: Facts
+        self, call: scoring.Call, ids: TokenIds, top: int, facts: Facts, party: Party | None
     ) -> list[scoring.Score]:
         scores: list[scoring.Score] = []
         calls = [call]
@@ -157,14 +200,11 @@ class LlamaServer:
             call = calls.pop(0)
             native = scoring.to_native(call, ids, top, facts.vocabulary, facts.rolls_back)
             payload = await offload.run(6 * len(ids), orjson.dumps, native)
-            async with facts.turns:
-                status, body = await self._complete(payload)
+            self.check_still(facts.model)
+            status, body = await self.complete(payload, party)
             if status == 200:
-                with read_from(ENGINE, "a call that scores a prompt"):
-                    found, rest = await offload.run(
-                        len(body), scoring.read, call, ids, top, body, facts.vocabulary
-                    )
-            elif call.kind == "grammar":
+                found, rest = await self._read_scores(call, ids, top, body, facts)
+            elif call.kind == "grammar" and status < 503:
                 # A grammar that leaves no token is an error of the server's.
                 found, rest = [], scoring.after(call, 0, ids)
             else:
@@ -173,25 +213,51 @@ class LlamaServer:
             calls = rest + calls
         return scores
 
-    async def _complete(self, payload: bytes) -> tuple[int, bytes]:
-        """Status and body of an unstreamed call; a server that is gone is forgotten."""
+    async def _read_scores(
+        self, call: scoring.Call, ids: TokenIds, top: int, body: bytes, facts: Facts
+    ) -> tuple[list[scoring.Score], list[scoring.Call]]:
+        try:
+            with read_from(ENGINE, "a call that scores a prompt"):
+                return await offload.run(
+                    len(body), scoring.read, call, ids, top, body, facts.vocabulary, self.names
+                )
+        except OtherModel as error:
+            raise self.served(error.name) from error
+
+    async def complete(self, payload: bytes, party: Party | None) -> tuple[int, bytes]:
+        """Status and body of an unstreamed call, when there is a place for it.
+
+        Args:
+            party: see `score`.
+        """
+        turns = self.turns
+        if party is not None:
+            await turns.take(party)
+        elif not turns.try_take():
+            turns = self._asides
+            await turns.take()
         try:
             async with self.upstream.send("POST", "/completion", payload) as reply:
                 return reply.status, await reply.read()
         except EngineUnavailable:
-            self.forget()
+            self.watch.doubt()
             raise
+        finally:
+            turns.release()
 
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
         """See `Backend.native`."""
-        model = await self.model()
+        self.turns.check()
+        model = await self.model_for(job)
         prompt = await self.native_prompt(job, model)
         payload = to_native(await with_gbnf(job), 0, prompt, model.context, stream)
         del payload["response_fields"]
         data = await offload.run(size_of(prompt), orjson.dumps, payload)
-        async with self.upstream.send("POST", "/completion", data) as reply:
-            yield NativeReply(reply.status, reply.content_type, reply.chunks())
+        async with self.turns:
+            self.check_still(model)
+            async with self.upstream.send("POST", "/completion", data) as reply:
+                yield NativeReply(reply.status, reply.content_type, reply.chunks())
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """See `Backend.tokenize`."""
@@ -220,17 +286,40 @@ class LlamaServer:
 
     async def specials(self) -> Sequence[Special]:
         """See `Backend.specials`; asks for the vocabulary at the first call."""
-        if self._specials is None:
-            self._specials = await read_specials((await self.facts()).vocabulary, self._plain)
-        return self._specials
+        specials = self._specials
+        if specials is None:
+            facts = await self.facts()
+            specials = await read_specials(facts.vocabulary, self._plain)
+            self.check_still(facts.model)
+            self._specials = specials
+        return specials
 
     async def health(self) -> None:
         """See `Backend.health`."""
-        await self._ask("GET", "/health")
+        with read_from(ENGINE, "/health"):
+            orjson.loads(await self.watch.get("/health"))
 
-    def forget(self) -> None:
-        """Forget what was read of the model: another may be there when the server comes back."""
+    def served(self, name: str) -> EngineError:
+        """The error for an answer that another model made; everything is forgotten."""
+        model = self._model
+        error = changed(self.upstream.address, name, "another" if model is None else model.name)
+        self.watch.lose(error)
+        return EngineError(error.message)
+
+    def _forget(self) -> None:
+        """Forget what was read of the model: another one is there."""
         self._model = self._facts = self._infill = self._specials = None
+
+    def _restarted(self) -> None:
+        """The same model is there, perhaps with other slots, or a draft model."""
+        self._facts = None
+        if self.watch.identity is not None:
+            self.turns.resize(self.watch.identity.slots)
+
+    def _changed(self) -> EngineUnavailable:
+        return EngineUnavailable(
+            f"The engine at {self.upstream.address} serves another model now; ask again."
+        )
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
@@ -245,7 +334,7 @@ class LlamaServer:
         prompt = job.prompt
         if job.media:
             size = sum(len(one.data) for one in job.media)
-            return await offload.run(size, with_media, job, self._marker)
+            return await offload.run(size, with_media, job, self._marker())
         if isinstance(prompt, Text) and job.suffix is None and prompt.parse_special:
             room = model.context - (job.max_tokens or 0)
             if len(prompt.text.encode()) + 2 <= room:
@@ -287,21 +376,29 @@ class LlamaServer:
         return ((await self._ids("")) + ids if model.adds_bos else ids), len(ids)
 
     async def _markers(self) -> infill.Markers:
-        if self._infill is None:
-            payload = orjson.dumps(infill.PROBE)
-            async with self.upstream.send("POST", "/infill", payload) as reply:
-                body, status = await reply.read(), reply.status
+        found = self._infill
+        if found is None:
+            model = self._model
+            status, body = await self.reply("POST", "/infill", orjson.dumps(infill.PROBE))
             if status == 501:
                 raise Unsupported(
                     "suffix", ENGINE, "This model has no tokens for filling in the middle."
                 )
             if status != 200:
                 raise to_error(status, body)
-            spelled = str(orjson.loads(body)["prompt"])
+            with read_from(ENGINE, "/infill"):
+                spelled = text_of(orjson.loads(body)["prompt"])
             ids = await self.tokenize(spelled, add_special=False, parse_special=True)
             before, after = [await self._plain(text) for text in infill.TEXTS]
-            self._infill = infill.markers(ids, before, after)
-        return self._infill
+            found = infill.markers(ids, before, after)
+            if self._model is not model:
+                raise self._changed()
+            self._infill = found
+        return found
+
+    def _marker(self) -> str:
+        """What stands for a picture in the server's prompts."""
+        return self.watch.identity.marker if self.watch.identity is not None else ""
 
     async def _plain(self, text: str) -> TokenIds:
         return await self.tokenize(text, add_special=False, parse_special=False)
@@ -312,54 +409,51 @@ class LlamaServer:
     async def _ask(self, method: str, path: str, payload: Any = None, size: int = 0) -> Any:
         """Ask a question; `size` is about how many bytes the payload has."""
         body = None if payload is None else await offload.run(size, orjson.dumps, payload)
-        async with self.upstream.send(method, path, body) as reply:
-            data = await reply.read()
-            if reply.status != 200:
-                raise to_error(reply.status, data)
+        status, data = await self.reply(method, path, body)
+        if status != 200:
+            raise to_error(status, data)
         try:
             return await offload.run(len(data), orjson.loads, data)
-        except orjson.JSONDecodeError:
+        except ValueError:
             raise EngineError(f"{ENGINE} answered {path} with no JSON.") from None
 
-    async def _read_model(self) -> Model:
-        props: Props = await self._ask("GET", "/props")
-        with read_from(ENGINE, "/props"):
-            model = self._model_of(props)
-        return replace(model, adds_bos=bool(await self._ids("")))
+    async def reply(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        """Status and body of an answer to a question, which few wait for at a time."""
+        async with self._questions:
+            try:
+                async with self.upstream.send(method, path, body) as reply:
+                    return reply.status, await reply.read()
+            except EngineUnavailable:
+                self.watch.doubt()
+                raise
 
-    def _model_of(self, props: Props) -> Model:
-        """The model that the server tells of; what comes before prompts is asked for later."""
-        try:
-            context = int(props["default_generation_settings"]["n_ctx"])
-            facts = [props["model_path"], props["build_info"], str(context)]
-        except (KeyError, TypeError):
-            raise EngineError(f"{self.upstream.address} is no {ENGINE}.") from None
-        self._marker = str(props.get("media_marker") or "")
-        modalities = props.get("modalities") or {}
-        # Without `--alias` the alias is the path, which is nobody's business.
-        path, alias = props["model_path"], props.get("model_alias")
-        return Model(
-            name=str(alias) if alias and alias != path else PurePath(path).name,
-            context=context,
-            template=str(props.get("chat_template") or "") or None,
-            bos_token=str(props.get("bos_token", "")),
-            eos_token=str(props.get("eos_token", "")),
-            adds_bos=False,
-            fingerprint="fp_" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:10],
-            modified=int(time.time()),
-            media=frozenset(
-                kind for name, kind in MODALITIES.items() if self._marker and modalities.get(name)
-            ),
-        )
+    async def _read_model(self) -> Model:
+        async with self._reading:
+            if self._model is None:
+                await self.watch.check()
+                adds_bos = bool(await self._ids(""))
+                identity = self.watch.identity
+                if identity is None:
+                    raise self._changed()
+                self._model = identity.model(adds_bos)
+                self.names = identity.names
+                self.turns.resize(identity.slots)
+            return self._model
 
     async def facts(self) -> Facts:
         """What is needed to tell tokens; read once, when first wanted."""
-        if self._facts is None:
-            async with self._reading:
-                if self._facts is None:
+        facts = self._facts
+        if facts is None:
+            model = await self.model()
+            async with self._learning:
+                facts = self._facts
+                if facts is None:
+                    slots = self.watch.identity.slots if self.watch.identity is not None else 1
                     with read_from(ENGINE, "questions about its vocabulary"):
-                        self._facts = await read_facts(self.upstream, self._ask)
-        return self._facts
+                        facts = await read_facts(self.reply, self._ask, model, slots)
+                    self.check_still(model)
+                    self._facts = facts
+        return facts
 
 
 async def _after(first: Batch, batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:

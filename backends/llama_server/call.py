@@ -15,13 +15,23 @@ from ..errors import (
     EngineError,
     EngineUnavailable,
     Unsupported,
+    ids_of,
     malformed,
 )
 from ..sse import EventParser
 from ..structured import with_gbnf
 from .scoring import speculative
 from .tokens import TokenStream, pieces_of
-from .translate import ENGINE, ChoiceStream, NativePrompt, size_of, to_error, to_native
+from .translate import (
+    ENGINE,
+    ChoiceStream,
+    NativePrompt,
+    OtherModel,
+    check_model,
+    size_of,
+    to_error,
+    to_native,
+)
 
 if TYPE_CHECKING:
     from .backend import LlamaServer
@@ -35,7 +45,7 @@ class Call:
 
     __slots__ = (
         "_backend", "_begun", "_choice", "_chunks", "_closed", "_context", "_exchange", "_job",
-        "_parser", "_payload", "_prompt", "_read", "_stream", "_tokens",
+        "_names", "_parser", "_payload", "_prompt", "_read", "_stream", "_tokens",
     )  # fmt: skip
 
     _read: Callable[[list[dict[str, Any]]], Awaitable[Batch]] | None
@@ -48,7 +58,9 @@ class Call:
 
     async def __aenter__(self) -> Call:
         backend, job = self._backend, self._job
-        model = await backend.model()
+        backend.turns.check(job.party)
+        model = await backend.model_for(job)
+        self._names = backend.names
         prompt: NativePrompt
         if job.logprobs is None:
             prompt = await backend.native_prompt(job, model)
@@ -64,18 +76,22 @@ class Call:
         job = await with_gbnf(job)
         self._payload = to_native(job, self._choice, prompt, model.context)
         data = await offload.run(size_of(prompt), orjson.dumps, self._payload)
-        exchange = backend.upstream.send("POST", "/completion", data)
+        await backend.turns.take(job.party)
         try:
+            backend.check_still(model)
+            exchange = backend.upstream.send("POST", "/completion", data)
             reply = await exchange.__aenter__()
-        except EngineUnavailable:
-            backend.forget()
+        except BaseException as error:
+            backend.turns.release()
+            if isinstance(error, EngineUnavailable):
+                backend.watch.doubt()
             raise
         self._exchange = exchange
         if reply.status != 200:
             try:
                 raise to_error(reply.status, await reply.read(), job)
             finally:
-                await exchange.__aexit__(None, None, None)
+                await self.__aexit__()
         self._chunks = reply.chunks()
         self._parser = EventParser()
         return self
@@ -83,6 +99,7 @@ class Call:
     async def __aexit__(self, *error: object) -> None:
         if not self._closed:
             self._closed = True
+            self._backend.turns.release()
             await self._exchange.__aexit__(None, None, None)
 
     def __aiter__(self) -> Call:
@@ -105,6 +122,10 @@ class Call:
                 batch = (
                     self._stream.feed(events) if self._read is None else await self._read(events)
                 )
+                if events and events[-1]["stop"]:
+                    check_model(events[-1], self._names)
+            except OtherModel as error:
+                raise self._backend.served(error.name) from error
             except MALFORMED as error:
                 raise malformed(ENGINE, "a completion", error) from error
             if batch:
@@ -170,11 +191,9 @@ class Call:
         """Every id of the answer, from the same request made unstreamed."""
         fields = {"stream": False, "return_tokens": True, "n_probs": 0}
         payload = {**self._payload, **fields, "response_fields": ["tokens"]}
-        send = self._backend.upstream.send
         data = await offload.run(size_of(self._payload["prompt"]), orjson.dumps, payload)
-        async with send("POST", "/completion", data) as reply:
-            body, status = await reply.read(), reply.status
+        status, body = await self._backend.complete(data, None)
         if status != 200:
             raise to_error(status, body, self._job)
-        ids: list[int] = (await offload.run(len(body), orjson.loads, body))["tokens"]
-        return ids
+        reply = await offload.run(len(body), orjson.loads, body)
+        return list(ids_of(reply["tokens"]))

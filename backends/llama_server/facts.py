@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -10,15 +9,14 @@ from typing import Any
 
 import orjson
 
-from ...schemas.native.llama_server import Props
 from .. import offload
-from ..base import Special, TokenIds
-from ..errors import EngineError, LatimerError
-from ..upstream import Upstream
+from ..base import Model, Special, TokenIds
+from ..errors import EngineError, LatimerError, ids_of
 from .translate import ENGINE, to_error
 from .vocabulary import Vocabulary, read_pieces
 
 Ask = Callable[..., Awaitable[Any]]
+Reply = Callable[[str, str, bytes | None], Awaitable[tuple[int, bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,35 +24,40 @@ class Facts:
     """What a server is asked for once tokens are to be told.
 
     Args:
+        model: whose facts they are.
         slots: how many calls it works on at a time.
-        turns: as many calls that score tokens are made at a time.
         speculative: whether it makes log-probabilities up.
         rolls_back: whether its model's memory can forget its last tokens. A recurrent one cannot,
             and the server then gives other numbers for a prompt of which it has a part already.
     """
 
+    model: Model
     vocabulary: Vocabulary
     slots: int
-    turns: asyncio.Semaphore
     speculative: bool
     rolls_back: bool
 
 
-async def read_facts(upstream: Upstream, ask: Ask) -> Facts:
-    """Read everything; `ask(method, path, payload)` is the backend's own way to get JSON."""
-    pieces = await _read_pieces(upstream)
+async def read_facts(reply: Reply, ask: Ask, model: Model, slots: int) -> Facts:
+    """Read everything.
+
+    Args:
+        reply: `reply(method, path, body)` gets status and body of an answer.
+        ask: `ask(method, path, payload)` gets the JSON of one.
+        model: what the server serves.
+        slots: how many calls the server works on at a time.
+    """
+    pieces = await _read_pieces(reply)
     control = [token for token, piece in enumerate(pieces) if not piece]
     plain = {"content": "a", "add_special": False, "parse_special": False}
-    first = (await ask("POST", "/tokenize", plain))["tokens"][:1]
+    first = ids_of((await ask("POST", "/tokenize", plain))["tokens"])[:1]
     adds_space = any(pieces[token][:1] == b" " for token in first)
-    props: Props = await ask("GET", "/props")
-    slots = max(int(props.get("total_slots", 1)), 1)
     vocabulary = Vocabulary(pieces, await _names(control, pieces, ask), adds_space)
     await offload.run(len(pieces), vocabulary.index)
     return Facts(
+        model,
         vocabulary,
         slots,
-        asyncio.Semaphore(slots),
         await _speculates(ask),
         await _rolls_back(ask, vocabulary.ordinary),
     )
@@ -73,17 +76,16 @@ async def _rolls_back(ask: Ask, token: int) -> bool:
     return bool(timings.get("cache_n") == 8)
 
 
-async def _read_pieces(upstream: Upstream) -> list[bytes]:
+async def _read_pieces(reply: Reply) -> list[bytes]:
     """Every token's bytes, from one wide call."""
     payload = {"prompt": [0], "n_predict": 1, "n_probs": 1_000_000, "cache_prompt": False}
     # A server-side ban or an end token still yields the whole distribution; a token that ends
     # inside a character yields no entry, so an ordinary one is forced.
     for bias in ([], [[" a", 1000]], [["a", 1000]]):
         body = orjson.dumps({**payload, "logit_bias": bias})
-        async with upstream.send("POST", "/completion", body) as reply:
-            data = await reply.read()
-            if reply.status != 200:
-                raise to_error(reply.status, data)
+        status, data = await reply("POST", "/completion", body)
+        if status != 200:
+            raise to_error(status, data)
         if b'"completion_probabilities"' in data:
             return await offload.run(len(data), read_pieces, data)
     raise EngineError(f"{ENGINE} does not tell its vocabulary.")

@@ -11,14 +11,14 @@ Every id that comes back is compared with the one that was wanted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Literal, NamedTuple
 
 import orjson
 
 from ..base import Alternative, TokenIds
 from ..errors import EngineError, Unsupported
-from .translate import ENGINE, NEUTRAL
+from .translate import ENGINE, NEUTRAL, check_model
 from .vocabulary import Vocabulary, ends_inside
 
 # Shorter runs cost more calls than they save time, longer ones make large grammars.
@@ -87,7 +87,7 @@ def to_native(
         "temperature": 0.0,
         "stream": False,
         "cache_prompt": cache,
-        "response_fields": ["completion_probabilities", "timings"],
+        "response_fields": ["model", "completion_probabilities", "timings"],
     }
     if call.kind == "grammar":
         terminals = " ".join(f"<[{token}]>" for token in ids[call.start : call.stop])
@@ -101,15 +101,26 @@ def to_native(
 
 
 def read(
-    call: Call, ids: TokenIds, top: int, body: bytes, vocabulary: Vocabulary
+    call: Call,
+    ids: TokenIds,
+    top: int,
+    body: bytes,
+    vocabulary: Vocabulary,
+    names: Container[str] | None = None,
 ) -> tuple[list[Score], list[Call]]:
     """The scores of a call's first tokens, and the calls that are still to be made for the others.
 
+    Args:
+        names: what the server may call the model, None for anything.
+
     Raises:
+        OtherModel: another model answered.
         EngineError: another token came back than the one that was forced.
         Unsupported: the server makes log-probabilities up.
     """
     reply = orjson.loads(body)
+    if names is not None:
+        check_model(reply, names)
     if (reply.get("timings") or {}).get("draft_n"):
         raise speculative()
     entries = reply.get("completion_probabilities") or []

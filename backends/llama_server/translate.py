@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import orjson
@@ -17,13 +17,13 @@ from ..base import (
     Finish,
     Generation,
     Matcher,
-    MediaKind,
     Piece,
     Reason,
     Text,
     TokenIds,
 )
 from ..errors import (
+    LARGEST,
     ContextExceeded,
     EngineError,
     EngineUnavailable,
@@ -31,6 +31,7 @@ from ..errors import (
     RequestError,
     UnreadableMedia,
     read_from,
+    whole_of,
 )
 from ..stops import cut
 from .vocabulary import Vocabulary
@@ -58,7 +59,7 @@ NEUTRAL: dict[str, Any] = {
     "ignore_eos": False,
     "n_probs": 0,
     # Filters the last event, which would repeat all settings and the whole prompt.
-    "response_fields": ["stop", "stop_type", "stopping_word", "tokens_predicted",
+    "response_fields": ["model", "stop", "stop_type", "stopping_word", "tokens_predicted",
                         "tokens_evaluated", "timings"],
     "samplers": [
         "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
@@ -96,9 +97,6 @@ CAPABILITIES = Capabilities(
     media_among_ids=False,
 )
 
-
-# The server's names of what a model takes beside text.
-MODALITIES: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
 
 NativePrompt: TypeAlias = "str | TokenIds | MultimodalPrompt"
 
@@ -172,11 +170,12 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
     try:
         native = orjson.loads(body)["error"]
         message, kind = str(native["message"]), str(native.get("type"))
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return EngineError(f"{ENGINE} answered {status}: {body[:200].decode(errors='replace')}")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        text = f"{ENGINE} answered {status}: {body[:200].decode(errors='replace')}"
+        return EngineUnavailable(text) if status == 503 else EngineError(text)
     if kind == "exceed_context_size_error":
         with read_from(ENGINE, "a request that is too long"):
-            context, prompt = int(native["n_ctx"]), int(native["n_prompt_tokens"])
+            context, prompt = whole_of(native["n_ctx"]), whole_of(native["n_prompt_tokens"])
         return ContextExceeded(context, prompt, (job.max_tokens or 0) if job is not None else 0)
     if kind == "unavailable_error":
         return EngineUnavailable(f"{ENGINE} is not ready: {message}")
@@ -218,10 +217,27 @@ def _is_valid(event: Any) -> bool:
             and (event["stop_type"] != "word" or type(event["stopping_word"]) is str)
             and type(event["tokens_predicted"]) is int
             and type(event["tokens_evaluated"]) is int
-            and event["tokens_predicted"] >= 0 <= event["tokens_evaluated"]
+            and 0 <= event["tokens_predicted"] <= LARGEST
+            and 0 <= event["tokens_evaluated"] <= LARGEST
+            and type(event.get("timings", {}).get("cache_n", 0)) is int
         )
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         return False
+
+
+class OtherModel(Exception):
+    """An answer says that it is another model's; `name` is what it calls that."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def check_model(reply: Mapping[str, Any], names: Container[str]) -> None:
+    """Raise `OtherModel` where an answer names a model that is none of `names`."""
+    name = reply.get("model")
+    if name is not None and name not in names:
+        raise OtherModel(str(name)[:200])
 
 
 class ChoiceStream:

@@ -20,7 +20,11 @@ def read_pieces(reply: bytes) -> list[bytes]:
     entries = orjson.loads(reply)["completion_probabilities"][0]["top_logprobs"]
     pieces = [b""] * len(entries)
     for entry in entries:
-        pieces[entry["id"]] = bytes(entry["bytes"])
+        data, token = entry["bytes"], entry["id"]
+        # `bytes` of a number would be as many zeros.
+        if type(data) is not list or token < 0:
+            raise TypeError("an entry that is none")
+        pieces[token] = bytes(data)
     return pieces
 
 
@@ -59,6 +63,8 @@ class Vocabulary:
 
     def token(self, token: int) -> tuple[bytes, bool]:
         """A token's spelling, and whether it is a control token."""
+        if token < 0:
+            raise IndexError(token)
         data = self.pieces[token]
         return (data, False) if data else (self._names.get(token, b""), True)
 
@@ -82,9 +88,10 @@ class Vocabulary:
     @cached_property
     def ordinary(self) -> int:
         """A token that is a letter: one that always has an entry."""
-        return next(
-            token for token, piece in enumerate(self.pieces) if len(piece) == 1 and piece.isalpha()
-        )
+        for token, piece in enumerate(self.pieces):
+            if len(piece) == 1 and piece.isalpha():
+                return token
+        raise ValueError("a vocabulary without letters")
 
     @cached_property
     def fragments(self) -> Mapping[bytes, list[int]]:

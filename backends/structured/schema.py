@@ -23,14 +23,9 @@ from .regex import MOST_TIMES, in_json
 from .unenforced import Unenforced
 
 MOST_DEEP = limits.SCHEMA_DEPTH.most
-# Schemas that are written out, references and alternatives again wherever they are merged: a second
-# of work.
 MOST_VISITS = limits.SCHEMA_VISITS.most
-# Characters of the grammar.
 MOST_SIZE = limits.SCHEMA.most
-# Every two schemas of `oneOf` are compared.
 MOST_OPTIONS = limits.ONE_OF.most
-# Characters of a name beside which other names are allowed: a rule goes as deep as it is long.
 MOST_KEY = limits.KEY.most
 # Characters of what is wrong with a schema, which may quote all of it.
 MOST_SAID = 300

@@ -16,8 +16,11 @@ import pytest
 from click.testing import CliRunner
 from latimer.adapter.cli import main
 from latimer.adapter.config import Settings, WrongSettings
+from latimer.adapter.discovery import backend_of
 from latimer.adapter.listening import bound
+from latimer.backends.deferred import Deferred
 from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_server import LlamaServer
 from support.servers import command, free_port
 
 
@@ -195,6 +198,23 @@ def test_engine_options_are_read_from_words(monkeypatch: pytest.MonkeyPatch) -> 
     assert Settings.load(None, flash_attention="auto").flash_attention is None
     with pytest.raises(WrongSettings, match="--cache-type must be one of f32"):
         Settings.load(None, cache_type="q3_k")
+
+
+async def test_the_queue_is_set_for_every_engine(
+    monkeypatch: pytest.MonkeyPatch, llama_server_url: str
+) -> None:
+    """How many requests may wait is a flag, a variable and a key; 1,024 unless one says more."""
+    assert Settings.load(None).queue == 1_024
+    monkeypatch.setenv("LATIMER_QUEUE", "7")
+    settings = Settings.load(None, model=llama_server_url)
+    backend = backend_of(settings)
+    await backend.model()
+    assert isinstance(backend, Deferred)
+    assert isinstance(backend._backend, LlamaServer)
+    assert (settings.queue, backend._backend.turns._limit) == (7, 7)
+    with pytest.raises(ValueError, match="queue"):
+        Settings.load(None, queue=-1)
+    await backend.aclose()
 
 
 def test_a_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:

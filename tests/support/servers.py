@@ -84,6 +84,42 @@ def llama_server(
         _end(process)
 
 
+class Swapped:
+    """A llama-server whose process and model are exchanged at one address."""
+
+    def __init__(self, slots: int = 2, context: int = 512) -> None:
+        self._port, self._slots, self._context = free_port(), slots, context
+        self.address = f"http://127.0.0.1:{self._port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, model: Path, *options: str) -> None:
+        """Serve a model, when what served before is gone."""
+        self.stop()
+        command = _llama_server_command(
+            model, self._port, *options, slots=self._slots, context=self._context
+        )
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
+        wait_for(f"{self.address}/health", self.process)
+
+    def stop(self) -> None:
+        """End the process, with SIGKILL."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(30)
+            self.process = None
+
+
+@contextlib.contextmanager
+def swapped_llama_server(slots: int = 2, context: int = 512) -> Iterator[Swapped]:
+    """A place for llama-servers, one after the other; none is started yet."""
+    place = Swapped(slots, context)
+    try:
+        yield place
+    finally:
+        place.stop()
+
+
 @contextlib.contextmanager
 def restarted_llama_server(model: Path, note: Path) -> Iterator[tuple[str, str]]:
     """A real llama-server that is started again when it ends.

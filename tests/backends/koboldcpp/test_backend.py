@@ -314,7 +314,7 @@ async def test_a_koboldcpp_that_went_away_is_asked_anew() -> None:
         await run(backend, Generation(COUNT, 5))
     names.pop(0)
     assert (await backend.model()).name == "koboldcpp/two"
-    assert len(seen) == 2
+    assert len(seen) > 1
 
 
 async def test_busy_with_others_is_busy() -> None:

@@ -21,6 +21,7 @@ from latimer.backends.errors import (
     Unsupported,
 )
 from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.turns import Party
 from support.jobs import run
 from support.recordings import DEMO_CHATML
 
@@ -145,9 +146,10 @@ async def test_jobs_of_many_threads_do_not_mix() -> None:
 
 
 async def test_too_many_jobs_are_busy() -> None:
-    """Beyond the bound a job is refused at once."""
-    backend = LlamaCpp(context=512, max_waiting=1)
-    async with backend.open(Generation(COUNT, 400, sampling=ENDLESS)) as batches:
+    """Beyond those that run and those that may wait a request is refused at once."""
+    backend = LlamaCpp(context=512, parallel=1, max_waiting=1)
+    job = Generation(COUNT, 400, sampling=ENDLESS)
+    async with backend.open(job) as batches, backend.open(job._replace(party=Party())) as _:
         await anext(aiter(batches))
         with pytest.raises(Busy):
             await run(backend, Generation(COUNT, 5))

@@ -363,3 +363,17 @@ def test_a_recurrent_model_goes_on_from_whole_sequences_only() -> None:
     finish(engine, grown)
     assert {grown.choice(index) for index in range(3)} == {boxes[0].text}
     engine.close()
+
+
+def test_a_small_request_comes_between_the_choices_of_a_large_one(two: Engine) -> None:
+    """Each request's next choice comes in turn, however many others a request has."""
+    _, large = two.submit("One day,", 4, seeds=(None,) * 20)
+    for _ in range(3):
+        two.scheduler.step()
+    small = [two.submit(f"Number {number}", 4)[1] for number in range(2)]
+    while not all(box.finished for box in small):
+        two.scheduler.step()
+    assert len(large.finishes) <= 8
+    while not large.finished:
+        two.scheduler.step()
+    assert len(large.finishes) == 20

@@ -1,0 +1,244 @@
+"""One connection to an engine: an `asyncio.Protocol`, and httptools for what comes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import httptools
+
+from .errors import EngineError, EngineSilent
+
+if TYPE_CHECKING:
+    from .http import HttpUpstream
+
+# A body waits here while its reader is slow; beyond this the socket is not read.
+HIGH_WATER = 2**20
+# Bytes of an answer's head.
+MOST_HEAD = 2**18
+# Bytes of a request's body that are written at once; copying 20 MB would hold the event loop.
+PIECE = 2**18
+
+_NOTHING = memoryview(b"")
+
+
+class Dropped(Exception):
+    """A connection died before the first byte of an answer."""
+
+
+class Connection(asyncio.Protocol):
+    """A connection; parses one answer after the other, and iterates over its body.
+
+    Every coroutine between a token and its task costs: iterating is one, and waits by itself.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._transport: Any = None
+        self.closed = False
+        self.idle_since = 0.0
+        self.last = 0.0
+        self._address = ""
+        self._unsent = _NOTHING
+        self._is_full = False
+        self._is_waiting = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._body: list[bytes] = []
+        self._size = 0
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._answered = False
+        self._head_size = 0
+        self._is_informational = False
+        self.headers_complete = False
+        self._until_close = True
+        self.status = 0
+        self.content_type = ""
+        self.complete = False
+        self.keep_alive = False
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether the connection can be used again once its answer is complete."""
+        return self.keep_alive and not self._unsent and not self.closed
+
+    def start(self, head: bytes, body: bytes, upstream: HttpUpstream) -> None:
+        """Send a request."""
+        self._reset()
+        if self.closed:
+            raise Dropped
+        self._address = upstream.address
+        self._is_waiting = True
+        self.last = self.loop.time()
+        upstream.watch(self)
+        if len(body) <= PIECE:
+            self._transport.write(head + body)
+            return
+        self._transport.write(head)
+        self._unsent = memoryview(body)
+        self._send_more()
+
+    def _send_more(self) -> None:
+        """Write more of a large body, until the transport has enough."""
+        # A server that reads is not silent.
+        self.last = self.loop.time()
+        while self._unsent and not self._is_full and not self.closed:
+            self._transport.write(self._unsent[:PIECE])
+            # An empty view of the body would keep it in memory.
+            self._unsent = self._unsent[PIECE:] or _NOTHING
+
+    def __aiter__(self) -> Connection:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._body:
+            if self.complete:
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        self._size = 0
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    def close(self) -> None:
+        """Close the connection at once."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait(self) -> None:
+        """Return when something has happened; raises what went wrong."""
+        if self._error is not None:
+            raise self._error
+        self._waiter = self.loop.create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._wake()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether some of the answer has arrived."""
+        return self._answered
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the answer waits for its reader."""
+        return self._paused
+
+    def lose(self, reason: str) -> None:
+        """Give an answer up that does not come any more."""
+        self._fail(EngineSilent(f"The engine at {self._address} {reason}."))
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_waiting:
+            # Nobody asked: it would be taken for the answer to the next request.
+            self.close()
+            return
+        self._answered = True
+        self.last = self.loop.time()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if not self.complete:
+                self._fail(EngineError(f"The engine at {self._address} answers no HTTP: {error}."))
+            self.close()
+            return
+        if not self.headers_complete:
+            self._head_size += len(data)
+            if self._head_size > MOST_HEAD:
+                self._fail(EngineError(f"The engine at {self._address} sends headers without end."))
+                self.close()
+                return
+        if self._size > HIGH_WATER and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def pause_writing(self) -> None:
+        """Write no more; the transport has enough."""
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        """Write the rest of a large body."""
+        self._is_full = False
+        self._send_more()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        if self.complete:
+            return
+        if self.headers_complete and self._until_close and error is None:
+            self.complete = True
+            self._wake()
+        elif not self._answered:
+            self._fail(Dropped())
+        else:
+            self._fail(
+                EngineError(f"The connection to the engine at {self._address} broke: {error!r}.")
+            )
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        """An answer begins; behind the one that was asked for there must be none."""
+        if self.complete:
+            self.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header of the answer."""
+        if self.complete:
+            return
+        name = name.lower()
+        if name == b"content-type":
+            self.content_type = value.decode("latin-1")
+        elif name in (b"content-length", b"transfer-encoding"):
+            self._until_close = False
+
+    def on_headers_complete(self) -> None:
+        """The head is complete; an informational one (1xx) is not the answer's."""
+        if self.complete:
+            return
+        self.status = self._parser.get_status_code()
+        self._is_informational = self.status < 200
+        self.headers_complete = not self._is_informational
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body, chunks undone."""
+        if self.complete:
+            return
+        self._body.append(body)
+        self._size += len(body)
+
+    def on_message_complete(self) -> None:
+        """The answer is complete."""
+        if self._is_informational:
+            self._is_informational = False
+            self._until_close = True
+            return
+        self.complete = True
+        self._is_waiting = False
+        self.keep_alive = self._parser.should_keep_alive()

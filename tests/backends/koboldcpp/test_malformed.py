@@ -1,0 +1,173 @@
+"""A koboldcpp that answers nonsense, or is another one by now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+from latimer.backends.base import Finish, Generation, Text
+from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
+from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.koboldcpp.translate import to_error
+from latimer.backends.upstream import HttpxUpstream
+from support.jobs import run
+from support.recordings import body
+
+JOB = Generation(Text("Count to 12."), 4)
+DEEP = b"[" * 200_000
+NONSENSE: dict[str, bytes] = {
+    "null": b"null",
+    "number": b"7",
+    "huge": b"1e400",
+    "list": b"[[1]]",
+    "empty": b"",
+    "deep": DEEP,
+    "not-utf-8": b'{"result":"\xff"}',
+    "odd": b'{"ids":[-1],"result":{},"value":-1,"version":7,"logprobs":[],"results":5}',
+    "large": b'{"ids":[1180591620717411303424],"result":[],"value":1e300,"logprobs":{"tokens":7}}',
+}
+PLAIN = {
+    "/api/extra/version": "version",
+    "/api/v1/model": "model",
+    "/api/extra/true_max_context_length": "true-max-context",
+    "/props": "props",
+    "/api/v1/generate": "limit",
+    "/api/extra/generate/stream": "limit-stream",
+    "/api/extra/last_logprobs": "last-logprobs",
+    "/api/extra/perf": "perf",
+}
+
+
+class Recorded:
+    """A recorded koboldcpp that can be told what to say."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bytes] = {
+            path: body("koboldcpp", name) for path, name in PLAIN.items()
+        }
+        self.answers["/api/extra/abort"] = b'{"success":true}'
+        self.answers["/api/extra/detokenize"] = b'{"result":"<s>"}'
+        self.asked: list[str] = []
+        client = httpx2.AsyncClient(
+            transport=httpx2.MockTransport(self._answer), base_url="http://fake"
+        )
+        self.backend = KoboldCpp(HttpxUpstream(client), silence=0.1)
+
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        path = request.url.path
+        self.asked.append(path)
+        if path in self.answers:
+            return httpx2.Response(200, content=self.answers[path])
+        ids = [0] if orjson.loads(request.content)["special"] else [5, 6, 7]
+        return httpx2.Response(200, json={"value": len(ids), "ids": ids})
+
+    def restart(
+        self, uptime: float = 1.0, changes: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Be another process, with other answers."""
+        perf = {**orjson.loads(self.answers["/api/extra/perf"]), "uptime": uptime}
+        self.answers["/api/extra/perf"] = orjson.dumps(perf)
+        for path, value in changes.items():
+            self.answers[path] = orjson.dumps(value)
+
+
+ASKED = [
+    "/api/extra/version",
+    "/api/v1/model",
+    "/api/extra/true_max_context_length",
+    "/props",
+    "/api/v1/generate",
+    "/api/extra/tokencount",
+    "/api/extra/detokenize",
+    "/api/extra/generate/stream",
+    "/api/extra/last_logprobs",
+]
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+@pytest.mark.parametrize("path", ASKED)
+async def test_koboldcpps_nonsense_is_an_engine_error(path: str, name: str) -> None:
+    """Whatever an answer is, reading it ends in an error of the engine's, or does not matter."""
+    engine = Recorded()
+    engine.answers[path] = NONSENSE[name]
+    if path == "/api/extra/generate/stream":
+        engine.answers[path] = b"data: " + NONSENSE[name] + b"\n\n"
+    backend, logged = engine.backend, JOB._replace(logprobs=0)
+    found = [
+        await asyncio.gather(work, return_exceptions=True)
+        for work in (backend.model(), backend.specials(), run(backend, JOB), run(backend, logged))
+    ]
+    errors = [one for results in found for one in results if isinstance(one, BaseException)]
+    assert all(isinstance(error, EngineError) for error in errors)
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+async def test_a_perf_of_nonsense_is_as_good_as_none(name: str) -> None:
+    """Where it does not tell when it was started, it is asked for everything."""
+    engine = Recorded()
+    engine.answers["/api/extra/perf"] = NONSENSE[name]
+    assert (await run(engine.backend, JOB))[0][0]
+
+
+@pytest.mark.parametrize("status", [204, 301, 400, 404, 500, 503])
+@pytest.mark.parametrize("data", [b"", b"null", b'{"detail":{}}', DEEP])
+def test_any_error_of_koboldcpp_can_be_read(status: int, data: bytes) -> None:
+    """No status and no body of an error is an exception of ours."""
+    assert isinstance(to_error(status, data), LatimerError)
+
+
+async def test_another_model_is_noticed_before_a_generation() -> None:
+    """Nothing is generated from what was counted and rendered for the old one."""
+    engine = Recorded()
+    old = await engine.backend.model()
+    await run(engine.backend, JOB)
+    other = {"chat_template": "{{ messages }}"}
+    engine.restart(changes={"/props": other})
+    engine.asked.clear()
+    with pytest.raises(EngineUnavailable, match="another model"):
+        await run(engine.backend, JOB)
+    assert "/api/extra/generate/stream" not in engine.asked
+    new = await engine.backend.model()
+    assert (new.template, new.fingerprint != old.fingerprint) == ("{{ messages }}", True)
+    with pytest.raises(EngineUnavailable):
+        await run(engine.backend, JOB._replace(fingerprint=old.fingerprint))
+    assert (await run(engine.backend, JOB._replace(fingerprint=new.fingerprint)))[0][0]
+
+
+async def test_the_same_koboldcpp_again_goes_on() -> None:
+    """After a start with the same model nothing is refused, and one question more is enough."""
+    engine = Recorded()
+    model = await engine.backend.model()
+    await run(engine.backend, JOB)
+    engine.restart(1.0)
+    assert (await run(engine.backend, JOB._replace(fingerprint=model.fingerprint)))[0][0]
+    assert await engine.backend.model() is model
+    engine.asked.clear()
+    await run(engine.backend, JOB)
+    assert engine.asked.count("/api/extra/perf") == 1
+    assert "/api/v1/model" not in engine.asked
+
+
+async def test_small_requests_come_between_the_choices_of_a_large_one() -> None:
+    """A request of many choices gives its turn away after each of them."""
+    engine = Recorded()
+    await engine.backend.model()
+    order: list[str] = []
+
+    async def ask(name: str, choices: int) -> None:
+        job = JOB._replace(seeds=tuple(range(choices)))
+        async with engine.backend.open(job) as batches:
+            async for batch in batches:
+                order.extend(name for event in batch if isinstance(event, Finish))
+
+    large = asyncio.create_task(ask("large", 8))
+    while not order:
+        await asyncio.sleep(0)
+    await asyncio.gather(large, ask("small", 1))
+    assert order.index("small") <= 3
+    assert order.count("large") == 8

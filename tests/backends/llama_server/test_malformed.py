@@ -1,0 +1,170 @@
+"""A llama-server that answers nonsense: always an `EngineError`, never anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+from latimer.backends.base import Generation, Text
+from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
+from latimer.backends.llama_server import LlamaServer
+from latimer.backends.llama_server.translate import to_error
+from latimer.backends.upstream import HttpxUpstream
+from support.jobs import run
+from support.recordings import body
+
+PROPS = orjson.loads(body("llama_server", "props"))
+DEEP = b"[" * 200_000
+NONSENSE: dict[str, bytes] = {
+    "null": b"null",
+    "number": b"7",
+    "huge": b"1e400",
+    "list": b"[[1]]",
+    "text": b'"x"',
+    "empty": b"",
+    "deep": DEEP,
+    "deep-inside": b'{"tokens":' + b"[" * 900 + b"]" * 900 + b"}",
+    "not-utf-8": b'{"tokens":[1],"prompt":"\xff"}',
+    "negative": b'{"tokens":[-1],"prompt":5,"content":7}',
+    "large": b'{"tokens":[1180591620717411303424],"prompt":{},"content":[]}',
+    "nan": b'{"tokens":[NaN]}',
+}
+
+
+def server(answers: dict[str, bytes | Callable[[Any], bytes]], status: int = 200) -> LlamaServer:
+    """A backend over a recorded server that gives some answers of its own."""
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        path = request.url.path
+        if path in answers:
+            own = answers[path]
+            content = own if isinstance(own, bytes) else own(orjson.loads(request.content))
+            return httpx2.Response(status, content=content)
+        if path == "/props":
+            return httpx2.Response(200, json=PROPS)
+        if path == "/tokenize":
+            return httpx2.Response(200, json={"tokens": [5]})
+        return httpx2.Response(404, content=b"{}")
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
+    return LlamaServer(HttpxUpstream(client))
+
+
+JOBS = {
+    "/props": Generation(Text("a"), 1),
+    "/completion": Generation(Text("a"), 1),
+    "/tokenize": Generation(Text("a", parse_special=False), 1),
+    "/infill": Generation(Text("a"), 1, suffix="b"),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+@pytest.mark.parametrize("path", JOBS)
+async def test_nonsense_is_an_engine_error(path: str, name: str) -> None:
+    """Whatever an answer is, reading it ends in an error that says whose fault it is."""
+    with pytest.raises(EngineError):
+        await run(server({path: NONSENSE[name]}), JOBS[path])
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+async def test_a_vocabulary_of_nonsense_is_an_engine_error(name: str) -> None:
+    """The wide call, and what follows it."""
+    backend = server({"/completion": NONSENSE[name]})
+    for ask in (backend.pieces, backend.specials, backend.facts):
+        with pytest.raises(EngineError):
+            await ask()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"id": -1, "bytes": [1]},
+        {"id": 9, "bytes": [1]},
+        {"id": 0, "bytes": 10**12},
+        {"id": 0, "bytes": [300]},
+        {"id": "0", "bytes": [1]},
+        {"id": 0, "bytes": [32]},
+    ],
+    ids=["negative", "beyond", "zeros", "no-byte", "text", "no-letter"],
+)
+async def test_odd_pieces_are_an_engine_error(entry: dict[str, Any]) -> None:
+    """A token's bytes are a list of bytes, under an id of the vocabulary."""
+    reply = {"completion_probabilities": [{"top_logprobs": [entry]}]}
+    with pytest.raises(EngineError):
+        await server({"/completion": orjson.dumps(reply)}).facts()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"total_slots": 10**12},
+        {"total_slots": 0},
+        {"total_slots": "4"},
+        {"default_generation_settings": {"n_ctx": -1}},
+        {"default_generation_settings": {"n_ctx": 0}},
+        {"default_generation_settings": {"n_ctx": 2**62}},
+        {"default_generation_settings": {"n_ctx": 1.5}},
+        {"default_generation_settings": []},
+        {"model_path": 5},
+        {"model_alias": ["x"]},
+        {"chat_template": {"a": 1}},
+        {"modalities": [1]},
+        {"media_marker": 9},
+        {"bos_token": 1},
+    ],
+    ids=str,
+)
+async def test_odd_facts_are_an_engine_error(wrong: dict[str, Any]) -> None:
+    """Sizes are within bounds, before anything is made of them."""
+    with pytest.raises(EngineError, match="is no llama-server"):
+        await server({"/props": orjson.dumps({**PROPS, **wrong})}).model()
+
+
+FINAL = {"stop": True, "stop_type": "eos", "tokens_predicted": 1, "tokens_evaluated": 1}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {**FINAL, "tokens_predicted": 10**15},
+        {**FINAL, "tokens_evaluated": -1},
+        {**FINAL, "timings": {"cache_n": "x"}},
+        {**FINAL, "timings": 5},
+        {**FINAL, "stop_type": "word"},
+        {"stop": 1},
+        [],
+        {"error": 7},
+        {"error": {"message": [[]]}},
+    ],
+    ids=str,
+)
+async def test_odd_events_are_an_engine_error(event: Any) -> None:
+    """Counts are counts, and fit into a reply."""
+    data = b"data: " + orjson.dumps(event) + b"\n\n"
+    with pytest.raises(EngineError):
+        await run(server({"/completion": data}), JOBS["/completion"])
+
+
+@pytest.mark.parametrize("data", [b"", b"null", b"<html>", DEEP, b'{"error":{"code":503}}'])
+def test_a_503_is_unavailable_whatever_it_says(data: bytes) -> None:
+    """A server, or a proxy before it, that is not ready: the client may come again."""
+    assert isinstance(to_error(503, data), EngineUnavailable)
+
+
+@pytest.mark.parametrize("status", [204, 301, 400, 404, 500])
+@pytest.mark.parametrize("data", [b"", b"null", b'{"error":null}', b'{"error":{}}', DEEP])
+def test_any_error_can_be_read(status: int, data: bytes) -> None:
+    """No status and no body of an error is an exception of ours."""
+    assert isinstance(to_error(status, data), LatimerError)
+
+
+async def test_a_server_that_loads_is_unavailable() -> None:
+    """Health and model say so, and nothing else is asked."""
+    loading = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
+    backend = server({"/health": loading, "/props": loading}, 503)
+    for ask in (backend.health, backend.model):
+        with pytest.raises(EngineUnavailable, match="Loading model"):
+            await ask()

@@ -1,0 +1,118 @@
+"""Many requests for few slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from latimer.backends.base import Generation, Sampling, Text
+from latimer.backends.errors import Busy
+from latimer.backends.http import HttpUpstream
+from latimer.backends.llama_server import LlamaServer
+from latimer.backends.llama_server.backend import QUESTIONS
+from latimer.backends.streams import merged
+from latimer.backends.turns import Party
+from latimer.backends.upstream import Reply
+from support.jobs import run
+from support.servers import llama_server
+
+SPM = Path(__file__).parent.parent.parent / "models" / "spm.gguf"
+SLOTS = 2
+SHORT = Generation(Text("a"), 2, sampling=Sampling(temperature=0.0))
+LONG = SHORT._replace(max_tokens=300, sampling=Sampling(0.0, extras={"ignore_eos": True}))
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A server of two slots."""
+    # One thread: two would wait for one another where other tests run beside.
+    with llama_server(SPM, "-t", "1", slots=SLOTS, context=512) as made:
+        yield made
+
+
+class Counted(HttpUpstream):
+    """An upstream that counts what is on its way at once."""
+
+    running = most = 0
+
+    @asynccontextmanager
+    async def send(  # type: ignore[override]
+        self, method: str, path: str, body: bytes | None = None
+    ) -> AsyncIterator[Reply]:
+        """See `Upstream.send`."""
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            async with super().send(method, path, body) as reply:
+                yield reply
+        finally:
+            self.running -= 1
+
+
+async def test_hundreds_of_requests_open_few_connections(address: str) -> None:
+    """As many as there are slots, and two for questions; all are answered."""
+    upstream = Counted(address)
+    backend = LlamaServer(upstream)
+    ids = await backend.tokenize("Hello", add_special=True, parse_special=True)
+    jobs = [SHORT, SHORT._replace(prompt=ids), SHORT._replace(prompt=Text("b", False))]
+    found = await asyncio.gather(*(run(backend, jobs[i % 3]) for i in range(400)))
+    assert all(finishes[0].completion_tokens == 2 for _, finishes in found)
+    assert SLOTS <= upstream.most <= SLOTS + QUESTIONS
+    assert len(upstream._idle) <= SLOTS + QUESTIONS
+    await backend.aclose()
+
+
+async def test_a_full_queue_is_busy_and_empties(address: str) -> None:
+    """Beyond the bound a request is refused with a time; who leaves makes room at once."""
+    backend = LlamaServer(address, max_waiting=3)
+    await backend.model()
+    tasks = [asyncio.create_task(run(backend, LONG)) for _ in range(SLOTS + 3)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(Busy) as caught:
+        await run(backend, SHORT)
+    assert 0 < caught.value.retry_after <= 60
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (await run(backend, SHORT))[0][0]
+    await backend.aclose()
+
+
+async def test_a_large_request_does_not_hold_up_small_ones(address: str) -> None:
+    """300 prompts of one request are worked off in turn; a small one comes between."""
+    backend = LlamaServer(address, max_waiting=2)
+    party = Party()
+    done = 0
+
+    async def large() -> None:
+        nonlocal done
+        jobs = [SHORT._replace(party=party, max_tokens=16) for _ in range(300)]
+        async with merged([backend.open(job) for job in jobs]) as batches:
+            async for batch in batches:
+                done += sum(hasattr(event, "reason") for event in batch)
+
+    task = asyncio.create_task(large())
+    while not done:
+        await asyncio.sleep(0.001)
+    await run(backend, SHORT)
+    assert done < 150
+    await task
+    assert done == 300
+    await backend.aclose()
+
+
+async def test_scoring_takes_turns_too(address: str) -> None:
+    """Log-probabilities of prompts and answers, many at once, over as few connections."""
+    upstream = Counted(address)
+    backend = LlamaServer(upstream)
+    await backend.facts()
+    upstream.most = 0
+    job = SHORT._replace(prompt=Text("Hello there, little one " * 4), prompt_logprobs=1, logprobs=1)
+    alone = await run(backend, job)
+    found = await asyncio.gather(*(run(backend, job) for _ in range(20)))
+    assert all(texts == alone[0] for texts, _ in found)
+    assert upstream.most <= SLOTS + QUESTIONS + 1
+    await backend.aclose()

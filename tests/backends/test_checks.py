@@ -1,0 +1,66 @@
+"""Checks that many ask for at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from latimer.backends.checks import Checks
+from latimer.backends.errors import EngineError
+
+
+class Engine:
+    """Something to check, which takes a moment."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.error: EngineError | None = None
+        self.go = asyncio.Event()
+
+    async def look(self) -> None:
+        """Look whether it is well."""
+        self.asked += 1
+        error = self.error
+        await self.go.wait()
+        if error is not None:
+            raise error
+
+
+async def test_who_asks_at_once_shares_a_check_that_began_after() -> None:
+    """Of 64 the first has one check, and all others have the second."""
+    engine = Engine()
+    checks = Checks(engine.look)
+    tasks = [asyncio.create_task(checks.run()) for _ in range(64)]
+    await asyncio.sleep(0.01)
+    assert engine.asked == 1
+    engine.go.set()
+    await asyncio.gather(*tasks)
+    assert engine.asked == 2
+
+
+async def test_what_a_check_finds_is_everybodys() -> None:
+    """The error of the shared check is raised to all whom it was for."""
+    engine = Engine()
+    checks = Checks(engine.look)
+    tasks = [asyncio.create_task(checks.run()) for _ in range(10)]
+    await asyncio.sleep(0.01)
+    engine.error = EngineError("another")
+    engine.go.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(one) for one in found] == ["None"] + ["another"] * 9
+    assert engine.asked == 2
+
+
+async def test_who_leaves_in_the_middle_has_found_nothing_out() -> None:
+    """The next in line asks for itself."""
+    engine = Engine()
+    checks = Checks(engine.look)
+    tasks = [asyncio.create_task(checks.run()) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    tasks[0].cancel()
+    await asyncio.sleep(0.01)
+    engine.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    await asyncio.gather(*tasks[1:])
+    assert engine.asked == 2

@@ -1,0 +1,169 @@
+"""The queue in front of an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from latimer.backends.errors import Busy
+from latimer.backends.turns import Party, Turns
+
+
+async def test_turns_come_in_the_order_of_asking() -> None:
+    """First come, first served, one at a time."""
+    turns, order, running = Turns(100), [], 0
+
+    async def work(number: int) -> None:
+        nonlocal running
+        await turns.take()
+        running += 1
+        assert running == 1
+        await asyncio.sleep(0.001)
+        order.append(number)
+        running -= 1
+        turns.release()
+
+    await asyncio.gather(*(work(number) for number in range(20)))
+    assert order == list(range(20))
+
+
+async def test_a_full_queue_is_busy() -> None:
+    """One more than may wait is refused, with a time to come back in."""
+    turns = Turns(2)
+    await turns.take()
+    waiting = [asyncio.create_task(turns.take()) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Busy) as caught:
+        await turns.take()
+    assert 0 < caught.value.retry_after <= 60
+    for task in waiting:
+        turns.release()
+        await task
+    turns.release()
+
+
+async def test_giving_up_leaves_the_queue() -> None:
+    """Who is cancelled while waiting takes no turn."""
+    turns = Turns(1)
+    await turns.take()
+    waiting = asyncio.create_task(turns.take())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    turns.check()
+    turns.release()
+    await asyncio.wait_for(turns.take(), 1)
+    turns.release()
+
+
+async def held(turns: Turns, places: int) -> None:
+    """Take every place."""
+    for _ in range(places):
+        await turns.take()
+
+
+async def test_as_many_calls_run_as_there_are_places() -> None:
+    """Never more, whatever comes; a larger number of places lets in who waits."""
+    turns, running, most = Turns(100, 3), 0, 0
+
+    async def work() -> None:
+        nonlocal running, most
+        async with turns:
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.001)
+            running -= 1
+
+    await asyncio.gather(*(work() for _ in range(30)))
+    assert most == 3
+    await held(turns, 3)
+    waiting = [asyncio.create_task(turns.take()) for _ in range(2)]
+    await asyncio.sleep(0)
+    turns.resize(5)
+    await asyncio.wait_for(asyncio.gather(*waiting), 1)
+
+
+async def test_requests_come_in_turn_not_calls() -> None:
+    """A request of 300 calls does not put a small one behind all of its calls."""
+    turns, order = Turns(4), []
+    large, small = Party(), [Party(), Party()]
+    await turns.take(large)
+
+    async def work(party: Party, name: str) -> None:
+        await turns.take(party)
+        order.append(name)
+        turns.release()
+
+    tasks = [asyncio.create_task(work(large, "large")) for _ in range(300)]
+    await asyncio.sleep(0)
+    tasks += [asyncio.create_task(work(party, "small")) for party in small]
+    await asyncio.sleep(0)
+    turns.release()
+    await asyncio.gather(*tasks)
+    assert order[:4] == ["large", "small", "small", "large"]
+    assert len(order) == 302
+
+
+async def test_a_request_that_was_let_in_is_never_refused() -> None:
+    """Its further calls wait however full the queue is; calls of one request count as one."""
+    turns, mine = Turns(1), Party()
+    await turns.take(mine)
+    waiting = [asyncio.create_task(turns.take(mine)) for _ in range(50)]
+    await asyncio.sleep(0)
+    with pytest.raises(Busy):
+        await turns.take(Party())
+    turns.check(mine)
+    for task in waiting:
+        turns.release()
+        await task
+    turns.release()
+    await turns.take()
+
+
+async def test_a_queue_of_none_still_serves() -> None:
+    """With a limit of 0 nobody waits, and places that are free are given."""
+    turns = Turns(0, 2)
+    await held(turns, 2)
+    with pytest.raises(Busy):
+        turns.check()
+    turns.release()
+    turns.check()
+    await turns.take()
+
+
+async def test_no_place_is_lost_by_leaving() -> None:
+    """Calls that are cancelled at any moment, a moment after their turn came included."""
+    chance = random.Random(14)
+    turns, running = Turns(1_000, 3), 0
+
+    async def work(party: Party) -> None:
+        nonlocal running
+        await turns.take(party)
+        running += 1
+        try:
+            assert running <= 3
+            await asyncio.sleep(chance.random() * 0.002)
+        finally:
+            running -= 1
+            turns.release()
+
+    parties = [Party() for _ in range(20)]
+    tasks = []
+    for _ in range(600):
+        tasks.append(asyncio.create_task(work(chance.choice(parties))))
+        if chance.random() < 0.7:
+            await asyncio.sleep(0)
+        for task in chance.sample(tasks, min(2, len(tasks))):
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (running, turns._taken, len(turns._waiting)) == (0, 0, 0)
+    await asyncio.wait_for(held(turns, 3), 1)
+
+
+async def test_a_free_place_needs_no_task_and_no_future() -> None:
+    """Taking it does not give the event loop a turn."""
+    turns = Turns(1, 1)
+    taking = turns.take(Party())
+    with pytest.raises(StopIteration):
+        taking.send(None)
