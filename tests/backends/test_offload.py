@@ -107,6 +107,7 @@ async def test_work_that_has_not_begun_never_begins() -> None:
     waiting = [asyncio.create_task(offload.run(LARGE + 1, begun.append, n)) for n in range(3)]
     await asyncio.sleep(0.01)
     waiting[1].cancel()
+    await asyncio.sleep(0)
     may_end.set()
     await asyncio.gather(*blocked, waiting[0], waiting[2])
     assert begun == [0, 2]
