@@ -18,12 +18,17 @@ from typing import NamedTuple, TypeAlias
 
 # Ways that may be open at once, and steps that follow one character: llama.cpp needs 2 to 5 us for
 # each, since it compares each new way with all others.
-MOST_WAYS = 4_096
+MOST_WAYS = 2_048
 MOST_STEPS = 10_000
+# Characters of a token, the paths that may lead through it, and the characters after which a token
+# counts as one that can be read in one way.
+LONGEST_TOKEN = 24
+MOST_PATHS = 25_000
+UNTIL_AMBIGUOUS = 6
 # Steps that a grammar is followed for: about a tenth of a second.
 BUDGET = 60_000
-# Characters that are tried from one place.
-MOST_TRIED = 48
+# Characters that are tried from one place, and inside a token.
+MOST_TRIED, MOST_GREEDY = 48, 3
 LAST = 0x10FFFF
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
@@ -75,51 +80,54 @@ class _Stack:
         self.below = below
 
 
+Ways: TypeAlias = "dict[_Stack, int]"
+
+
 class _Follower:
-    """Follows a grammar as llama.cpp does, and counts."""
+    """Follows a grammar as llama.cpp does, and counts.
+
+    Ways come with the number of paths that lead to each.
+    """
 
     def __init__(self, rules: Mapping[str, list[list[Part]]]) -> None:
         self._source = rules
         self._places: dict[str, list[_Place | None]] = {}
-        self._repeats: dict[str, list[_Place | None]] = {}
         self._stacks: dict[tuple[int, int], _Stack] = {}
         self._ranges: dict[str, list[Ranges]] = {}
         self.steps = 0
 
-    def begin(self) -> dict[_Stack, None]:
+    def begin(self) -> Ways:
         """Return the ways that are open before the first character."""
-        found: dict[_Stack, None] = {}
-        self._open([self._stack(_Place("root", (), None), None)], found)
-        return found
+        return dict.fromkeys(self._open(self._stack(_Place("root", (), None), None)), 1)
 
-    def after(self, ways: Iterable[_Stack], character: int) -> dict[_Stack, None]:
+    def after(self, ways: Ways, character: int) -> Ways:
         """Return the ways that are open behind a character."""
-        found: dict[_Stack, None] = {}
-        ended = []
-        for way in ways:
+        found: dict[_Stack, int] = {}
+        before = self.steps
+        for way, paths in ways.items():
             self.steps += 1
             place = way.place
             if any(low <= character <= high for low, high in place.ranges):
                 rest = self._stack(place.rest, way.below) if place.rest is not None else way.below
-                if rest is not None:
-                    ended.append(rest)
-        self._open(ended, found)
+                for one in self._open(rest):
+                    found[one] = found.get(one, 0) + paths
+                if self.steps - before > MOST_STEPS or len(found) > MOST_WAYS:
+                    raise TooManyWays
         return found
 
-    def _open(self, todo: list[_Stack], found: dict[_Stack, None]) -> None:
+    def _open(self, stack: _Stack | None) -> dict[_Stack, None]:
         """Follow references until characters are next."""
-        steps = 0
+        found: dict[_Stack, None] = {}
+        todo = [] if stack is None else [stack]
+        before = self.steps
         while todo:
-            steps += 1
             self.steps += 1
-            if steps > MOST_STEPS:
+            if self.steps - before > MOST_STEPS or len(found) > MOST_WAYS:
                 raise TooManyWays
             stack = todo.pop()
             place = stack.place
             if place.rule is None:
                 found[stack] = None
-                if len(found) > MOST_WAYS:
-                    raise TooManyWays
                 continue
             below = stack.below if place.rest is None else self._stack(place.rest, stack.below)
             for first in self._alternates(place.rule):
@@ -127,6 +135,7 @@ class _Follower:
                     todo.append(self._stack(first, below))
                 elif below is not None:
                     todo.append(below)
+        return found
 
     def _stack(self, place: _Place, below: _Stack | None) -> _Stack:
         key = (id(place), id(below))
@@ -164,20 +173,20 @@ class _Follower:
 
     def _repeated(self, part: Part) -> str:
         """The rule that llama.cpp makes of what may follow: `S' ::= S S' |`, or a chain of them."""
-        more = None if part.most is None else part.most - part.least
-        name = f"{part.rule or part.text}({more}"
-        if name not in self._places:
-            once = part._replace(least=1, most=1)
-            alternates = self._places[name] = []
-            if more is None:
-                alternates += [self._once(once, _Place(name, (), None)), None]
-            else:
-                left = (
-                    _Place(self._repeated(part._replace(most=part.most - 1)), (), None)
-                    if part.most is not None and more > 1
-                    else None
-                )
-                alternates += [self._once(once, left), None]
+        once = part._replace(least=1, most=1)
+        what = part.rule or part.text
+        if part.most is None:
+            name = f"{what}(*"
+            if name not in self._places:
+                self._places[name] = []
+                self._places[name] += [self._once(once, _Place(name, (), None)), None]
+            return name
+        left: _Place | None = None
+        for count in range(1, part.most - part.least + 1):
+            name = f"{what}({count}"
+            if name not in self._places:
+                self._places[name] = [self._once(once, left), None]
+            left = _Place(name, (), None)
         return name
 
 
@@ -197,8 +206,10 @@ def check_ways(rules: Mapping[str, list[list[Part]]]) -> None:
     heap = [(-len(begin), count, begin)]
     while heap and follower.steps < BUDGET:
         _, _, ways = heapq.heappop(heap)
-        for character in _next(ways):
-            open_ways = follower.after(ways, character)
+        _check_token(follower, ways)
+        for character in _next(ways)[:MOST_TRIED]:
+            # What leads to a way is forgotten with each token.
+            open_ways = dict.fromkeys(follower.after(ways, character), 1)
             key = frozenset(open_ways)
             if open_ways and key not in seen:
                 seen.add(key)
@@ -206,10 +217,29 @@ def check_ways(rules: Mapping[str, list[list[Part]]]) -> None:
                 heapq.heappush(heap, (-len(open_ways), count, open_ways))
 
 
-def _next(ways: Iterable[_Stack]) -> list[int]:
-    """The characters that keep most ways open; where ranges overlap, one of them begins."""
-    begins = Counter(low for way in ways for low, _ in way.place.ranges)
-    return [character for character, _ in begins.most_common(MOST_TRIED)]
+def _check_token(follower: _Follower, ways: Ways) -> None:
+    """Follow the characters of a token to where most paths lead through it.
+
+    llama.cpp follows each path through a token by itself (`llama_grammar_reject_candidates`), so
+    two ways to read a blank are four billion ways to read a token of 32 blanks.
+    """
+    for step in range(LONGEST_TOKEN):
+        tried = [follower.after(ways, character) for character in _next(ways)[:MOST_GREEDY]]
+        ahead = max(tried, key=lambda one: sum(one.values()), default={})
+        if sum(ahead.values()) > MOST_PATHS:
+            raise TooManyWays
+        if not ahead or (step >= UNTIL_AMBIGUOUS and sum(ahead.values()) == len(ahead)):
+            return
+        ways = ahead
+
+
+def _next(ways: Ways) -> list[int]:
+    """The characters that keep most paths open; where ranges overlap, one of them begins."""
+    begins: Counter[int] = Counter()
+    for way, paths in ways.items():
+        for low, _ in way.place.ranges:
+            begins[low] += paths
+    return [character for character, _ in begins.most_common()]
 
 
 _CHARACTER = re.compile(

@@ -153,7 +153,7 @@ def test_it_agrees_with_llama_cpp(
     """What passes is read by llama.cpp, and what it refuses does not pass."""
     generator = random.Random(5)
     accepted = 0
-    for number in range(20_000):
+    for number in range(8_000):
         start = ["root ::= ", 'root ::= "x" ', "root ::= a b\na ::= "][number % 3]
         text = start + "".join(generator.choices(PIECES, k=generator.randint(1, 9)))
         # A rule that is defined twice, or not at all and never used, is read in different ways.
@@ -167,7 +167,7 @@ def test_it_agrees_with_llama_cpp(
         # llama.cpp does not survive some of the rest, so it is not asked.
         elif not any(words in problem for words in ("itself", "less than", "too many ways")):
             assert not _reads(demo_loaded, text), (text, problem)
-    assert accepted > 2_000
+    assert accepted > 800
     capfd.readouterr()
 
 
