@@ -58,6 +58,7 @@ def final(tokens: int) -> bytes:
     events = json.loads(recording.read_text())["response"]["body"].strip().split("\n\n")
     body = json.loads(events[-1].removeprefix("data: "))
     body["tokens_predicted"] = tokens
+    body["model"] = "fake"
     body = {name: body[name] for name in NEUTRAL["response_fields"]}
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
