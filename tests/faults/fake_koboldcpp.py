@@ -116,7 +116,7 @@ class FakeKoboldcpp(Engine):
 
     async def _whole(self, body: dict[str, Any], task: Task) -> AsyncGenerator[bytes, None]:
         pieces = [piece async for piece in self._texts(body, task)]
-        result = {
+        result: dict[str, Any] = {
             "text": "".join(text for text, _ in pieces), "tool_calls": [],
             "finish_reason": pieces[-1][1], "logprobs": None,
             # A BOS is added.

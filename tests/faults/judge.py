@@ -97,7 +97,9 @@ def _complete_stream(reply: Reply, text: str | None) -> list[str]:
     events = reply.events()
     if not events or events[-1] != "[DONE]":
         return [f"a stream that ends without [DONE] or an error: …{reply.body[-200:]!r}"]
-    found, texts, ended = [], {}, set()
+    found: list[str] = []
+    texts: dict[int, str] = {}
+    ended: set[int] = set()
     for chunk in reply.chunks():
         for choice in chunk["choices"]:
             index = choice["index"]

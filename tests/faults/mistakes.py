@@ -12,6 +12,7 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 from faults.wire import Answer, Send, Wire, finish, framed, head, plainly
 
@@ -303,10 +304,10 @@ def _json(part: bytes, change: Callable[[dict[str, object]], bytes]) -> bytes:
 
 def _set(which: str, path: str, value: str) -> Spoil:
     def change(event: dict[str, object]) -> bytes:
-        here: object = event
+        here: Any = event
         *outer, last = path.split(".")
         for step in outer:
-            here = here[int(step) if isinstance(here, list) else step]  # type: ignore[index, call-overload]
+            here = here[int(step) if isinstance(here, list) else step]
         if isinstance(here, list):
             here[int(last)] = "SPOILT"
         elif isinstance(here, dict):

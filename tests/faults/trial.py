@@ -17,6 +17,8 @@ LATER, LATEST = 0.25, 1.0
 # Connections to an engine at a time: its slots or the pool's idle ones, and questions beside.
 CONNECTIONS = 160
 IDLE = 64
+# Seconds beyond its own after which a case is given up.
+MOST = 60.0
 
 
 @dataclass
@@ -34,7 +36,8 @@ async def attempt(stage: Stage, case: Case) -> Outcome:
     start = time.monotonic()
     if case.alone:
         try:
-            violations = await case.act(stage, case)
+            async with asyncio.timeout(case.seconds + MOST):
+                violations = await case.act(stage, case)
         except Exception as error:
             violations = [f"the case broke: {error!r}"]
         return Outcome(case, stage.engine, time.monotonic() - start, violations)
@@ -56,7 +59,8 @@ async def _attempted(stage: Stage, case: Case) -> list[str]:
     if not case.beside:
         others.cancel()
     try:
-        violations = await case.act(stage, case)
+        async with asyncio.timeout(case.seconds + MOST):
+            violations = await case.act(stage, case)
     except Exception as error:
         violations = [f"the case broke: {error!r}"]
     finally:

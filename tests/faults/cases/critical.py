@@ -30,12 +30,18 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "dry": {"dry_multiplier": 5.0, "dry_allowed_length": 0},
     "dynatemp": {"dynatemp_range": 5.0, "temperature": 2.0},
     "all": {
-        "xtc_probability": 1, "xtc_threshold": 0, "top_k": 3, "top_p": 0.01, "min_p": 0.5,
-        "typical_p": 0.1, "top_n_sigma": 0.1, "dry_multiplier": 1.0,
+        "xtc_probability": 1,
+        "xtc_threshold": 0,
+        "top_k": 3,
+        "top_p": 0.01,
+        "min_p": 0.5,
+        "typical_p": 0.1,
+        "top_n_sigma": 0.1,
+        "dry_multiplier": 1.0,
     },
     "bias": {"logit_bias": {str(token): -100 for token in range(300)}},
     "nothing-left": {"xtc_probability": 1, "xtc_threshold": 0, "top_k": 1, "top_p": 0.0},
-}  # fmt: skip
+}
 GRAMMARS: dict[str, dict[str, Any]] = {
     "regex": {"regex": "[a-z ]*"},
     "gbnf": {"grammar": "root ::= [a-z ]*"},
@@ -48,9 +54,12 @@ async def _constrained(stage: Stage, case: Case) -> list[str]:
     """Ask while another client's constrained answer must stay what it is alone."""
     # Greedy, since the numbers of a batch depend on its shape in the last digits.
     body = {
-        "model": "m", "prompt": PROMPTS[0], "max_tokens": 24, "regex": "[a-zA-Z .]*",
+        "model": "m",
+        "prompt": PROMPTS[0],
+        "max_tokens": 24,
+        "regex": "[a-zA-Z .]*",
         "temperature": 0,
-    }  # fmt: skip
+    }
 
     async def other() -> Reply:
         return await ask(stage.latimer.port, encoded("/v1/completions", body), 20)
@@ -71,14 +80,21 @@ def _memory() -> Iterator[Case]:
         for kind, grammar in GRAMMARS.items():
             body = {"prompt": "a", "max_tokens": 16, **fields, **grammar}
             yield Case(
-                name=f"{name} with {kind}", kind=MEMORY, engines=(INSIDE,), body=body,
-                act=_constrained, short=(name, kind) in (("xtc", "regex"), ("xtc-half", "regex")),
-            )  # fmt: skip
+                name=f"{name} with {kind}",
+                kind=MEMORY,
+                engines=(INSIDE,),
+                body=body,
+                act=_constrained,
+                short=(name, kind) in (("xtc", "regex"), ("xtc-half", "regex")),
+            )
         body = {"prompt": "a", "max_tokens": 8, "n": 8, "logprobs": 5, **fields, "regex": "[a-z]*"}
         yield Case(
-            name=f"{name} with n and logprobs", kind=MEMORY, engines=(INSIDE,), body=body,
+            name=f"{name} with n and logprobs",
+            kind=MEMORY,
+            engines=(INSIDE,),
+            body=body,
             act=_constrained,
-        )  # fmt: skip
+        )
 
 
 # Texts that an expression with nested or overlapping repetitions takes forever over.
@@ -122,14 +138,22 @@ GBNF = {
     "surrogate": 'root ::= "\\uD800"',
 }
 REGEXES = {
-    "nested": "(a+)+$", "nested-deep": "(" * 60 + "a" + "+)" * 60, "alternatives": "(a|a)*b",
-    "alternatives-many": "(" + "a|" * 4000 + "a)*", "open": "(" * 4000,
+    "nested": "(a+)+$",
+    "nested-deep": "(" * 60 + "a" + "+)" * 60,
+    "alternatives": "(a|a)*b",
+    "alternatives-many": "(" + "a|" * 4000 + "a)*",
+    "open": "(" * 4000,
     "classes": "[a-z]{1000}" * 4,
-    "repeat": "(((a{1000}){1000}){1000}){1000}", "repeat-huge": "a{1000000000}",
-    "optional": "a?" * 2000 + "a" * 2000, "optional-100": "a?" * 100 + "a" * 100, "lookahead": "(?=a)b", "back": r"(a)\1",
-    "unicode": r"\p{L}{500}", "deep": "(" * 1200 + "a" + ")" * 1200,
+    "repeat": "(((a{1000}){1000}){1000}){1000}",
+    "repeat-huge": "a{1000000000}",
+    "optional": "a?" * 2000 + "a" * 2000,
+    "optional-100": "a?" * 100 + "a" * 100,
+    "lookahead": "(?=a)b",
+    "back": r"(a)\1",
+    "unicode": r"\p{L}{500}",
+    "deep": "(" * 1200 + "a" + ")" * 1200,
     "negated": "[^" + "a" * 10_000 + "]",
-}  # fmt: skip
+}
 ANSWERED = REFUSED | RIGHT
 
 
@@ -137,15 +161,20 @@ def _freeze() -> Iterator[Case]:
     short = {"hashes", "quotes", "parentheses", "braces"}
     for name, text in GBNF.items():
         yield Case(
-            name=f"grammar {name}", kind=FREEZE,
+            name=f"grammar {name}",
+            kind=FREEZE,
             body={"prompt": "a", "grammar": text, "max_tokens": 8},
-            expect=ANSWERED, short=name in short,
-        )  # fmt: skip
+            expect=ANSWERED,
+            short=name in short,
+        )
     for name, text in REGEXES.items():
         yield Case(
-            name=f"regex {name}", kind=FREEZE, body={"prompt": "a", "regex": text, "max_tokens": 8},
-            expect=ANSWERED, short=name == "nested",
-        )  # fmt: skip
+            name=f"regex {name}",
+            kind=FREEZE,
+            body={"prompt": "a", "regex": text, "max_tokens": 8},
+            expect=ANSWERED,
+            short=name == "nested",
+        )
 
 
 SCHEMAS: dict[str, str] = {
@@ -226,18 +255,27 @@ def _retrieval() -> Iterator[Case]:
         for way, (path, body) in _ways(json.loads(text)).items():
             if way in ("field", "strict-tool") or name in ("literal", "file", "ref"):
                 yield Case(
-                    name=f"reference {name} in a {way}", kind=SPY, path=path, body=body,
+                    name=f"reference {name} in a {way}",
+                    kind=SPY,
+                    path=path,
+                    body=body,
                     engines=(*FAKES, INSIDE) if name in ("literal", "file") else (FAKES[0], INSIDE),
-                    expect=ANSWERED, act=_any_answer,
+                    expect=ANSWERED,
+                    act=_any_answer,
                     short=(name, way) in (("literal", "field"), ("file", "field")),
-                )  # fmt: skip
+                )
     for name, schema in PATTERNS.items():
         for way, (path, body) in _ways(schema).items():
             if way in ("field", "strict-tool"):
                 yield Case(
-                    name=f"pattern {name} in a {way}", kind=SPY, path=path, body=body,
-                    expect=ANSWERED, act=_any_answer, short=(name, way) == ("literal", "field"),
-                )  # fmt: skip
+                    name=f"pattern {name} in a {way}",
+                    kind=SPY,
+                    path=path,
+                    body=body,
+                    expect=ANSWERED,
+                    act=_any_answer,
+                    short=(name, way) == ("literal", "field"),
+                )
 
 
 async def _any_answer(stage: Stage, case: Case) -> list[str]:
@@ -253,38 +291,63 @@ def _crossed() -> Iterator[Case]:
     for what in ("100", "102", "103", "199", "many", "apart"):
         for suffix, body in (("", {}), (" streamed", stream)):
             yield Case(
-                name=f"informational {what}{suffix}", kind=CROSSED, engines=FAKES, body=body,
-                fault=f"informational/{what}", act=asks_again, short=what == "103",
-            )  # fmt: skip
+                name=f"informational {what}{suffix}",
+                kind=CROSSED,
+                engines=FAKES,
+                body=body,
+                fault=f"informational/{what}",
+                act=asks_again,
+                short=what == "103",
+            )
     yield Case(
-        name="informational with a length", kind=CROSSED, engines=FAKES,
-        fault="informational/length", expect=RIGHT | BROKEN,
-    )  # fmt: skip
+        name="informational with a length",
+        kind=CROSSED,
+        engines=FAKES,
+        fault="informational/length",
+        expect=RIGHT | BROKEN,
+    )
     yield Case(
         name="switching protocols", kind=CROSSED, engines=FAKES, fault="switching", expect=BROKEN
     )
     for what in ("bytes", "reply", "event", "late", "long", "half", "line", "endless"):
         for suffix, body in (("", {}), (" streamed", stream)):
             yield Case(
-                name=f"behind {what}{suffix}", kind=CROSSED, engines=FAKES, body=body,
-                fault=f"behind/{what}", act=asks_again, expect=RIGHT | BROKEN,
+                name=f"behind {what}{suffix}",
+                kind=CROSSED,
+                engines=FAKES,
+                body=body,
+                fault=f"behind/{what}",
+                act=asks_again,
+                expect=RIGHT | BROKEN,
                 short=what in ("reply", "bytes"),
-            )  # fmt: skip
+            )
         yield Case(
-            name=f"behind {what} of a tokenised prompt", kind=CROSSED, engines=(FAKES[0],),
-            body={"prompt": "hello"}, path="/v1/tokenize", calls={"/tokenize": f"behind/{what}"},
+            name=f"behind {what} of a tokenised prompt",
+            kind=CROSSED,
+            engines=(FAKES[0],),
+            body={"prompt": "hello"},
+            path="/v1/tokenize",
+            calls={"/tokenize": f"behind/{what}"},
             act=_tokenised,
-        )  # fmt: skip
+        )
     for what in ("short", "zero", "twice", "both", "negative", "text"):
         yield Case(
-            name=f"length {what}", kind=CROSSED, engines=FAKES, fault=f"length/{what}",
-            expect=RIGHT | BROKEN, act=asks_again,
-        )  # fmt: skip
+            name=f"length {what}",
+            kind=CROSSED,
+            engines=FAKES,
+            fault=f"length/{what}",
+            expect=RIGHT | BROKEN,
+            act=asks_again,
+        )
     for what in ("no-content", "not-modified", "empty"):
         yield Case(
-            name=f"reply {what}", kind=CROSSED, engines=FAKES, fault=what, expect=BROKEN,
+            name=f"reply {what}",
+            kind=CROSSED,
+            engines=FAKES,
+            fault=what,
+            expect=BROKEN,
             act=asks_again,
-        )  # fmt: skip
+        )
     yield Case(
         name="an answer that nobody asked for", kind=CROSSED, engines=FAKES, act=_pushed, short=True
     )

@@ -73,7 +73,7 @@ def _status() -> Iterator[Case]:
 
 
 # Fields of events that are read.
-EVENTS = {
+EVENTS: dict[str, dict[str, tuple[str, ...]]] = {
     FAKE_SERVER: {
         "first": ("content", "tokens", "stop", "tokens_predicted", "tokens_evaluated", "index"),
         "last": ("stop", "stop_type", "tokens_predicted", "tokens_evaluated", "timings",
@@ -128,7 +128,7 @@ def _events() -> Iterator[Case]:
     # A stream of koboldcpp's may end without its last event; then it is asked why.
     yield from _case("no last event", "event/last/missing", engines=(FAKE_SERVER,), short=True)
     yield from _case("no last event", "event/last/missing", MAYBE, engines=(FAKE_KOBOLD,))
-    yield from _case("the last event twice", "event/last/again", MAYBE)
+    yield from _case("the last event again", "event/last/again", MAYBE)
     yield from _case("an error event in the middle", "event/first/error", short=True)
 
 

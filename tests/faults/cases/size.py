@@ -21,8 +21,10 @@ def _doubled(depth: int, way: str) -> dict[str, Any]:
         ref = {"$ref": f"#/$defs/a{level + 1}"}
         if way == "properties":
             defs[f"a{level}"] = {
-                "type": "object", "properties": {"x": ref, "y": ref}, "required": ["x", "y"],
-            }  # fmt: skip
+                "type": "object",
+                "properties": {"x": ref, "y": ref},
+                "required": ["x", "y"],
+            }
         else:
             defs[f"a{level}"] = {way: [ref, ref]}
     return {"$defs": defs, "$ref": "#/$defs/a0"}
@@ -46,20 +48,31 @@ def _required(count: int) -> dict[str, Any]:
 
 
 SCHEMAS: dict[str, Any] = {
-    **{f"doubling by {way}": _doubled(60, way) for way in ("properties", "allOf", "anyOf", "oneOf")},
+    **{
+        f"doubling by {way}": _doubled(60, way) for way in ("properties", "allOf", "anyOf", "oneOf")
+    },
     "doubling, shallow": _doubled(14, "properties"),
     "oneOf of hundreds": {
-        "oneOf": [
-            {"type": "object", "properties": {f"a{i}": {"const": i}}} for i in range(600)
-        ]
+        "oneOf": [{"type": "object", "properties": {f"a{i}": {"const": i}}} for i in range(600)]
     },
     "anyOf of thousands": {"anyOf": [{"const": index} for index in range(5000)]},
     "allOf of hundreds": {"allOf": [{"properties": {f"a{i}": {}}} for i in range(600)]},
-    "nested oneOf": {"oneOf": [{"oneOf": [{"oneOf": [{"const": k + j * 9 + i * 81}
-                     for k in range(9)]} for j in range(9)]} for i in range(9)]},
+    "nested oneOf": {
+        "oneOf": [
+            {
+                "oneOf": [
+                    {"oneOf": [{"const": k + j * 9 + i * 81} for k in range(9)]} for j in range(9)
+                ]
+            }
+            for i in range(9)
+        ]
+    },
     "15,000 properties": _properties(15_000),
     "15,000 required names": _required(15_000),
-    "15,000 properties, required": {**_properties(15_000), "required": [f"p{i}" for i in range(15_000)]},
+    "15,000 properties, required": {
+        **_properties(15_000),
+        "required": [f"p{i}" for i in range(15_000)],
+    },
     "500 optional properties": _properties(500),
     "long names": _properties(20, 1500),
     "enum of 100,000": {"enum": list(range(100_000))},
@@ -75,11 +88,16 @@ SCHEMAS: dict[str, Any] = {
     "multipleOf": {"type": "integer", "multipleOf": 10**15 + 37},
     "number range": {"type": "number", "minimum": 1e-300, "maximum": 1e300},
     "own reference": {"$ref": "#"},
-    "own reference in a loop": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
-                                "$ref": "#/$defs/a"},
-    "pattern properties": {"type": "object", "patternProperties": {f"^a{i}": {} for i in range(2000)}},
+    "own reference in a loop": {
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+        "$ref": "#/$defs/a",
+    },
+    "pattern properties": {
+        "type": "object",
+        "patternProperties": {f"^a{i}": {} for i in range(2000)},
+    },
     "dependent": {"type": "object", "dependentRequired": {f"a{i}": ["b"] for i in range(3000)}},
-}  # fmt: skip
+}
 GRAMMARS = {
     "chain of 5,000 rules": "root ::= r0\n"
     + "".join(f"r{i} ::= r{i + 1}\n" for i in range(5000))
@@ -103,7 +121,7 @@ GRAMMARS = {
     "optional 50": "root ::= " + '"a"? ' * 50 + '"a" ' * 50,
     "optional 400": "root ::= " + '"a"? ' * 400 + '"a" ' * 400,
     "stars 200": "root ::= " + '"a"* ' * 200,
-    "ambiguous": 'root ::= root2 root2\nroot2 ::= "a" | "a" root2 | root2b\nroot2b ::= "a" root2 "a"?',
+    "ambiguous": 'root ::= b b\nb ::= "a" | "a" b | c\nc ::= "a" b "a"?',
     "text of 1 MB": 'root ::= "' + "a" * 2**20 + '"',
     "comments of 4 MB": 'root ::= "a"\n' + "# comment\n" * 400_000,
 }
@@ -122,70 +140,98 @@ def _requests() -> Iterator[Case]:
     yield _case("four stops of 4 KB for 8 choices", body={"prompt": "a", **own})
     for count in (100_000, 8_000_000):
         yield _case(
-            f"a prompt of {count:,} ids", body=lambda count=count: {"prompt": [5] * count},
-            memory=1500, short=count == 100_000,
-        )  # fmt: skip
+            f"a prompt of {count:,} ids",
+            body=lambda count=count: {"prompt": [5] * count},
+            memory=1500,
+            short=count == 100_000,
+        )
     yield _case("a prompt of 30 MB", body=lambda: {"prompt": "word " * 6_000_000}, memory=600)
     yield _case("prompts of ids", body=lambda: {"prompt": [[5] * 4000] * 500}, memory=600)
     yield _case(
-        "a message of 30 MB", path=chat, memory=600,
+        "a message of 30 MB",
+        path=chat,
+        memory=600,
         body=lambda: {"messages": [{"role": "user", "content": "word " * 6_000_000}]},
-    )  # fmt: skip
+    )
     yield _case(
-        "100,000 messages", path=chat, memory=600,
+        "100,000 messages",
+        path=chat,
+        memory=600,
         body=lambda: {"messages": [{"role": "user", "content": "a"}] * 100_000},
-    )  # fmt: skip
+    )
     yield _case(
-        "300,000 parts", path=chat, memory=900,
+        "300,000 parts",
+        path=chat,
+        memory=900,
         body=lambda: {
             "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 300_000}]
         },
-    )  # fmt: skip
+    )
     for size in (100_000, 5_000_000):
         url = "data:image/png" + ";" * size + ",AAAA"
         part = {"type": "image_url", "image_url": {"url": url}}
         yield _case(
-            f"a data: URL of {size:,} semicolons", path=chat, short=size == 100_000, memory=200,
+            f"a data: URL of {size:,} semicolons",
+            path=chat,
+            short=size == 100_000,
+            memory=200,
             body=lambda part=part: {"messages": [{"role": "user", "content": [part]}]},
-        )  # fmt: skip
+        )
     nest = "[" * 100 + "]" * 100
     yield _case(
-        "arrays 100 deep, 30,000 times", memory=900, short=True,
-        body=lambda: ('{"model":"m","prompt":"a","x":[' + ",".join([nest] * 30_000) + "]}").encode(),
-    )  # fmt: skip
-    yield _case(
-        "objects 100 deep, 10,000 times", memory=900,
+        "arrays 100 deep, 30,000 times",
+        memory=900,
+        short=True,
         body=lambda: (
-            '{"model":"m","prompt":"a","x":[' + ",".join(['{"a":' * 100 + "1" + "}" * 100] * 10_000)
+            '{"model":"m","prompt":"a","x":[' + ",".join([nest] * 30_000) + "]}"
+        ).encode(),
+    )
+    yield _case(
+        "objects 100 deep, 10,000 times",
+        memory=900,
+        body=lambda: (
+            '{"model":"m","prompt":"a","x":['
+            + ",".join(['{"a":' * 100 + "1" + "}" * 100] * 10_000)
             + "]}"
         ).encode(),
-    )  # fmt: skip
+    )
     yield _case("arrays 100,000 deep", body=b'{"model":"m","x":' + b"[" * 100_000)
     yield _case(
-        "200,000 unknown fields", memory=600,
+        "200,000 unknown fields",
+        memory=600,
         body=lambda: {"prompt": "a", "max_tokens": 1, **{f"x{i}": i for i in range(200_000)}},
-    )  # fmt: skip
+    )
     for count in (100_000, 5_000_000):
         yield _case(
-            f"detokenise {count:,} ids", path="/v1/detokenize", memory=1500,
-            body=lambda count=count: {"tokens": [97] * count}, short=count == 100_000,
-        )  # fmt: skip
+            f"detokenise {count:,} ids",
+            path="/v1/detokenize",
+            memory=1500,
+            body=lambda count=count: {"tokens": [97] * count},
+            short=count == 100_000,
+        )
     yield _case(
-        "tokenise 20 MB", path="/v1/tokenize", memory=2000,
+        "tokenise 20 MB",
+        path="/v1/tokenize",
+        memory=2000,
         body=lambda: {"prompt": "word " * 4_000_000},
-    )  # fmt: skip
+    )
     for name in ("repeat_last_n", "dry_penalty_last_n"):
         more = {"repeat_penalty": 1.1, "dry_multiplier": 1.0, "n": 4, "max_tokens": 4}
         yield _case(
-            f"{name} 2,147,483,647", body={"prompt": "a", name: 2**31 - 1, **more},
+            f"{name} 2,147,483,647",
+            body={"prompt": "a", name: 2**31 - 1, **more},
             short=name == "repeat_last_n",
-        )  # fmt: skip
+        )
     yield _case(
-        "dry_sequence_breakers", body={
-            "prompt": "a", "max_tokens": 4, "dry_multiplier": 1.0,
+        "dry_sequence_breakers",
+        body={
+            "prompt": "a",
+            "max_tokens": 4,
+            "dry_multiplier": 1.0,
             "dry_sequence_breakers": ["b" * 2000 + str(i) for i in range(2000)],
-        }, memory=128,
-    )  # fmt: skip
+        },
+        memory=128,
+    )
     bias = {str(token): 1 for token in range(100_000)}
     yield _case("logit_bias of 100,000", body={"prompt": "a", "max_tokens": 4, "logit_bias": bias})
     tools = [
@@ -194,9 +240,11 @@ def _requests() -> Iterator[Case]:
     ]
     yield _case("2,000 tools", path=chat, body={"messages": [message], "tools": tools}, memory=300)
     yield _case(
-        "a body of 33 MB", body=lambda: {"prompt": "a", "x": "y" * (33 * 2**20)}, memory=200,
+        "a body of 33 MB",
+        body=lambda: {"prompt": "a", "x": "y" * (33 * 2**20)},
+        memory=200,
         says="33554432",
-    )  # fmt: skip
+    )
     yield _case("a template's name of 1 MB", path=chat, body={"messages": [message], "adapter": {
         "assistant": {"start": "a" * 2**20}}})  # fmt: skip
 
@@ -209,30 +257,41 @@ def _structures() -> Iterator[Case]:
     for name, schema in SCHEMAS.items():
         body = {"prompt": "a", "json_schema": schema, "max_tokens": 4}
         yield _case(
-            f"schema: {name}", body=body, memory=128,
+            f"schema: {name}",
+            body=body,
+            memory=128,
             short=name in ("doubling by properties", "oneOf of hundreds"),
-        )  # fmt: skip
+        )
         chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
         function = {"name": "f", "parameters": schema, "strict": True}
         yield _case(
-            f"tool: {name}", path="/v1/chat/completions", memory=128,
-            engines=(FAKE_SERVER, INSIDE), expect=ANY | {502},
-            body={**chat, "tools": [{"type": "function", "function": function}],
-                  "tool_choice": "required"},
-        )  # fmt: skip
+            f"tool: {name}",
+            path="/v1/chat/completions",
+            memory=128,
+            engines=(FAKE_SERVER, INSIDE),
+            expect=ANY | {502},
+            body={
+                **chat,
+                "tools": [{"type": "function", "function": function}],
+                "tool_choice": "required",
+            },
+        )
     for name, text in GRAMMARS.items():
         yield _case(
-            f"grammar: {name}", memory=256, body={"prompt": "a", "grammar": text, "max_tokens": 4},
+            f"grammar: {name}",
+            memory=256,
+            body={"prompt": "a", "grammar": text, "max_tokens": 4},
             short=name in ("chain of 5,000 rules", "negated class of 10,000", "optional 50"),
-        )  # fmt: skip
+        )
     # A cache that counts its entries holds forty of them.
     for index in range(20):
         schema = {"type": "object", "description": str(index) + "d" * 6 * 10**6}
         yield _case(
-            f"6 MB of descriptions, the {index + 1}th time", memory=160,
+            f"6 MB of descriptions, the {index + 1}th time",
+            memory=160,
             engines=(FAKE_SERVER, INSIDE),
             body=lambda schema=schema: {"prompt": "a", "json_schema": schema, "max_tokens": 1},
-        )  # fmt: skip
+        )
 
 
 # What OpenAI documents as the most that is taken.
@@ -240,36 +299,62 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "n 128": {"prompt": "echo:a", "n": 128, "max_tokens": 1},
     "four stops": {"prompt": "echo:a", "stop": ["q1", "q2", "q3", "q4"], "max_tokens": 2},
     "2,048 prompts": {"prompt": ["echo:a"] * 2048, "max_tokens": 1},
-    "logit_bias of 300": {"prompt": "echo:a", "logit_bias": {str(i): 1 for i in range(10, 300)},
-                          "max_tokens": 2},
+    "logit_bias of 300": {
+        "prompt": "echo:a",
+        "logit_bias": {str(i): 1 for i in range(10, 300)},
+        "max_tokens": 2,
+    },
     "a user of 512": {"prompt": "echo:a", "user": "u" * 512, "max_tokens": 2},
-    "1,000 enum values": {"prompt": "echo:a", "json_schema": {"enum": [f"v{i}" for i in range(1000)]},
-                          "max_tokens": 2},
-    "5,000 properties": {"prompt": "echo:a", "max_tokens": 2, "json_schema": {
-        **_properties(5000), "required": [f"p{i}" for i in range(5000)],
-        "additionalProperties": False}},
+    "1,000 enum values": {
+        "prompt": "echo:a",
+        "json_schema": {"enum": [f"v{i}" for i in range(1000)]},
+        "max_tokens": 2,
+    },
+    "5,000 properties": {
+        "prompt": "echo:a",
+        "max_tokens": 2,
+        "json_schema": {
+            **_properties(5000),
+            "required": [f"p{i}" for i in range(5000)],
+            "additionalProperties": False,
+        },
+    },
     "10 levels": {"prompt": "echo:a", "max_tokens": 2, "json_schema": _deep(10)},
-    "120,000 characters of names": {"prompt": "echo:a", "max_tokens": 2,
-                                    "json_schema": _properties(1200, 96)},
-}  # fmt: skip
+    "120,000 characters of names": {
+        "prompt": "echo:a",
+        "max_tokens": 2,
+        "json_schema": _properties(1200, 96),
+    },
+}
 
 
 def _published() -> Iterator[Case]:
     for name, body in PUBLISHED.items():
         slow = name == "2,048 prompts"
         yield Case(
-            name=f"OpenAI's limit: {name}", kind=SIZE, body=body, expect=RIGHT,
+            name=f"OpenAI's limit: {name}",
+            kind=SIZE,
+            body=body,
+            expect=RIGHT,
             engines=(FAKE_SERVER, INSIDE) if slow else (FAKE_SERVER, REAL, INSIDE),
-            seconds=90 if slow else 30, memory=300,
-        )  # fmt: skip
+            seconds=90 if slow else 30,
+            memory=300,
+        )
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": _properties(3)}}
              for i in range(128)]  # fmt: skip
     yield Case(
-        name="OpenAI's limit: 128 tools", kind=SIZE, path="/v1/chat/completions", engines=(INSIDE,),
-        body={"messages": [{"role": "user", "content": "Hello!"}], "tools": tools, "max_tokens": 4,
-              "tool_choice": "none"},
+        name="OpenAI's limit: 128 tools",
+        kind=SIZE,
+        path="/v1/chat/completions",
+        engines=(INSIDE,),
+        body={
+            "messages": [{"role": "user", "content": "Hello!"}],
+            "tools": tools,
+            "max_tokens": 4,
+            "tool_choice": "none",
+        },
         expect=RIGHT | {400},
-    )  # fmt: skip
+    )
 
 
 def _together() -> Iterator[Case]:
@@ -277,9 +362,12 @@ def _together() -> Iterator[Case]:
     assert json.dumps(large)
     yield _case("fifty large schemas at once", body=large, act=floods(50), seconds=30, memory=256)
     yield _case(
-        "twenty bodies of 8 MB at once", act=floods(20), seconds=30, memory=1200,
+        "twenty bodies of 8 MB at once",
+        act=floods(20),
+        seconds=30,
+        memory=1200,
         body=lambda: {"prompt": "a", "max_tokens": 1, "x": ["y" * 100] * 80_000},
-    )  # fmt: skip
+    )
 
 
 CASES = [*_requests(), *_structures(), *_published(), *_together()]

@@ -52,9 +52,14 @@ async def _failed(
     words: Sequence[str], codes: frozenset[int], environment: Mapping[str, str]
 ) -> list[str]:
     process = await asyncio.create_subprocess_exec(
-        "latimer", "serve", *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env={**os.environ, "LATIMER_PORT": "0", **environment},
-    )  # fmt: skip
+        "latimer",
+        "serve",
+        *words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "LATIMER_PORT": "0", **environment},
+    )
     try:
         async with asyncio.timeout(20):
             output, _ = await process.communicate()
@@ -128,7 +133,7 @@ def _starts() -> Iterator[Case]:
         "environment wrong": fails([], USAGE, LATIMER_PARALLEL="many"),
         "parallel 0": fails(["--parallel", "0"], USAGE),
         "context large": fails(["--context", str(10**12)], EITHER),
-        "context of 5,000 digits": fails(["--context", "9" * 5000], EITHER),
+        "context of 500 digits": fails(["--context", "9" * 500], EITHER),
         "vocabulary unknown": fails(["--logit-bias-vocabulary", "nobody"], EITHER),
         "backend without a URL": fails(["--backend", "koboldcpp"], EITHER),
     }
@@ -151,14 +156,19 @@ def _lives() -> Iterator[Case]:
     yield case("SIGTERM while idle", _drained(None), (FAKE_SERVER, FAKE_KOBOLD, INSIDE))
     yield case("SIGTERM while a request runs", _drained({}), (FAKE_SERVER, FAKE_KOBOLD, INSIDE))
     yield case(
-        "SIGTERM while a stream runs", _drained({"stream": True}), (FAKE_SERVER, FAKE_KOBOLD, INSIDE),
+        "SIGTERM while a stream runs",
+        _drained({"stream": True}),
+        (FAKE_SERVER, FAKE_KOBOLD, INSIDE),
         short=True,
-    )  # fmt: skip
+    )
     for way in (False, True):
         yield Case(
-            name=f"SIGTERM to a real llama-server{' while streaming' * way}", kind=SILENCE,
-            engines=(REAL,), act=_engine_ends(way), alone=True,
-        )  # fmt: skip
+            name=f"SIGTERM to a real llama-server{' while streaming' * way}",
+            kind=SILENCE,
+            engines=(REAL,),
+            act=_engine_ends(way),
+            alone=True,
+        )
 
 
 def _before(more: Sequence[str]) -> Act:
