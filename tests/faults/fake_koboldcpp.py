@@ -27,8 +27,15 @@ class FakeKoboldcpp(Engine):
         self._one = asyncio.Lock()
         self._ended: set[str] = set()
         self._told: dict[str, list[int]] = {}
-        self._reason = 1
+        self._reason = -1
         self._total = 0
+        self._since = 0.0
+
+    async def start(self) -> None:
+        """See `Engine.start`; what a process knows, a new one does not."""
+        self._since, self._total, self._reason = time.monotonic(), 0, -1
+        self._told.clear()
+        await super().start()
 
     async def answer(self, request: Request) -> Answer:
         """See `Engine.answer`."""
@@ -67,6 +74,7 @@ class FakeKoboldcpp(Engine):
                 return {
                     "idle": int(not self._one.locked()), "stop_reason": self._reason,
                     "last_token_count": 0, "total_gens": self._total, "queue": 0,
+                    "uptime": time.monotonic() - self._since,
                 }  # fmt: skip
             case "/api/extra/abort":
                 self.aborted.append(time.monotonic())
