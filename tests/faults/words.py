@@ -46,7 +46,8 @@ class Model:
     def text(self, ids: list[int]) -> str:
         """Detokenise, control tokens spelled."""
         return b"".join(
-            CONTROL[token - 256].encode() if token >= 256 else self.piece(token) for token in ids
+            CONTROL[token - 256].encode() if 256 <= token < SIZE else self.piece(token)
+            for token in ids
         ).decode(errors="replace")
 
 
