@@ -35,6 +35,7 @@ class Latimer:
         self._environment = {**os.environ, "PYTHONFAULTHANDLER": "1", **environment}
         self.port = 0
         self._read = 0
+        self._ended = b""
 
     async def start(self, ready: bool = True, seconds: float = 60.0) -> None:
         """Start, and wait until it listens and is ready.
@@ -42,11 +43,14 @@ class Latimer:
         Args:
             ready: whether to wait until `/health` answers 200.
         """
-        self.log = tempfile.NamedTemporaryFile(prefix="latimer-faults-")  # noqa: SIM115
+        self._read, self._ended = 0, b""
+        handle, name = tempfile.mkstemp(prefix="latimer-faults-")
+        self.log = Path(name)
         self.process = subprocess.Popen(  # noqa: ASYNC220
-            self.words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.log,
+            self.words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=handle,
             env=self._environment,
         )  # fmt: skip
+        os.close(handle)
         end = time.monotonic() + seconds
         while not (found := _ADDRESS.findall(self.output())):
             assert self.process.poll() is None, self.output().decode(errors="replace")
@@ -62,7 +66,7 @@ class Latimer:
 
     def output(self) -> bytes:
         """All that it has written."""
-        return Path(self.log.name).read_bytes()
+        return self._ended or self.log.read_bytes()
 
     def fresh_problems(self) -> list[str]:
         """Lines of its log, since the last call, that show an exception or a crash."""
@@ -120,11 +124,13 @@ class Latimer:
         end = time.monotonic() + seconds
         while self.alive and time.monotonic() < end:
             await asyncio.sleep(0.02)
-        if self.alive:
+        killed = self.alive
+        if killed:
             self.process.kill()
             self.process.wait()
-            return None
-        return self.process.returncode
+        self._ended = self.output() or b" "
+        self.log.unlink(missing_ok=True)
+        return None if killed else self.process.returncode
 
 
 def _text(path: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 from pathlib import Path
@@ -37,6 +38,10 @@ async def run(options: argparse.Namespace) -> list[Outcome]:
     """Run all on each engine, and say so."""
     outcomes = []
     cases = chosen(options)
+    task = asyncio.current_task()
+    assert task is not None
+    # Whoever ends this ends the processes that it has started.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     for engine in options.engine or ALL:
         own = [case for case in cases if engine in case.engines]
         if not own:
