@@ -66,7 +66,9 @@ class Stage:
     def words(self) -> list[str]:
         """The arguments that Latimer is started with."""
         if self.engine == INSIDE:
-            return ["--context", "4096", "--parallel", "4", "--any-model", "--gpu-layers", "0"]
+            # Threads that share cores with others wait for one another more than they compute.
+            sizes = ["--context", "4096", "--parallel", "4", "--threads", "1"]
+            return [*sizes, "--any-model", "--gpu-layers", "0"]
         # koboldcpp has no such option.
         timeout = [] if self.engine == FAKE_KOBOLD else ["--engine-timeout", str(TIMEOUT)]
         return [self.url, "--any-model", *timeout]
