@@ -15,7 +15,7 @@ export CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXA
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" 2>/dev/null)
 
-.PHONY: help serve test lint types unit test-full test-install bench record conformance \
+.PHONY: help serve test lint types unit test-full test-install faults bench record conformance \
 	conform-koboldcpp lock cmake-args clean
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test    set everything up, lint, check types, run every test"
 	@echo "make test-install   install every extra into a fresh environment and use it there"
 	@echo "make test-full      run every check of the conformance suite against every fault"
+	@echo "make faults  run every fault of clients and engines against live processes (10 minutes)"
 	@echo "make bench   measure the proxy against going directly"
 	@echo "make conformance   judge Latimer and its peers, and write docs/conformance"
 	@echo "make conform-koboldcpp URL=http://127.0.0.1:5001   judge Latimer over a live koboldcpp"
@@ -53,6 +54,11 @@ test-full: $(VENV)/test
 
 test-install: $(VENV)/test
 	$(BIN)/pytest tests/install
+
+# The table of what was tried and what happened is build/faults.md.
+faults: $(VENV)/test
+	mkdir -p build
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/faults/run.py --table build/faults.md
 
 bench: $(VENV)/test
 	$(BIN)/python tests/benchmarks/proxy.py

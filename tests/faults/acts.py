@@ -1,0 +1,170 @@
+"""What clients do beyond asking: leave at a stage, read nothing, ask twice, or many times."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from collections import Counter
+
+from faults.case import Act, Case
+from faults.client import Client, Reply, ask
+from faults.judge import judged
+from faults.stage import Stage
+
+
+def leaves(
+    after: float = 0.0, *, share: float = 1.0, begun: bool = False, twice: bool = False
+) -> Act:
+    """Leave, and check that all work ends.
+
+    Args:
+        after: seconds after the request was sent.
+        share: the part of the request's bytes that is sent.
+        begun: wait for the first bytes of the reply's body.
+        twice: send a second request on the connection, before the first is answered.
+    """
+
+    async def act(stage: Stage, case: Case) -> list[str]:
+        data = stage.request(case, stage.marker())
+        client = await Client.to(stage.latimer.port)
+        client.send(data[: int(len(data) * share)] + data * twice)
+        if begun:
+            async with asyncio.timeout(case.seconds):
+                await client.reader.readuntil(b"\r\n\r\n")
+                await client.reader.read(1)
+        await asyncio.sleep(after)
+        if stage.fake is not None and case.says == "works" and not stage.fake.working:
+            return ["the engine was not at work when the client left"]
+        client.leave()
+        return await stage.calm()
+
+    return act
+
+
+def reads_nothing(seconds: float = 2.0, most: float = 24.0) -> Act:
+    """Ask for a stream, read nothing of it, and check how much is taken from the engine.
+
+    Args:
+        most: MiB that may be taken.
+    """
+
+    async def act(stage: Stage, case: Case) -> list[str]:
+        assert stage.fake is not None
+        before = stage.fake.sent
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(connection, ("127.0.0.1", stage.latimer.port))
+            await loop.sock_sendall(connection, stage.request(case, stage.marker()))
+            await asyncio.sleep(seconds)
+            taken = (stage.fake.sent - before) / 2**20
+        found = await stage.calm()
+        if taken > most:
+            found.append(f"{taken:.0f} MiB were taken from the engine, and nothing was read")
+        return found
+
+    return act
+
+
+async def pipelines(stage: Stage, case: Case) -> list[str]:
+    """Send two requests at once on one connection: each gets its own answer, in order."""
+    markers = [stage.marker(), stage.marker()]
+    data = [
+        stage.request(case, marker).replace(b"Connection: close\r\n", b"") for marker in markers
+    ]
+    client = await Client.to(stage.latimer.port)
+    found = []
+    try:
+        client.send(b"".join(data))
+        for marker in markers:
+            async with asyncio.timeout(case.seconds):
+                reply = await client.reply()
+            reply.wanted = stage.wanted(data[0], markers[0]) and marker
+            found += judged(reply, case)
+    except TimeoutError:
+        found.append("a second request in the pipeline is not answered")
+    finally:
+        client.leave()
+    return found
+
+
+async def asks_again(stage: Stage, case: Case) -> list[str]:
+    """Ask the same three times, one after the other, each with a marker of its own."""
+    found: list[str] = []
+    for _ in range(3):
+        found += judged(await stage.ask(case, stage.marker()), case)
+    return found
+
+
+def floods(count: int, ends: bool = True) -> Act:
+    """Send many requests at once; every one gets its own answer, or a 429.
+
+    Args:
+        ends: whether all must have been answered; else the clients leave after a moment.
+    """
+
+    async def act(stage: Stage, case: Case) -> list[str]:
+        async def one(index: int) -> Reply:
+            # A backlog of connections is the system's, not ours.
+            await asyncio.sleep(index / 4000)
+            return await stage.ask(case, stage.marker())
+
+        tasks = [asyncio.create_task(one(index)) for index in range(count)]
+        if not ends:
+            await asyncio.sleep(1.0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return await stage.calm()
+        found: Counter[str] = Counter()
+        for reply in await asyncio.gather(*tasks):
+            for problem in judged(reply, case):
+                found[re.sub(r"m\d{5}-\d{5}|[\d.]+ s", "…", problem)[:300]] += 1
+        return [f"{number} of {count}: {problem}" for problem, number in found.most_common(3)]
+
+    return act
+
+
+def restarts(change: Act | None = None) -> Act:
+    """Restart the fake engine before the request is sent."""
+
+    async def act(stage: Stage, case: Case) -> list[str]:
+        assert stage.fake is not None
+        await stage.fake.restart()
+        # A connection's end has arrived when the next request is sent.
+        await asyncio.sleep(0.05)
+        return judged(await stage.ask(case, stage.marker()), case)
+
+    return change or act
+
+
+async def unreachable(stage: Stage, case: Case) -> list[str]:
+    """Ask while nobody listens at the engine's address, then again when it is back."""
+    assert stage.fake is not None
+    await stage.fake.stop()
+    try:
+        found = judged(await stage.ask(case, stage.marker()), case)
+    finally:
+        await stage.fake.start()
+    return found
+
+
+async def raw(stage: Stage, case: Case) -> list[str]:
+    """Send bytes that are a request, or nearly one."""
+    assert isinstance(case.made, bytes)
+    return judged(await ask(stage.latimer.port, case.made, case.seconds), case)
+
+
+async def stays_silent(stage: Stage, case: Case) -> list[str]:
+    """Send half a request and wait: others are served in the meantime."""
+    data = stage.request(case, stage.marker())
+    client = await Client.to(stage.latimer.port)
+    client.send(data[: len(data) // 2])
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        await asyncio.sleep(0.05)
+    client.leave()
+    return []

@@ -1,0 +1,86 @@
+"""Another model behind the same address: nothing of the old one may be used any more."""
+
+from __future__ import annotations
+
+import asyncio
+
+from faults.case import Act, Case
+from faults.client import ask, encoded
+from faults.fake_koboldcpp import FakeKoboldcpp
+from faults.fake_llama_server import FakeLlamaServer
+from faults.stage import Stage
+from faults.words import TEMPLATE, Model
+
+OTHER = "[OTHER]" + TEMPLATE
+
+
+def another_model(what: str, closes: bool) -> Act:
+    """Change the fake engine's model, ask, and change it back.
+
+    Args:
+        what: what is another: `name`, `template`, `vocabulary`, `context`, or `all`.
+        closes: whether connections are closed in between, as by a restart. Without it the change
+            shows in what the engine says with its answers only, so the second reply must know it.
+    """
+
+    async def act(stage: Stage, case: Case) -> list[str]:
+        fake = stage.fake
+        assert isinstance(fake, FakeLlamaServer | FakeKoboldcpp)
+        old = fake.model
+        every = what == "all"
+        # An engine never changes anything without its name or path.
+        fake.model = Model(
+            name=f"another-{what}.gguf",
+            template=OTHER if every or what == "template" else old.template,
+            shift=7 if every or what == "vocabulary" else 0,
+            context=64 if every or what == "context" else old.context,
+        )
+        try:
+            if closes:
+                await fake.restart()
+                await asyncio.sleep(0.05)
+            else:
+                # The first answer tells of the other model.
+                await stage.small()
+            return await _known(stage, fake)
+        finally:
+            fake.model = old
+            await fake.restart()
+            await asyncio.sleep(0.05)
+            await stage.small()
+
+    return act
+
+
+async def _known(stage: Stage, fake: FakeLlamaServer | FakeKoboldcpp) -> list[str]:
+    """Check that everything is the new model's."""
+    found, port, text = [], stage.latimer.port, stage.marker()
+    model = fake.model
+    messages = [{"role": "user", "content": f"echo:{text}"}]
+    body = {"model": "m", "messages": messages, "logprobs": True, "max_tokens": 16}
+    reply = await ask(port, encoded("/v1/chat/completions", body))
+    if reply.status != 200:
+        found.append(f"a chat fails: {reply}")
+    else:
+        choice = reply.json()["choices"][0]
+        told = "".join(one["token"] for one in choice["logprobs"]["content"])
+        if (choice["message"]["content"], told) != (text, text):
+            found.append(f"the answer is {choice['message']['content']!r}, its tokens are {told!r}")
+        if model.template == OTHER and "[OTHER]" not in fake.seen[-1]:
+            found.append(f"the prompt was made with the old template: {fake.seen[-1]!r}")
+    tokens = (await ask(port, encoded("/v1/tokenize", {"model": "m", "prompt": "ab"}))).json()
+    if not tokens or tokens.get("tokens", [])[-2:] != model.ids("ab"):
+        found.append(f"the tokens of a text are {tokens}, not {model.ids('ab')}")
+    elif tokens["max_model_len"] != model.context:
+        found.append(f"the context is {tokens['max_model_len']}, not {model.context}")
+    back = await ask(port, encoded("/v1/detokenize", {"model": "m", "tokens": model.ids("ab")}))
+    if (back.json() or {}).get("prompt") != "ab":
+        found.append(f"the text of tokens is {back}")
+    long = {"model": "m", "prompt": "a" * 100 + f" echo:{text}", "max_tokens": 16}
+    reply = await ask(port, encoded("/v1/completions", long))
+    if model.context < 100 and "context_length_exceeded" not in str(reply):
+        found.append(f"a prompt longer than the new context: {reply}")
+    names = (await ask(port, encoded("/v1/models", method="GET"))).json()
+    if names["data"][0]["id"] != model.name:
+        found.append(f"the model is called {names['data'][0]['id']}, not {model.name}")
+    return found

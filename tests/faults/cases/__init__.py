@@ -1,0 +1,15 @@
+"""Every case, by class."""
+
+from __future__ import annotations
+
+from faults.case import Case
+from faults.cases import critical, engine, load, outside, size, start
+
+CASES: list[Case] = [
+    *critical.CASES,
+    *size.CASES,
+    *load.CASES,
+    *engine.CASES,
+    *outside.CASES,
+    *start.CASES,
+]

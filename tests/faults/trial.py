@@ -1,0 +1,120 @@
+"""Run a case on a stage, and check what holds for every case."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import time
+from dataclasses import dataclass
+
+from faults.case import Case
+from faults.client import Reply
+from faults.stage import Stage
+
+# Seconds by which a small request may take longer than alone: in the middle, and at most.
+LATER, LATEST = 0.25, 1.0
+# Connections to an engine at a time: its slots or the pool's idle ones, and questions beside.
+CONNECTIONS = 160
+IDLE = 64
+# Seconds beyond its own after which a case is given up.
+MOST = 60.0
+
+
+@dataclass
+class Outcome:
+    """What came of a case."""
+
+    case: Case
+    engine: str
+    seconds: float
+    violations: list[str]
+
+
+async def attempt(stage: Stage, case: Case) -> Outcome:
+    """Run a case; a Latimer that crashed or hangs is started anew."""
+    start = time.monotonic()
+    if case.alone:
+        try:
+            async with asyncio.timeout(case.seconds + MOST):
+                violations = await case.act(stage, case)
+        except Exception as error:
+            violations = [f"the case broke: {error!r}"]
+        return Outcome(case, stage.engine, time.monotonic() - start, violations)
+    violations = await _attempted(stage, case)
+    if violations and (not stage.latimer.alive or any("afterwards" in one for one in violations)):
+        await stage.restart()
+    return Outcome(case, stage.engine, time.monotonic() - start, violations)
+
+
+async def _attempted(stage: Stage, case: Case) -> list[str]:
+    latimer, fake = stage.latimer, stage.fake
+    latimer.forget_peak()
+    memory = latimer.memory()
+    if fake is not None:
+        fake.faults.update(case.calls)
+        fake.most = fake.open
+    beside: list[Reply] = []
+    others = asyncio.create_task(_beside(stage, beside))
+    if not case.beside:
+        others.cancel()
+    try:
+        async with asyncio.timeout(case.seconds + MOST):
+            violations = await case.act(stage, case)
+    except Exception as error:
+        violations = [f"the case broke: {error!r}"]
+    finally:
+        if fake is not None:
+            for path in case.calls:
+                fake.faults.pop(path, None)
+    if not latimer.alive:
+        code = latimer.process.returncode
+        others.cancel()
+        return [*violations, f"the process ended with {code}", *latimer.fresh_problems()]
+    violations += await _finished(others, beside, stage)
+    violations += await stage.witness()
+    violations += latimer.fresh_problems() if latimer.alive else []
+    grown = latimer.memory("VmHWM") - memory
+    if grown > case.memory:
+        violations.append(f"the process grew by {grown:.0f} MiB, more than {case.memory:.0f}")
+    if fake is not None and fake.most > CONNECTIONS:
+        violations.append(f"{fake.most} connections to the engine")
+    if fake is not None and fake.open > IDLE + 1:
+        violations.append(f"{fake.open} connections to the engine stay open")
+    if fake is not None and fake.working:
+        violations += await stage.calm()
+    return violations + stage.canary.fresh()
+
+
+async def _beside(stage: Stage, replies: list[Reply]) -> None:
+    # The case's request goes first.
+    await asyncio.sleep(0.02)
+    while True:
+        replies.append(Reply(seconds=time.monotonic(), problem="waits"))
+        replies[-1] = await stage.small()
+        await asyncio.sleep(0.02)
+
+
+async def _finished(others: asyncio.Task[None], replies: list[Reply], stage: Stage) -> list[str]:
+    """Judge the small requests that were made beside; one that still waits is counted so far."""
+    if replies and replies[-1].problem == "waits":
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2):
+                while replies[-1].problem == "waits":
+                    await asyncio.sleep(0.01)
+        if replies[-1].problem == "waits":
+            replies[-1] = Reply(seconds=time.monotonic() - replies[-1].seconds, problem="silent")
+    others.cancel()
+    await asyncio.gather(others, return_exceptions=True)
+    # An engine that is gone has no answer for anybody.
+    times = [reply.seconds for reply in replies if reply.problem or reply.status == 200]
+    if not times:
+        return []
+    middle, most = statistics.median(times) - stage.alone, max(times) - stage.alone
+    # Of one or two the middle says little on a busy machine.
+    if middle > (LATER if len(times) > 2 else 2 * LATER) or most > LATEST:
+        return [
+            f"small requests waited: {middle * 1000:.0f} ms longer than alone in the middle, "
+            f"{most * 1000:.0f} ms at most, of {len(times)}"
+        ]
+    return []
