@@ -320,6 +320,31 @@ async def test_what_follows_an_answer_is_nobodys(more: bytes, late: bool) -> Non
         assert len(peers) == 3
 
 
+async def test_bytes_behind_an_answer_leave_nobody_waiting() -> None:
+    """An answer that is complete reaches its reader at once, though no HTTP follows it."""
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        await peer.send(head + b"2\r\nok\r\n0\r\n\r\ngarbage")
+
+    async with server(answer) as (client, _), asyncio.timeout(5):
+        patient = HttpUpstream(client.address)
+        async with patient.send("GET", "/") as reply:
+            assert await reply.read() == b"ok"
+
+
+async def test_an_answer_that_changes_the_protocol_is_an_error() -> None:
+    """Nobody asked for another protocol."""
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        await peer.send(b"HTTP/1.1 101 S\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc")
+
+    async with server(answer) as (client, _), asyncio.timeout(2):
+        with pytest.raises(EngineError, match="no HTTP: an upgrade"):
+            async with client.send("GET", "/"):
+                pass
+
+
 async def test_headers_without_end_are_an_error() -> None:
     """A head is taken up to a size; nothing is kept of what comes then."""
 
