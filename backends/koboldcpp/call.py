@@ -18,13 +18,12 @@ from ..sse import EventParser
 from ..turns import Party
 from ..upstream import Reply
 from . import tokens as tokens_of
+from . import whole
 from .tokens import Told
 from .translate import ENGINE, ChoiceStream, longest_call, to_error, to_native
 
 if TYPE_CHECKING:
     from .backend import KoboldCpp
-
-STOP_REASONS = {0: "length", 1: "stop", 2: "length"}
 
 
 class Run:
@@ -46,6 +45,7 @@ class Run:
         self._max_tokens = max_tokens
         self._prompt_tokens = prompt_tokens
         self._genkey = ""
+        self._generations: int | None = None
         self._exchange: AbstractAsyncContextManager[Reply] | None = None
         self._running = False
         self._party = job.party or Party()
@@ -105,6 +105,11 @@ class Run:
             if rest and tokens is None:
                 yield (Piece(choice, rest),)
             await self.aclose()
+            if reason is None and not stream.stopped:
+                reason = await whole.finish_reason(
+                    self._backend, self._genkey, stream.text[start:], self._generations,
+                    bool(self._job.visible),
+                )  # fmt: skip
             ended = reason == "stop" and not stream.stopped
             told_tokens = await self._count(stream, ended)
             if tokens is not None:
@@ -129,7 +134,7 @@ class Run:
         return Piece(stream.choice, stream.text, all_tokens), finish
 
     async def _call(self, stream: ChoiceStream) -> AsyncGenerator[tuple[str, str | None], None]:
-        """Text of one call as it comes, and its finish reason with the last."""
+        """Text of one call as it comes, and its finish reason with the last, if that is sent."""
         room = min(self._max_tokens - stream.tokens, longest_call(self._model.context))
         prompt = self._prompt + stream.text.decode()
         self._genkey = new_genkey()
@@ -138,6 +143,7 @@ class Run:
             bool(stream.text),
         )  # fmt: skip
         await self._backend.check_still(self._model)
+        self._generations = self._backend.watch.generations
         exchange = self._backend.upstream.send("POST", "/api/extra/generate/stream", payload)
         reply = await exchange.__aenter__()
         self._exchange = exchange
@@ -153,11 +159,6 @@ class Run:
                 if not self._running:
                     return
         self._running = False
-        # Everything was sent before the engine noticed that it had finished: no final event comes.
-        reason = STOP_REASONS.get((await self._backend.perf())["stop_reason"])
-        if reason is None:
-            raise EngineError(f"{ENGINE} ended its answer without saying why.")
-        yield "", reason
 
     async def _chunks(self, reply: Reply) -> AsyncIterator[bytes]:
         """The stream's bytes; a stream that stays open while the engine is idle is an error."""
