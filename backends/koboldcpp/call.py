@@ -25,6 +25,11 @@ from .translate import ENGINE, ChoiceStream, longest_call, to_error, to_native
 if TYPE_CHECKING:
     from .backend import KoboldCpp
 
+# Events beyond one for each token that was asked for: text that was held back may have its own.
+SLACK = 8
+# Bytes of text that a call may have for each token; no vocabulary comes near.
+MOST_BYTES = 1024
+
 
 class Run:
     """A job's calls, one after the other; each choice takes a turn of the queue."""
@@ -44,7 +49,7 @@ class Run:
         self._prompt = prompt
         self._max_tokens = max_tokens
         self._prompt_tokens = prompt_tokens
-        self._genkey = ""
+        self._room, self._genkey = 0, ""
         self._generations: int | None = None
         self._exchange: AbstractAsyncContextManager[Reply] | None = None
         self._running = False
@@ -137,7 +142,7 @@ class Run:
         """Text of one call as it comes, and its finish reason with the last, if that is sent."""
         room = min(self._max_tokens - stream.tokens, longest_call(self._model.context))
         prompt = self._prompt + stream.text.decode()
-        self._genkey = new_genkey()
+        self._room, self._genkey = room, new_genkey()
         payload = await payload_of(
             self._job, stream.choice, prompt, room, self._model.context, self._genkey,
             bool(stream.text),
@@ -151,11 +156,16 @@ class Run:
             raise to_error(reply.status, await reply.read())
         self._running = True
         parser = EventParser()
+        count, size, most = 0, 0, room + SLACK
         async for chunk in self._chunks(reply):
             for data in parser.feed(chunk):
                 event = stream.parse(data)
                 self._running = event["finish_reason"] is None
-                yield text_of(event["token"]), event["finish_reason"]
+                text = text_of(event["token"])
+                count, size = count + bool(text), size + len(text)
+                if count > most or size > most * MOST_BYTES:
+                    raise EngineError(f"{ENGINE} sent more than the {room} tokens asked.")
+                yield text, event["finish_reason"]
                 if not self._running:
                     return
         self._running = False
@@ -181,6 +191,8 @@ class Run:
 
     async def _count(self, stream: ChoiceStream, ended: bool) -> LastLogprobs | None:
         told = await self._backend.told(self._genkey)
+        if told is not None and len(told["tokens"]) > self._room + SLACK:
+            raise EngineError(f"{ENGINE} generated more than the {self._room} tokens asked.")
         counted = 0
         if told is None:
             text = stream.text.decode()

@@ -16,7 +16,7 @@ from support.jobs import run
 from support.recordings import body
 
 JOB = Generation(Text("Count to 12."), 5)
-CONTROL = {2: "<|im_end|>", 9: "<|im_start|>"}
+CONTROL = ("<|im_end|>", "<|im_start|>")
 
 
 class Engine:
@@ -25,21 +25,18 @@ class Engine:
     Args:
         sent: the texts of its events.
         tokens: what it has generated, the end token included.
-        ids: the same as ids; by default each is an ordinary token.
+        perf: what it tells of its state.
     """
 
-    def __init__(
-        self, sent: Sequence[str], tokens: Sequence[str], ids: Sequence[int] = (), **perf: int
-    ) -> None:
+    def __init__(self, sent: Sequence[str], tokens: Sequence[str], **perf: int) -> None:
         self.sent, self.tokens = sent, tokens
-        self.ids = ids or [9 if token == "<|im_start|>" else 100 for token in tokens]
         self.perf = {"idle": 1, "stop_reason": 0, "uptime": 1.0, **perf}
         self.total = 7
         self.grows = 1
         self.busy = 0
         self.version = "1.115.1"
         self.whole = "".join(sent)
-        self.told: Any = {"content": [], "tokens": list(tokens), "token_ids": list(self.ids)}
+        self.told: Any = {"content": [], "tokens": list(tokens), "token_ids": [100] * len(tokens)}
 
     def _answer(self, request: httpx2.Request) -> Any:
         value = orjson.loads(request.content) if request.content else {}
@@ -55,7 +52,7 @@ class Engine:
             case "/extra/tokencount":
                 # A token for each character; control tokens are one.
                 text = value["prompt"]
-                size = 1 if text in CONTROL.values() else len(text)
+                size = 1 if text in CONTROL else len(text)
                 return {"value": size, "ids": [1] * value["special"] + [5] * size}
             case "/extra/detokenize":
                 return {"result": "<s>" if value["ids"] == [1] else self.whole}
@@ -137,7 +134,8 @@ async def test_a_cut_answer_is_an_error(name: str) -> None:
 
 async def test_tokens_of_nobody_prove_nothing() -> None:
     """A generation of which the engine knows nothing any more may have been cut."""
-    for told in (None, {"content": [], "tokens": [], "token_ids": []}):
+    nothing: dict[str, Any] = {"content": [], "tokens": [], "token_ids": []}
+    for told in (None, nothing):
         engine = Engine(["1"], ["1"])
         engine.told = told
         with pytest.raises(EngineError, match="before it was finished"):
@@ -175,3 +173,10 @@ async def test_an_older_koboldcpp_proves_by_counts() -> None:
     other.grows = 2
     with pytest.raises(EngineError, match="before it was finished"):
         await other.finish()
+
+
+async def test_more_tokens_than_asked_are_an_error() -> None:
+    """An engine that sends without end is left, whether it counts what it sends or not."""
+    for sent, tokens in ((["x"] * 40, ["x"]), (["x" * 40_000], ["x"]), (["x"] * 5, ["x"] * 40)):
+        with pytest.raises(EngineError, match="more than the 5 tokens"):
+            await Engine(sent, tokens).finish()
