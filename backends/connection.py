@@ -162,10 +162,14 @@ class Connection(asyncio.Protocol):
         self.last = self.loop.time()
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.complete:
-                self._fail(EngineError(f"The engine at {self._address} answers no HTTP: {error}."))
+                changes = isinstance(error, httptools.HttpParserUpgrade)
+                reason = "an upgrade" if changes else str(error)
+                self._fail(EngineError(f"The engine at {self._address} answers no HTTP: {reason}."))
             self.close()
+            # What came with the end of an answer that is complete, its reader still waits for.
+            self._wake()
             return
         if not self.headers_complete:
             self._head_size += len(data)

@@ -98,12 +98,13 @@ class KoboldCpp:
     @property
     def capabilities(self) -> Capabilities:
         """See `Backend.capabilities`; token counts of versions before 1.115 are the tokeniser's."""
-        if self._tells_tokens:
+        if self.tells_tokens:
             return CAPABILITIES
         return replace(CAPABILITIES, inexact=CAPABILITIES.inexact | {"usage"})
 
     @property
-    def _tells_tokens(self) -> bool:
+    def tells_tokens(self) -> bool:
+        """Whether it tells the tokens of its last generation."""
         identity = self.watch.identity
         return identity is None or identity.tells_tokens
 
@@ -141,7 +142,7 @@ class KoboldCpp:
             raise Unsupported("suffix", ENGINE, CAPABILITIES.refused["suffix"])
         self.turns.check(job.party)
         model = await self._model_for(job)
-        if job.logprobs is not None and not self._tells_tokens:
+        if job.logprobs is not None and not self.tells_tokens:
             raise Unsupported("logprobs", f"this {ENGINE}", "Versions before 1.115 tell none.")
         with read_from(ENGINE, "questions to its tokeniser"):
             prompt, count, tokens = await self._counted_prompt(job, model)
@@ -292,7 +293,7 @@ class KoboldCpp:
 
     async def told(self, genkey: str) -> LastLogprobs | None:
         """The tokens of the call that has just ended, if they are still that call's."""
-        if not self._tells_tokens:
+        if not self.tells_tokens:
             return None
         reply = await self._ask("POST", "/api/extra/last_logprobs", {"genkey": genkey})
         told: LastLogprobs | None = reply["logprobs"]
@@ -378,7 +379,7 @@ class KoboldCpp:
         A grammar of nothing ends a generation with its first token, and the reply counts the
         prompt's tokens. Versions that do not count them add a BOS wherever there is one.
         """
-        if not self._tells_tokens:
+        if not self.tells_tokens:
             return True, ""
         genkey = new_genkey()
         job = Generation(Text("a"), 1, sampling=Sampling(temperature=0.0))

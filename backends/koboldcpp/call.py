@@ -18,13 +18,17 @@ from ..sse import EventParser
 from ..turns import Party
 from ..upstream import Reply
 from . import tokens as tokens_of
+from . import whole
 from .tokens import Told
 from .translate import ENGINE, ChoiceStream, longest_call, to_error, to_native
 
 if TYPE_CHECKING:
     from .backend import KoboldCpp
 
-STOP_REASONS = {0: "length", 1: "stop", 2: "length"}
+# Events beyond one for each token that was asked for: text that was held back may have its own.
+SLACK = 8
+# Bytes of text that a call may have for each token; no vocabulary comes near.
+MOST_BYTES = 1024
 
 
 class Run:
@@ -45,7 +49,8 @@ class Run:
         self._prompt = prompt
         self._max_tokens = max_tokens
         self._prompt_tokens = prompt_tokens
-        self._genkey = ""
+        self._room, self._genkey = 0, ""
+        self._generations: int | None = None
         self._exchange: AbstractAsyncContextManager[Reply] | None = None
         self._running = False
         self._party = job.party or Party()
@@ -105,6 +110,11 @@ class Run:
             if rest and tokens is None:
                 yield (Piece(choice, rest),)
             await self.aclose()
+            if reason is None and not stream.stopped:
+                reason = await whole.finish_reason(
+                    self._backend, self._genkey, stream.text[start:], self._generations,
+                    bool(self._job.visible),
+                )  # fmt: skip
             ended = reason == "stop" and not stream.stopped
             told_tokens = await self._count(stream, ended)
             if tokens is not None:
@@ -129,15 +139,16 @@ class Run:
         return Piece(stream.choice, stream.text, all_tokens), finish
 
     async def _call(self, stream: ChoiceStream) -> AsyncGenerator[tuple[str, str | None], None]:
-        """Text of one call as it comes, and its finish reason with the last."""
+        """Text of one call as it comes, and its finish reason with the last, if that is sent."""
         room = min(self._max_tokens - stream.tokens, longest_call(self._model.context))
         prompt = self._prompt + stream.text.decode()
-        self._genkey = new_genkey()
+        self._room, self._genkey = room, new_genkey()
         payload = await payload_of(
             self._job, stream.choice, prompt, room, self._model.context, self._genkey,
             bool(stream.text),
         )  # fmt: skip
         await self._backend.check_still(self._model)
+        self._generations = self._backend.watch.generations
         exchange = self._backend.upstream.send("POST", "/api/extra/generate/stream", payload)
         reply = await exchange.__aenter__()
         self._exchange = exchange
@@ -145,19 +156,19 @@ class Run:
             raise to_error(reply.status, await reply.read())
         self._running = True
         parser = EventParser()
+        count, size, most = 0, 0, room + SLACK
         async for chunk in self._chunks(reply):
             for data in parser.feed(chunk):
                 event = stream.parse(data)
                 self._running = event["finish_reason"] is None
-                yield text_of(event["token"]), event["finish_reason"]
+                text = text_of(event["token"])
+                count, size = count + bool(text), size + len(text)
+                if count > most or size > most * MOST_BYTES:
+                    raise EngineError(f"{ENGINE} sent more than the {room} tokens asked.")
+                yield text, event["finish_reason"]
                 if not self._running:
                     return
         self._running = False
-        # Everything was sent before the engine noticed that it had finished: no final event comes.
-        reason = STOP_REASONS.get((await self._backend.perf())["stop_reason"])
-        if reason is None:
-            raise EngineError(f"{ENGINE} ended its answer without saying why.")
-        yield "", reason
 
     async def _chunks(self, reply: Reply) -> AsyncIterator[bytes]:
         """The stream's bytes; a stream that stays open while the engine is idle is an error."""
@@ -180,6 +191,8 @@ class Run:
 
     async def _count(self, stream: ChoiceStream, ended: bool) -> LastLogprobs | None:
         told = await self._backend.told(self._genkey)
+        if told is not None and len(told["tokens"]) > self._room + SLACK:
+            raise EngineError(f"{ENGINE} generated more than the {self._room} tokens asked.")
         counted = 0
         if told is None:
             text = stream.text.decode()

@@ -70,6 +70,8 @@ class Watch:
         self._started: float | None = None
         self._seen = -1e9
         self.identity: Identity | None = None
+        # How many generations there had been when it was asked last, where it tells.
+        self.generations: int | None = None
 
     @property
     def is_sure(self) -> bool:
@@ -106,11 +108,14 @@ class Watch:
             return None
         try:
             with read_from(ENGINE, "/api/extra/perf"):
-                uptime = (await self._ask("GET", "/api/extra/perf"))["uptime"]
-                return time.monotonic() - float(uptime)
+                perf = await self._ask("GET", "/api/extra/perf")
+                started = time.monotonic() - float(perf["uptime"])
+                self.generations = perf.get("total_gens")
+                return started
         except (EngineUnavailable, EngineSilent):
             raise
         except LatimerError:
+            self.generations = None
             return None
 
     async def _read(self) -> Identity:

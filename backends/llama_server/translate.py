@@ -27,6 +27,7 @@ from ..errors import (
     ContextExceeded,
     EngineError,
     EngineUnavailable,
+    InvalidGrammar,
     LatimerError,
     RequestError,
     UnreadableMedia,
@@ -98,6 +99,11 @@ CAPABILITIES = Capabilities(
 )
 
 
+# Events and tokens beyond those that were asked for before an answer counts as one without end.
+SLACK = 8
+# What the last event calls the end.
+_REASONS: Mapping[str, Reason] = {"eos": "end", "word": "stop", "limit": "length"}
+
 NativePrompt: TypeAlias = "str | TokenIds | MultimodalPrompt"
 
 
@@ -154,6 +160,8 @@ def to_native(
         payload["timings_per_token"] = True
     if job.grammar is not None:
         payload["grammar"] = job.grammar.text
+        # Where a grammar ends nothing else may come: the server fails without an end token.
+        payload["ignore_eos"] = False
     if job.logprobs is not None:
         payload["n_probs"] = max(job.logprobs, 1)
     if job.stops or job.visible:
@@ -186,6 +194,10 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
             media = job.media if job is not None else ()
             return UnreadableMedia(media[0].param if len(media) == 1 else "messages")
         return RequestError(f"{ENGINE} refused the request: {message}", param)
+    if "empty grammar stack" in message and job is not None and job.grammar is not None:
+        # It drew a token that the grammar forbids, as no other was left.
+        reason = "it left nothing to go on with: every token that it allows is banned"
+        return InvalidGrammar(job.grammar.param, reason)
     return EngineError(f"{ENGINE} failed: {message}")
 
 
@@ -261,6 +273,8 @@ class ChoiceStream:
         self._hidden = hidden
         self._steps: list[Step] = []
         self._predicted = 0
+        self._sent = self._told = 0
+        self._most = LARGEST if job.max_tokens is None else job.max_tokens + SLACK
         self._marks = vocabulary.marks(job.visible) if vocabulary is not None else {}
         self._matcher = job.scan() if job.scan is not None else None
         self._released = 0
@@ -296,7 +310,35 @@ class ChoiceStream:
         for event in found:
             if not _is_valid(event):
                 raise EngineError(f"{ENGINE} sent an event that is none: {str(event)[:200]}")
+        if found:
+            self._check(found)
         return found
+
+    def _check(self, events: Sequence[dict[str, Any]]) -> None:
+        """Check what a chunk's events count; each but the last one is of a token at least.
+
+        Raises:
+            EngineError: there is no end to them, or they contradict one another.
+        """
+        last = events[-1]
+        told = last["tokens_predicted"]
+        self._sent += len(events)
+        if self._sent > self._most or told > self._most:
+            raise EngineError(f"{ENGINE} sent more than the {self._job.max_tokens} tokens asked.")
+        if len(events) > 1:
+            self._told = max(self._told, events[-2]["tokens_predicted"])
+        if self.finished or (len(events) > 1 and any(event["stop"] for event in events[:-1])):
+            raise EngineError(f"{ENGINE} sent more after its last event.")
+        if last["stop"]:
+            kind, most = last["stop_type"], self._job.max_tokens
+            least = max(self._sent - 1, kind == "eos")
+            if kind not in _REASONS:
+                raise EngineError(f"{ENGINE} ended its answer for an unknown reason: {kind!r:.50}")
+            if told < least or (most is not None and told > most):
+                raise EngineError(f"{ENGINE} counts {told} tokens, which cannot be.")
+        if told < self._told:
+            raise EngineError(f"{ENGINE} counts {told} tokens, after {self._told}.")
+        self._told = told
 
     def needs_vocabulary(self, event: dict[str, Any]) -> bool:
         """Whether an event can only be understood with the tokens' bytes at hand."""
@@ -384,9 +426,13 @@ class ChoiceStream:
                 completion = self._tokens_before(end)
         prompt = event["tokens_evaluated"] - self._hidden
         cached = event["timings"]["cache_n"] if "timings" in event else 0
-        reason: Reason = {"eos": "end", "word": "stop"}.get(kind, "length")  # type: ignore[assignment]
         finish = Finish(
-            self._choice, reason, word, max(prompt, 0), completion, max(min(cached, prompt), 0)
+            self._choice,
+            _REASONS[kind],
+            word,
+            max(prompt, 0),
+            completion,
+            max(min(cached, prompt), 0),
         )
         return [*events, finish]
 

@@ -219,35 +219,6 @@ def perf(stop_reason: int, idle: int = 1) -> httpx2.Response:
     return httpx2.Response(200, json={**recorded, "stop_reason": stop_reason, "idle": idle})
 
 
-@pytest.mark.parametrize(
-    ("stop_reason", "reason"), [(0, "length"), (1, "end")], ids=["limit", "end"]
-)
-async def test_a_stream_without_a_final_event_ends_properly(stop_reason: int, reason: str) -> None:
-    """What the stream does not say, the engine's last state does."""
-    recorded = body("koboldcpp", "limit-stream").partition(b"\n\n")[0] + b"\n\n"
-
-    def handler(request: httpx2.Request) -> httpx2.Response:
-        if request.url.path == "/api/extra/perf":
-            return perf(stop_reason)
-        return httpx2.Response(200, content=recorded)
-
-    # As many tokens as the recorded generation had, so that no second call follows.
-    told = len(orjson.loads(body("koboldcpp", "last-logprobs"))["logprobs"]["tokens"])
-    texts, finishes = await run(fake(handler), Generation(COUNT, told))
-    assert texts == [b"1, 2, 3"]
-    assert finishes[0].reason == reason
-
-
-async def test_a_stream_that_ends_for_no_reason_is_an_error() -> None:
-    """An aborted or failed generation is not passed off as an answer."""
-
-    def handler(request: httpx2.Request) -> httpx2.Response:
-        return perf(-2) if request.url.path == "/api/extra/perf" else httpx2.Response(200)
-
-    with pytest.raises(EngineError, match="without saying why"):
-        await run(fake(handler), Generation(COUNT, 5))
-
-
 class Silence(httpx2.AsyncByteStream):
     """A body that never comes, as `prompt-null-stream` was recorded."""
 

@@ -18,7 +18,9 @@ from latimer.backends.upstream import HttpxUpstream
 from support.jobs import run
 from support.recordings import body
 
-JOB = Generation(Text("Count to 12."), 4)
+# As many tokens as the recorded generation had, so that no second call follows.
+TOKENS = len(orjson.loads(body("koboldcpp", "last-logprobs"))["logprobs"]["tokens"])
+JOB = Generation(Text("Count to 12."), TOKENS)
 DEEP = b"[" * 200_000
 NONSENSE: dict[str, bytes] = {
     "null": b"null",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx2
@@ -146,6 +146,51 @@ async def test_odd_events_are_an_engine_error(event: Any) -> None:
     data = b"data: " + orjson.dumps(event) + b"\n\n"
     with pytest.raises(EngineError):
         await run(server({"/completion": data}), JOBS["/completion"])
+
+
+def _stream(*events: Any) -> bytes:
+    return b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events)
+
+
+def _token(count: int) -> dict[str, Any]:
+    return {"stop": False, "content": "a", "tokens": [5], "tokens_predicted": count}
+
+
+STREAMS: dict[str, list[dict[str, Any]]] = {
+    "flood": [_token(count) for count in range(1, 40)],
+    "flood-of-one": [_token(1)] * 40,
+    "leap": [_token(40)],
+    "unknown-reason": [_token(1), {**FINAL, "stop_type": "x"}],
+    "no-reason": [_token(1), {**FINAL, "stop_type": "none"}],
+    "end-of-nothing": [{**FINAL, "tokens_predicted": 0}],
+    "fewer-than-sent": [_token(1), _token(2), {**FINAL, "tokens_predicted": 1}],
+    "fewer-than-told": [_token(3), {**FINAL, "tokens_predicted": 2}],
+    "more-than-asked": [_token(1), {**FINAL, "stop_type": "limit", "tokens_predicted": 5}],
+    "after-the-end": [_token(1), FINAL, _token(2)],
+    "two-ends": [_token(1), FINAL, FINAL],
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+async def test_counts_that_cannot_be_are_an_engine_error(name: str, apart: bool) -> None:
+    """An answer has as many tokens as it says, and as were asked for at most."""
+    job = Generation(Text("a"), 4, stops=("b",) if apart else ())
+    data = _stream(*STREAMS[name], *([] if "end" in name else [FINAL]))
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for event in data.split(b"\n\n") if apart else [data]:
+            yield event + b"\n\n"
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/completion":
+            return httpx2.Response(200, content=chunks())
+        known = {"/props": PROPS, "/tokenize": {"tokens": [5]}}
+        return httpx2.Response(200, json=known.get(request.url.path, {}))
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
+    with pytest.raises(EngineError):
+        await run(LlamaServer(HttpxUpstream(client)), job)
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"<html>", DEEP, b'{"error":{"code":503}}'])
