@@ -93,7 +93,8 @@ class HttpUpstream:
 
     async def aclose(self) -> None:
         """Close the connections that wait for work; a later request opens new ones."""
-        if self._sweep is not None:
+        if self._sweep is not None and not self._busy:
+            # Exchanges that still run end by silence all the same.
             self._sweep.cancel()
             self._sweep = None
         idle, self._idle = self._idle, []

@@ -235,6 +235,20 @@ async def test_silence_is_an_error() -> None:
             await ask(upstream)
 
 
+async def test_silence_is_an_error_after_a_close() -> None:
+    """Closing the idle connections does not keep a silent answer for ever."""
+
+    async def answer(_peer: Peer, _request: bytes) -> None:
+        await asyncio.sleep(2)
+
+    async with server(answer) as (upstream, _):
+        asking = asyncio.create_task(ask(upstream))
+        await asyncio.sleep(0.05)
+        await upstream.aclose()
+        with pytest.raises(EngineError, match=r"silent for 0\.3 s"):
+            await asyncio.wait_for(asking, 2)
+
+
 async def test_something_else_than_http_is_an_error() -> None:
     """A port on which no HTTP is spoken is named as such."""
 
