@@ -140,6 +140,8 @@ def to_native(
         payload.setdefault(_FILES[media.kind], []).append(b64encode(media.data).decode())
     if job.grammar is not None:
         payload["grammar"] = job.grammar.text
+        # Where a grammar ends nothing else may come.
+        payload["ban_eos_token"] = False
     if job.logprobs is not None:
         payload["logprobs"] = True
         # Keeps it from batching, where it would tell another request's tokens.

@@ -27,6 +27,7 @@ from ..errors import (
     ContextExceeded,
     EngineError,
     EngineUnavailable,
+    InvalidGrammar,
     LatimerError,
     RequestError,
     UnreadableMedia,
@@ -156,6 +157,8 @@ def to_native(
         payload["timings_per_token"] = True
     if job.grammar is not None:
         payload["grammar"] = job.grammar.text
+        # Where a grammar ends nothing else may come: the server fails without an end token.
+        payload["ignore_eos"] = False
     if job.logprobs is not None:
         payload["n_probs"] = max(job.logprobs, 1)
     if job.stops or job.visible:
@@ -187,6 +190,10 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
             media = job.media if job is not None else ()
             return UnreadableMedia(media[0].param if len(media) == 1 else "messages")
         return RequestError(f"{ENGINE} refused the request: {message}", param)
+    if "empty grammar stack" in message and job is not None and job.grammar is not None:
+        # It drew a token that the grammar forbids, as no other was left.
+        reason = "it left nothing to go on with: every token that it allows is banned"
+        return InvalidGrammar(job.grammar.param, reason)
     return EngineError(f"{ENGINE} failed: {message}")
 
 

@@ -233,6 +233,26 @@ async def test_a_grammar_is_sent_and_a_wrong_one_is_not() -> None:
             await with_gbnf(wrong)
 
 
+def test_a_grammar_may_end_though_ends_are_ignored() -> None:
+    """`ignore_eos` counts for nothing beside a grammar: where it ends the server would fail."""
+    sampling = Sampling(extras={"ignore_eos": True})
+    job = Generation(Text("x"), 5, sampling=sampling)
+    assert to_native(job, 0, "x", 2048)["ignore_eos"]
+    job = job._replace(grammar=Grammar("gbnf", "root ::= [a-z]", "grammar"))
+    assert not to_native(job, 0, "x", 2048)["ignore_eos"]
+
+
+def test_a_grammar_whose_tokens_are_banned_is_the_clients_fault() -> None:
+    """The server fails where no token is left that the grammar allows."""
+    job = job_of_any()._replace(grammar=Grammar("gbnf", "root ::= [a-z]", "regex"))
+    message = "got exception: Unexpected empty grammar stack after accepting piece: a (5)"
+    data = orjson.dumps({"error": {"code": 500, "message": message, "type": "server_error"}})
+    error = to_error(500, data, job)
+    assert isinstance(error, InvalidGrammar)
+    assert error.param == "regex"
+    assert not isinstance(to_error(500, data, job_of_any()), RequestError)
+
+
 def test_penalties_look_back_over_the_whole_context() -> None:
     """Penalties have the context for a window, unless the request names one."""
     assert payload(presence_penalty=0.5)["repeat_last_n"] == 2048
