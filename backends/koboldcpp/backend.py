@@ -176,7 +176,8 @@ class KoboldCpp:
         """See `Backend.detokenize`; incomplete characters are left out by the engine."""
         payload = {"ids": ids, "special": True}
         reply = await self._tokenizer("/api/extra/detokenize", payload, 6 * len(ids))
-        return str(reply["result"]).encode()
+        with read_from(ENGINE, "/api/extra/detokenize"):
+            return str(reply["result"]).encode()
 
     async def pieces(self) -> None:
         """See `Backend.pieces`."""
