@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +37,11 @@ class Engine:
 
     Args:
         name: one of `TARGETS`.
-        kind: the backend's name.
         address: where the engine is, empty in process.
         front: what changes its answers, None where nothing does.
     """
 
     name: str
-    kind: str
     address: str = ""
     front: Front | None = None
 
@@ -52,7 +50,7 @@ class Engine:
 def engine(name: str) -> Iterator[Engine]:
     """Run an engine."""
     if name == "llama_cpp":
-        yield Engine(name, name)
+        yield Engine(name)
         return
     with contextlib.ExitStack() as stack:
         if name.startswith("llama_server"):
@@ -60,10 +58,7 @@ def engine(name: str) -> Iterator[Engine]:
         else:
             address, _ = stack.enter_context(replaying(AnyAnswer()))
         if not name.endswith("_edited"):
-            yield Engine(name, name, address)
+            yield Engine(name, address)
             return
         front = stack.enter_context(fronting(address))
-        yield Engine(name, name.removesuffix("_edited"), front.address, front)
-
-
-Make = Callable[[str], contextlib.AbstractContextManager[Engine]]
+        yield Engine(name, front.address, front)

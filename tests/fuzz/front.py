@@ -18,8 +18,8 @@ FACTS = ("/props", "/tokenize", "/slots", "/v1/models", "/api/v1/model", "/api/e
          "/api/extra/true_max_context_length", "/api/extra/detokenize", "/api/extra/tokencount",
          "/detokenize", "/api/v1/generate")  # fmt: skip
 
-# Seconds after which an idle connection is closed, as llama-server does it.
-IDLE = 5.0
+# Seconds after which an idle connection is closed, as llama-server does it after five.
+IDLE = 2.0
 
 
 class Front:

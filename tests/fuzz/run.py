@@ -188,7 +188,10 @@ def fuzz(
 def replay(path: Path, target: str | None = None) -> list[Finding]:
     """Run the case of a file once more, and look at the process afterwards."""
     made = json.loads(path.read_text())
-    with asyncio.Runner() as runner, engine(target or made["target"]) as here:
+    with (
+        asyncio.Runner() as runner,
+        engine(target or made.get("target") or made["targets"][0]) as here,
+    ):
         session = Session(here, runner)
         try:
             return session.run(from_json(made)) + session.look()

@@ -37,8 +37,10 @@ from support.servers import free_port
 
 # Seconds of the loop's own CPU time that one turn may take.
 LONGEST_TURN = 0.050
-# Seconds of silence that an engine is allowed: far less than users allow it.
-SILENCE, PATIENCE = 3.0, 6.0
+# Seconds of silence that an engine is allowed in an answer and before it, far less than users
+# allow it: one that is well, and one whose answers are changed.
+SILENCE, PATIENCE = 10.0, 15.0
+EDITED_SILENCE, EDITED_PATIENCE = 1.5, 3.0
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -80,7 +82,10 @@ def backend_of(engine: str, address: str) -> Backend:
         return LlamaCpp(context=512, parallel=8, cache_memory=16 << 20)
     if engine == "llama_server":
         return LlamaServer(HttpUpstream(address, {}, SILENCE, PATIENCE, "/health"))
-    return KoboldCpp(HttpUpstream(address, {}, SILENCE, PATIENCE), silence=0.5)
+    times = EDITED_SILENCE, EDITED_PATIENCE
+    if engine == "llama_server_edited":
+        return LlamaServer(HttpUpstream(address, {}, *times, "/health"))
+    return KoboldCpp(HttpUpstream(address, {}, *times), silence=0.5)
 
 
 class Served:

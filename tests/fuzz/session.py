@@ -52,7 +52,7 @@ class Session:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         program = str(Path(__file__).with_name("served.py"))
         self._process = subprocess.Popen(
-            [sys.executable, program, engine.kind, *([engine.address] if engine.address else [])],
+            [sys.executable, program, engine.name, *([engine.address] if engine.address else [])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
         )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
@@ -63,7 +63,7 @@ class Session:
         self.stuck = False
         self.port = int(self._line(60)["port"])
         self._witnesses = [
-            self._witness(body) for body in WITNESSES[: 1 + (engine.kind != "koboldcpp")]
+            self._witness(body) for body in WITNESSES[: 1 + (engine.name != "koboldcpp_edited")]
         ]
         assert not any(one.startswith("!") for one in self._witnesses), self._witnesses
         self._start = self._state("settle")
@@ -201,7 +201,10 @@ class Session:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(10)
-        self._errors.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
 def _patience(request: Request) -> float:
