@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from fuzz.cases import from_json
 from fuzz.engines import TARGETS, engine
 from fuzz.findings import Findings
