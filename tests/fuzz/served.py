@@ -40,7 +40,7 @@ LONGEST_TURN = 0.050
 # Seconds of silence that an engine is allowed in an answer and before it, far less than users
 # allow it: one that is well, and one whose answers are changed.
 SILENCE, PATIENCE = 10.0, 15.0
-EDITED_SILENCE, EDITED_PATIENCE = 1.5, 3.0
+EDITED_SILENCE, EDITED_PATIENCE = 2.5, 5.0
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -79,7 +79,7 @@ class Loop(asyncio.SelectorEventLoop):
 def backend_of(engine: str, address: str) -> Backend:
     """Return a backend as small as it can be."""
     if engine == "llama_cpp":
-        return LlamaCpp(context=512, parallel=8, cache_memory=16 << 20)
+        return LlamaCpp(context=512, parallel=8, threads=1, cache_memory=16 << 20)
     if engine == "llama_server":
         return LlamaServer(HttpUpstream(address, {}, SILENCE, PATIENCE, "/health"))
     times = EDITED_SILENCE, EDITED_PATIENCE
