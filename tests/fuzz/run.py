@@ -16,7 +16,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -101,7 +103,8 @@ class Run:
         except Died as died:
             self.summary.restarts += 1
             finding = Finding("died", str(died), session.errors())
-            self.findings.add(self.name, current[-1] if current else None, finding, self.seed)
+            case = current[-1] if current else None
+            self.findings.add(self.name, case, finding, self.seed, _reducing(here, runner))
         finally:
             with_memory = session.memory
             try:
@@ -128,7 +131,7 @@ class Run:
             current[:] = [*current[-4:], case]
             found = session.run(case)
             for finding in found:
-                reduce = None if session.stuck else self._reduce(session)
+                reduce = None if session.stuck else partial(reduced, run=session.run)
                 self.findings.add(self.name, case, finding, self.seed, reduce)
             if session.stuck:
                 raise Over
@@ -136,9 +139,6 @@ class Run:
                 self._look(session, current)
 
         one()
-
-    def _reduce(self, session: Session):  # type: ignore[no-untyped-def]
-        return lambda case, finding: reduced(case, finding, session.run)
 
     def _look(self, session: Session, current: list[Case]) -> None:
         for finding in session.look():
@@ -156,6 +156,21 @@ class Run:
         if after - before > GROWTH:
             what = f"{(after - before) / 1024:.0f} MiB more in the last third than in the second"
             self.findings.add(self.name, None, Finding("memory", what), self.seed)
+
+
+def _reducing(here: Engine, runner: asyncio.Runner) -> Callable[[Case, Finding], Case]:
+    """Return what makes a case smaller that ends the process: each try has one of its own."""
+
+    def run(case: Case) -> list[Finding]:
+        session = Session(here, runner)
+        try:
+            return session.run(case)
+        except Died as died:
+            return [Finding("died", str(died), session.errors())]
+        finally:
+            session.close()
+
+    return partial(reduced, run=run, seconds=60.0)
 
 
 def show(summaries: dict[str, Summary], findings: Findings) -> None:

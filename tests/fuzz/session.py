@@ -44,6 +44,10 @@ class Session:
 
     Args:
         engine: what it serves.
+        runner: where its clients run.
+
+    Raises:
+        Died: it does not even answer what is known.
     """
 
     def __init__(self, engine: Engine, runner: asyncio.Runner) -> None:
@@ -61,12 +65,18 @@ class Session:
         self.memory: list[int] = []
         # Whether what comes next would only show the same once more.
         self.stuck = False
-        self.port = int(self._line(60)["port"])
-        self._witnesses = [
-            self._witness(body) for body in WITNESSES[: 1 + (engine.name != "koboldcpp_edited")]
-        ]
-        assert not any(one.startswith("!") for one in self._witnesses), self._witnesses
-        self._start = self._state("settle")
+        try:
+            self.port = int(self._line(60)["port"])
+            # A koboldcpp that is made of recordings obeys no grammar.
+            some = WITNESSES[: 1 + (engine.name != "koboldcpp_edited")]
+            self._witnesses = [self._witness(body) for body in some]
+            if any(one.startswith("!") for one in self._witnesses):
+                raise Died(f"the first answers are {self._witnesses}")
+            self._start = self._state("settle")
+        except BaseException:
+            self.stuck = True
+            self.close()
+            raise
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
