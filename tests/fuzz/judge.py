@@ -118,7 +118,9 @@ def _check(request: Request, answer: Answer, edited: bool) -> None:
     kind = answer.headers.get("content-type", "")
     path, status = request.path, answer.status
     body = fields(request)
-    if request.head is None and body.get("oai_compat") is False and status == 200:
+    native = request.head is None and body.get("oai_compat") is False
+    if native and (status == 200 or kind != "application/json"):
+        # The engine's own words, as they are.
         return
     if status != 200:
         head_only = request.head is not None and not answer.body

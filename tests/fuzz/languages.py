@@ -77,13 +77,14 @@ def _long(kind: str, count: int) -> str:
         "class": "root ::= [" + "a-z" * count + "]",
         "choice": "root ::= " + " | ".join(f'"w{n}"' for n in range(count // 5)),
         "counts": 'root ::= "a"' + "{2}" * (count % 64),
+        "skips": f'root ::= ("a"? "b"? "c"?){{1,{count}}}',
         "doubling": "root ::= r0\n"
         + "\n".join(f"r{n} ::= r{n + 1} r{n + 1}" for n in range(count % 64))
         + f'\nr{count % 64} ::= "a"?',
     }[kind]
 
 
-_KINDS = ("comment", "rules", "nested", "open", "class", "choice", "counts", "doubling")
+_KINDS = ("comment", "rules", "nested", "open", "class", "choice", "counts", "skips", "doubling")
 gbnf = st.one_of(
     st.sampled_from(GBNF),
     _nearly(GBNF, GBNF_TOKENS),

@@ -100,7 +100,7 @@ class Served:
         self.thread = 0
         config = uvicorn.Config(
             self._call, host="127.0.0.1", port=self.port, log_config=None, log_level="warning",
-            access_log=False, lifespan="off", interface="asgi3", proxy_headers=False,
+            access_log=False, lifespan="off", interface="asgi3", ws="none", proxy_headers=False,
             server_header=False, timeout_graceful_shutdown=2,
         )  # fmt: skip
         self.server = uvicorn.Server(config)
@@ -203,7 +203,7 @@ def memory_kib() -> int:
 class Notes(logging.Handler):
     """Keeps every error that is logged, and every warning that is not of a client's making."""
 
-    EXPECTED = ("Invalid HTTP request received", "Unsupported upgrade request", "ASGI callable")
+    EXPECTED = ("Invalid HTTP request received", "Unsupported upgrade request", "No supported Web")
 
     def __init__(self, served: Served) -> None:
         super().__init__(logging.WARNING)
