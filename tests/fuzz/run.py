@@ -2,7 +2,8 @@
 
     python tests/fuzz/run.py [--minutes 30] [--seed N] [--engine NAME] [--findings FOLDER]
 
-Exit code 1 with any finding; each is a file that `--replay` runs again.
+The minutes are shared by the engines. Exit code 1 with any finding; each is a file that `--replay`
+runs again.
 """
 
 from __future__ import annotations
