@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
@@ -31,6 +32,9 @@ _NOT_JSON = (
     "your HTTP library correctly. The OpenAI API expects a JSON payload, but what was sent was not "
     "valid JSON.) "
 )
+
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class Disconnected(Exception):
@@ -219,6 +223,7 @@ def _start_watches(loop: asyncio.AbstractEventLoop) -> None:
 def _object(parts: list[bytes]) -> dict[str, Any]:
     """The object that a body is."""
     body = b"".join(parts) if len(parts) > 1 else parts[0]
+    _check_count(body)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -228,6 +233,27 @@ def _object(parts: list[bytes]) -> dict[str, Any]:
     if body.count(b"[") + body.count(b"{") > MAX_NESTING and _depth(value) > MAX_NESTING:
         raise RequestError(_NOT_JSON + f"It is nested deeper than {MAX_NESTING} levels.")
     return value
+
+
+def _check_count(body: bytes) -> None:
+    """Refuse a body of more values than any request needs, before they are made.
+
+    What stands in strings does not count; most bodies need no look at their strings.
+    """
+    if _values(body) <= limits.CONTAINERS.most:
+        return
+    bare = _STRING.sub(b"", body)
+    containers = bare.count(b"[") + bare.count(b"{")
+    for count, limit in ((containers, limits.CONTAINERS), (_values(bare), limits.VALUES)):
+        if count > limit.most:
+            raise RequestError(
+                f"Invalid request body: it has {count} {limit.unit}; at most {limit.most} are "
+                "allowed."
+            )
+
+
+def _values(body: bytes) -> int:
+    return body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
 def _too_large(limit: int) -> RequestError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from .http import HttpUpstream
 
 # A body waits here while its reader is slow; beyond this the socket is not read.
-HIGH_WATER = 2**20
+HIGH_WATER = 2**18
+# Bytes that the kernel keeps of an answer; left alone it takes six megabytes.
+RECEIVE_BUFFER = 2**18
 # Bytes of an answer's head.
 MOST_HEAD = 2**18
 # Bytes of a request's body that are written at once; copying 20 MB would hold the event loop.
@@ -152,6 +155,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
 
     def data_received(self, data: bytes) -> None:
         if not self._is_waiting:

@@ -40,6 +40,13 @@ HEAD = Limit(
 NESTING = Limit(
     128, "levels", "arrays and objects in a body", "Deep values are read by recursion in places."
 )
+VALUES = Limit(
+    2_097_152, "values", "a body: elements, fields, arrays and objects",
+    "Twice the token ids that are taken; each is an object in memory that takes its time.",
+)  # fmt: skip
+CONTAINERS = Limit(
+    262_144, "arrays and objects", "a body", "Each takes about a hundred times its two characters."
+)
 PROMPTS = Limit(2_048, "prompts", "`prompt`", "As many inputs as OpenAI's embeddings take.")
 CHOICES = Limit(
     4_096, "choices", "prompts times `n` or `best_of`",
@@ -117,9 +124,9 @@ SECONDS = Limit(
 )  # fmt: skip
 
 LIMITS: tuple[Limit, ...] = (
-    BODY, HEAD, NESTING, PROMPTS, CHOICES, IDS, TEXT, TOKEN_SIZE, MESSAGES, PARTS, SPELLED, IMAGES,
-    PIXELS, STOP, BREAKERS, BREAKER, BIASES, GRAMMAR, SCHEMA, SCHEMA_VISITS, SCHEMA_DEPTH, ONE_OF,
-    KEY, REPETITIONS, GROUPS, ITEMS, SECONDS,
+    BODY, HEAD, NESTING, VALUES, CONTAINERS, PROMPTS, CHOICES, IDS, TEXT, TOKEN_SIZE, MESSAGES,
+    PARTS, SPELLED, IMAGES, PIXELS, STOP, BREAKERS, BREAKER, BIASES, GRAMMAR, SCHEMA,
+    SCHEMA_VISITS, SCHEMA_DEPTH, ONE_OF, KEY, REPETITIONS, GROUPS, ITEMS, SECONDS,
 )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from proxy import Client, free_port, run_engine, translated, wait_for
+from benchmarks.proxy import Client, free_port, run_engine, translated, wait_for
 
 HERE = Path(__file__).parent.parent.parent
 FOLDERS = {"adapter": "adapter", "backends": "backends", "schemas": "schemas"}

@@ -10,7 +10,7 @@ from faults.client import Reply
 
 _STATUS = {
     "engine_error": 502, "engine_unavailable": 503, "engine_timeout": 504,
-    "rate_limit_exceeded": 429,
+    "rate_limit_exceeded": 429, "server_shutting_down": 503,
 }  # fmt: skip
 _REASONS = {"stop", "length", "tool_calls", "function_call"}
 
