@@ -104,7 +104,9 @@ async def chat_job(
         model = replace(model, template=None)
     style = await known_style_of(model)
     tags = tags_of(model.template) if model.template is not None else None
-    offer = await offload.run(exchange.size, offer_of, request, capabilities.engine)
+    offer = None
+    if request.tools or request.functions:
+        offer = await offload.run(exchange.size, offer_of, request, capabilities.engine)
     media = await media_of(request.messages, model, service)
     prompt = await _prompt(
         request, model, service, own_format, style, tags, offer, bool(media), exchange.size

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -56,8 +56,9 @@ async def prompt_of(
         has_media: whether `MEDIA` in the prompt stands for pictures or sounds.
         size: bytes of the request's body.
     """
-    if not await offload.run(size, _may_spell, talk):
-        return Rendered(Text(await offload.run(size, render, talk)))
+    plain = await offload.run(size, _rendered_if_plain, talk, render)
+    if plain is not None:
+        return Rendered(Text(plain))
     marks = await _marks_of(backend, model)
     spelled = await offload.run(size, _spelled, talk, marks.pattern)
     if not spelled:
@@ -77,9 +78,13 @@ async def prompt_of(
     return Rendered(bos + ids, len(bos))
 
 
+def _rendered_if_plain(talk: Talk, render: Callable[[Talk], str]) -> str | None:
+    """The prompt of a talk, None where it holds what control tokens are spelled with."""
+    return None if _may_spell(talk) else render(talk)
+
+
 def _may_spell(talk: Talk) -> bool:
-    """Whether a talk holds what control tokens are spelled with."""
-    return any(map(LIKELY.search, _texts(talk)))
+    return LIKELY.search("\n".join(_texts(talk))) is not None
 
 
 def _spelled(talk: Talk, pattern: re.Pattern[str]) -> set[str]:
@@ -94,18 +99,23 @@ def _hidden(talk: Talk, spelled: Iterable[str]) -> dict[str, str]:
     return dict(zip(sorted(spelled), free, strict=False))
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Every string that somebody may have written."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key not in _OWN_WORDS:
-                yield key
-                yield from _texts(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner)
+def _texts(value: Any) -> list[str]:
+    """Every string that somebody may have written, in no order."""
+    found: list[str] = []
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, str):
+            found.append(one)
+        elif isinstance(one, Mapping):
+            for key, inner in one.items():
+                if key not in _OWN_WORDS:
+                    found.append(key)
+                    if inner:
+                        todo.append(inner)
+        elif isinstance(one, list | tuple):
+            todo += one
+    return found
 
 
 def _replaced(value: Any, pattern: re.Pattern[str], by: Mapping[str, str]) -> Any:

@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -19,6 +19,8 @@ from .errors import Header, render
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+T = TypeVar("T")
 
 MAX_NESTING = limits.NESTING.most
 # Seconds until a disconnect is looked for.
@@ -73,7 +75,7 @@ class Exchange:
         """A header of the request as its bytes came, None where it is missing."""
         for key, value in self.scope["headers"]:
             if key == name:
-                return bytes(value)
+                return value  # type: ignore[no-any-return]
         return None
 
     async def receive(self, limit: int) -> None:
@@ -83,9 +85,9 @@ class Exchange:
             RequestError: it is no JSON by its type; 413 for one of more than `limit` bytes.
             Disconnected: the client left before its end.
         """
-        content_type = self.header(b"content-type")
-        if content_type is not None:
-            media = content_type.partition(";")[0].strip().lower()
+        content_type = self.raw_header(b"content-type")
+        if content_type is not None and content_type != JSON:
+            media = content_type.decode("latin-1").partition(";")[0].strip().lower()
             if media and media != "application/json":
                 media = _printable(media)
                 raise RequestError(
@@ -94,7 +96,7 @@ class Exchange:
                     f"{media}'. Please try again with a supported content type.",
                     code="unsupported_content_type",
                 )
-        length = self.header(b"content-length")
+        length = self.raw_header(b"content-length")
         if length is not None and length.isdigit() and int(length[:20]) > limit:
             raise _too_large(limit)
         more = True
@@ -109,14 +111,16 @@ class Exchange:
                 raise _too_large(limit)
             more = message.get("more_body", False)
 
-    async def json(self) -> dict[str, Any]:
-        """The body, an object of finite numbers and valid UTF-8, nested no deeper than allowed.
+    async def json(self, read: Callable[[dict[str, Any]], T]) -> T:
+        """Return what is made of the body: an object, off the event loop where it is large.
+
+        It has finite numbers and valid UTF-8, and is nested no deeper than allowed.
 
         Raises:
             RequestError: as contract 1.2 words it.
         """
         parts, self._body = self._body, []
-        return await offload.run(self.size, _object, parts)
+        return await offload.run(self.size, _read, parts, read)
 
     async def until_disconnect(self) -> None:
         """Return when the client has gone away."""
@@ -220,10 +224,15 @@ def _start_watches(loop: asyncio.AbstractEventLoop) -> None:
             watch.watcher = loop.create_task(watch.wait())
 
 
+def _read(parts: list[bytes], read: Callable[[dict[str, Any]], T]) -> T:
+    return read(_object(parts))
+
+
 def _object(parts: list[bytes]) -> dict[str, Any]:
     """The object that a body is."""
     body = b"".join(parts) if len(parts) > 1 else parts[0]
-    _check_count(body)
+    if len(body) > limits.CONTAINERS.most:
+        _check_count(body)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -29,6 +29,50 @@ LOOK_EVERY = 0.25
 _GONE = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0)
 
 
+class _Joining:
+    """A transport that sends a reply's head together with what comes right behind it.
+
+    uvicorn writes them one by one, and each write is a call of the kernel.
+    """
+
+    __slots__ = ("_flushing", "_has_begun", "_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+        self._has_begun = False
+        self._flushing: asyncio.Handle | None = None
+
+    def write(self, data: bytes) -> None:
+        """Write the head in this turn of the event loop at the latest, all else at once."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._head = data
+            self._flushing = self._loop.call_soon(self._flush)
+        elif self._head:
+            head, self._head = self._head, b""
+            if self._flushing is not None:
+                self._flushing.cancel()
+            self._transport.write(head + data)
+        else:
+            self._transport.write(data)
+
+    def _flush(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+    def close(self) -> None:
+        """Close when all is written."""
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """See `asyncio.Transport.is_closing`."""
+        return self._transport.is_closing()
+
+
 class Protocol(HttpToolsProtocol):
     """One connection of a client."""
 
@@ -78,6 +122,7 @@ class Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.transport = _Joining(self.transport, self.loop)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
     def _look(self) -> None:

@@ -88,7 +88,8 @@ async def fold(exchange: Exchange, backend: Backend, plan: Plan) -> tuple[list[R
         async with _opened(backend, plan.jobs, plan.choices) as batches:
             async for batch in batches:
                 if not tells_tokens:
-                    take(batch)
+                    for event in batch:
+                        folds[event.choice].feed(event)  # type: ignore[arg-type]
                     continue
                 size += _size(batch)
                 # All tokens of a choice are shown when it ends.
@@ -114,6 +115,7 @@ async def stream(exchange: Exchange, backend: Backend, plan: Plan) -> None:
     choices = await _choices(plan)
     writer = _Writer(frames, choices, plan)
     late = plan.logprobs is not None and backend.capabilities.late_logprobs
+    last = b""
     try:
         async with _opened(backend, plan.jobs, plan.choices) as batches:
             if late:
@@ -127,16 +129,19 @@ async def stream(exchange: Exchange, backend: Backend, plan: Plan) -> None:
                     if late:
                         _note(exchange, backend, plan, _finishes(choices))
                     await exchange.start(200, EVENT_STREAM)
-                if data:
+                if isinstance(batch[-1], Finish) and all(one.finish for one in choices):
+                    # The end comes right behind it: one call of the kernel is enough for both.
+                    last = data
+                elif data:
                     await exchange.chunk(data)
         usage = plan.usage(_finishes(choices), plan.choices)
         await _count_reasoning(usage, choices, backend)
     except LatimerError as error:
         if not exchange.started:
             raise plan.translate(error) from error
-        await exchange.chunk(frames.error(plan.translate(error)), more=False)
+        await exchange.chunk(last + frames.error(plan.translate(error)), more=False)
         return
-    await exchange.chunk(frames.close(usage), more=False)
+    await exchange.chunk(last + frames.close(usage), more=False)
 
 
 class _Fold:
@@ -265,8 +270,11 @@ def _size(batch: Batch) -> int:
 
 
 async def _choices(plan: Plan) -> list[AnyChoice]:
+    count = len(plan.jobs) * plan.choices
+    if count == 1 and not plan.jobs[0].stops:
+        return _made(plan)
     stops = max((sum(map(len, job.stops)) for job in plan.jobs), default=0)
-    return await offload.run(CHOICE * len(plan.jobs) * plan.choices + stops, _made, plan)
+    return await offload.run(CHOICE * count + stops, _made, plan)
 
 
 def _made(plan: Plan) -> list[AnyChoice]:

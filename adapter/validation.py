@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -35,8 +36,7 @@ MAX_HEADER = 1024
 
 async def read(exchange: Exchange, adapter: TypeAdapter[T]) -> T:
     """Parse and validate a request's body; see `Exchange.json` and `parse`."""
-    body = await exchange.json()
-    return await offload.run(exchange.size, parse, adapter, body)
+    return await exchange.json(partial(parse, adapter))
 
 
 def parse(adapter: TypeAdapter[T], body: Mapping[str, Any]) -> T:
@@ -134,7 +134,10 @@ async def notes(
     Args:
         inexact: what is done only nearly for another reason than the engine.
     """
-    ignored = await offload.run(exchange.size, _ignored, request)
+    size = exchange.size
+    ignored = (
+        _ignored(request) if size <= offload.SMALL else await offload.run(size, _ignored, request)
+    )
     nearly = {
         name
         for name in capabilities.inexact

@@ -11,7 +11,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
-from ...backends.base import Capabilities, Generation, Model
+from ...backends.base import Capabilities, Generation, Model, Sampling
 from ...backends.errors import ContextExceeded, LatimerError, RequestError, Unsupported
 from ...schemas import limits
 from ...schemas.openai.chat import (
@@ -71,12 +71,8 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     include_usage = check_stream_options(request)
     _check_combinations(request)
     refuse_unserved(request, _UNSERVED, capabilities.engine)
-    await offload.run(exchange.size, _check_messages, request, capabilities)
-    sampling, inexact = await in_model_vocabulary(
-        request,
-        await offload.run(exchange.size, sampling_of, request, capabilities),
-        service,
-    )
+    sampling = await offload.run(exchange.size, _checked, request, capabilities)
+    sampling, inexact = await in_model_vocabulary(request, sampling, service)
     chat = await chat_job(exchange, request, model, service, sampling)
     inexact = (*inexact, *chat.inexact)
     await notes(exchange, request, sampling, capabilities, service.strict, inexact)
@@ -134,7 +130,10 @@ async def _answer(
         ],
         "usage": usage,
     }
-    size = 0 if plan.logprobs is None else TOKEN * usage["total_tokens"]
+    if plan.logprobs is None:
+        await exchange.reply(200, orjson.dumps(reply))
+        return
+    size = TOKEN * usage["total_tokens"]
     await exchange.reply(200, await offload.run(size, orjson.dumps, reply))
 
 
@@ -186,19 +185,20 @@ def _check_combinations(request: ChatRequest) -> None:
         )
 
 
+def _checked(request: ChatRequest, capabilities: Capabilities) -> Sampling:
+    """The sampling of a request whose messages can be shown."""
+    _check_messages(request, capabilities)
+    return sampling_of(request, capabilities)
+
+
 def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
     """Refuse what a template cannot show, before it is silently left out."""
-    parts = sum(len(one.content) for one in request.messages if isinstance(one.content, list))
-    if parts > limits.PARTS.most:
-        raise RequestError(
-            f"Invalid 'messages': their content has {parts} parts; at most {limits.PARTS.most} "
-            "are allowed. Send fewer, larger ones.",
-            "messages",
-            "array_above_max_length",
-        )
+    parts = 0
     for index, message in enumerate(request.messages):
-        here = f"messages[{index}]"
+        if isinstance(message.content, list):
+            parts += len(message.content)
         if isinstance(message, AssistantMessage):
+            here = f"messages[{index}]"
             if message.audio is not None:
                 raise Unsupported(f"{here}.audio", capabilities.engine, _LEAVE_OUT)
             said = (message.content, message.refusal, message.tool_calls, message.function_call)
@@ -208,6 +208,13 @@ def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
                     f"{here}.content",
                     "missing_required_parameter",
                 )
+    if parts > limits.PARTS.most:
+        raise RequestError(
+            f"Invalid 'messages': their content has {parts} parts; at most {limits.PARTS.most} "
+            "are allowed. Send fewer, larger ones.",
+            "messages",
+            "array_above_max_length",
+        )
     check_calls(request.messages)
 
 

@@ -75,7 +75,12 @@ class Call:
         self._context, self._begun = model.context, False
         job = await with_gbnf(job)
         self._payload = to_native(job, self._choice, prompt, model.context)
-        data = await offload.run(size_of(prompt), orjson.dumps, self._payload)
+        size = size_of(prompt)
+        data = (
+            orjson.dumps(self._payload)
+            if size <= offload.SMALL
+            else await offload.run(size, orjson.dumps, self._payload)
+        )
         await backend.turns.take(job.party)
         try:
             backend.check_still(model)

@@ -212,17 +212,9 @@ class Step:
         self.content = content
 
 
-def _is_valid(event: Any) -> bool:
-    """Whether an event is what llama-server sends, as far as it is read here."""
+def _is_last(event: Any) -> bool:
+    """Whether an event is the last one of an answer, as far as it is read here."""
     try:
-        if event["stop"] is False:
-            tokens = event["tokens"]
-            return (
-                type(event["content"]) is str
-                and type(tokens) is list
-                and (not tokens or type(tokens[-1]) is int)
-                and type(event["tokens_predicted"]) is int
-            )
         return (
             event["stop"] is True
             and type(event["stop_type"]) is str
@@ -306,12 +298,26 @@ class ChoiceStream:
             for event in parsed:
                 if isinstance(event, dict) and "error" in event:
                     raise to_error(200, orjson.dumps(event), self._job)
-        found = [event for event in parsed if event is not None]
+        if None in parsed:
+            parsed = [event for event in parsed if event is not None]
+        found: list[dict[str, Any]] = parsed  # type: ignore[assignment]
+        if not found:
+            return found
         for event in found:
-            if not _is_valid(event):
+            try:
+                # The road of every token: nearly all events are of this kind.
+                is_valid = (
+                    event["stop"] is False
+                    and type(event["content"]) is str
+                    and type(event["tokens"]) is list
+                    and type(event["tokens_predicted"]) is int
+                    and (not event["tokens"] or type(event["tokens"][-1]) is int)
+                )
+            except (KeyError, TypeError):
+                is_valid = False
+            if not is_valid and not _is_last(event):
                 raise EngineError(f"{ENGINE} sent an event that is none: {str(event)[:200]}")
-        if found:
-            self._check(found)
+        self._check(found)
         return found
 
     def _check(self, events: Sequence[dict[str, Any]]) -> None:
@@ -327,7 +333,7 @@ class ChoiceStream:
             raise EngineError(f"{ENGINE} sent more than the {self._job.max_tokens} tokens asked.")
         if len(events) > 1:
             self._told = max(self._told, events[-2]["tokens_predicted"])
-        if self.finished or (len(events) > 1 and any(event["stop"] for event in events[:-1])):
+        if self.finished or True in [event["stop"] for event in events[:-1]]:
             raise EngineError(f"{ENGINE} sent more after its last event.")
         if last["stop"]:
             kind, most = last["stop_type"], self._job.max_tokens
