@@ -93,7 +93,7 @@ def _nudged(value: Any, by: Any) -> Any:
     if isinstance(value, int | float):
         return by if isinstance(by, int | float) else -value - 1
     if isinstance(value, str):
-        return value + str(by)[:100] if not isinstance(by, int) else value * (abs(by) % 50)
+        return value[:10_000] * (abs(by) % 50) if isinstance(by, int) else value + str(by)[:100]
     return [value]
 
 
