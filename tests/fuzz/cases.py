@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import copy
+import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fuzz.bodies import body
 from fuzz.edits import edit
+from fuzz.mutations import places
 from hypothesis import strategies as st
 
 JSON = "application/json"
@@ -193,60 +197,46 @@ def _asks(one: tuple[str, dict[str, Any]], stream: bool) -> tuple[str, bytes]:
 _asking = st.builds(_asks, st.sampled_from(_ASKING), st.booleans())
 
 
-def smaller(case: Case) -> list[Case]:
-    """Return cases that have a little less: one request, one edit, or one field fewer."""
-    found = []
-    if len(case.requests) > 1:
-        found += [
-            replace(case, requests=case.requests[:n] + case.requests[n + 1 :])
-            for n in range(len(case.requests))
-        ]
-    found += [
-        replace(case, edits=case.edits[:n] + case.edits[n + 1 :]) for n in range(len(case.edits))
-    ]
+def smaller(case: Case) -> Iterator[Case]:
+    """Yield cases that have a little less: one request, one edit, or one field fewer."""
+    for n in range(len(case.requests) if len(case.requests) > 1 else 0):
+        yield replace(case, requests=case.requests[:n] + case.requests[n + 1 :])
+    for n in range(len(case.edits)):
+        yield replace(case, edits=case.edits[:n] + case.edits[n + 1 :])
     if case.fresh:
-        found.append(replace(case, fresh=False))
+        yield replace(case, fresh=False)
     for n, one in enumerate(case.requests):
         for less in _smaller_requests(one):
-            found.append(
-                replace(case, requests=(*case.requests[:n], less, *case.requests[n + 1 :]))
-            )
-    return found
+            yield replace(case, requests=(*case.requests[:n], less, *case.requests[n + 1 :]))
 
 
-def _smaller_requests(one: Request) -> list[Request]:
-    found = [replace(one, leave=None)] if one.leave is not None else []
-    found += [replace(one, pieces=1, slow=False)] if one.pieces > 1 or one.slow else []
+def _smaller_requests(one: Request) -> Iterator[Request]:
+    if one.leave is not None:
+        yield replace(one, leave=None)
+    if one.pieces > 1 or one.slow:
+        yield replace(one, pieces=1, slow=False)
     try:
         value = json.loads(one.body)
     except (ValueError, RecursionError):
-        return found
+        return
     if one.head is None and isinstance(value, dict):
         for less in _smaller_values(value):
-            found.append(replace(one, body=json.dumps(less).encode()))
-    return found
+            yield replace(one, body=json.dumps(less).encode())
 
 
-def _smaller_values(value: Any) -> list[Any]:
-    """Return values with one part fewer: large parts first."""
-    if isinstance(value, dict):
-        found = [{k: v for k, v in value.items() if k != key} for key in value]
-        return (
-            found
-            + [
-                {**value, key: less}
-                for key, inner in value.items()
-                for less in _smaller_values(inner)
-            ][:200]
-        )
-    if isinstance(value, list):
-        half = len(value) // 2
-        found_list = [value[:half], value[half:]] if half else []
-        found_list += [value[:n] + value[n + 1 :] for n in range(min(len(value), 20))]
-        for n, inner in enumerate(value[:20]):
-            found_list += [[*value[:n], less, *value[n + 1 :]] for less in _smaller_values(inner)]
-        return found_list[:200]
-    if isinstance(value, str) and value:
-        half = len(value) // 2
-        return [value[:half], value[half:], value[1:], value[:-1]]
-    return []
+def _smaller_values(value: Any) -> Iterator[Any]:
+    """Yield values with one part fewer, or with half of one, one at a time."""
+    for number, (holder, key) in enumerate(places(value)):
+        inner = holder[key]
+        half = inner[: len(inner) // 2] if isinstance(inner, list | str) and inner else None
+        copied = copy.deepcopy(value)
+        same, name = next(itertools.islice(places(copied), number, None))
+        del same[name]
+        yield copied
+        if half is not None:
+            for part in (half, inner[len(inner) // 2 :]):
+                copied = copy.deepcopy(value)
+                same, name = next(itertools.islice(places(copied), number, None))
+                same[name] = part
+                if part != inner:
+                    yield copied

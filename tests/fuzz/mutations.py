@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Iterator
@@ -68,7 +67,7 @@ strange: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from(STRANGE),
     st.sampled_from(STRANGE),
     st.builds(
-        _deep, st.sampled_from(("array", "object")), st.sampled_from((5, 100, 127, 128, 900))
+        _deep, st.sampled_from(("array", "object")), st.sampled_from((5, 100, 127, 128, 400))
     ),
     st.builds(_many, st.sampled_from(_KINDS), st.sampled_from((5, 21, 129, 2_049, 50_000))),
     st.integers(),
@@ -93,15 +92,22 @@ def _nudged(value: Any, by: Any) -> Any:
     if isinstance(value, int | float):
         return by if isinstance(by, int | float) else -value - 1
     if isinstance(value, str):
-        return value + str(by)[:100] if not isinstance(by, int) else value * (abs(by) % 50)
+        return value[:10_000] * (abs(by) % 50) if isinstance(by, int) else value + str(by)[:100]
     return [value]
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy in which nothing stands in two places: a change there would multiply."""
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 @st.composite
 def mutated(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> Any:
     """Return a value with none to five places changed."""
-    value = copy.deepcopy(draw(values))
-    other = strange.map(copy.deepcopy)
+    value = _copied(draw(values))
+    other = strange.map(_copied)
     for _ in range(draw(st.sampled_from((0, 0, 1, 1, 1, 2, 3, 5)))):
         found = list(places(value))
         if not found:

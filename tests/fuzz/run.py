@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import json
 import random
 import statistics
@@ -219,6 +220,7 @@ def replay(path: Path, target: str | None = None) -> list[Finding]:
 
 def main() -> int:
     """Read the options, fuzz, and print what was found."""
+    faulthandler.enable()
     parser = argparse.ArgumentParser(description="Fuzz the adapter over each engine.")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=None)
