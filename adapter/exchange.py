@@ -85,20 +85,12 @@ class Exchange:
             RequestError: it is no JSON by its type; 413 for one of more than `limit` bytes.
             Disconnected: the client left before its end.
         """
-        content_type = self.raw_header(b"content-type")
-        if content_type is not None and content_type != JSON:
-            media = content_type.decode("latin-1").partition(";")[0].strip().lower()
-            if media and media != "application/json":
-                media = _printable(media)
-                raise RequestError(
-                    f"Unsupported content type: '{media}'. This API method only accepts "
-                    "'application/json' requests, but you specified the header 'Content-Type: "
-                    f"{media}'. Please try again with a supported content type.",
-                    code="unsupported_content_type",
-                )
-        length = self.raw_header(b"content-length")
-        if length is not None and length.isdigit() and int(length[:20]) > limit:
-            raise _too_large(limit)
+        for key, value in self.scope["headers"]:
+            if key == b"content-type":
+                if value != JSON:
+                    _check_type(value)
+            elif key == b"content-length" and value.isdigit() and int(value[:20]) > limit:
+                raise _too_large(limit)
         more = True
         while more:
             message = await self._receive()
@@ -222,6 +214,19 @@ def _start_watches(loop: asyncio.AbstractEventLoop) -> None:
     for watch in _watches.pop(loop, ()):
         if not watch.done:
             watch.watcher = loop.create_task(watch.wait())
+
+
+def _check_type(content_type: bytes) -> None:
+    """Refuse what says that it is no JSON."""
+    media = content_type.decode("latin-1").partition(";")[0].strip().lower()
+    if media and media != "application/json":
+        media = _printable(media)
+        raise RequestError(
+            f"Unsupported content type: '{media}'. This API method only accepts "
+            "'application/json' requests, but you specified the header 'Content-Type: "
+            f"{media}'. Please try again with a supported content type.",
+            code="unsupported_content_type",
+        )
 
 
 def _read(parts: list[bytes], read: Callable[[dict[str, Any]], T]) -> T:

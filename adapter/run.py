@@ -89,7 +89,10 @@ async def fold(exchange: Exchange, backend: Backend, plan: Plan) -> tuple[list[R
             async for batch in batches:
                 if not tells_tokens:
                     for event in batch:
-                        folds[event.choice].feed(event)  # type: ignore[arg-type]
+                        if isinstance(event, Piece):
+                            folds[event.choice].pieces.append(event)
+                        else:
+                            take((event,))
                     continue
                 size += _size(batch)
                 # All tokens of a choice are shown when it ends.
@@ -150,13 +153,13 @@ class _Fold:
     Text is joined as bytes and fed at its end: nobody sees it before.
     """
 
-    __slots__ = ("_pieces", "_plan", "_prompt", "choice", "result")
+    __slots__ = ("_plan", "_prompt", "choice", "pieces", "result")
 
     def __init__(self, choice: AnyChoice, plan: Plan) -> None:
         self.choice = choice
         self._plan = plan
         self._prompt = choice.start()
-        self._pieces: list[Piece] = []
+        self.pieces: list[Piece] = []
         self.result: Result | None = None
 
     def prompt(self, event: PromptTokens) -> None:
@@ -164,10 +167,10 @@ class _Fold:
 
     def feed(self, event: Piece | Finish) -> None:
         if isinstance(event, Piece):
-            self._pieces.append(event)
+            self.pieces.append(event)
             return
         plan = self._plan
-        delta = self.choice.take(self._pieces)
+        delta = self.choice.take(self.pieces)
         rest, reason = self.choice.end(event)
         text = self._prompt.text + delta.text + rest.text
         shown, score = None, 0.0

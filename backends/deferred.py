@@ -53,6 +53,12 @@ class Deferred:
         Raises:
             EngineUnavailable: the engine is not there, is loading its model, or is not known.
         """
+        backend = self._backend
+        if backend is not None and self._failure is None and self._was_ready:
+            try:
+                return await backend.model()
+            except LatimerError as error:
+                raise self._lost(error) from error
         while self._is_asking:
             await self._wait()
         if self._failure is not None:
@@ -64,8 +70,7 @@ class Deferred:
                 self._must_find = False
             model = await self._backend.model()
         except LatimerError as error:
-            self._must_find = not isinstance(error, EngineUnavailable | EngineSilent | Busy)
-            raise self._failed(error) from error
+            raise self._lost(error) from error
         finally:
             self._is_asking = False
             self._answered.set()
@@ -81,6 +86,11 @@ class Deferred:
                 await self._answered.wait()
         except TimeoutError:
             raise EngineUnavailable("The engine has not answered yet.") from None
+
+    def _lost(self, error: LatimerError) -> LatimerError:
+        """The error for a question that failed; what answers may be another engine by now."""
+        self._must_find = not isinstance(error, EngineUnavailable | EngineSilent | Busy)
+        return self._failed(error)
 
     def _failed(self, error: LatimerError) -> LatimerError:
         """The error for a failed question; before the engine was ready, that it is not ready."""

@@ -119,7 +119,9 @@ class LlamaServer:
         Raises:
             EngineUnavailable: it is another one by now.
         """
-        model = await self.model()
+        model = self._model if self.watch.is_sure else None
+        if model is None:
+            model = await self.model()
         if job.fingerprint and job.fingerprint != model.fingerprint:
             raise self._changed()
         return model

@@ -27,6 +27,8 @@ from benchmarks.proxy import Client, free_port, run_engine, translated, wait_for
 HERE = Path(__file__).parent.parent.parent
 FOLDERS = {"adapter": "adapter", "backends": "backends", "schemas": "schemas"}
 WARM_UP = 300
+# Latimer has one to itself; the client and the engine share the other.
+CORES = os.sched_getaffinity(0)
 
 
 class Counted(Client):
@@ -72,6 +74,7 @@ def turn(tree: Path, engine: int, requests: int) -> tuple[float, float]:
             ["latimer", "serve", *arguments],
             env={**os.environ, "PYTHONPATH": folder, "LATIMER_PORT": str(port)},
             stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: os.sched_setaffinity(0, {min(CORES)}),
         )
         try:
             wait_for(port)
@@ -96,7 +99,8 @@ def main() -> None:
     options.add_argument("--requests", type=int, default=3000)
     arguments = options.parse_args()
     engine = free_port()
-    core = max(os.sched_getaffinity(0))
+    core = max(CORES)
+    os.sched_setaffinity(0, {core})
     process = multiprocessing.Process(target=run_engine, args=(engine, core), daemon=True)
     process.start()
     wait_for(engine)
