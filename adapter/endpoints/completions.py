@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from pydantic import TypeAdapter
@@ -33,7 +33,10 @@ from ..validation import (
     seeds_of,
     stops_of,
 )
-from ..vocabularies import to_text
+from ..vocabularies import loaded, to_text
+
+if TYPE_CHECKING:
+    import tiktoken
 
 DEFAULT_MAX_TOKENS = 16
 # Prompts that are handled before others have a turn of the loop.
@@ -55,7 +58,9 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         await offload.run(exchange.size, sampling_of, request, capabilities),
         service,
     )
-    prompts = await offload.run(exchange.size, _prompts, request, model, service)
+    vocabulary = request.logit_bias_vocabulary or service.vocabulary
+    encoding = await loaded(vocabulary) if vocabulary and _has_ids(request.prompt) else None
+    prompts = await offload.run(exchange.size, _prompts, request, model, service, encoding)
     if len(prompts) * candidates > MOST_CHOICES:
         param = "n" if best is None else "best_of"
         raise RequestError(
@@ -178,21 +183,31 @@ def _count(request: CompletionRequest) -> tuple[int, int | None]:
     return best_of, count
 
 
-def _prompts(request: CompletionRequest, model: Model, service: Service) -> list[Prompt]:
-    """Each prompt; `parse_special: false` makes control tokens in them plain text."""
+def _has_ids(prompt: Any) -> bool:
+    """Whether a request's prompt, or one of them, is token ids."""
+    return isinstance(prompt, list) and any(not isinstance(item, str) for item in prompt)
+
+
+def _prompts(
+    request: CompletionRequest, model: Model, service: Service, encoding: tiktoken.Encoding | None
+) -> list[Prompt]:
+    """Each prompt; `parse_special: false` makes control tokens in them plain text.
+
+    Args:
+        encoding: the vocabulary that ids are of, None for the model's own.
+    """
     parse_special = request.parse_special is not False
     capabilities = service.backend.capabilities
     if not parse_special and "parse_special" in capabilities.refused:
         raise Unsupported(
             "parse_special", capabilities.engine, capabilities.refused["parse_special"]
         )
-    vocabulary = request.logit_bias_vocabulary or service.vocabulary
 
     def text(prompt: str) -> Text:
         return Text(without_bos(prompt, model) if parse_special else prompt, parse_special)
 
     def ids(prompt: Sequence[Any]) -> Prompt:
-        return tuple(prompt) if vocabulary is None else to_text(vocabulary, prompt)
+        return tuple(prompt) if encoding is None else to_text(encoding, prompt)
 
     prompt = request.prompt
     if prompt is None or isinstance(prompt, str):
