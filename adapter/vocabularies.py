@@ -19,7 +19,7 @@ from ..backends.base import Backend, Text
 from ..backends.errors import EngineError, LatimerError, RequestError, Unsupported
 
 if TYPE_CHECKING:
-    import tiktoken
+    from tiktoken import Encoding as Encoding
 
 Biases = tuple[tuple[int, float], ...]
 
@@ -74,7 +74,7 @@ def forget() -> None:
         _loads.clear()
 
 
-def load(name: str) -> tiktoken.Encoding:
+def load(name: str) -> Encoding:
     """Return a vocabulary by tiktoken's name for it (`cl100k_base`, `o200k_base` …), and wait.
 
     Raises:
@@ -82,11 +82,11 @@ def load(name: str) -> tiktoken.Encoding:
         RequestError: it knows no vocabulary of that name.
     """
     _check(name, _load_of("", _names).future.result())
-    encoding: tiktoken.Encoding = _load_of(name, lambda: _encoding(name)).future.result()
+    encoding: Encoding = _load_of(name, lambda: _encoding(name)).future.result()
     return encoding
 
 
-async def loaded(name: str) -> tiktoken.Encoding:
+async def loaded(name: str) -> Encoding:
     """Return a vocabulary that a request names.
 
     Raises:
@@ -94,7 +94,7 @@ async def loaded(name: str) -> tiktoken.Encoding:
         RequestError: tiktoken knows no vocabulary of that name.
     """
     _check(name, await _waited(name, _load_of("", _names)))
-    encoding: tiktoken.Encoding = await _waited(name, _load_of(name, lambda: _encoding(name)))
+    encoding: Encoding = await _waited(name, _load_of(name, lambda: _encoding(name)))
     return encoding
 
 
@@ -137,7 +137,7 @@ def _check(name: str, names: Collection[str]) -> None:
         )
 
 
-def _encoding(name: str) -> tiktoken.Encoding:
+def _encoding(name: str) -> Encoding:
     import tiktoken
 
     try:
@@ -182,7 +182,7 @@ async def to_model(name: str, biases: Biases, backend: Backend) -> tuple[Biases,
     return tuple((token, bias) for token, (_, bias) in found.items()), not inexact
 
 
-def to_text(encoding: tiktoken.Encoding, ids: Sequence[int]) -> Text:
+def to_text(encoding: Encoding, ids: Sequence[int]) -> Text:
     """A prompt of another vocabulary's ids as text, for the model's own tokeniser.
 
     Raises:
@@ -200,7 +200,7 @@ def to_text(encoding: tiktoken.Encoding, ids: Sequence[int]) -> Text:
         ) from None
 
 
-def _bytes_of(encoding: tiktoken.Encoding, token: int, param: str) -> bytes:
+def _bytes_of(encoding: Encoding, token: int, param: str) -> bytes:
     try:
         return encoding.decode_single_token_bytes(token)
     except KeyError:

@@ -181,6 +181,25 @@ def ids_of(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
+def ids_of_text(value: Any, text: str, size: int = LARGEST) -> tuple[int, ...]:
+    """The token ids that a tokeniser tells for a text.
+
+    Args:
+        size: how many tokens the vocabulary has, where that is known.
+
+    Raises:
+        TypeError: it tells something else.
+        ValueError: an id is none of the vocabulary, or there are none for a text.
+    """
+    ids = ids_of(value)
+    if ids and max(ids) >= size:
+        raise ValueError(f"{max(ids)} is not an id of {size} tokens")
+    # Some tokenisers leave out blanks.
+    if not ids and text.strip():
+        raise ValueError("a text has no tokens")
+    return ids
+
+
 def whole_of(value: Any, least: int = 0, most: int = LARGEST) -> int:
     """The whole number that an answer tells; nothing is allocated by its size.
 

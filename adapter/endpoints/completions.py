@@ -36,7 +36,7 @@ from ..validation import (
 from ..vocabularies import loaded, to_text
 
 if TYPE_CHECKING:
-    import tiktoken
+    from ..vocabularies import Encoding
 
 DEFAULT_MAX_TOKENS = 16
 # Prompts that are handled before others have a turn of the loop.
@@ -189,7 +189,7 @@ def _has_ids(prompt: Any) -> bool:
 
 
 def _prompts(
-    request: CompletionRequest, model: Model, service: Service, encoding: tiktoken.Encoding | None
+    request: CompletionRequest, model: Model, service: Service, encoding: Encoding | None
 ) -> list[Prompt]:
     """Each prompt; `parse_special: false` makes control tokens in them plain text.
 

@@ -32,7 +32,7 @@ from ..errors import (
     EngineError,
     EngineUnavailable,
     Unsupported,
-    ids_of,
+    ids_of_text,
     read_from,
     text_of,
     whole_of,
@@ -262,7 +262,7 @@ class KoboldCpp:
         payload: TokenCountPayload = {"prompt": text, "special": special}
         reply = await self._tokenizer("/api/extra/tokencount", payload, len(text))
         with read_from(ENGINE, "/api/extra/tokencount"):
-            ids = await offload.run(len(text), ids_of, reply["ids"])
+            ids = await offload.run(len(text), ids_of_text, reply["ids"], text)
         return {"value": len(ids), "ids": list(ids)}
 
     async def _tokenizer(self, path: str, payload: Any, size: int) -> Any:

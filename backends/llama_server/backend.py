@@ -26,13 +26,14 @@ from ..base import (
 )
 from ..checks import changed
 from ..errors import (
+    LARGEST,
     ContextExceeded,
     EmptyPrompt,
     EngineError,
     EngineUnavailable,
     RequestError,
     Unsupported,
-    ids_of,
+    ids_of_text,
     read_from,
     text_of,
 )
@@ -267,8 +268,9 @@ class LlamaServer:
             "parse_special": parse_special,
         }
         reply = await self._ask("POST", "/tokenize", payload, len(text))
+        size = LARGEST if self._facts is None else len(self._facts.vocabulary)
         with read_from(ENGINE, "/tokenize"):
-            return await offload.run(len(text), ids_of, reply["tokens"])
+            return await offload.run(len(text), ids_of_text, reply["tokens"], text, size)
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`; from the vocabulary, since `/detokenize` breaks characters."""

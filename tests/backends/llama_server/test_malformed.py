@@ -123,6 +123,16 @@ async def test_odd_facts_are_an_engine_error(wrong: dict[str, Any]) -> None:
         await server({"/props": orjson.dumps({**PROPS, **wrong})}).model()
 
 
+@pytest.mark.parametrize("tokens", [[], [-5], [2**31], [True]], ids=str)
+async def test_odd_tokens_are_the_engines_fault(tokens: list[int]) -> None:
+    """A text has tokens, and their ids are ids: else it is not the client who sent a wrong one."""
+    backend = server({"/tokenize": orjson.dumps({"tokens": tokens})})
+    with pytest.raises(EngineError):
+        await backend.tokenize("a", add_special=False, parse_special=True)
+    with pytest.raises(EngineError):
+        await run(backend, JOBS["/tokenize"])
+
+
 FINAL = {"stop": True, "stop_type": "eos", "tokens_predicted": 1, "tokens_evaluated": 1}
 
 
