@@ -26,6 +26,7 @@ from ..base import (
     Text,
     TokenIds,
 )
+from ..checks import Fresh
 from ..errors import (
     ContextExceeded,
     EmptyPrompt,
@@ -89,6 +90,7 @@ class KoboldCpp:
         self.silence = silence
         self.turns = Turns(max_waiting)
         self.watch = Watch(self.upstream.address, self._ask, self._forget)
+        self._health = Fresh(self._ask_health)
         self._model: Model | None = None
         self._specials: Sequence[Special] | None = None
         self._reading = asyncio.Lock()
@@ -222,7 +224,10 @@ class KoboldCpp:
         return specials
 
     async def health(self) -> None:
-        """See `Backend.health`."""
+        """See `Backend.health`; it is asked twice a second at most."""
+        await self._health.run()
+
+    async def _ask_health(self) -> None:
         await self._ask("GET", "/api/extra/version")
 
     async def aclose(self) -> None:

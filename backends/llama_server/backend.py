@@ -24,7 +24,7 @@ from ..base import (
     Token,
     TokenIds,
 )
-from ..checks import changed
+from ..checks import Fresh, changed
 from ..errors import (
     LARGEST,
     ContextExceeded,
@@ -94,6 +94,7 @@ class LlamaServer:
         self._asides = Turns(None)
         self._questions = Turns(None, QUESTIONS)
         self.watch = Watch(upstream, self._forget, self._restarted)
+        self._health = Fresh(self._ask_health)
         self.names: frozenset[str] = frozenset()
         self._model: Model | None = None
         self._facts: Facts | None = None
@@ -297,7 +298,10 @@ class LlamaServer:
         return specials
 
     async def health(self) -> None:
-        """See `Backend.health`."""
+        """See `Backend.health`; it is asked twice a second at most."""
+        await self._health.run()
+
+    async def _ask_health(self) -> None:
         with read_from(ENGINE, "/health"):
             orjson.loads(await self.watch.get("/health"))
 

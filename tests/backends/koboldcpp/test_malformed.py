@@ -165,6 +165,14 @@ async def test_the_same_koboldcpp_again_goes_on() -> None:
     assert "/api/v1/model" not in engine.asked
 
 
+async def test_health_is_asked_once_for_many() -> None:
+    """Whoever asks for the health, without a key, costs the engine next to nothing."""
+    engine = Recorded()
+    await asyncio.gather(*(engine.backend.health() for _ in range(50)))
+    await engine.backend.health()
+    assert engine.asked == ["/api/extra/version"]
+
+
 async def test_small_requests_come_between_the_choices_of_a_large_one() -> None:
     """A request of many choices gives its turn away after each of them."""
     engine = Recorded()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -223,3 +224,18 @@ async def test_a_server_that_loads_is_unavailable() -> None:
     for ask in (backend.health, backend.model):
         with pytest.raises(EngineUnavailable, match="Loading model"):
             await ask()
+
+
+async def test_health_is_asked_once_for_many() -> None:
+    """Whoever asks for the health, without a key, costs the server next to nothing."""
+    asked = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.path)
+        return httpx2.Response(200, json={"status": "ok"})
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
+    backend = LlamaServer(HttpxUpstream(client))
+    await asyncio.gather(*(backend.health() for _ in range(50)))
+    await backend.health()
+    assert asked == ["/health"]
