@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends import offload
 from ..backends.base import Backend, Text
-from ..backends.errors import EngineError, LatimerError, RequestError, Unsupported
+from ..backends.errors import EngineError, LatimerError, RequestError, Unsupported, shortened
 
 if TYPE_CHECKING:
     from tiktoken import Encoding as Encoding
@@ -131,7 +131,7 @@ def _check(name: str, names: Collection[str]) -> None:
     if name not in names:
         listed = ", ".join(f"'{known}'" for known in names)
         raise RequestError(
-            f"Invalid value: '{name}'. Supported values are: {listed}.",
+            f"Invalid value: '{shortened(name)}'. Supported values are: {listed}.",
             "logit_bias_vocabulary",
             "invalid_value",
         )
