@@ -13,7 +13,7 @@ import orjson
 from typing_extensions import Unpack
 
 from ..backends.base import Backend
-from ..backends.errors import LatimerError, RequestError
+from ..backends.errors import LatimerError, RequestError, shortened
 from .cors import Access, Verdict
 from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
@@ -182,7 +182,8 @@ class OpenAIAdapter:
                     return
             found = self._find(scope)
             if found is None:
-                raise RequestError(f"Invalid URL ({scope['method']} {scope['path']})", status=404)
+                asked = shortened(f"{scope['method']} {scope['path']}")
+                raise RequestError(f"Invalid URL ({asked})", status=404)
             method, endpoint, guarded = found
             if guarded:
                 owner = self._keys.check(exchange)

@@ -9,12 +9,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..backends.errors import (
+    MOST_MESSAGE,
     Busy,
     ContextExceeded,
     EngineSilent,
     EngineUnavailable,
     LatimerError,
     RequestError,
+    shortened,
 )
 from ..schemas.openai.common import ErrorReply, kind_of
 
@@ -28,8 +30,8 @@ class MethodNotAllowed(RequestError):
 
     def __init__(self, method: str, path: str, allowed: Iterable[str]) -> None:
         super().__init__(
-            f"Not allowed to {method} on {path}. (HINT: Perhaps you meant to use a different HTTP "
-            "method?)",
+            f"Not allowed to {shortened(f'{method} on {path}')}. (HINT: Perhaps you meant to use a "
+            "different HTTP method?)",
             status=405,
         )
         self.allowed = tuple(allowed)
@@ -78,6 +80,8 @@ def unexpected() -> tuple[int, ErrorReply]:
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> ErrorReply:
+    message = shortened(message, MOST_MESSAGE)
+    param = None if param is None else shortened(param)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -120,7 +124,7 @@ def from_validation(error: ValidationError, body: Any) -> RequestError:
     context: dict[str, Any] = first.get("ctx") or {}
     path = _path(first["loc"], body, kind == "missing")
     if kind == "openai":
-        path += context["path"]
+        path = shortened(path + context["path"])
         return RequestError(context["text"].replace("{param}", path), path, context["code"] or None)
     if kind == "missing":
         if path == "model":
@@ -190,7 +194,7 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Reque
         supported = ", ".join(words[:-1]) + f"{',' * (len(words) > 2)} and {words[-1]}"
         if len(words) == 1:
             supported = words[0]
-        shown = value if isinstance(value, str) else kind_of(value)
+        shown = shortened(value) if isinstance(value, str) else kind_of(value)
         return RequestError(
             f"Invalid value: '{shown}'. Supported values are: {supported}.", path, "invalid_value"
         )
@@ -231,4 +235,4 @@ def _path(loc: tuple[int | str, ...], body: Any, missing: bool) -> str:
             path, here = f"{path}.{step}" if path else str(step), here[step]
         elif last and missing:
             path = f"{path}.{step}" if path else str(step)
-    return path
+    return shortened(path)

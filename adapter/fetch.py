@@ -17,7 +17,7 @@ from typing import Any
 import httpcore2
 import httpx2
 
-from ..backends.errors import RequestError
+from ..backends.errors import RequestError, shortened
 
 MOST_BYTES = 20 * 1024 * 1024
 MOST_REDIRECTS = 3
@@ -66,7 +66,7 @@ class _Network(httpcore2.AnyIOBackend):
         addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
         allowed = [address for address in addresses if self._allows(address)]
         if not allowed:
-            raise _Refused(f"'{host}' is no public address")
+            raise _Refused(f"'{shortened(host)}' is no public address")
         for address in allowed[:-1]:
             try:
                 return await super().connect_tcp(
@@ -107,7 +107,7 @@ class Fetcher:
         except TimeoutError:
             reason = f"there was no answer within {SECONDS} seconds"
         except _ERRORS as error:
-            reason = f"it cannot be fetched ({error})"
+            reason = f"it cannot be fetched ({shortened(str(error))})"
         raise RequestError(f"Invalid '{param}': {reason}.", param, "invalid_image_url")
 
     async def _followed(self, url: str) -> bytes:
@@ -127,7 +127,7 @@ class Fetcher:
                     raise _Refused(f"it answers with status {reply.status}")
                 content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
                 if not content_type.startswith("image/"):
-                    raise _Refused(f"what is there is '{content_type}', no image")
+                    raise _Refused(f"what is there is '{shortened(content_type)}', no image")
                 if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
                     raise _Refused("it is compressed although the request asked for it as it is")
                 return await self._body(reply)
@@ -144,7 +144,7 @@ class Fetcher:
         except ValueError:
             return
         if not public:
-            raise _Refused(f"'{url.host}' is no public address")
+            raise _Refused(f"'{shortened(url.host)}' is no public address")
 
     async def _body(self, reply: httpcore2.Response) -> bytes:
         body = bytearray()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from ..backends.base import Capabilities, Grammar
-from ..backends.errors import RequestError, Unsupported
+from ..backends.errors import RequestError, Unsupported, shortened
 from ..backends.structured import Unenforced, check_schema
 from ..schemas.openai.chat import ChatRequest, JsonObjectFormat, JsonSchema, JsonSchemaFormat
 from ..schemas.openai.common import GRAMMAR_FIELDS
@@ -69,7 +69,7 @@ def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None
     named: JsonSchema = form.json_schema
     if named.schema_ is None:
         return Grammar("json_schema", _OBJECT, _FIELD)
-    _check(named.schema_, f" for response_format '{named.name}'", _FIELD)
+    _check(named.schema_, f" for response_format '{shortened(named.name)}'", _FIELD)
     return Grammar("json_schema", orjson.dumps(named.schema_).decode(), _SCHEMA)
 
 
@@ -77,5 +77,5 @@ def _check(schema: object, name: str, param: str) -> None:
     try:
         check_schema(schema)
     except Unenforced as error:
-        where = f"In context={error.path}, " if error.path else ""
+        where = f"In context={error.context}, " if error.path else ""
         raise RequestError(f"Invalid schema{name}: {where}{error.reason}.", param) from None

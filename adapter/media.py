@@ -24,7 +24,7 @@ _BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
     "audio": (b"RIFF", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"fLaC"),
 }
 # Parts that are looked at in one turn of the event loop.
-PARTS = 1_000
+PARTS = 500
 _NAMES = {"image": "images", "audio": "audio"}
 
 

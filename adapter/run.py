@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..backends import offload
 from ..backends.base import Backend, Batch, Event, Finish, Generation, Piece, PromptTokens, Stream
@@ -20,6 +20,8 @@ from .message import Form, MessageChoice
 from .validation import note_inexact
 
 AnyChoice: TypeAlias = Choice | MessageChoice
+T = TypeVar("T")
+
 # What showing a token with five alternatives costs, in bytes of JSON that cost as much to read.
 TOKEN = 32
 # What making a choice costs, counted alike.
@@ -72,8 +74,7 @@ class Result(NamedTuple):
 
 async def fold(exchange: Exchange, backend: Backend, plan: Plan) -> tuple[list[Result], Usage]:
     """Run a plan to its end: the fold of the stream that would have been sent."""
-    choices = await _choices(plan)
-    folds = [_Fold(choice, plan) for choice in choices]
+    folds = await _prepared(plan, lambda: [_Fold(choice, plan) for choice in _made(plan)])
     size, tells_tokens = 0, plan.logprobs is not None or plan.best is not None
 
     def take(batch: Batch) -> None:
@@ -115,8 +116,8 @@ async def stream(exchange: Exchange, backend: Backend, plan: Plan) -> None:
     """
     frames = plan.frames
     assert frames is not None
-    choices = await _choices(plan)
-    writer = _Writer(frames, choices, plan)
+    writer = await _prepared(plan, lambda: _Writer(frames, _made(plan), plan))
+    choices = writer.choices
     late = plan.logprobs is not None and backend.capabilities.late_logprobs
     last = b""
     try:
@@ -203,7 +204,7 @@ class _Writer:
 
     def __init__(self, frames: Frames, choices: Sequence[AnyChoice], plan: Plan) -> None:
         self._frames = frames
-        self._choices = choices
+        self.choices = choices
         self._plan = plan
         self._starts = [choice.start() for choice in choices]
         self._shown = 0
@@ -214,7 +215,7 @@ class _Writer:
         for event in batch:
             if isinstance(event, PromptTokens):
                 for index in range(event.choice, event.choice + self._plan.choices):
-                    self._place(index, self._delta(index, self._choices[index].prompt(event)), out)
+                    self._place(index, self._delta(index, self.choices[index].prompt(event)), out)
             else:
                 self._place(event.choice, self._frame(event), out)
         return b"".join(out)
@@ -244,7 +245,7 @@ class _Writer:
 
     def _frame(self, event: Piece | Finish) -> bytes:
         index = event.choice
-        choice = self._choices[index]
+        choice = self.choices[index]
         if isinstance(event, Piece):
             return self._delta(index, choice.take((event,)))
         rest, reason = choice.end(event)
@@ -272,12 +273,14 @@ def _size(batch: Batch) -> int:
     return TOKEN * sum(len(event.tokens) for event in batch if not isinstance(event, Finish))
 
 
-async def _choices(plan: Plan) -> list[AnyChoice]:
+async def _prepared(plan: Plan, make: Callable[[], T]) -> T:
+    """What is made for all choices of a plan before it runs."""
     count = len(plan.jobs) * plan.choices
     if count == 1 and not plan.jobs[0].stops:
-        return _made(plan)
-    stops = max((sum(map(len, job.stops)) for job in plan.jobs), default=0)
-    return await offload.run(CHOICE * count + stops, _made, plan)
+        return make()
+    # Each job has the same stops.
+    stops = sum(map(len, plan.jobs[0].stops))
+    return await offload.run(CHOICE * count + stops, make)
 
 
 def _made(plan: Plan) -> list[AnyChoice]:
@@ -336,10 +339,7 @@ def _opened(backend: Backend, jobs: Sequence[Generation], choices: int) -> Strea
         return backend.open(jobs[0])
     party = Party()
     return merged(
-        [
-            _shifted(backend.open(job._replace(party=party)), i * choices)
-            for i, job in enumerate(jobs)
-        ]
+        _shifted(backend.open(job._replace(party=party)), i * choices) for i, job in enumerate(jobs)
     )
 
 

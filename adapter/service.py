@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..backends.base import Backend, Generation, Model, Sampling
-from ..backends.errors import RequestError
+from ..backends.errors import RequestError, shortened
 from ..schemas import limits
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.completions import CompletionRequest
@@ -56,7 +56,7 @@ class Service:
         model = await self.backend.model()
         if not self.any_model and name not in self.names_of(model):
             raise RequestError(
-                f"The model `{name}` does not exist or you do not have access to it.",
+                f"The model `{shortened(name)}` does not exist or you do not have access to it.",
                 None,
                 "model_not_found",
                 404,

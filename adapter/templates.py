@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..backends.base import Model
-from ..backends.errors import EngineError, RequestError, Unsupported
+from ..backends.errors import EngineError, RequestError, Unsupported, summed_up
 from ..schemas.openai.chat import ChatRequest
 from .instruct import FORMATS
 
@@ -101,11 +101,12 @@ def _rendered(model: Model, talk: Talk, messages: Sequence[Mapping[str, Any]], b
         return "".join(template.root_render_func(context))
     except _TemplateError as error:
         raise RequestError(
-            f"The model's chat template refuses these messages: {error}", "messages"
+            f"The model's chat template refuses these messages: {summed_up(str(error))}", "messages"
         ) from None
     except Exception as error:
         raise RequestError(
-            f"The model's chat template cannot render these messages: {error!r}", "messages"
+            f"The model's chat template cannot render these messages: {summed_up(repr(error))}",
+            "messages",
         ) from error
 
 

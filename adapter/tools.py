@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from ..backends.errors import RequestError, Unsupported
+from ..backends.errors import RequestError, Unsupported, shortened
 from ..backends.structured import Unenforced, check_schema
 from ..schemas.openai.chat import (
     AssistantMessage,
@@ -85,12 +85,13 @@ def offer_of(request: ChatRequest, engine: str) -> Offer | None:
     mode: Mode = "auto"
     if isinstance(choice, dict):
         mode, names = _named(choice, legacy, param)
-        unknown = names - {function.name for function in functions}
+        known = [function.name for function in functions]
+        unknown = names.difference(known)
         if unknown:
             source = "functions" if legacy else "tools"
             raise RequestError(
-                f"Invalid value for '{param}': '{min(unknown)}' is not among the {source} of the "
-                f"request; there are {', '.join(function.name for function in functions)}.",
+                f"Invalid value for '{param}': '{shortened(min(unknown))}' is not among the "
+                f"{source} of the request; there are {shortened(', '.join(known))}.",
                 param,
             )
         allowed = [one for one in allowed if one[1].name in names]
@@ -141,8 +142,9 @@ def _named(choice: Mapping[str, Any], legacy: bool, param: str) -> tuple[Mode, s
         '"allowed_tools": {"mode": "auto" or "required", "tools": [{"type": "function", '
         '"function": {"name": …}}, …]}}'
     )
+    shown = shortened(orjson.dumps(choice).decode())
     raise RequestError(
-        f"Invalid value for '{param}': {orjson.dumps(choice).decode()}. Objects may be {shapes}.",
+        f"Invalid value for '{param}': {shown}. Objects may be {shapes}.",
         param,
         "invalid_value",
     )
@@ -165,7 +167,9 @@ def _check(function: Function, param: str) -> None:
 def wrong_schema(name: str, error: Unenforced, param: str) -> RequestError:
     """The error for parameters that are no schema, or that nothing can make sure of."""
     return RequestError(
-        f"Invalid schema for function '{name}': In context={error.path}, {error.reason}.", param
+        f"Invalid schema for function '{shortened(name)}': In context={error.context}, "
+        f"{error.reason}.",
+        param,
     )
 
 
@@ -200,7 +204,7 @@ def _check_open(ids: Sequence[str], index: int) -> None:
         raise RequestError(
             "An assistant message with 'tool_calls' must be followed by tool messages responding "
             "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
-            f"{', '.join(ids)}",
+            f"{shortened(', '.join(ids))}",
             f"messages.[{index}].role",
         )
 

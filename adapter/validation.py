@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..backends import offload
 from ..backends.base import Capabilities, Sampling
-from ..backends.errors import RequestError, Unsupported
+from ..backends.errors import RequestError, Unsupported, shortened
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.common import SAMPLING_EXTRAS, Request
 from ..schemas.openai.completions import CompletionRequest
@@ -145,7 +145,8 @@ async def notes(
     }
     nearly.update(inexact)
     if strict and ignored:
-        raise RequestError(f"Unknown parameter: '{ignored[0]}'.", ignored[0], "unknown_parameter")
+        name = shortened(ignored[0])
+        raise RequestError(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
     if ignored:
         exchange.headers.append((b"x-latimer-ignored", _listed(ignored)))
     if nearly:

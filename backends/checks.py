@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from .errors import EngineUnavailable, LatimerError
@@ -42,6 +43,42 @@ class Checks:
                 raise
             # Who leaves in the middle has found nothing out: the next one asks.
             self._ended, self._error = self._begun, None
+
+
+class Fresh:
+    """One check for everybody who asks at once, and for those who ask a moment later.
+
+    Args:
+        check: asks the engine; what it raises is raised to everybody.
+        seconds: how long an answer holds.
+    """
+
+    def __init__(self, check: Callable[[], Awaitable[None]], seconds: float = 0.5) -> None:
+        self._check = check
+        self._seconds = seconds
+        self._task: asyncio.Task[None] | None = None
+        self._ended = 0.0
+
+    async def run(self) -> None:
+        """Return, or raise, what the last check found, or one that runs or begins now."""
+        task = self._task
+        if task is None or not self._holds(task):
+            task = self._task = asyncio.create_task(self._run())
+            # Whoever wanted to know may have left.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        # Who leaves does not end what others wait for.
+        await asyncio.shield(task)
+
+    def _holds(self, task: asyncio.Task[None]) -> bool:
+        if not task.done():
+            return task.get_loop() is asyncio.get_running_loop()
+        return not task.cancelled() and time.monotonic() - self._ended < self._seconds
+
+    async def _run(self) -> None:
+        try:
+            await self._check()
+        finally:
+            self._ended = time.monotonic()
 
 
 def changed(address: str, now: str, before: str) -> EngineUnavailable:

@@ -15,12 +15,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+# Characters of a client's own text that a message repeats, and of a message in all.
+MOST_SHOWN, MOST_MESSAGE = 200, 2_000
 # The largest token id, and the largest count of tokens, that an engine may tell.
 LARGEST = 2**31 - 1
+
+
+_LONG_WORD = re.compile(rf"[^\s'\"]{{{MOST_SHOWN // 2 + 1},}}+")
+
+
+def shortened(text: str, most: int = MOST_SHOWN) -> str:
+    """The text, or its beginning and `…`: what a message repeats of a request is bounded."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def summed_up(text: str) -> str:
+    """A message of others, in which their own words may stand around a client's text."""
+    words = _LONG_WORD.sub(lambda word: shortened(word[0], MOST_SHOWN // 2), text)
+    return shortened(words, 2 * MOST_SHOWN)
 
 
 class LatimerError(Exception):
@@ -112,7 +129,7 @@ class InvalidGrammar(RequestError):
     """A grammar, in the request's field `param`, that is wrong or that nothing can follow."""
 
     def __init__(self, param: str, reason: str) -> None:
-        super().__init__(f"Invalid '{param}': {reason}.", param, "invalid_value")
+        super().__init__(f"Invalid '{param}': {summed_up(reason)}.", param, "invalid_value")
 
 
 class UnreadableMedia(RequestError):
@@ -179,6 +196,25 @@ def ids_of(value: Any) -> tuple[int, ...]:
     if value and not (min(value) >= 0 and max(value) <= LARGEST):
         raise ValueError("a token id is negative, or larger than there are any")
     return tuple(value)
+
+
+def ids_of_text(value: Any, text: str, size: int = LARGEST) -> tuple[int, ...]:
+    """The token ids that a tokeniser tells for a text.
+
+    Args:
+        size: how many tokens the vocabulary has, where that is known.
+
+    Raises:
+        TypeError: it tells something else.
+        ValueError: an id is none of the vocabulary, or there are none for a text.
+    """
+    ids = ids_of(value)
+    if ids and max(ids) >= size:
+        raise ValueError(f"{max(ids)} is not an id of {size} tokens")
+    # Some tokenisers leave out blanks.
+    if not ids and text.strip():
+        raise ValueError("a text has no tokens")
+    return ids
 
 
 def whole_of(value: Any, least: int = 0, most: int = LARGEST) -> int:

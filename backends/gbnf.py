@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..schemas import limits
 from .ambiguity import Part, TooManyWays, check_ways
+from .errors import shortened
 
 MAX_SIZE = limits.GRAMMAR.most
 MAX_NESTING = limits.GROUPS.most
@@ -78,7 +79,7 @@ class _Group:
     @property
     def shown(self) -> str:
         """The rule that it is a part of."""
-        return self.name.split("(")[0]
+        return shortened(self.name.split("(")[0])
 
 
 def check(text: str, most: int = MAX_SIZE) -> list[str]:
@@ -101,7 +102,7 @@ def check(text: str, most: int = MAX_SIZE) -> list[str]:
     for group in rules.values():
         for item in _items(group):
             if item.rule is not None and item.rule not in rules:
-                raise WrongGrammar(f"there is no rule '{item.rule}'")
+                raise WrongGrammar(f"there is no rule '{shortened(item.rule)}'")
             if item.endless and item.rule is not None and _is_empty(rules[item.rule]):
                 raise WrongGrammar(f"rule '{group.shown}' repeats without end what may be nothing")
     _check_size(rules)
@@ -173,13 +174,13 @@ class _Reader:
 
     def _repeat(self, alternate: list[_Item], match: re.Match[str]) -> None:
         if not alternate or alternate[-1] is _NOTHING:
-            raise self._error(f"there is nothing that '{match[0]}' could repeat")
+            raise self._error(f"there is nothing that '{shortened(match[0])}' could repeat")
         least, most = {"*": (0, 1), "+": (1, 2), "?": (0, 1)}.get(match[0], (0, 0))
         if match["min"] is not None:
             least = int(match["min"][:9])
             most = int((match["max"] or "1")[:9]) if match["range"] else least
             if match["max"] is not None and most < least:
-                raise self._error(f"'{match[0]}' asks for at most less than at least")
+                raise self._error(f"'{shortened(match[0])}' asks for at most less than at least")
         if least > MAX_REPETITION:
             raise self._error(f"at most {MAX_REPETITION} repetitions are allowed")
         item = alternate.pop()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from pydantic import TypeAdapter
@@ -21,7 +22,7 @@ from ..exchange import Exchange
 from ..formats import grammar_of
 from ..frames import CompletionFrames
 from ..logprobs import Entry, to_legacy
-from ..run import TOKEN, Plan, fold, stream
+from ..run import CHOICE, TOKEN, Plan, fold, stream
 from ..service import Service, in_model_vocabulary, pass_native
 from ..templates import without_bos
 from ..validation import (
@@ -32,9 +33,14 @@ from ..validation import (
     seeds_of,
     stops_of,
 )
-from ..vocabularies import to_text
+from ..vocabularies import loaded, to_text
+
+if TYPE_CHECKING:
+    from ..vocabularies import Encoding
 
 DEFAULT_MAX_TOKENS = 16
+# Prompts that are handled before others have a turn of the loop.
+AT_ONCE = 32
 MOST_CHOICES = limits.CHOICES.most
 
 _REQUEST = TypeAdapter(CompletionRequest)
@@ -52,7 +58,9 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         await offload.run(exchange.size, sampling_of, request, capabilities),
         service,
     )
-    prompts = await offload.run(exchange.size, _prompts, request, model, service)
+    vocabulary = request.logit_bias_vocabulary or service.vocabulary
+    encoding = await loaded(vocabulary) if vocabulary and _has_ids(request.prompt) else None
+    prompts = await offload.run(exchange.size, _prompts, request, model, service, encoding)
     if len(prompts) * candidates > MOST_CHOICES:
         param = "n" if best is None else "best_of"
         raise RequestError(
@@ -64,12 +72,12 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         )
     await notes(exchange, request, sampling, capabilities, service.strict, inexact)
     grammar = await offload.run(exchange.size, grammar_of, request, capabilities)
-    jobs = [
-        _job(request, prompt, sampling, candidates, best)._replace(
-            owner=exchange.owner, grammar=grammar, fingerprint=model.fingerprint
-        )
-        for prompt in prompts
-    ]
+    job = _job(request, prompts[0], sampling, candidates, best)._replace(
+        owner=exchange.owner, grammar=grammar, fingerprint=model.fingerprint
+    )
+    jobs = [job]
+    if len(prompts) > 1:
+        jobs = await offload.run(CHOICE * len(prompts), _each, job, prompts)
     if request.oai_compat is False:
         _check_native(request, jobs, capabilities)
         await pass_native(exchange, service, jobs[0], bool(request.stream))
@@ -95,7 +103,11 @@ async def _answer(
     include_usage: bool,
 ) -> None:
     if request.echo or plan.logprobs is not None:
-        echoes = [await _echo(request, job, service.backend) for job in plan.jobs]
+        echoes = []
+        for number, job in enumerate(plan.jobs, 1):
+            echoes.append(await _echo(request, job, service.backend))
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
         plan = plan._replace(echoes=echoes)
     head = {
         "id": f"cmpl-{random.getrandbits(96):024x}",
@@ -109,21 +121,26 @@ async def _answer(
         await stream(exchange, service.backend, plan._replace(frames=frames))
         return
     results, usage = await fold(exchange, service.backend, plan)
-    reply: Completion = {
-        **head,  # type: ignore[typeddict-item]
-        "choices": [
-            {
-                "text": result.text,
-                "index": index,
-                "logprobs": result.logprobs,
-                "finish_reason": result.finish_reason,
-            }
-            for index, result in enumerate(results)
-        ],
-        "usage": usage,
-    }
-    size = 0 if plan.logprobs is None else TOKEN * usage["total_tokens"]
-    await exchange.reply(200, await offload.run(size, orjson.dumps, reply))
+
+    def reply() -> bytes:
+        completion: Completion = {
+            **head,  # type: ignore[typeddict-item]
+            "choices": [
+                {
+                    "text": result.text,
+                    "index": index,
+                    "logprobs": result.logprobs,
+                    "finish_reason": result.finish_reason,
+                }
+                for index, result in enumerate(results)
+            ],
+            "usage": usage,
+        }
+        return orjson.dumps(completion)
+
+    size = CHOICE * len(results)
+    size += 0 if plan.logprobs is None else TOKEN * usage["total_tokens"]
+    await exchange.reply(200, await offload.run(size, reply))
 
 
 def _shape(request: CompletionRequest) -> Callable[[Sequence[Entry]], Any] | None:
@@ -166,21 +183,31 @@ def _count(request: CompletionRequest) -> tuple[int, int | None]:
     return best_of, count
 
 
-def _prompts(request: CompletionRequest, model: Model, service: Service) -> list[Prompt]:
-    """Each prompt; `parse_special: false` makes control tokens in them plain text."""
+def _has_ids(prompt: Any) -> bool:
+    """Whether a request's prompt, or one of them, is token ids."""
+    return isinstance(prompt, list) and any(not isinstance(item, str) for item in prompt)
+
+
+def _prompts(
+    request: CompletionRequest, model: Model, service: Service, encoding: Encoding | None
+) -> list[Prompt]:
+    """Each prompt; `parse_special: false` makes control tokens in them plain text.
+
+    Args:
+        encoding: the vocabulary that ids are of, None for the model's own.
+    """
     parse_special = request.parse_special is not False
     capabilities = service.backend.capabilities
     if not parse_special and "parse_special" in capabilities.refused:
         raise Unsupported(
             "parse_special", capabilities.engine, capabilities.refused["parse_special"]
         )
-    vocabulary = request.logit_bias_vocabulary or service.vocabulary
 
     def text(prompt: str) -> Text:
         return Text(without_bos(prompt, model) if parse_special else prompt, parse_special)
 
     def ids(prompt: Sequence[Any]) -> Prompt:
-        return tuple(prompt) if vocabulary is None else to_text(vocabulary, prompt)
+        return tuple(prompt) if encoding is None else to_text(encoding, prompt)
 
     prompt = request.prompt
     if prompt is None or isinstance(prompt, str):
@@ -189,6 +216,11 @@ def _prompts(request: CompletionRequest, model: Model, service: Service) -> list
     if isinstance(prompt[0], int):
         return [ids(prompt)]
     return [text(item) if isinstance(item, str) else ids(item) for item in prompt]
+
+
+def _each(job: Generation, prompts: Sequence[Prompt]) -> list[Generation]:
+    """The same job for each prompt."""
+    return [job._replace(prompt=prompt) for prompt in prompts]
 
 
 def _job(

@@ -26,13 +26,14 @@ from ..base import (
     Text,
     TokenIds,
 )
+from ..checks import Fresh
 from ..errors import (
     ContextExceeded,
     EmptyPrompt,
     EngineError,
     EngineUnavailable,
     Unsupported,
-    ids_of,
+    ids_of_text,
     read_from,
     text_of,
     whole_of,
@@ -89,6 +90,7 @@ class KoboldCpp:
         self.silence = silence
         self.turns = Turns(max_waiting)
         self.watch = Watch(self.upstream.address, self._ask, self._forget)
+        self._health = Fresh(self._ask_health)
         self._model: Model | None = None
         self._specials: Sequence[Special] | None = None
         self._reading = asyncio.Lock()
@@ -222,7 +224,10 @@ class KoboldCpp:
         return specials
 
     async def health(self) -> None:
-        """See `Backend.health`."""
+        """See `Backend.health`; it is asked twice a second at most."""
+        await self._health.run()
+
+    async def _ask_health(self) -> None:
         await self._ask("GET", "/api/extra/version")
 
     async def aclose(self) -> None:
@@ -262,7 +267,7 @@ class KoboldCpp:
         payload: TokenCountPayload = {"prompt": text, "special": special}
         reply = await self._tokenizer("/api/extra/tokencount", payload, len(text))
         with read_from(ENGINE, "/api/extra/tokencount"):
-            ids = await offload.run(len(text), ids_of, reply["ids"])
+            ids = await offload.run(len(text), ids_of_text, reply["ids"], text)
         return {"value": len(ids), "ids": list(ids)}
 
     async def _tokenizer(self, path: str, payload: Any, size: int) -> Any:

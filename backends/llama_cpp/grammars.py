@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ...schemas.limits import SCHEMA
 from .. import gbnf
 from ..base import Grammar
+from ..errors import shortened
 from ..offload import Memo
 from ..structured import Unenforced, check_length, gbnf_of, in_request, path_to
 from .vocabulary import Vocabulary
@@ -232,7 +233,7 @@ class Grammars:
     def _gbnf(self, text: str) -> Gbnf:
         for spelling in gbnf.check(text, SCHEMA.most):
             if not self._is_token(spelling):
-                raise gbnf.WrongGrammar(f"'{spelling}' is not one token of this model")
+                raise gbnf.WrongGrammar(f"'{shortened(spelling)}' is not one token of this model")
         pointer = llama_cpp.llama_sampler_init_grammar(
             self._vocabulary.pointer, text.encode(), b"root"
         )
@@ -286,7 +287,7 @@ def _place(grammar: Grammar, reason: str) -> Unenforced | None:
     if found is None:
         return None
     path = path_to(json.loads(grammar.text), found[1])
-    return None if path is None else Unenforced(f"'{found[1]}' is not enforced", path)
+    return None if path is None else Unenforced(f"'{shortened(found[1])}' is not enforced", path)
 
 
 def _reason(message: str) -> str:

@@ -12,9 +12,12 @@ from ..pieces import shown
 from .library import LoadedModel
 from .tokenizer import PIECE, Cutter, tokenize
 
+# Strings of which is known whether they spell a token.
+MOST_MARKS = 64
+
 
 class Vocabulary:
-    """A model's vocabulary; read-only, so any thread may use it.
+    """A model's vocabulary; what it keeps can be found out again, so any thread may use it.
 
     `pieces` holds what each token adds to the text, by id: exact bytes, which may end inside a
     character; nothing for control and end tokens.
@@ -28,6 +31,8 @@ class Vocabulary:
         )
         self.pieces = [self._piece(token, special=False) for token in range(self.size)]
         self._spellings: dict[int, bytes] = {}
+        # What stop strings spell: every choice of a request asks for the same ones.
+        self._marks: dict[str, int | None] = {}
         self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self.pointer)
         self.bos_id: int = llama_cpp.llama_vocab_bos(self.pointer)
         self.bos = self._spelling(self.bos_id)
@@ -111,6 +116,18 @@ class Vocabulary:
 
     def mark(self, spelling: str) -> int | None:
         """The control token, or the added one, that a string spells, if it spells exactly one."""
+        token = self._marks.get(spelling, -1)
+        if token == -1:
+            token = self._mark(spelling)
+            if len(self._marks) >= MOST_MARKS:
+                self._marks.clear()
+            self._marks[spelling] = token
+        return token
+
+    def _mark(self, spelling: str) -> int | None:
+        # Blanks in front of a token may count as part of it.
+        if len(spelling.strip()) > self.longest:
+            return None
         ids = self.tokenize(spelling, add_special=False, parse_special=True)
         if len(ids) == 1 and (not self.pieces[ids[0]] or self.is_added(ids[0])):
             return ids[0]

@@ -24,15 +24,16 @@ from ..base import (
     Token,
     TokenIds,
 )
-from ..checks import changed
+from ..checks import Fresh, changed
 from ..errors import (
+    LARGEST,
     ContextExceeded,
     EmptyPrompt,
     EngineError,
     EngineUnavailable,
     RequestError,
     Unsupported,
-    ids_of,
+    ids_of_text,
     read_from,
     text_of,
 )
@@ -93,6 +94,7 @@ class LlamaServer:
         self._asides = Turns(None)
         self._questions = Turns(None, QUESTIONS)
         self.watch = Watch(upstream, self._forget, self._restarted)
+        self._health = Fresh(self._ask_health)
         self.names: frozenset[str] = frozenset()
         self._model: Model | None = None
         self._facts: Facts | None = None
@@ -269,8 +271,9 @@ class LlamaServer:
             "parse_special": parse_special,
         }
         reply = await self._ask("POST", "/tokenize", payload, len(text))
+        size = LARGEST if self._facts is None else len(self._facts.vocabulary)
         with read_from(ENGINE, "/tokenize"):
-            return await offload.run(len(text), ids_of, reply["tokens"])
+            return await offload.run(len(text), ids_of_text, reply["tokens"], text, size)
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """See `Backend.detokenize`; from the vocabulary, since `/detokenize` breaks characters."""
@@ -297,7 +300,10 @@ class LlamaServer:
         return specials
 
     async def health(self) -> None:
-        """See `Backend.health`."""
+        """See `Backend.health`; it is asked twice a second at most."""
+        await self._health.run()
+
+    async def _ask_health(self) -> None:
         with read_from(ENGINE, "/health"):
             orjson.loads(await self.watch.get("/health"))
 

@@ -32,6 +32,7 @@ from ..errors import (
     RequestError,
     UnreadableMedia,
     read_from,
+    summed_up,
     whole_of,
 )
 from ..stops import cut
@@ -177,7 +178,7 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
     """The error that a refused request, or an error event, stands for."""
     try:
         native = orjson.loads(body)["error"]
-        message, kind = str(native["message"]), str(native.get("type"))
+        message, kind = summed_up(str(native["message"])), str(native.get("type"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         text = f"{ENGINE} answered {status}: {body[:200].decode(errors='replace')}"
         return EngineUnavailable(text) if status == 503 else EngineError(text)

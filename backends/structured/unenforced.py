@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..errors import shortened, summed_up
+
 
 class Unenforced(Exception):
     """A keyword, or a part of a regular expression, that no grammar is made for.
@@ -14,11 +16,17 @@ class Unenforced(Exception):
     """
 
     def __init__(self, reason: str, path: Sequence[str | int] = ()) -> None:
-        super().__init__(reason)
-        self.reason = reason
+        self.reason = summed_up(reason)
+        super().__init__(self.reason)
         self.path = tuple(path)
 
     @property
     def where(self) -> str:
         """The path in the words of OpenAI's errors: `.properties.age.minimum`, `.anyOf[0]`."""
-        return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
+        steps = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
+        return shortened("".join(steps))
+
+    @property
+    def context(self) -> str:
+        """The path in the words of OpenAI's messages: `('properties', 'age')`."""
+        return shortened(str(self.path))

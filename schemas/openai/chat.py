@@ -262,7 +262,7 @@ def _check_word_or_object(*words: str) -> BeforeValidator:
             return value
         if isinstance(value, str):
             raise invalid(
-                f"Invalid value: '{value}'. Supported values are: {listed}.", "invalid_value"
+                f"Invalid value: '{value:.200}'. Supported values are: {listed}.", "invalid_value"
             )
         raise invalid(
             "Invalid type for '{param}': expected one of a string or object, but got "

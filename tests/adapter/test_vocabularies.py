@@ -5,7 +5,10 @@ tiktoken's own vocabularies cannot be downloaded everywhere, so one of a few tok
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +16,9 @@ import httpx2
 import pytest
 import tiktoken
 import tiktoken.registry
-from latimer.adapter import OpenAIAdapter
-from latimer.adapter.vocabularies import load, to_text
-from latimer.backends.errors import EngineError, RequestError
+from latimer.adapter import OpenAIAdapter, vocabularies
+from latimer.adapter.vocabularies import forget, load, loaded, to_text
+from latimer.backends.errors import EngineError, RequestError, Unsupported
 from support.recordings import DEMO_CHATML
 
 WORDS = [b" Paris", b" Lisbon", b"The", b" capital", b"\xe6\xbc", b" Parisian", b" river"]
@@ -37,9 +40,9 @@ def few_words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return encoding
 
     monkeypatch.setattr(tiktoken, "get_encoding", get)
-    load.cache_clear()
+    forget()
     yield
-    load.cache_clear()
+    forget()
 
 
 def word(data: bytes) -> str:
@@ -151,4 +154,61 @@ def test_a_missing_file_is_a_clear_error_at_the_start() -> None:
 
 def test_ids_to_text() -> None:
     """Ids of whole characters are text, wherever they are cut."""
-    assert to_text(NAME, [256 + WORDS.index(b"\xe6\xbc"), 0xA2]).text == "漢"
+    assert to_text(load(NAME), [256 + WORDS.index(b"\xe6\xbc"), 0xA2]).text == "漢"
+
+
+async def test_a_download_that_hangs_holds_nobody(
+    monkeypatch: pytest.MonkeyPatch, demo: httpx2.AsyncClient
+) -> None:
+    """Who wants it waits for a bounded time, once; other requests go on, and so does its end."""
+    over, asked = threading.Event(), []
+
+    def hang(name: str) -> None:
+        asked.append(name)
+        over.wait(10)
+        raise OSError
+
+    monkeypatch.setattr(tiktoken, "get_encoding", hang)
+    monkeypatch.setattr(vocabularies, "PATIENCE", 0.3)
+    wanting = [
+        asyncio.create_task(complete(demo, prompt=[65], logit_bias_vocabulary=NAME))
+        for _ in range(3)
+    ]
+    assert (await complete(demo, max_tokens=2)).status_code == 200
+    start = time.monotonic()
+    for reply in [*await asyncio.gather(*wanting), await complete(demo, prompt=[65])]:
+        if reply.status_code != 200:
+            assert reply.json()["error"]["param"] == "logit_bias_vocabulary"
+            assert "not there after" in reply.json()["error"]["message"]
+    with pytest.raises(Unsupported, match="not there after"):
+        await loaded(NAME)
+    assert time.monotonic() - start < 2
+    assert asked == [NAME]
+    threads = [one for one in threading.enumerate() if one.name == "latimer-vocabulary"]
+    assert all(thread.daemon for thread in threads)
+    over.set()
+
+
+async def test_what_could_not_be_had_is_not_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A failure is kept for a while: no client makes the server ask the network all the time."""
+    asked = []
+
+    def fail(name: str) -> None:
+        asked.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr(tiktoken, "get_encoding", fail)
+    for _ in range(3):
+        with pytest.raises(Unsupported, match="no network"):
+            await loaded(NAME)
+    assert len(asked) == 1
+    monkeypatch.setattr(vocabularies, "AGAIN", 0.0)
+    with pytest.raises(Unsupported, match="no network"):
+        await loaded(NAME)
+    assert len(asked) == 2
+    for number in range(100):
+        with pytest.raises(RequestError, match="Supported values"):
+            await loaded(f"latin-{number}")
+    assert len(vocabularies._loads) <= 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from latimer.backends.checks import Checks
+from latimer.backends.checks import Checks, Fresh
 from latimer.backends.errors import EngineError
 
 
@@ -64,3 +64,28 @@ async def test_who_leaves_in_the_middle_has_found_nothing_out() -> None:
         await tasks[0]
     await asyncio.gather(*tasks[1:])
     assert engine.asked == 2
+
+
+async def test_an_answer_holds_for_a_moment() -> None:
+    """However many ask, and leave, the engine is asked once in a while; errors are for all."""
+    engine = Engine()
+    fresh = Fresh(engine.look, 0.2)
+    tasks = [asyncio.create_task(fresh.run()) for _ in range(64)]
+    await asyncio.sleep(0)
+    for task in tasks[:32]:
+        task.cancel()
+    engine.go.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert results[32:] == [None] * 32
+    await fresh.run()
+    assert engine.asked == 1
+    await asyncio.sleep(0.25)
+    engine.error = EngineError("gone")
+    for _ in range(3):
+        with pytest.raises(EngineError, match="gone"):
+            await fresh.run()
+    assert engine.asked == 2
+    await asyncio.sleep(0.25)
+    engine.error = None
+    await fresh.run()
+    assert engine.asked == 3

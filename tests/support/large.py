@@ -27,7 +27,7 @@ class AnyPrompt(Replay):
 
     def _find(self, method: str, path: str, body: Any) -> dict[str, Any] | None:
         if path == "/api/extra/tokencount":
-            ids = list(range(len(body["prompt"]) // 3))
+            ids = list(range(-(-len(body["prompt"]) // 3)))
             return self._made({"value": len(ids), "ids": ids})
         if path == "/api/extra/detokenize":
             return self._made({"result": "A" * len(body["ids"])})

@@ -116,6 +116,16 @@ async def test_a_perf_of_nonsense_is_as_good_as_none(name: str) -> None:
     assert (await run(engine.backend, JOB))[0][0]
 
 
+@pytest.mark.parametrize("ids", [[], [-5], [2**31], [True]], ids=str)
+async def test_odd_tokens_are_the_engines_fault(ids: list[int]) -> None:
+    """A text has tokens, and their ids are ids: else it is not the client who sent a wrong one."""
+    engine = Recorded()
+    await engine.backend.model()
+    engine.answers["/api/extra/tokencount"] = orjson.dumps({"value": len(ids), "ids": ids})
+    with pytest.raises(EngineError):
+        await run(engine.backend, JOB)
+
+
 @pytest.mark.parametrize("status", [204, 301, 400, 404, 500, 503])
 @pytest.mark.parametrize("data", [b"", b"null", b'{"detail":{}}', DEEP])
 def test_any_error_of_koboldcpp_can_be_read(status: int, data: bytes) -> None:
@@ -153,6 +163,14 @@ async def test_the_same_koboldcpp_again_goes_on() -> None:
     await run(engine.backend, JOB)
     assert engine.asked.count("/api/extra/perf") == 1
     assert "/api/v1/model" not in engine.asked
+
+
+async def test_health_is_asked_once_for_many() -> None:
+    """Whoever asks for the health, without a key, costs the engine next to nothing."""
+    engine = Recorded()
+    await asyncio.gather(*(engine.backend.health() for _ in range(50)))
+    await engine.backend.health()
+    assert engine.asked == ["/api/extra/version"]
 
 
 async def test_small_requests_come_between_the_choices_of_a_large_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -123,6 +124,16 @@ async def test_odd_facts_are_an_engine_error(wrong: dict[str, Any]) -> None:
         await server({"/props": orjson.dumps({**PROPS, **wrong})}).model()
 
 
+@pytest.mark.parametrize("tokens", [[], [-5], [2**31], [True]], ids=str)
+async def test_odd_tokens_are_the_engines_fault(tokens: list[int]) -> None:
+    """A text has tokens, and their ids are ids: else it is not the client who sent a wrong one."""
+    backend = server({"/tokenize": orjson.dumps({"tokens": tokens})})
+    with pytest.raises(EngineError):
+        await backend.tokenize("a", add_special=False, parse_special=True)
+    with pytest.raises(EngineError):
+        await run(backend, JOBS["/tokenize"])
+
+
 FINAL = {"stop": True, "stop_type": "eos", "tokens_predicted": 1, "tokens_evaluated": 1}
 
 
@@ -213,3 +224,18 @@ async def test_a_server_that_loads_is_unavailable() -> None:
     for ask in (backend.health, backend.model):
         with pytest.raises(EngineUnavailable, match="Loading model"):
             await ask()
+
+
+async def test_health_is_asked_once_for_many() -> None:
+    """Whoever asks for the health, without a key, costs the server next to nothing."""
+    asked = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.path)
+        return httpx2.Response(200, json={"status": "ok"})
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
+    backend = LlamaServer(HttpxUpstream(client))
+    await asyncio.gather(*(backend.health() for _ in range(50)))
+    await backend.health()
+    assert asked == ["/health"]
