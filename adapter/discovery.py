@@ -20,6 +20,7 @@ from ..backends.koboldcpp import KoboldCpp
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING
 from ..backends.llama_server import LlamaServer
+from ..backends.upstream import shown_address
 from .config import BackendName, Settings
 from .config_errors import reason_of
 
@@ -52,7 +53,9 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
     if settings.backend not in ("auto", "llama-cpp"):
         address = _EXAMPLES.get(settings.backend, _EXAMPLE)
         wanted = f"The backend {settings.backend} needs the URL of its engine, like {address}"
-        raise WrongSetup(f"{wanted}." if model is None else f"{wanted}, not '{model}'.")
+        raise WrongSetup(
+            f"{wanted}." if model is None else f"{wanted}, not '{shown_address(model)}'."
+        )
     if model is not None:
         _check_file(model)
     if not all(map(find_spec, EXTRA)):
@@ -107,7 +110,8 @@ def _check_address(address: str) -> None:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        reason = str(error)
+        # What urlsplit takes for a port can be the beginning of a password.
+        reason = str(error) if "@" not in address else "its user and password must be left out"
     else:
         if "@" in parts.netloc:
             raise WrongSetup(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import sys
@@ -66,6 +67,7 @@ async def serve(settings: Settings) -> None:
         SystemExit: it could not start.
     """
     end_at_once()
+    _allow_connections()
     sockets = _sockets(settings)
     try:
         if settings.logit_bias_vocabulary is not None:
@@ -91,6 +93,18 @@ async def serve(settings: Settings) -> None:
     readiness.cancel()
     if not server.started:
         sys.exit(EXIT_START)
+
+
+def _allow_connections() -> None:
+    """Open as many files as the system allows: each client's connection is one."""
+    try:
+        import resource
+    except ImportError:
+        # Windows has no such limit.
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _sockets(settings: Settings) -> list[socket.socket]:
@@ -195,6 +209,8 @@ class _Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=Protocol,
+                # A websocket is a request like any other here: it gets an error object.
+                ws="none",
                 log_level="warning",
                 access_log=False,
                 server_header=False,

@@ -212,6 +212,8 @@ class ChoiceStream:
             raise EngineError(f"{ENGINE} sent an event that is none: {data[:200]!r}") from None
         if reason == "error":
             raise EngineError(f"{ENGINE} failed while generating.")
+        if reason not in (None, "stop", "length"):
+            raise EngineError(f"{ENGINE} sent an event that is none: {data[:200]!r}")
         return event
 
     def feed(self, text: str) -> bytes:

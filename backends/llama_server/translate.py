@@ -285,25 +285,22 @@ class ChoiceStream:
             raise ContextExceeded(context, prompt - self._hidden, wanted)
 
     def parse(self, events: list[bytes]) -> list[dict[str, Any]]:
-        """Read the events of a chunk; a list of prompts or choices starts with an empty one.
+        """Read the events of a chunk.
 
         Raises:
             LatimerError: one is an error event, or not what the server sends.
         """
         data = b"[" + b",".join(events) + b"]"
         try:
-            parsed: list[dict[str, Any] | None] = orjson.loads(data)
+            found: list[dict[str, Any]] = orjson.loads(data)
         except orjson.JSONDecodeError:
             raise EngineError(f"{ENGINE} sent no JSON: {events[0][:200]!r}") from None
         if b'"error"' in data:
-            for event in parsed:
+            for event in found:
                 if isinstance(event, dict) and "error" in event:
                     raise to_error(200, orjson.dumps(event), self._job)
-        if None in parsed:
-            parsed = [event for event in parsed if event is not None]
-        found: list[dict[str, Any]] = parsed  # type: ignore[assignment]
-        if not found:
-            return found
+        if len(found) != len(events):
+            raise EngineError(f"{ENGINE} sent an event that is none.")
         for event in found:
             try:
                 # The road of every token: nearly all events are of this kind.

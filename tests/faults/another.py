@@ -38,12 +38,14 @@ def another_model(what: str, closes: bool) -> Act:
         try:
             if closes:
                 await fake.restart()
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.25)
             else:
                 # The first answer tells of the other model.
                 await stage.small()
             return await _known(stage, fake)
         finally:
+            # No engine starts twice within a moment: its start tells it apart.
+            await asyncio.sleep(0.25)
             fake.model = old
             await fake.restart()
             await asyncio.sleep(0.05)

@@ -33,7 +33,7 @@ class AnyPrompt(Replay):
             return self._made({"result": "A" * len(body["ids"])})
         if path == "/api/extra/version":
             return self._made({"result": "KoboldCpp", "version": "1.115.1", "vision": True})
-        if path in GENERATE and body["prompt"] != "a":
+        if path in GENERATE and body.get("grammar") != 'root ::= ""':
             return next(one for one in self._plain.values() if one["path"] == path)
         return super()._find(method, path, body)
 
@@ -134,5 +134,5 @@ LARGE: dict[str, Callable[[], tuple[str, bytes]]] = {
     "60 KB grammar": lambda: completion(
         "a", grammar="root ::= " + " | ".join(f'"word{n}"' for n in range(4_500))
     ),
-    "2 KB regular expression": lambda: completion("a", regex="[a-z]{1,20}( |-)" * 120),
+    "2 KB regular expression": lambda: completion("a", regex="([a-z]{1,20} ?)" * 120),
 }

@@ -260,6 +260,14 @@ async def test_a_failure_while_generating_is_an_error() -> None:
         await run(fake(lambda _: httpx2.Response(200, content=event)), Generation(COUNT, 5))
 
 
+@pytest.mark.parametrize("reason", ["x", True, 0, [], {}])
+async def test_an_unknown_finish_reason_is_an_error(reason: Any) -> None:
+    """A generation ends for a reason that is known, or not at all."""
+    event = b"data: " + orjson.dumps({"token": "a", "finish_reason": reason}) + b"\n\n"
+    with pytest.raises(EngineError, match="an event that is none"):
+        await run(fake(lambda _: httpx2.Response(200, content=event)), Generation(COUNT, 5))
+
+
 async def test_a_koboldcpp_that_went_away_is_asked_anew() -> None:
     """When it comes back, its model is read again: it may be another one."""
     names = ["koboldcpp/one", None, "koboldcpp/two"]

@@ -182,6 +182,16 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("data", [b"null", b"", b"{},{}"])
+@pytest.mark.parametrize("first", [b"", _stream(_token(1))], ids=["first", "later"])
+async def test_an_event_of_nothing_is_an_engine_error(data: bytes, first: bytes) -> None:
+    """Its text would be missing in the answer."""
+    last = _stream({**FINAL, "tokens_predicted": 3})
+    answer = first + b"data: " + data + b"\n\n" + last
+    with pytest.raises(EngineError):
+        await run(server({"/completion": answer}), JOBS["/completion"]._replace(max_tokens=4))
+
+
 @pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
 async def test_counts_that_cannot_be_are_an_engine_error(name: str, apart: bool) -> None:
