@@ -80,7 +80,7 @@ def problem(request: Request, answer: Answer, edited: bool) -> str | None:
         return f"status {answer.status} though the engine is well"
     if request.head is not None and (answer.body.startswith(UVICORN) or answer.replies > 1):
         return None
-    if request.head is not None and request.head.startswith("HEAD ") and not answer.body:
+    if request.head is not None and request.head.startswith(b"HEAD ") and not answer.body:
         # HTTP gives such an answer no body.
         return None
     try:
