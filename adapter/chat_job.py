@@ -10,11 +10,13 @@ import orjson
 
 from ..backends import offload
 from ..backends.base import MEDIA, Generation, Grammar, Model, Passage, Sampling, Text
-from ..backends.errors import RequestError, Unsupported
+from ..backends.errors import ContextExceeded, RequestError, Unsupported, check_length
 from ..backends.structured import Unenforced
+from ..schemas import limits
 from ..schemas.openai.chat import ChatRequest
 from . import instruct
 from .content import LIKELY, Rendered, prompt_of, spellings_of
+from .errors import chat_context_error
 from .exchange import Exchange
 from .formats import grammar_of
 from .media import media_of
@@ -111,6 +113,11 @@ async def chat_job(
     prompt = await _prompt(
         request, model, service, own_format, style, tags, offer, bool(media), exchange.size
     )
+    max_tokens = request.max_tokens or request.max_completion_tokens
+    try:
+        check_length(len(prompt.text), limits.TOKEN_SIZE.most, model.context, max_tokens)
+    except ContextExceeded as error:
+        raise chat_context_error(error) from None
     if media and prompt.text.count(MEDIA) != len(media):
         raise RequestError(
             "The model's chat template leaves out some of the images or sounds of these messages. "
@@ -124,7 +131,7 @@ async def chat_job(
     scan = None if form is None or not stops else lambda: Message(form)
     job = Generation(
         prompt.rendered.prompt,
-        request.max_tokens or request.max_completion_tokens,
+        max_tokens,
         seeds_of(request.seed, request.n or 1),
         stops,
         sampling,

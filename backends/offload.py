@@ -15,14 +15,14 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
+from ..schemas import limits
 from .errors import RequestError
 
 # Bytes or characters that every piece of work here handles within about a millisecond.
 SMALL = 16_384
 # Beyond this many, work waits in a line of its own, so that small work never waits for it.
 LARGE = 262_144
-# Seconds that one piece of work may take: no honest request comes near.
-MOST_SECONDS = 30.0
+MOST_SECONDS = float(limits.SECONDS.most)
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from ...backends import offload
 from ...backends.base import Backend, Capabilities, Generation, Model, Prompt, Sampling, Text
-from ...backends.errors import LatimerError, RequestError, Unsupported
+from ...backends.errors import LatimerError, RequestError, Unsupported, check_length
 from ...schemas import limits
 from ...schemas.openai.completions import Completion, CompletionRequest
 from ..choice import Echo, usage_of
@@ -204,6 +204,8 @@ def _prompts(
         )
 
     def text(prompt: str) -> Text:
+        size = len(prompt) + len(request.suffix or "")
+        check_length(size, limits.TOKEN_SIZE.most, model.context, request.max_tokens)
         return Text(without_bos(prompt, model) if parse_special else prompt, parse_special)
 
     def ids(prompt: Sequence[Any]) -> Prompt:
