@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import unquote_to_bytes
 
 import imagesize
+from tinytag import TinyTag
 
 from ..backends import offload
 from ..backends.base import Media, MediaKind, Model
@@ -23,6 +24,10 @@ _BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
     "image": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM"),
     "audio": (b"RIFF", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"fLaC"),
 }
+# Scans of a progressive JPEG: each goes over all of its pixels. Ten are usual.
+MOST_SCANS = 100
+# Samples a second of the lowest quality that anybody records.
+LOWEST_RATE = 4_000
 # Parts that are looked at in one turn of the event loop.
 PARTS = 500
 _NAMES = {"image": "images", "audio": "audio"}
@@ -72,8 +77,8 @@ async def media_of(
             # koboldcpp leaves out what it cannot read, without a word.
             if not data.startswith(_BEGINNINGS[kind]):
                 raise UnreadableMedia(param)
-            if kind == "image":
-                await offload.run(len(data), _check_pixels, data, param)
+            check = _check_pixels if kind == "image" else _check_length
+            await offload.run(len(data), check, data, param)
             found.append(Media(kind, data, param))
     return tuple(found)
 
@@ -114,12 +119,36 @@ def _check_pixels(data: bytes, param: str) -> None:
         raise UnreadableMedia(param) from None
     if width <= 0 or height <= 0:
         raise UnreadableMedia(param)
+    if data.count(b"\xff\xda") > MOST_SCANS and data.startswith(b"\xff\xd8"):
+        raise UnreadableMedia(param)
     if width * height > limits.PIXELS.most:
         raise RequestError(
             f"Invalid '{param}': the image has {width} x {height} pixels; at most "
             f"{limits.PIXELS.most} are allowed. Send a smaller one.",
             param,
             "image_too_large",
+        )
+
+
+def _check_length(data: bytes, param: str) -> None:
+    """Refuse a sound that unfolds to more than a machine's memory holds.
+
+    Engines make 16,000 numbers of each second, whatever its rate is.
+    """
+    kind = {b"RIFF": "wav", b"fLaC": "flac"}.get(data[:4], "mp3")
+    try:
+        sound = TinyTag.get(f"sound.{kind}", io.BytesIO(data), tags=False)
+    except Exception:
+        # What a broken file raises is not documented.
+        raise UnreadableMedia(param) from None
+    if not sound.duration or not sound.samplerate or sound.samplerate < LOWEST_RATE:
+        raise UnreadableMedia(param)
+    if sound.duration > limits.SOUND.most:
+        raise RequestError(
+            f"Invalid '{param}': the sound is {sound.duration:.0f} s long; at most "
+            f"{limits.SOUND.most} s are allowed. Send a shorter one.",
+            param,
+            "audio_too_long",
         )
 
 

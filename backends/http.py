@@ -232,12 +232,15 @@ class HttpUpstream:
                     )
                     writer.write(self._head("GET", self._probe or "/", None))
                     try:
-                        if await reader.read(1):
+                        # One that is loading its model has begun anew.
+                        line = await reader.read(64)
+                        if line and line.split(maxsplit=2)[1:2] != [b"503"]:
                             return True
                     finally:
                         writer.close()
             except (OSError, TimeoutError):
-                await asyncio.sleep(PROBE_SECONDS / 4)
+                pass
+            await asyncio.sleep(PROBE_SECONDS / 4)
         return False
 
     async def connect(self) -> Connection:

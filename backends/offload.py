@@ -28,9 +28,30 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 
+_STACK = threading.Lock()
+
+
+class DeepThreads(ThreadPoolExecutor):
+    """Threads with a stack of half a gigabyte, of which only what is used takes memory.
+
+    With the usual 8 MiB a chain of rules of 60 KB ends the process in llguidance, and a word of
+    100,000 letters in llama.cpp, which cuts words with recursive expressions for many vocabularies.
+    """
+
+    SIZE = 512 << 20
+
+    def _adjust_thread_count(self) -> None:
+        with _STACK:
+            usual = threading.stack_size(self.SIZE)
+            try:
+                super()._adjust_thread_count()
+            finally:
+                threading.stack_size(usual)
+
+
 # As few as can be: each thread that computes makes the event loop wait for the interpreter.
-_threads = ThreadPoolExecutor(2, "latimer-work")
-_large = ThreadPoolExecutor(1, "latimer-large")
+_threads = DeepThreads(2, "latimer-work")
+_large = DeepThreads(1, "latimer-large")
 
 
 class Abandoned(BaseException):

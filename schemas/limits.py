@@ -70,6 +70,10 @@ MESSAGES = Limit(
     "Each is a token at least; templates visit it several times.",
 )
 PARTS = Limit(65_536, "parts", "the `content` of all messages", "Each is an object of its own.")
+WORD = Limit(
+    1_000_000, "characters", "text without a blank, in process",
+    "llama.cpp cuts words by recursion: each character takes up to 400 bytes of the stack.",
+)  # fmt: skip
 SPELLED = Limit(
     4_096, "pieces", "control tokens that messages spell",
     "Each is a question to the tokeniser.",
@@ -82,6 +86,9 @@ IMAGES = Limit(
 )
 PIXELS = Limit(
     100_000_000, "pixels", "an image", "A file of 1 MB can unfold to gigabytes in an engine."
+)
+SOUND = Limit(
+    3_600, "seconds", "a sound", "A file of 100 bytes can say that it unfolds to gigabytes."
 )
 STOP = Limit(4_096, "characters", "a stop sequence", "Each choice keeps a table of each of them.")
 BREAKERS = Limit(
@@ -125,7 +132,7 @@ SECONDS = Limit(
 
 LIMITS: tuple[Limit, ...] = (
     BODY, HEAD, NESTING, VALUES, CONTAINERS, PROMPTS, CHOICES, IDS, TEXT, TOKEN_SIZE, MESSAGES,
-    PARTS, SPELLED, IMAGES, PIXELS, STOP, BREAKERS, BREAKER, BIASES, GRAMMAR, SCHEMA,
+    PARTS, WORD, SPELLED, IMAGES, PIXELS, SOUND, STOP, BREAKERS, BREAKER, BIASES, GRAMMAR, SCHEMA,
     SCHEMA_VISITS, SCHEMA_DEPTH, ONE_OF, KEY, REPETITIONS, GROUPS, ITEMS, SECONDS,
 )  # fmt: skip
 

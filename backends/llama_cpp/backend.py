@@ -254,7 +254,7 @@ class LlamaCpp:
             return
         if loaded.exception() is None:
             loaded.result().scheduler.stop()
-        thread.join(timeout=30)
+        thread.join(timeout=5)
 
     async def _engine(self) -> Engine:
         loaded = self._loaded

@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 import llama_cpp
@@ -22,16 +20,13 @@ from ...schemas.limits import SCHEMA
 from .. import gbnf
 from ..base import Grammar
 from ..errors import shortened
-from ..offload import Memo
+from ..offload import DeepThreads, Memo
 from ..structured import Unenforced, check_length, gbnf_of, in_request, path_to
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# A chain of rules goes as deep as it is long, and llguidance follows it on the stack: with the
-# usual 8 MiB a text of 60 KiB ends the process.
-STACK = 512 << 20
 # Bytes of compiled grammars that are kept. A rule takes some dozens for each of its characters, and
 # a matcher over a vocabulary some hundred thousand.
 _CACHED = 64 << 20
@@ -41,7 +36,6 @@ _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
 _KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
 # Where in its own format llguidance met an error; line 1 is all there is of most.
 _PLACE = re.compile(r"^at 1\(\d+\): ")
-_STACK = threading.Lock()
 
 
 class Constraint(Protocol):
@@ -183,14 +177,8 @@ class Grammars:
         self._vocabulary = vocabulary
         self._candidates = candidates
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._executor = ThreadPoolExecutor(1, "latimer-grammars")
+        self._executor = DeepThreads(1, "latimer-grammars")
         self._compiled: Memo[Grammar, Constraint] = Memo(_CACHED, _size, self._executor)
-        with _STACK:
-            usual = threading.stack_size(STACK)
-            try:
-                self._executor.submit(int).result()
-            finally:
-                threading.stack_size(usual)
 
     async def compile(self, grammar: Grammar) -> Constraint:
         """The grammar's beginning; to be copied before it goes on.

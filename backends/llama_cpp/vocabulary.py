@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from functools import cached_property
 
 import llama_cpp
 
+from ...schemas.limits import WORD
 from ..base import Special, TokenIds
+from ..errors import RequestError
 from ..pieces import shown
 from .library import LoadedModel
 from .tokenizer import PIECE, Cutter, tokenize
 
 # Strings of which is known whether they spell a token.
 MOST_MARKS = 64
+
+
+_LONG_WORD = re.compile(rf"\S{{{WORD.most + 1}}}")
 
 
 class Vocabulary:
@@ -49,6 +55,14 @@ class Vocabulary:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """Token ids of a text, as llama.cpp cuts it."""
+        if len(text) > WORD.most and (word := _LONG_WORD.search(text)):
+            start = word[0][:20]
+            raise RequestError(
+                f"Invalid 'prompt': it has more than {WORD.most} characters without a blank, from "
+                f"'{start}' on. Put blanks between them, or send less.",
+                "prompt",
+                "string_above_max_length",
+            )
         data = text.encode()
         if len(data) <= PIECE or self._ends_texts:
             return tokenize(self.pointer, data, add_special, parse_special)

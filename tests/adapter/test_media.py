@@ -286,6 +286,39 @@ async def test_sounds_for_a_model_that_only_sees(client: httpx2.AsyncClient) -> 
     assert error["code"] == "unsupported_parameter"
 
 
+# A FLAC that tells of 2**36 - 1 samples (https://xiph.org/flac/format.html), and a tone of one
+# sample a second.
+SAMPLES = 16_000 << 44 | 15 << 36 | 2**36 - 1
+ENDLESS = b"fLaC\x80\0\0\x22" + b"\x10\0\x10\0" + bytes(6) + SAMPLES.to_bytes(8) + bytes(32)
+BOMBS = (
+    (ENDLESS, "audio_too_long"),
+    (wav(440, 8_000.0, 1), "image_parse_error"),
+)
+
+
+@pytest.mark.parametrize(("data", "code"), BOMBS, ids=["endless", "slow"])
+async def test_sounds_that_unfold_too_far(
+    data: bytes, code: str, hearing: tuple[Path, Path]
+) -> None:
+    """A small file that comes to gigabytes is refused before an engine reads it."""
+    model, mmproj = hearing
+    encoded = base64.b64encode(data).decode()
+    part = {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
+    async with serving(LlamaCpp(model, mmproj=mmproj, context=2048)) as client:
+        error = (await post(client, part)).json()["error"]
+    assert error["code"] == code
+    assert error["param"] == "messages[0].content[0].input_audio.data"
+
+
+async def test_pictures_that_unfold_too_far(client: httpx2.AsyncClient) -> None:
+    """A picture that says it is larger than any screen is refused by its size."""
+    head = base64.b64decode(PNG)[:16] + (40_000).to_bytes(4) * 2 + base64.b64decode(PNG)[24:]
+    url = "data:image/png;base64," + base64.b64encode(head).decode()
+    error = (await post(client, HELLO, image(url=url))).json()["error"]
+    assert error["code"] == "image_too_large"
+    assert "40000 x 40000" in error["message"]
+
+
 async def test_a_projector_of_another_model(tmp_path: Path) -> None:
     """A projector whose output has another width is refused when it is loaded."""
     backend = LlamaCpp(MODEL, mmproj=projector(tmp_path / "wide.gguf", 2 * WIDTH))

@@ -70,7 +70,8 @@ class Task:
         counts = re.findall(r"count:(\d+)", prompt)
         slow = re.findall(r"slow:(\d+)", prompt)
         text = "x" * int(counts[-1]) if counts else words[-1] if words else "ok"
-        return cls(text, "endless" in prompt, int(slow[-1]) / 1000 if slow else 0.0)
+        endless = re.search(r"(?<![/\w])endless\b", prompt) is not None
+        return cls(text, endless, int(slow[-1]) / 1000 if slow else 0.0)
 
     def characters(self) -> Iterator[str]:
         """The characters of the answer."""

@@ -359,6 +359,8 @@ async def _tokenised(stage: Stage, case: Case) -> list[str]:
     """Ask for tokens three times; each reply has those of its own text."""
     found = []
     for text in ("hello", "abc", "xyz-123"):
+        # What comes late comes on a connection that waits for work.
+        await asyncio.sleep(0.1)
         body = {"model": "m", "prompt": text}
         reply = await ask(stage.latimer.port, encoded(case.path, body), 10)
         ids = (reply.json() or {}).get("tokens")
