@@ -23,6 +23,8 @@ from ..schemas import limits
 from .errors import render
 
 MOST_HEAD = limits.HEAD.most
+# A chunk of one byte takes six.
+PER_BYTE = 8
 # Seconds between looks at a connection that is not read from.
 LOOK_EVERY = 0.25
 # Not everywhere: macOS tells the same by POLLHUP, Windows has no poll.
@@ -81,16 +83,25 @@ class Protocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._is_in_head = False
-        self._head_size = 0
+        self._is_complete = True
+        # Bytes of the request, and how many of them were its body's.
+        self._received = 0
+        self._body_size = 0
 
     def data_received(self, data: bytes) -> None:
         """Take what a client sent."""
+        self._received += len(data)
         super().data_received(data)
         if self._is_in_head:
-            self._head_size += len(data)
-            if self._head_size > MOST_HEAD and not self.transport.is_closing():
+            # Where in it the head has begun is not told.
+            self._received = max(self._received, len(data))
+        # What is neither body nor its framing is head or trailers.
+        if self._received - PER_BYTE * self._body_size > MOST_HEAD:
+            is_done = not self._is_in_head and self._is_complete
+            if not is_done and not self.transport.is_closing():
                 self._refuse(
-                    f"The request's line and headers are larger than {MOST_HEAD} bytes.", 431
+                    f"The request's line, headers and trailers are larger than {MOST_HEAD} bytes.",
+                    431,
                 )
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -106,8 +117,24 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._is_in_head, self._head_size = True, 0
+        self._is_in_head, self._is_complete = True, False
+        self._received = self._body_size = 0
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; what comes behind a body is none."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
+    def on_message_complete(self) -> None:
+        """A request is complete."""
+        self._is_complete = True
+        super().on_message_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._body_size += len(body)
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """A request's head is complete."""

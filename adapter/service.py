@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..backends.base import Backend, Generation, Model, Sampling
-from ..backends.errors import RequestError, shortened
+from ..backends.errors import LatimerError, RequestError, shortened
+from ..backends.upstream import whole
 from ..schemas import limits
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.completions import CompletionRequest
 from .exchange import Exchange
+from .frames import error_event
 from .instruct import Format
 from .vocabularies import to_model
 
@@ -78,7 +80,17 @@ async def in_model_vocabulary(
 async def pass_native(exchange: Exchange, service: Service, job: Generation, stream: bool) -> None:
     """Send the engine's own reply: its status, its type, its bytes as they come."""
     async with service.backend.native(job, stream) as reply:
-        await exchange.start(reply.status, reply.content_type.encode("latin-1"))
-        async for chunk in reply.body:
-            await exchange.chunk(chunk)
+        content_type = reply.content_type.encode("latin-1")
+        if not stream:
+            # A reply that breaks off in the middle is an error of its own.
+            body = await whole(reply.status, reply.body)
+            await exchange.reply(reply.status, body, content_type)
+            return
+        await exchange.start(reply.status, content_type)
+        try:
+            async for chunk in reply.body:
+                await exchange.chunk(chunk)
+        except LatimerError as error:
+            await exchange.chunk(error_event(error), more=False)
+            return
     await exchange.chunk(b"", more=False)

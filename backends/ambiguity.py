@@ -4,15 +4,14 @@ llama.cpp follows a grammar with a set of stacks, one for each way to read what 
 (`llama_grammar_advance_stack` in src/llama-grammar.cpp), and compares each new one with all others.
 Alternates that begin alike, or much that may be missing, multiply them: 160 characters can stop an
 engine for ever. So the grammar is followed here first, always to where most ways are open, and one
-that opens too many is refused. What is not found within the budget is let through: a grammar that
-keeps its ways apart needs none of it.
+that opens too many is refused. What is not found within the budget is let through.
 """
 
 from __future__ import annotations
 
 import heapq
 import re
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -20,15 +19,15 @@ from typing import NamedTuple, TypeAlias
 # each, since it compares each new way with all others.
 MOST_WAYS = 2_048
 MOST_STEPS = 10_000
-# Characters of a token, the paths that may lead through it, and the characters after which a token
-# counts as one that can be read in one way.
-LONGEST_TOKEN = 24
+# Characters of a token that is one character again and again, and of any other; the paths that may
+# lead through one, and the characters after which it counts as one that can be read in one way.
+LONGEST_TOKEN, MIXED_TOKEN = 48, 16
 MOST_PATHS = 25_000
 UNTIL_AMBIGUOUS = 6
-# Steps that a grammar is followed for: about a tenth of a second.
-BUDGET = 60_000
-# Characters that are tried from one place, and inside a token.
-MOST_TRIED, MOST_GREEDY = 48, 3
+# Steps that a grammar is followed for: half a second.
+BUDGET = 300_000
+# Characters that are tried inside a token.
+MOST_GREEDY = 3
 LAST = 0x10FFFF
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
@@ -71,13 +70,30 @@ class _Place:
 
 
 class _Stack:
-    """A place, and the places to go on from behind it; equal stacks are one object."""
+    """A place, and the places to go on from behind it; equal stacks are one object.
 
-    __slots__ = ("below", "place")
+    Args:
+        key: the places, each twice at most: alike for stacks that differ in how deep they recur.
+    """
+
+    __slots__ = ("below", "key", "place")
 
     def __init__(self, place: _Place, below: _Stack | None) -> None:
         self.place = place
         self.below = below
+        rest = below.key if below is not None else ()
+        own = id(place)
+        if rest.count(own) > 1:
+            # Its deepest one makes room.
+            last = len(rest) - 1 - rest[::-1].index(own)
+            rest = rest[:last] + rest[last + 1 :]
+        self.key: tuple[int, ...] = (own, *rest)
+
+    def allows(self, character: int) -> bool:
+        """Whether a character may come next."""
+        ranges = self.place.ranges
+        place = bisect_right(ranges, (character, LAST * 3)) - 1
+        return place >= 0 and character <= ranges[place][1]
 
 
 Ways: TypeAlias = "dict[_Stack, int]"
@@ -100,20 +116,29 @@ class _Follower:
         """Return the ways that are open before the first character."""
         return dict.fromkeys(self._open(self._stack(_Place("root", (), None), None)), 1)
 
-    def after(self, ways: Ways, character: int) -> Ways:
-        """Return the ways that are open behind a character."""
+    def after(self, ways: Iterable[tuple[_Stack, int]]) -> Ways:
+        """Return the ways that are open behind a character that these ways allow."""
         found: dict[_Stack, int] = {}
         before = self.steps
-        for way, paths in ways.items():
+        for way, paths in ways:
             self.steps += 1
             place = way.place
-            if any(low <= character <= high for low, high in place.ranges):
-                rest = self._stack(place.rest, way.below) if place.rest is not None else way.below
-                for one in self._open(rest):
-                    found[one] = found.get(one, 0) + paths
-                if self.steps - before > MOST_STEPS or len(found) > MOST_WAYS:
-                    raise TooManyWays
+            rest = self._stack(place.rest, way.below) if place.rest is not None else way.below
+            for one in self._open(rest):
+                found[one] = found.get(one, 0) + paths
+            if self.steps - before > MOST_STEPS or len(found) > MOST_WAYS:
+                raise TooManyWays
         return found
+
+    def skipped(self, ways: Ways) -> Ways:
+        """Return the ways behind all of a text that can only go on with itself."""
+        if len(ways) != 1:
+            return ways
+        (way,) = ways
+        place = way.place
+        while place.rest is not None and place.rest.rule is None:
+            place = place.rest
+        return ways if place is way.place else {self._stack(place, way.below): 1}
 
     def _open(self, stack: _Stack | None) -> dict[_Stack, None]:
         """Follow references until characters are next."""
@@ -191,7 +216,10 @@ class _Follower:
 
 
 def check_ways(rules: Mapping[str, list[list[Part]]]) -> None:
-    """Follow a grammar to where it opens most ways.
+    """Follow a grammar everywhere, and to where it opens most ways first.
+
+    A place counts as seen where the same ways were open before: a recursion is followed twice, and
+    on as long as it opens more ways each time.
 
     Args:
         rules: alternates by the names of rules; `root` is the first.
@@ -202,17 +230,17 @@ def check_ways(rules: Mapping[str, list[list[Part]]]) -> None:
     follower = _Follower(rules)
     begin = follower.begin()
     count = 0
-    seen = {frozenset(begin)}
+    seen: dict[frozenset[tuple[int, ...]], int] = {}
     heap = [(-len(begin), count, begin)]
     while heap and follower.steps < BUDGET:
         _, _, ways = heapq.heappop(heap)
         _check_token(follower, ways)
-        for character in _next(ways)[:MOST_TRIED]:
+        for _, matching in _next(follower, ways):
             # What leads to a way is forgotten with each token.
-            open_ways = dict.fromkeys(follower.after(ways, character), 1)
-            key = frozenset(open_ways)
-            if open_ways and key not in seen:
-                seen.add(key)
+            open_ways = follower.skipped(dict.fromkeys(follower.after(matching), 1))
+            key = frozenset([way.key for way in open_ways])
+            if len(open_ways) > seen.get(key, 0):
+                seen[key] = len(open_ways)
                 count += 1
                 heapq.heappush(heap, (-len(open_ways), count, open_ways))
 
@@ -221,25 +249,55 @@ def _check_token(follower: _Follower, ways: Ways) -> None:
     """Follow the characters of a token to where most paths lead through it.
 
     llama.cpp follows each path through a token by itself (`llama_grammar_reject_candidates`), so
-    two ways to read a blank are four billion ways to read a token of 32 blanks.
+    two ways to read a blank are four billion ways to read a token of 32 blanks. Long tokens are one
+    character again and again; of others a few characters are all there is.
     """
-    for step in range(LONGEST_TOKEN):
-        tried = [follower.after(ways, character) for character in _next(ways)[:MOST_GREEDY]]
-        ahead = max(tried, key=lambda one: sum(one.values()), default={})
-        if sum(ahead.values()) > MOST_PATHS:
+    ahead = ways
+    for step in range(MIXED_TOKEN):
+        tried = [follower.after(matching) for _, matching in _next(follower, ahead)[:MOST_GREEDY]]
+        ahead = max(tried, key=_paths, default={})
+        if _paths(ahead) > MOST_PATHS:
             raise TooManyWays
-        if not ahead or (step >= UNTIL_AMBIGUOUS and sum(ahead.values()) == len(ahead)):
-            return
-        ways = ahead
+        if not ahead or (step >= UNTIL_AMBIGUOUS and _paths(ahead) == len(ahead)):
+            break
+    for character, matching in _next(follower, ways)[:MOST_GREEDY]:
+        for _ in range(LONGEST_TOKEN):
+            ahead = follower.after(matching)
+            if _paths(ahead) > MOST_PATHS:
+                raise TooManyWays
+            matching = [(way, paths) for way, paths in ahead.items() if way.allows(character)]
+            if not matching or _paths(ahead) == len(ahead) == 1:
+                break
 
 
-def _next(ways: Ways) -> list[int]:
-    """The characters that keep most paths open; where ranges overlap, one of them begins."""
-    begins: Counter[int] = Counter()
+def _paths(ways: Ways) -> int:
+    return sum(ways.values())
+
+
+def _next(follower: _Follower, ways: Ways) -> list[tuple[int, list[tuple[_Stack, int]]]]:
+    """The ways that each character allows, those that keep most paths open first.
+
+    Where ranges overlap, one of them begins: no other characters need to be tried.
+    """
+    single: dict[int, list[tuple[_Stack, int]]] = {}
+    ranged: list[tuple[_Stack, int]] = []
+    begins: set[int] = set()
     for way, paths in ways.items():
-        for low, _ in way.place.ranges:
-            begins[low] += paths
-    return [character for character, _ in begins.most_common()]
+        ranges = way.place.ranges
+        begins.update([low for low, _ in ranges])
+        if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+            single.setdefault(ranges[0][0], []).append((way, paths))
+        else:
+            ranged.append((way, paths))
+    found = []
+    for character in begins:
+        follower.steps += 1 + len(ranged)
+        matching = single.get(character, []) + [
+            (way, paths) for way, paths in ranged if way.allows(character)
+        ]
+        found.append((character, matching))
+    found.sort(key=lambda one: (-sum(paths for _, paths in one[1]), one[0]))
+    return found
 
 
 _CHARACTER = re.compile(
@@ -269,7 +327,7 @@ def terminals(text: str) -> Iterator[Ranges]:
         yield ((0, LAST),)
     elif text.startswith("["):
         inverted = text.startswith("[^")
-        ranges = sorted(_set(text[2 if inverted else 1 : -1]))
+        ranges = _joined(_set(text[2 if inverted else 1 : -1]))
         yield tuple(_complement(ranges)) if inverted else tuple(ranges)
     elif text.startswith("!"):
         yield ((0, LAST),)
@@ -288,6 +346,17 @@ def _set(text: str) -> Iterator[tuple[int, int]]:
             place += 2
         yield low, high
         place += 1
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, none of which overlaps another."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        else:
+            found.append((low, high))
+    return found
 
 
 def _complement(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

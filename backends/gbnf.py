@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -107,6 +107,7 @@ def check(text: str, most: int = MAX_SIZE) -> list[str]:
                 raise WrongGrammar(f"rule '{group.shown}' repeats without end what may be nothing")
     _check_size(rules)
     _check_left_recursion(rules)
+    _check_open_recursion(rules)
     _check_ways(rules)
     return reader.tokens
 
@@ -310,6 +311,69 @@ def _check_left_recursion(rules: dict[str, _Group]) -> None:
                 ahead.add(follow)
     if sum(paths.values()) > MAX_PATHS:
         raise WrongGrammar("its rules begin with one another in too many ways")
+
+
+def _check_open_recursion(rules: dict[str, _Group]) -> None:
+    """Refuse a rule that contains itself and then goes on with what may be missing.
+
+    Each time it does, one more part is open that may come or not: `a ::= "x" a "y"?`.
+    """
+    nullable = _nullable(rules)
+    follow: dict[str, dict[str, bool]] = {name: {} for name in rules}
+    for name, group in rules.items():
+        for rule, more in _ends(group, nullable):
+            follow[name][rule] = follow[name].get(rule, False) or more
+    circle = _circles(follow)
+    for name, group in rules.items():
+        if any(more and circle[rule] == circle[name] for rule, more in follow[name].items()):
+            raise WrongGrammar(
+                f"rule '{group.shown}' contains itself and goes on with what may be missing; let "
+                "it end with itself, or put something behind that must come"
+            )
+
+
+def _circles(follow: Mapping[str, Iterable[str]]) -> dict[str, int]:
+    """A number for each rule, the same for those that lead to one another (Kosaraju)."""
+    order: list[str] = []
+    before: defaultdict[str, list[str]] = defaultdict(list)
+    seen: set[str] = set()
+    for start in follow:
+        open_rules = [(start, iter(follow[start]))] if start not in seen else []
+        seen.add(start)
+        while open_rules:
+            name, rest = open_rules[-1]
+            rule = next((one for one in rest if one not in seen), None)
+            if rule is None:
+                order.append(name)
+                open_rules.pop()
+            else:
+                seen.add(rule)
+                open_rules.append((rule, iter(follow[rule])))
+    for name, ahead in follow.items():
+        for rule in ahead:
+            before[rule].append(name)
+    found: dict[str, int] = {}
+    for number, start in enumerate(reversed(order)):
+        todo = [] if start in found else [start]
+        while todo:
+            name = todo.pop()
+            if name not in found:
+                found[name] = number
+                todo += before[name]
+    return found
+
+
+def _ends(group: _Group, nullable: set[str]) -> Iterator[tuple[str, bool]]:
+    """The rules behind which all may be missing, and whether there is anything."""
+    for alternate in group.alternates:
+        more = False
+        for item in reversed(alternate):
+            if item.rule is not None:
+                again = item.endless or item.times > item.least
+                yield item.rule, more or (again and (item.endless or item.times > 1))
+            if not (item.optional or item.rule in nullable):
+                break
+            more = more or item is not _NOTHING
 
 
 def _begins(group: _Group, nullable: set[str]) -> Iterator[_Item]:

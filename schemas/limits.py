@@ -92,12 +92,10 @@ SOUND = Limit(
 )
 STOP = Limit(4_096, "characters", "a stop sequence", "Each choice keeps a table of each of them.")
 BREAKERS = Limit(
-    64, "strings", "`dry_sequence_breakers`",
+    16, "strings", "`dry_sequence_breakers`",
     "An engine compares each with every token of the vocabulary.",
 )  # fmt: skip
-BREAKER = Limit(
-    256, "characters", "a string of `dry_sequence_breakers`", "llama.cpp reads the first 40."
-)
+BREAKER = Limit(40, "characters", "a string of `dry_sequence_breakers`", "llama.cpp reads no more.")
 BIASES = Limit(65_536, "tokens", "`logit_bias`", "Each is applied to each token that is generated.")
 GRAMMAR = Limit(
     65_536, "characters", "`grammar`, `regex`, `lark`",

@@ -172,6 +172,7 @@ class LlamaCpp:
         constraint = None
         if job.grammar is not None:
             constraint = await engine.grammars.compile(job.grammar)
+        await self._prepare_dry(job, engine)
         parts = await self._read(job, engine)
         prompt = await offload.run(
             size_of(job), prompt_of, job, engine.vocabulary, parts, engine.model.context
@@ -186,6 +187,17 @@ class LlamaCpp:
                 yield mailbox.batches(len(job.seeds))
             finally:
                 task.cancelled = True
+
+    async def _prepare_dry(self, job: Generation, engine: Engine) -> None:
+        """Make a job's dry sampler beside the engine's thread, which would stand still for it."""
+        if not job.sampling.extras.get("dry_multiplier"):
+            return
+        from .dry import dry_of, prepare
+
+        context = engine.scheduler.size
+        dry = dry_of(job.sampling.extras_within(context), context)
+        if dry is not None:
+            await offload.run(offload.SMALL + 1, prepare, engine.vocabulary, dry)
 
     @contextlib.contextmanager
     def _let_in(self, party: Party) -> Iterator[None]:

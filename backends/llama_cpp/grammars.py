@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+from decimal import Decimal
+from math import lcm
 from typing import TYPE_CHECKING, Any, Protocol
 
 import llama_cpp
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 # Bytes of compiled grammars that are kept. A rule takes some dozens for each of its characters, and
 # a matcher over a vocabulary some hundred thousand.
 _CACHED = 64 << 20
+# Of what `multipleOf` leaves over: more take llguidance seconds, and gigabytes.
+MOST_REMAINDERS = 10_000
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp): a model that may write white space
 # without end sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
@@ -203,6 +207,8 @@ class Grammars:
             raise gbnf.WrongGrammar("Lark is not taken behind what a model thinks; send GBNF")
         if grammar.kind == "gbnf" or grammar.after is not None:
             return self._gbnf(gbnf_of(grammar))
+        if grammar.kind == "json_schema":
+            _check_multiples(json.loads(grammar.text))
         try:
             text = _read(grammar)
         except ValueError as error:
@@ -234,6 +240,28 @@ class Grammars:
             return int(spelling[2:-2]) < self._vocabulary.size
         ids = self._vocabulary.tokenize(spelling, add_special=False, parse_special=True)
         return len(ids) == 1
+
+
+def _check_multiples(schema: Any) -> None:
+    """Refuse multiples that llguidance would make an automaton of billions of states for.
+
+    It has a state for each remainder, and takes several `multipleOf` for their common multiple.
+    """
+    common = 1
+    todo: list[tuple[Any, tuple[str | int, ...]]] = [(schema, ())]
+    while todo:
+        value, path = todo.pop()
+        if isinstance(value, list):
+            todo += [(inner, (*path, place)) for place, inner in enumerate(value)]
+        elif isinstance(value, dict):
+            step = value.get("multipleOf")
+            if isinstance(step, int | float) and step > 0:
+                digits = int("".join(map(str, Decimal(repr(step)).normalize().as_tuple().digits)))
+                common = lcm(common, digits)
+                if common > MOST_REMAINDERS:
+                    reason = f"'multipleOf' is enforced up to {MOST_REMAINDERS}"
+                    raise Unenforced(reason, (*path, "multipleOf"))
+            todo += [(inner, (*path, key)) for key, inner in value.items()]
 
 
 def _size(grammar: Grammar, _compiled: Constraint) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import random
 from collections.abc import Sequence
@@ -13,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Sampling
+from .dry import Dry, copied, dry_of
 from .grammars import Candidates, Constraint
 from .library import Context, Rows
 from .vocabulary import Vocabulary
-
-# llama.cpp's own (common/common.h).
-DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
 class DeadEnd(Exception):
@@ -66,8 +63,9 @@ class Sampler:
             for token in prompt[len(prompt) - min(last, len(prompt)) :]:
                 llama_cpp.llama_sampler_accept(penalties, token)
             self._add(penalties)
-        if extras.get("dry_multiplier"):
-            self._add_dry(extras, vocabulary, prompt, context)
+        dry = dry_of(extras, context)
+        if dry is not None:
+            self._add_dry(dry, vocabulary, prompt)
         if sampling.temperature <= 0:
             self._add(llama_cpp.llama_sampler_init_greedy())
         elif extras.get("mirostat"):
@@ -133,25 +131,12 @@ class Sampler:
             array = (llama_cpp.llama_logit_bias * len(entries))(*entries)
             self._add(llama_cpp.llama_sampler_init_logit_bias(vocabulary.size, len(biases), array))
 
-    def _add_dry(
-        self, extras: Any, vocabulary: Vocabulary, prompt: Sequence[int], context: int
-    ) -> None:
-        last = extras.get("dry_penalty_last_n", -1)
-        last = context if last < 0 else min(last, context)
-        breakers = [text.encode() for text in extras.get("dry_sequence_breakers", DRY_BREAKERS)]
-        dry = llama_cpp.llama_sampler_init_dry(
-            vocabulary.pointer,
-            extras["dry_multiplier"],
-            extras.get("dry_base", 1.75),
-            extras.get("dry_allowed_length", 2),
-            last,
-            (ctypes.c_char_p * len(breakers))(*breakers),
-            len(breakers),
-        )
+    def _add_dry(self, dry: Dry, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
+        sampler = copied(vocabulary, dry)
         # Repetitions of the prompt count too.
-        for token in prompt[len(prompt) - min(last, len(prompt)) :]:
-            llama_cpp.llama_sampler_accept(dry, token)
-        self._add(dry)
+        for token in prompt[len(prompt) - min(dry.last, len(prompt)) :]:
+            llama_cpp.llama_sampler_accept(sampler, token)
+        self._add(sampler)
 
     def _add_mirostat(self, sampling: Sampling, seed: int, size: int) -> None:
         extras = sampling.extras

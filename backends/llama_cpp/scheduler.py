@@ -187,6 +187,11 @@ class Scheduler:
                     return True
         return False
 
+    @property
+    def size(self) -> int:
+        """Cells of the context."""
+        return self._cache.size
+
     def _begun(self, choice: Choice, slot: Slot, history: list[int], wanted: int) -> Run:
         task = choice.task
         job = task.job

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from typing import Any
 
 import pytest
 from latimer.adapter.protocol import MOST_HEAD
@@ -91,3 +93,52 @@ async def test_requests_in_a_row_are_answered_in_order() -> None:
             assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
         writer.close()
     assert app.begun == 5
+
+
+async def test_trailers_are_no_headers_and_have_an_end() -> None:
+    """What comes behind a chunked body is left out, and is bounded as a head is."""
+    seen: list[bytes] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return
+                more = message["more_body"]
+            seen.extend(value for name, value in scope["headers"] if name == b"host")
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+    chunked = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    with serving(lambda: app) as address:
+        port = int(address.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chunked + b"Host: evil.example\r\n\r\n")
+        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        assert seen == [b"a"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            writer.write(chunked)
+            for _ in range(64):
+                writer.write(b"a:b\r\n" * 4_096)
+                await writer.drain()
+        async with asyncio.timeout(5):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        writer.close()
+    assert len(seen) == 1
+
+
+async def test_small_chunks_are_no_trailers() -> None:
+    """A body in chunks of one byte is taken, however long its framing is."""
+    body = b"".join(b"1\r\nx\r\n" for _ in range(50_000))
+    with serving(Waiting) as address:
+        port = int(address.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST /now HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + body + b"0\r\n\r\n")
+        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()

@@ -22,6 +22,12 @@ from support.marks import MODELS
 DOUBLED = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(10))
 TOO_MANY = {
     "the same twice": 'root ::= ("a" | "a")*',
+    "what may be missing, nested": 'root ::= a\na ::= "x" a "y"? | "z"',
+    "rules doubled behind fifty others": "root ::= "
+    + " | ".join(f'"{chr(0x4E00 + i)}"' for i in range(200))
+    + " | r0\n"
+    + DOUBLED.split("\n", 1)[1]
+    + 'r10 ::= "a"?',
     "words without an end": "root ::= w+\nw ::= [a-z]+",
     "rules that may be nothing, doubled": DOUBLED + 'r10 ::= "a"?',
     "much that may be missing": "root ::= " + '"a"? ' * 300,
@@ -45,7 +51,7 @@ FEW = {
 def test_too_many_ways_are_refused_at_once(name: str) -> None:
     """A grammar whose ways multiply is found out in a moment, wherever they do."""
     start = time.thread_time()
-    with pytest.raises(WrongGrammar, match="too many ways at once"):
+    with pytest.raises(WrongGrammar, match=r"too many ways at once|contains itself"):
         check(TOO_MANY[name])
     assert time.thread_time() - start < 1
 
@@ -135,7 +141,7 @@ def slowest(vocabulary: Vocabulary, grammar: str, numbers: random.Random) -> flo
         (r'"\n\x41\u00e9\""', [((10, 10),), ((65, 65),), ((233, 233),), ((34, 34),)]),
         ("[a-cx]", [((97, 99), (120, 120))]),
         ("[^b-c]", [((0, 97), (100, LAST))]),
-        (r"[a\-b-]", [((45, 45), (45, 45), (97, 97), (98, 98))]),
+        (r"[a\-b-]", [((45, 45), (97, 98))]),
         (".", [((0, LAST),)]),
     ],
 )
