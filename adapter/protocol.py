@@ -61,8 +61,8 @@ class _Joining:
             self._transport.write(data)
 
     def _flush(self) -> None:
-        if self._head:
-            head, self._head = self._head, b""
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
             self._transport.write(head)
 
     def close(self) -> None:

@@ -315,7 +315,8 @@ class ChoiceStream:
                 is_valid = False
             if not is_valid and not _is_last(event):
                 raise EngineError(f"{ENGINE} sent an event that is none: {str(event)[:200]}")
-        self._check(found)
+        if found:
+            self._check(found)
         return found
 
     def _check(self, events: Sequence[dict[str, Any]]) -> None:
