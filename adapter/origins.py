@@ -125,7 +125,7 @@ def checked_origin(text: str) -> Origin:
     if origin is None:
         raise ValueError(
             f"{text!r} is not an origin. Write it as a browser sends it, without a path: "
-            "https://chat.example, http://10.0.0.5:3000, null, or * for all."
+            "https://chat.example, http://10.0.0.5:3000, null, or * for all"
         )
     return origin
 
@@ -140,7 +140,7 @@ def checked_host(text: str) -> str:
     if host != ANY and not _NAME.fullmatch(host.removeprefix("*.")):
         raise ValueError(
             f"{text!r} is not a host name. Write it without a scheme and a port: llm.example, "
-            "*.llm.example for every name below it, or * for all."
+            "*.llm.example for every name below it, or * for all"
         )
     return host
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from .http import HttpUpstream
 
 # A body waits here while its reader is slow; beyond this the socket is not read.
-HIGH_WATER = 2**18
+HIGH_WATER = 2**17
 # Bytes that the kernel keeps of an answer; left alone it takes six megabytes.
-RECEIVE_BUFFER = 2**18
+RECEIVE_BUFFER = 2**16
 # Bytes of an answer's head.
 MOST_HEAD = 2**18
 # Bytes of a request's body that are written at once; copying 20 MB would hold the event loop.

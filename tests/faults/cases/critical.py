@@ -366,6 +366,7 @@ async def _tokenised(stage: Stage, case: Case) -> list[str]:
         ids = (reply.json() or {}).get("tokens")
         if reply.status != 502 and ids != list(text.encode()):
             found.append(f"the tokens of {text!r} are {ids}: {reply}")
+    await asyncio.sleep(0.1)
     return found
 
 
