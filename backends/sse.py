@@ -31,11 +31,13 @@ class EventParser:
         max_event_size: bytes that may be waiting for the end of an event.
     """
 
-    __slots__ = ("_buffer", "_data", "_limit")
+    __slots__ = ("_buffer", "_data", "_limit", "_size")
 
     def __init__(self, max_event_size: int = 4 * 1024 * 1024) -> None:
         self._buffer = b""
         self._data: list[bytes] = []
+        # Bytes of the lines in it, with their ends.
+        self._size = 0
         self._limit = max_event_size
 
     def feed(self, chunk: bytes) -> list[bytes]:
@@ -62,7 +64,7 @@ class EventParser:
                 self._line(buffer[start : match.start()], events)
                 start = match.end()
         self._buffer = buffer[start:]
-        if len(self._buffer) + sum(map(len, self._data)) > self._limit:
+        if len(self._buffer) + self._size > self._limit:
             raise EngineError(f"The engine sent an event of more than {self._limit} bytes.")
         return events
 
@@ -71,9 +73,14 @@ class EventParser:
             if self._data:
                 events.append(b"\n".join(self._data))
                 self._data.clear()
-        elif line.startswith(b"data: "):
+                self._size = 0
+            return
+        if not line.startswith(b"data"):
+            return
+        if line.startswith(b"data: "):
             self._data.append(line[6:])
         elif line.startswith(b"data:"):
             self._data.append(line[5:])
         elif line == b"data":
             self._data.append(b"")
+        self._size += len(line) + 1

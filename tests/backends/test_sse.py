@@ -80,3 +80,11 @@ def test_floods_that_say_nothing_are_skipped_at_once(noise: bytes) -> None:
     start = time.thread_time()
     assert feed(b"data: a\n", noise * (2**20 // len(noise)), b"data: b\n\n")[-1].endswith(b"b")
     assert time.thread_time() - start < 0.25
+
+
+def test_an_endless_event_of_empty_lines_is_an_error() -> None:
+    """Lines without a byte fill the memory, too."""
+    parser = EventParser(max_event_size=10_000)
+    with pytest.raises(EngineError, match="more than 10000 bytes"):
+        for _ in range(200):
+            parser.feed(b"data:\n" * 100)

@@ -156,8 +156,8 @@ class Stage:
                 "model": "m", "prompt": prompt, "max_tokens": 24, "temperature": 0, "stream": stream
             }  # fmt: skip
             reply = await ask(self.latimer.port, encoded("/v1/completions", body), 10)
-            if reply.status == 503 and index == 0:
-                # An engine that was gone a moment ago is asked again a moment later.
+            if reply.status in (502, 503) and index == 0:
+                # An engine that was wrong a moment ago is asked again a moment later.
                 await asyncio.sleep(0.5)
                 reply = await ask(self.latimer.port, encoded("/v1/completions", body), 10)
             if reply.problem or reply.status != 200:
