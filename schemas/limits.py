@@ -105,6 +105,10 @@ SCHEMA = Limit(
     1 << 20, "characters", "a JSON schema, and the grammar made of schemas or tools",
     "Five thousand properties, as OpenAI takes, come to half of it.",
 )  # fmt: skip
+PROPERTIES = Limit(
+    5_000, "properties", "a JSON schema, in process",
+    "As many as OpenAI takes; llguidance needs more than a second for so many.",
+)  # fmt: skip
 SCHEMA_VISITS = Limit(
     100_000, "schemas", "a JSON schema with its references written out",
     "References to references double at each step.",
@@ -130,8 +134,9 @@ SECONDS = Limit(
 
 LIMITS: tuple[Limit, ...] = (
     BODY, HEAD, NESTING, VALUES, CONTAINERS, PROMPTS, CHOICES, IDS, TEXT, TOKEN_SIZE, MESSAGES,
-    PARTS, WORD, SPELLED, IMAGES, PIXELS, SOUND, STOP, BREAKERS, BREAKER, BIASES, GRAMMAR, SCHEMA,
-    SCHEMA_VISITS, SCHEMA_DEPTH, ONE_OF, KEY, REPETITIONS, GROUPS, ITEMS, SECONDS,
+    PARTS, WORD, SPELLED, IMAGES, PIXELS, SOUND, STOP, BREAKERS, BREAKER, BIASES, GRAMMAR,
+    SCHEMA, PROPERTIES, SCHEMA_VISITS, SCHEMA_DEPTH, ONE_OF, KEY, REPETITIONS, GROUPS, ITEMS,
+    SECONDS,
 )  # fmt: skip
 
 

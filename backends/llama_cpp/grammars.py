@@ -18,7 +18,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from ...schemas.limits import SCHEMA
+from ...schemas.limits import PROPERTIES, SCHEMA
 from .. import gbnf
 from ..base import Grammar
 from ..errors import shortened
@@ -208,7 +208,7 @@ class Grammars:
         if grammar.kind == "gbnf" or grammar.after is not None:
             return self._gbnf(gbnf_of(grammar))
         if grammar.kind == "json_schema":
-            _check_multiples(json.loads(grammar.text))
+            _check_schema(json.loads(grammar.text))
         try:
             text = _read(grammar)
         except ValueError as error:
@@ -242,18 +242,24 @@ class Grammars:
         return len(ids) == 1
 
 
-def _check_multiples(schema: Any) -> None:
-    """Refuse multiples that llguidance would make an automaton of billions of states for.
+def _check_schema(schema: Any) -> None:
+    """Refuse more properties and multiples than llguidance can make a grammar of in a moment.
 
-    It has a state for each remainder, and takes several `multipleOf` for their common multiple.
+    For a multiple it has a state for each remainder, and it takes several `multipleOf` for their
+    common multiple.
     """
-    common = 1
+    common, properties = 1, 0
     todo: list[tuple[Any, tuple[str | int, ...]]] = [(schema, ())]
     while todo:
         value, path = todo.pop()
         if isinstance(value, list):
             todo += [(inner, (*path, place)) for place, inner in enumerate(value)]
         elif isinstance(value, dict):
+            own = value.get("properties")
+            properties += len(own) if isinstance(own, dict) else 0
+            if properties > PROPERTIES.most:
+                reason = f"the schema has more than {PROPERTIES.most} properties"
+                raise Unenforced(reason, (*path, "properties"))
             step = value.get("multipleOf")
             if isinstance(step, int | float) and step > 0:
                 digits = int("".join(map(str, Decimal(repr(step)).normalize().as_tuple().digits)))
