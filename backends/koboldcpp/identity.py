@@ -29,7 +29,7 @@ TESTED = (1, 115)
 # Seconds for which an answer holds for questions; each generation asks anew.
 HOLDS = 0.02
 # Clocks that are read at different moments differ by less; if not, all is read again.
-SAME_START = 0.1
+SAME_START = 0.03
 
 # What `/api/extra/version` tells of the model.
 _MEDIA: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}

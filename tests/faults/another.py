@@ -48,7 +48,7 @@ def another_model(what: str, closes: bool) -> Act:
             await asyncio.sleep(0.25)
             fake.model = old
             await fake.restart()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.25)
             await stage.small()
 
     return act
