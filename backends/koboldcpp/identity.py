@@ -20,6 +20,7 @@ from ..errors import (
     LatimerError,
     RequestError,
     read_from,
+    shortened,
     text_of,
     whole_of,
 )
@@ -123,6 +124,8 @@ class Watch:
             version = await self._ask("GET", "/api/extra/version")
             if version.get("result") != "KoboldCpp":
                 raise EngineError(f"{self._address} does not answer as {ENGINE} does.")
+            if not any(letter.isdigit() for letter in text_of(version["version"])):
+                raise EngineError(f"{ENGINE} names no version: {shortened(version['version'])!r}.")
             if version.get("llm") is False:
                 raise EngineUnavailable(f"{ENGINE} has loaded no text model.")
             name = text_of((await self._ask("GET", "/api/v1/model"))["result"])

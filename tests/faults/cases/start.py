@@ -221,7 +221,7 @@ async def _waiting(stage: Stage, case: Case) -> list[str]:
         await asyncio.sleep(2)
         if starting.done():
             return [f"it did not wait: {starting.exception() or latimer.output()!r}"]
-        if b"serves" in latimer.output():
+        if b"Latimer serves" in latimer.output():
             return ["it says that it serves before its engine is there"]
         await fake.start()
         await starting
