@@ -16,6 +16,7 @@ import click
 import uvicorn
 
 from ..backends.errors import LatimerError, RequestError
+from ..backends.offload import Abandoned
 from .app import OpenAIAdapter
 from .config import WrongSettings
 from .discovery import backend_of, is_elsewhere
@@ -68,6 +69,7 @@ async def serve(settings: Settings) -> None:
     """
     end_at_once()
     _allow_connections()
+    _hide_ends_of_work()
     sockets = _sockets(settings)
     try:
         if settings.logit_bias_vocabulary is not None:
@@ -105,6 +107,17 @@ def _allow_connections() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _hide_ends_of_work() -> None:
+    """Print nothing where work ends while Python frees something."""
+    usual = sys.unraisablehook
+
+    def hook(found: sys.UnraisableHookArgs) -> None:
+        if not issubclass(found.exc_type, Abandoned):
+            usual(found)
+
+    sys.unraisablehook = hook
 
 
 def _sockets(settings: Settings) -> list[socket.socket]:

@@ -28,6 +28,9 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 
+# Seconds after which work that goes on all the same is ended once more.
+AGAIN = 0.1
+
 _STACK = threading.Lock()
 
 
@@ -92,12 +95,18 @@ class _Work(Generic[T]):
                 self._thread = None
 
     def leave(self) -> None:
-        """End the call, now or before it begins."""
+        """End the call, now or before it begins; to be called in an event loop.
+
+        An exception that comes while Python frees something is lost: so it is raised until the call
+        has ended.
+        """
         with self._lock:
             self._is_left = True
-            if self._thread is not None:
-                thread = ctypes.c_ulong(self._thread)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Abandoned))
+            if self._thread is None:
+                return
+            thread = ctypes.c_ulong(self._thread)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Abandoned))
+        asyncio.get_running_loop().call_later(AGAIN, self.leave)
 
 
 async def run(size: int, work: Callable[..., T], *arguments: object) -> T:

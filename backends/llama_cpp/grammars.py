@@ -18,12 +18,12 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from ...schemas.limits import PROPERTIES, SCHEMA
+from ...schemas.limits import ITEMS, PROPERTIES, SCHEMA
 from .. import gbnf
 from ..base import Grammar
 from ..errors import shortened
 from ..offload import DeepThreads, Memo
-from ..structured import Unenforced, check_length, gbnf_of, in_request, path_to
+from ..structured import Unenforced, check_length, gbnf_of, in_request, path_to, repetitions
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _CACHED = 64 << 20
 # Of what `multipleOf` leaves over: more take llguidance seconds, and gigabytes.
 MOST_REMAINDERS = 10_000
+# Each of OpenAI's 5,000 properties, where it may be missing, is four items.
+LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000)
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp): a model that may write white space
 # without end sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
@@ -207,6 +209,10 @@ class Grammars:
             raise gbnf.WrongGrammar("Lark is not taken behind what a model thinks; send GBNF")
         if grammar.kind == "gbnf" or grammar.after is not None:
             return self._gbnf(gbnf_of(grammar))
+        if grammar.kind == "regex" and repetitions(grammar.text) > ITEMS.most:
+            raise gbnf.WrongGrammar(
+                f"its repetitions are more than {ITEMS.most} parts when written out"
+            )
         if grammar.kind == "json_schema":
             _check_schema(json.loads(grammar.text))
         try:
@@ -215,7 +221,7 @@ class Grammars:
             raise gbnf.WrongGrammar(_reason(str(error))) from None
         if self._tokenizer is None:
             self._tokenizer = _tokenizer(self._vocabulary)
-        matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0)
+        matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         if matcher.is_error():
             reason = _reason(matcher.get_error())
             place = _place(grammar, reason)

@@ -11,6 +11,7 @@ from ..gbnf import MAX_SIZE, WrongGrammar, check
 from ..offload import Memo
 from .characters import literal
 from .passage import after, renamed, token_or_text, until
+from .regex import repetitions
 from .regex import to_gbnf as regex_to_gbnf
 from .schema import WS, check_schema, path_to, rules_of
 from .schema import to_gbnf as schema_to_gbnf
@@ -27,6 +28,7 @@ __all__ = [
     "literal",
     "path_to",
     "renamed",
+    "repetitions",
     "rules_of",
     "token_or_text",
     "until",

@@ -142,3 +142,29 @@ def _set_of(items: Sequence[Node]) -> list[Range]:
         else:
             ranges += _CATEGORIES[value]
     return complement(ranges) if negated else normal(ranges)
+
+
+_STEP = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
+
+
+def repetitions(text: str) -> int:
+    """How many parts an expression has with its repetitions written out, about.
+
+    Time is linear in the text: brackets are kept on a list.
+    """
+    sums, last = [0], 0
+    for step in _STEP.finditer(text):
+        part = step[0]
+        if part == "(":
+            sums[-1] += last
+            sums.append(0)
+            last = 0
+        elif part == ")" and len(sums) > 1:
+            last = sums.pop() + last
+        elif step[1] is not None:
+            times = int(step[2][:9]) if step[2] else int(step[1][:9])
+            last *= max(times, int(step[1][:9]), 1)
+        elif part not in "*+?|":
+            sums[-1] += last
+            last = 1
+    return sum(sums) + last
