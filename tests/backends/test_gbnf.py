@@ -99,9 +99,9 @@ def test_a_grammar_that_would_be_walked_for_years_is_refused_at_once() -> None:
 def test_a_large_grammar_is_checked_quickly() -> None:
     """The largest grammar is read in a moment, so that nobody else waits."""
     rules = "".join(f'r{i} ::= "{i}" r{i + 1}\n' for i in range(2_900))
-    started = time.perf_counter()
+    started = time.thread_time()
     check(rules + 'r2900 ::= "x"\nroot ::= r0\n')
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started < 1
 
 
 LINEAR: dict[str, Callable[[int], str]] = {
