@@ -36,7 +36,8 @@ _NOT_JSON = (
 )
 
 
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# One that is never closed is taken to its end, so that nothing in it is looked at again.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 class Disconnected(Exception):

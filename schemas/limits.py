@@ -71,7 +71,7 @@ MESSAGES = Limit(
 )
 PARTS = Limit(65_536, "parts", "the `content` of all messages", "Each is an object of its own.")
 WORD = Limit(
-    1_000_000, "characters", "text without a blank, in process",
+    1_000_000, "characters", "a word, or a run of blanks, in process",
     "llama.cpp cuts words by recursion: each character takes up to 400 bytes of the stack.",
 )  # fmt: skip
 SPELLED = Limit(

@@ -19,7 +19,7 @@ from .tokenizer import PIECE, Cutter, tokenize
 MOST_MARKS = 64
 
 
-_LONG_WORD = re.compile(rf"\S{{{WORD.most + 1}}}")
+_RUN = re.compile(r"\S++|\s++")
 
 
 class Vocabulary:
@@ -55,14 +55,8 @@ class Vocabulary:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """Token ids of a text, as llama.cpp cuts it."""
-        if len(text) > WORD.most and (word := _LONG_WORD.search(text)):
-            start = word[0][:20]
-            raise RequestError(
-                f"Invalid 'prompt': it has more than {WORD.most} characters without a blank, from "
-                f"'{start}' on. Put blanks between them, or send less.",
-                "prompt",
-                "string_above_max_length",
-            )
+        if len(text) > WORD.most:
+            _check_runs(text)
         data = text.encode()
         if len(data) <= PIECE or self._ends_texts:
             return tokenize(self.pointer, data, add_special, parse_special)
@@ -160,3 +154,15 @@ class Vocabulary:
             buffer = ctypes.create_string_buffer(-size)
             size = llama_cpp.llama_token_to_piece(self.pointer, token, buffer, -size, 0, special)
         return buffer.raw[:size]
+
+
+def _check_runs(text: str) -> None:
+    """Refuse a word, or a run of blanks, that llama.cpp's recursion has no stack for."""
+    for run in _RUN.finditer(text):
+        if run.end() - run.start() > WORD.most:
+            raise RequestError(
+                f"Invalid 'prompt': it has more than {WORD.most} characters without a change "
+                f"between words and blanks, from {run[0][:20]!r} on. Send less of them.",
+                "prompt",
+                "string_above_max_length",
+            )

@@ -144,7 +144,8 @@ def _set_of(items: Sequence[Node]) -> list[Range]:
     return complement(ranges) if negated else normal(ranges)
 
 
-_STEP = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
+# A set that is never closed is taken to its end, so that nothing in it is looked at again.
+_STEP = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|\{(\d++)(?:,(\d*+))?\}|.", re.DOTALL)
 
 
 def repetitions(text: str) -> int:

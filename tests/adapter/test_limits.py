@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from latimer.adapter.config import Settings
+from latimer.adapter.exchange import _check_count
 from latimer.schemas import limits
 
 C, H = "/v1/completions", "/v1/chat/completions"
@@ -162,3 +164,12 @@ async def test_a_prompt_that_cannot_fit_is_refused_unread(
             error = (await client.post(path, json=body)).json()["error"]
             assert error["code"] == "context_length_exceeded"
             assert "at least" in error["message"]
+
+
+@pytest.mark.parametrize("size", [2**20, 2**23])
+def test_a_string_that_is_never_closed_is_looked_at_once(size: int) -> None:
+    """Counting values takes time by a body's size, however many quotes it escapes."""
+    body = b"[," * 200_000 + b'"' + b'\\"' * size
+    start = time.thread_time()
+    _check_count(body)
+    assert time.thread_time() - start < 1

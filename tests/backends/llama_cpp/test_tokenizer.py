@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from latimer.backends.errors import RequestError
 from latimer.backends.llama_cpp import tokenizer, vocabulary
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
+from latimer.schemas.limits import WORD
 from support.marks import MODELS, VOCABULARIES, with_marks
 
 PLAIN = (
@@ -65,3 +67,14 @@ def test_long_texts_of_control_tokens_take_time_by_their_size(known: Vocabulary)
     start = time.thread_time()
     known.tokenize(f"{mark}hi" * 80_000, add_special=False, parse_special=True)
     assert time.thread_time() - start < 5
+
+
+def test_long_runs_are_refused_in_time_by_the_size(known: Vocabulary) -> None:
+    """A run that llama.cpp has no stack for is refused; texts just below are looked at once."""
+    for blank, letter in ((" ", "a"), ("a", " ")):
+        almost = (letter * WORD.most)[:-1] + blank
+        start = time.thread_time()
+        vocabulary._check_runs(almost * 4)
+        assert time.thread_time() - start < 1
+        with pytest.raises(RequestError, match="without a change"):
+            known.tokenize(letter * (WORD.most + 1), add_special=False, parse_special=False)

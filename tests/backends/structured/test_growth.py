@@ -11,6 +11,7 @@ import pytest
 from latimer.backends.base import Grammar
 from latimer.backends.gbnf import WrongGrammar
 from latimer.backends.structured import Unenforced, check_schema, gbnf_of
+from latimer.backends.structured.regex import repetitions
 from latimer.schemas.limits import SCHEMA
 
 # Seconds of CPU time for any of them.
@@ -97,3 +98,17 @@ def test_expressions_take_bounded_time(name: str) -> None:
         said = str(error)
     assert len(said) < 600
     assert time.thread_time() - start < SECONDS
+
+
+@pytest.mark.parametrize("part", ["[", "{1", "(", "\\", "[^]", "a{9}"])
+def test_repetitions_are_counted_in_time_by_the_size(part: str) -> None:
+    """An expression of open brackets is read once, not from each of them again."""
+    start = time.thread_time()
+    repetitions(part * (2**20 // len(part)))
+    assert time.thread_time() - start < SECONDS
+
+
+def test_repetitions_of_repetitions_multiply() -> None:
+    """What is in brackets counts as often as they are repeated; sets and escapes are one part."""
+    assert repetitions("((a{1000}){1000}b){9}") == 9_000_009
+    assert repetitions(r"[(]{5}\({7}a{2,3}b*") == 5 + 7 + 3 + 1
