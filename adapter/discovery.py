@@ -33,6 +33,7 @@ class WrongSetup(LatimerError):
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/.*)?")
 _EXAMPLES = {"koboldcpp": "http://127.0.0.1:5001"}
 _EXAMPLE = "http://127.0.0.1:8080"
+_ADDRESS = re.compile(r"https?:|[A-Za-z][A-Za-z0-9+.-]*://", re.IGNORECASE)
 # Seconds in which an engine says what it is.
 _PROBE_SECONDS = 10.0
 
@@ -45,7 +46,7 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
             llama.cpp is not installed.
     """
     model = settings.model
-    if model is not None and re.match(r"https?:|[A-Za-z][A-Za-z0-9+.-]*://", model, re.IGNORECASE):
+    if model is not None and is_elsewhere(settings):
         _check_address(model)
         if settings.backend == "llama-cpp":
             raise WrongSetup("The backend llama-cpp needs a GGUF file, not a URL.")
@@ -85,7 +86,7 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
 
 def is_elsewhere(settings: Settings) -> bool:
     """Whether the engine is at a URL, so that it may start later."""
-    return settings.model is not None and "://" in settings.model
+    return settings.model is not None and _ADDRESS.match(settings.model) is not None
 
 
 def _name(settings: Settings) -> str:
@@ -130,8 +131,7 @@ def _check_address(address: str) -> None:
             reason = "it must end before '?' or '#'"
         else:
             return
-    shown = address if "@" not in address else "What was given"
-    shown = f"'{shown}'" if shown == address else shown
+    shown = "What was given" if "@" in address else f"'{address}'"
     raise WrongSetup(f"{shown} is no address like {_EXAMPLE}: {reason}.")
 
 

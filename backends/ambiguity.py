@@ -70,24 +70,30 @@ class _Place:
 
 
 class _Stack:
-    """A place, and the places to go on from behind it; equal stacks are one object.
+    """A place, and the places to go on from behind it; equal stacks are one object."""
 
-    Args:
-        key: the places, each twice at most: alike for stacks that differ in how deep they recur.
-    """
-
-    __slots__ = ("below", "key", "place")
+    __slots__ = ("_key", "below", "place")
 
     def __init__(self, place: _Place, below: _Stack | None) -> None:
         self.place = place
         self.below = below
-        rest = below.key if below is not None else ()
-        own = id(place)
-        if rest.count(own) > 1:
-            # Its deepest one makes room.
-            last = len(rest) - 1 - rest[::-1].index(own)
-            rest = rest[:last] + rest[last + 1 :]
-        self.key: tuple[int, ...] = (own, *rest)
+        self._key: tuple[int, ...] | None = None
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The places, each twice at most: alike for stacks that differ in how deep they recur."""
+        if self._key is None:
+            found: list[int] = []
+            times: dict[int, int] = {}
+            stack: _Stack | None = self
+            while stack is not None:
+                own = id(stack.place)
+                times[own] = times.get(own, 0) + 1
+                if times[own] <= 2:
+                    found.append(own)
+                stack = stack.below
+            self._key = tuple(found)
+        return self._key
 
     def allows(self, character: int) -> bool:
         """Whether a character may come next."""

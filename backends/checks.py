@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
+from .base import Model
 from .errors import EngineUnavailable, LatimerError
 
 
@@ -79,6 +81,28 @@ class Fresh:
             await self._check()
         finally:
             self._ended = time.monotonic()
+
+
+class Watched(Protocol):
+    """What looks after an engine's model."""
+
+    async def check(self) -> None:
+        """Ask the engine; raises `EngineUnavailable` where it is gone, or serves another model."""
+        ...
+
+
+async def still(watch: Watched, known: Callable[[], Model | None]) -> Model | None:
+    """The model that is known, once the engine was asked; None where another is there now.
+
+    Raises:
+        EngineUnavailable: the engine is not there.
+    """
+    try:
+        await watch.check()
+    except EngineUnavailable:
+        if known() is not None:
+            raise
+    return known()
 
 
 def changed(address: str, now: str, before: str) -> EngineUnavailable:

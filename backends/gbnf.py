@@ -112,6 +112,13 @@ def check(text: str, most: int = MAX_SIZE) -> list[str]:
     return reader.tokens
 
 
+def tokens(text: str) -> list[str]:
+    """The tokens that a grammar names which has passed `check`."""
+    reader = _Reader(text)
+    reader.rules()
+    return reader.tokens
+
+
 class _Reader:
     """Reads rules; nesting is kept on a list, not on the stack."""
 

@@ -267,14 +267,7 @@ class Exchange:
     """One request and its answer; also the `Reply`."""
 
     __slots__ = (
-        "_asks",
-        "_body",
-        "_connection",
-        "_epoch",
-        "_head",
-        "_upstream",
-        "_witness",
-        "content_type",
+        "_asks", "_body", "_connection", "_epoch", "_head", "_upstream", "_witness", "content_type",
         "status",
     )  # fmt: skip
 

@@ -242,3 +242,4 @@ class Memo(Generic[K, V]):
             while self._bytes > self._most_bytes:
                 _, (_, gone) = self._kept.popitem(last=False)
                 self._bytes -= gone
+                self._last = None

@@ -26,7 +26,7 @@ from ..base import (
     Text,
     TokenIds,
 )
-from ..checks import Fresh
+from ..checks import Fresh, still
 from ..errors import (
     ContextExceeded,
     EmptyPrompt,
@@ -114,12 +114,7 @@ class KoboldCpp:
         """See `Backend.model`; it is asked again when that was not done a moment ago."""
         model = self._model
         if model is not None and not self.watch.is_sure:
-            try:
-                await self.watch.check()
-            except EngineUnavailable:
-                if self._model is not None:
-                    raise
-            model = self._model
+            model = await still(self.watch, lambda: self._model)
         return model or await self._renewed()
 
     async def check_still(self, model: Model) -> None:

@@ -18,7 +18,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from ...schemas.limits import ITEMS, PROPERTIES, SCHEMA
+from ...schemas.limits import ITEMS, PROPERTIES
 from .. import gbnf
 from ..base import Grammar
 from ..errors import shortened
@@ -231,7 +231,7 @@ class Grammars:
         return Guidance(matcher, self._vocabulary)
 
     def _gbnf(self, text: str) -> Gbnf:
-        for spelling in gbnf.check(text, SCHEMA.most):
+        for spelling in gbnf.tokens(text):
             if not self._is_token(spelling):
                 raise gbnf.WrongGrammar(f"'{shortened(spelling)}' is not one token of this model")
         pointer = llama_cpp.llama_sampler_init_grammar(

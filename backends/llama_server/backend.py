@@ -24,7 +24,7 @@ from ..base import (
     Token,
     TokenIds,
 )
-from ..checks import Fresh, changed
+from ..checks import Fresh, changed, still
 from ..errors import (
     LARGEST,
     ContextExceeded,
@@ -107,12 +107,7 @@ class LlamaServer:
         """See `Backend.model`; it is asked again when no connection is open any more."""
         model = self._model
         if model is not None and not self.watch.is_sure:
-            try:
-                await self.watch.check()
-            except EngineUnavailable:
-                if self._model is not None:
-                    raise
-            model = self._model
+            model = await still(self.watch, lambda: self._model)
         return model or await self._read_model()
 
     async def model_for(self, job: Generation) -> Model:
