@@ -299,13 +299,16 @@ main.add_command(_Conform("conform", short_help="Judge any server that claims Op
 
 
 async def _check(settings: Settings) -> int:
-    from .discovery import WrongSetup, backend_of, describe
+    from .discovery import WrongSetup, backend_of, describe, unused
 
     try:
         backend = backend_of(settings)
     except WrongSetup as error:
         click.echo(f"Latimer cannot check: {printable(error.message)}", err=True)
         return EXIT_START
+    idle = unused(settings)
+    if idle is not None:
+        click.echo(printable(idle), err=True)
     try:
         reachable, rows = await describe(backend)
     finally:

@@ -29,6 +29,12 @@ BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 Words = Annotated[list[str], NoDecode]
 
 ENVIRONMENT = "LATIMER_"
+# What an engine at a URL is not told, and what a model in process has no use for.
+IN_PROCESS: tuple[str, ...] = (
+    "context", "parallel", "threads", "batch", "gpu_layers", "cache_type", "cache_memory",
+    "flash_attention", "mmap", "mlock", "mmproj", "lora", "exact", "share_prefixes",
+)  # fmt: skip
+ELSEWHERE: tuple[str, ...] = ("engine_key", "engine_timeout")
 # Bytes of a file of settings.
 MOST_FILE = 2**20
 # A day, in seconds: event loops have no timers that are much longer.

@@ -21,7 +21,7 @@ from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING
 from ..backends.llama_server import LlamaServer
 from ..backends.upstream import shown_address
-from .config import BackendName, Settings
+from .config import ELSEWHERE, IN_PROCESS, BackendName, Settings
 from .config_errors import reason_of
 
 
@@ -87,6 +87,16 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
 def is_elsewhere(settings: Settings) -> bool:
     """Whether the engine is at a URL, so that it may start later."""
     return settings.model is not None and _ADDRESS.match(settings.model) is not None
+
+
+def unused(settings: Settings) -> str | None:
+    """A line that names the settings which were given and count for nothing; None without any."""
+    if is_elsewhere(settings):
+        names, why = IN_PROCESS, "the engine at a URL keeps its own; these are for a GGUF file"
+    else:
+        names, why = ELSEWHERE, "the model runs in process; these are for an engine at a URL"
+    given = [settings.place(name) for name in names if name in settings.model_fields_set]
+    return f"Not used: {', '.join(given)} ({why})." if given else None
 
 
 def _name(settings: Settings) -> str:

@@ -19,7 +19,7 @@ from ..backends.errors import LatimerError, RequestError
 from ..backends.offload import Abandoned
 from .app import OpenAIAdapter
 from .config import WrongSettings
-from .discovery import backend_of, is_elsewhere
+from .discovery import backend_of, is_elsewhere, unused
 from .listening import bound, local_rules
 from .printable import printable
 from .protocol import Protocol
@@ -75,6 +75,9 @@ async def serve(settings: Settings) -> None:
         if settings.logit_bias_vocabulary is not None:
             _load_vocabulary(settings)
         backend = backend_of(settings, _Progress() if sys.stderr.isatty() else None)
+        idle = unused(settings)
+        if idle is not None:
+            _say(idle)
         if not is_elsewhere(settings):
             await backend.model()
     except LatimerError as error:

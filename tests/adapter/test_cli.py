@@ -102,8 +102,9 @@ def test_serve_finds_out_which_engine_it_is(llama_server_url: str) -> None:
 
 def test_check_shows_a_table(llama_server_url: str) -> None:
     """Reachable: what it can do and exit code 0. Not: exit code 1."""
-    done = run("check", llama_server_url)
+    done = run("check", llama_server_url, "--context", "512")
     assert done.returncode == 0
+    assert done.stderr.startswith("Not used: --context (")
     assert "llama-server" in done.stdout
     assert "2048 tokens" in done.stdout
     done = run("check", "http://127.0.0.1:1")

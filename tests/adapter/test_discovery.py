@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from latimer.adapter.config import Settings
-from latimer.adapter.discovery import WrongSetup, backend_of, describe
+from latimer.adapter.discovery import WrongSetup, backend_of, describe, unused
 from latimer.backends.errors import EngineUnavailable
 from support.servers import canned
 
@@ -59,6 +59,19 @@ def test_backends_that_do_not_fit() -> None:
         backend_of(Settings.load(None, backend="llama-server", model="x.gguf"))
     with pytest.raises(WrongSetup, match="needs a GGUF file"):
         backend_of(Settings.load(None, backend="llama-cpp", model="http://127.0.0.1:1"))
+
+
+def test_settings_that_count_for_nothing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the flag or the variable that they came from; what is not given is not named."""
+    address = "http://127.0.0.1:8080"
+    monkeypatch.setenv("LATIMER_THREADS", "2")
+    said = unused(Settings.load(None, model=address, context=512, engine_key="x"))
+    assert said is not None
+    assert said.startswith("Not used: --context, LATIMER_THREADS (the engine at a URL keeps")
+    said = unused(Settings.load(None, context=512, engine_key="secret"))
+    assert said is not None
+    assert said.startswith("Not used: --engine-key (the model runs in process")
+    assert unused(Settings.load(None, context=512)) is None
 
 
 @pytest.mark.parametrize(

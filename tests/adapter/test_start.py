@@ -66,6 +66,12 @@ def test_it_waits_for_its_engine(koboldcpp_replay: tuple[str, Any]) -> None:
             assert (process.wait(10), process.stderr.read()) == (130, "")
 
 
+def test_settings_that_count_for_nothing_are_told(llama_server_url: str) -> None:
+    """A flag of the engine in process beside a URL is not ignored in silence."""
+    with begun(llama_server_url, "--context", "512") as (_, _, line):
+        assert line.startswith("Not used: --context (the engine at a URL keeps its own")
+
+
 def test_an_unknown_engine_is_told() -> None:
     """What answers but is no engine: a line at the start, and a 503 that says so."""
     with canned({}) as (engine, asked), begun(engine) as (process, address, line):
