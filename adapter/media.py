@@ -24,8 +24,6 @@ _BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
     "image": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM"),
     "audio": (b"RIFF", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"fLaC"),
 }
-# Scans of a progressive JPEG: each goes over all of its pixels. Ten are usual.
-MOST_SCANS = 100
 # Samples a second of the lowest quality that anybody records.
 LOWEST_RATE = 4_000
 # Parts that are looked at in one turn of the event loop.
@@ -119,8 +117,13 @@ def _check_pixels(data: bytes, param: str) -> None:
         raise UnreadableMedia(param) from None
     if width <= 0 or height <= 0:
         raise UnreadableMedia(param)
-    if data.count(b"\xff\xda") > MOST_SCANS and data.startswith(b"\xff\xd8"):
-        raise UnreadableMedia(param)
+    if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > limits.SCANS.most:
+        raise RequestError(
+            f"Invalid '{param}': at most {limits.SCANS.most} scans of a progressive JPEG are "
+            "allowed. Save it with fewer.",
+            param,
+            "image_too_large",
+        )
     if width * height > limits.PIXELS.most:
         raise RequestError(
             f"Invalid '{param}': the image has {width} x {height} pixels; at most "
@@ -141,8 +144,15 @@ def _check_length(data: bytes, param: str) -> None:
     except Exception:
         # What a broken file raises is not documented.
         raise UnreadableMedia(param) from None
-    if not sound.duration or not sound.samplerate or sound.samplerate < LOWEST_RATE:
+    if not sound.duration or not sound.samplerate:
         raise UnreadableMedia(param)
+    if sound.samplerate < LOWEST_RATE:
+        raise RequestError(
+            f"Invalid '{param}': the sound has {sound.samplerate} samples a second; at least "
+            f"{LOWEST_RATE} are needed.",
+            param,
+            "image_parse_error",
+        )
     if sound.duration > limits.SOUND.most:
         raise RequestError(
             f"Invalid '{param}': the sound is {sound.duration:.0f} s long; at most "

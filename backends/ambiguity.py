@@ -15,14 +15,14 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-# Ways that may be open at once, and steps that follow one character: llama.cpp needs 2 to 5 us for
-# each, since it compares each new way with all others.
-MOST_WAYS = 2_048
+from ..schemas.limits import PATHS, WAYS
+
+# Steps that follow one character: llama.cpp needs 2 to 5 us for each, since it compares each new
+# way with all others.
 MOST_STEPS = 10_000
-# Characters of a token that is one character again and again, and of any other; the paths that may
-# lead through one, and the characters after which it counts as one that can be read in one way.
+# Characters of a token that is one character again and again, and of any other; the characters
+# after which one counts as a token that can be read in one way.
 LONGEST_TOKEN, MIXED_TOKEN = 48, 16
-MOST_PATHS = 25_000
 UNTIL_AMBIGUOUS = 6
 # Steps that a grammar is followed for: half a second.
 BUDGET = 300_000
@@ -132,7 +132,7 @@ class _Follower:
             rest = self._stack(place.rest, way.below) if place.rest is not None else way.below
             for one in self._open(rest):
                 found[one] = found.get(one, 0) + paths
-            if self.steps - before > MOST_STEPS or len(found) > MOST_WAYS:
+            if self.steps - before > MOST_STEPS or len(found) > WAYS.most:
                 raise TooManyWays
         return found
 
@@ -153,7 +153,7 @@ class _Follower:
         before = self.steps
         while todo:
             self.steps += 1
-            if self.steps - before > MOST_STEPS or len(found) > MOST_WAYS:
+            if self.steps - before > MOST_STEPS or len(found) > WAYS.most:
                 raise TooManyWays
             stack = todo.pop()
             place = stack.place
@@ -262,14 +262,14 @@ def _check_token(follower: _Follower, ways: Ways) -> None:
     for step in range(MIXED_TOKEN):
         tried = [follower.after(matching) for _, matching in _next(follower, ahead)[:MOST_GREEDY]]
         ahead = max(tried, key=_paths, default={})
-        if _paths(ahead) > MOST_PATHS:
+        if _paths(ahead) > PATHS.most:
             raise TooManyWays
         if not ahead or (step >= UNTIL_AMBIGUOUS and _paths(ahead) == len(ahead)):
             break
     for character, matching in _next(follower, ways)[:MOST_GREEDY]:
         for _ in range(LONGEST_TOKEN):
             ahead = follower.after(matching)
-            if _paths(ahead) > MOST_PATHS:
+            if _paths(ahead) > PATHS.most:
                 raise TooManyWays
             matching = [(way, paths) for way, paths in ahead.items() if way.allows(character)]
             if not matching or _paths(ahead) == len(ahead) == 1:

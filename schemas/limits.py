@@ -87,6 +87,7 @@ IMAGES = Limit(
 PIXELS = Limit(
     100_000_000, "pixels", "an image", "A file of 1 MB can unfold to gigabytes in an engine."
 )
+SCANS = Limit(100, "scans", "a progressive JPEG", "Each visits all pixels; ten are usual.")
 SOUND = Limit(
     3_600, "seconds", "a sound", "A file of 100 bytes can say that it unfolds to gigabytes."
 )
@@ -127,6 +128,17 @@ GROUPS = Limit(64, "levels", "brackets inside brackets in `grammar`", "Readers r
 ITEMS = Limit(
     100_000, "items", "a grammar with its repetitions written out", "Each takes memory and time."
 )
+MULTIPLE = Limit(
+    10_000, "units of its last digit", "`multipleOf` in process, and what several have in common",
+    "llguidance keeps a state for each remainder.",
+)  # fmt: skip
+WAYS = Limit(
+    2_048, "ways", "a grammar, to go on at one place",
+    "llama.cpp follows each by itself; 160 characters could stop it for ever.",
+)  # fmt: skip
+PATHS = Limit(
+    25_000, "paths", "a grammar, through one token", "Each is followed for each token, in C++."
+)
 SECONDS = Limit(
     30, "seconds", "one step of preparing a request",
     "Rendering, grammars and validation run in threads that are stopped then.",
@@ -134,9 +146,9 @@ SECONDS = Limit(
 
 LIMITS: tuple[Limit, ...] = (
     BODY, HEAD, NESTING, VALUES, CONTAINERS, PROMPTS, CHOICES, IDS, TEXT, TOKEN_SIZE, MESSAGES,
-    PARTS, WORD, SPELLED, IMAGES, PIXELS, SOUND, STOP, BREAKERS, BREAKER, BIASES, GRAMMAR,
+    PARTS, WORD, SPELLED, IMAGES, PIXELS, SCANS, SOUND, STOP, BREAKERS, BREAKER, BIASES, GRAMMAR,
     SCHEMA, PROPERTIES, SCHEMA_VISITS, SCHEMA_DEPTH, ONE_OF, KEY, REPETITIONS, GROUPS, ITEMS,
-    SECONDS,
+    MULTIPLE, WAYS, PATHS, SECONDS,
 )  # fmt: skip
 
 

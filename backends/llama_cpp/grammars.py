@@ -18,7 +18,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from ...schemas.limits import ITEMS, PROPERTIES
+from ...schemas.limits import ITEMS, MULTIPLE, PROPERTIES
 from .. import gbnf
 from ..base import Grammar
 from ..errors import shortened
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 # Bytes of compiled grammars that are kept. A rule takes some dozens for each of its characters, and
 # a matcher over a vocabulary some hundred thousand.
 _CACHED = 64 << 20
-# Of what `multipleOf` leaves over: more take llguidance seconds, and gigabytes.
-MOST_REMAINDERS = 10_000
 # Each of OpenAI's 5,000 properties, where it may be missing, is four items.
 LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000)
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp): a model that may write white space
@@ -270,8 +268,8 @@ def _check_schema(schema: Any) -> None:
             if isinstance(step, int | float) and step > 0:
                 digits = int("".join(map(str, Decimal(repr(step)).normalize().as_tuple().digits)))
                 common = lcm(common, digits)
-                if common > MOST_REMAINDERS:
-                    reason = f"'multipleOf' is enforced up to {MOST_REMAINDERS}"
+                if common > MULTIPLE.most:
+                    reason = f"'multipleOf' is enforced up to {MULTIPLE.most}"
                     raise Unenforced(reason, (*path, "multipleOf"))
             todo += [(inner, (*path, key)) for key, inner in value.items()]
 

@@ -319,6 +319,16 @@ async def test_pictures_that_unfold_too_far(client: httpx2.AsyncClient) -> None:
     assert "40000 x 40000" in error["message"]
 
 
+async def test_pictures_that_are_drawn_too_often(client: httpx2.AsyncClient) -> None:
+    """Each scan of a progressive JPEG visits all its pixels, so they are counted."""
+    frame = b"\xff\xc2\0\x11\x08\0\x10\0\x10\x03" + b"\1\x11\0\2\x11\0\3\x11\0"
+    data = b"\xff\xd8" + frame + b"\xff\xda" * 101
+    url = "data:image/jpeg;base64," + base64.b64encode(data).decode()
+    error = (await post(client, HELLO, image(url=url))).json()["error"]
+    assert error["code"] == "image_too_large"
+    assert "at most 100 scans" in error["message"]
+
+
 async def test_a_projector_of_another_model(tmp_path: Path) -> None:
     """A projector whose output has another width is refused when it is loaded."""
     backend = LlamaCpp(MODEL, mmproj=projector(tmp_path / "wide.gguf", 2 * WIDTH))
