@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, TypeVar
@@ -35,65 +35,75 @@ async def merged(
     are when the context is left. A reader that is more than `MOST_WAITING` bytes behind holds the
     engines back.
     """
-    waiting: deque[Event] = deque()
-    wake = asyncio.Event()
-    errors: list[BaseException] = []
-    sources = iter(streams)
-    room = asyncio.Event()
-    room.set()
-    size = 0
-
-    async def pump(stream: Stream) -> None:
-        nonlocal size
-        async with stream as batches:
-            async for batch in batches:
-                waiting.extend(batch)
-                size += sum(map(_size, batch))
-                wake.set()
-                if size > MOST_WAITING:
-                    room.clear()
-                    await room.wait()
-
-    async def work(stream: Stream | None) -> None:
-        try:
-            while stream is not None:
-                await pump(stream)
-                stream = next(sources, None)
-                # One that has nothing to wait for must not keep the loop from others.
-                await asyncio.sleep(0)
-        except Exception as error:
-            errors.append(error)
-        finally:
-            wake.set()
-
-    async def read(tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[Batch]:
-        nonlocal size
-        while True:
-            await wake.wait()
-            wake.clear()
-            while waiting:
-                count = min(len(waiting), MOST_EVENTS)
-                batch = tuple([waiting.popleft() for _ in range(count)])
-                if not waiting:
-                    size = 0
-                    room.set()
-                yield batch
-                if count == MOST_EVENTS:
-                    await asyncio.sleep(0)
-            if errors:
-                raise errors[0]
-            if not waiting and all(task.done() for task in tasks):
-                return
-
-    tasks = [asyncio.create_task(work(stream)) for stream in islice(sources, at_once)]
+    merge = _Merge(iter(streams))
+    tasks = [asyncio.create_task(merge.work(stream)) for stream in islice(merge.sources, at_once)]
     for task in tasks:
-        task.add_done_callback(lambda _task: wake.set())
+        task.add_done_callback(lambda _task: merge.wake.set())
     try:
-        yield read(tasks)
+        yield merge.read(tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Merge:
+    """What several tasks have read from streams, for one reader.
+
+    Args:
+        sources: the streams that no task has begun.
+    """
+
+    def __init__(self, sources: Iterator[Stream]) -> None:
+        self.sources = sources
+        self.wake = asyncio.Event()
+        self._waiting: deque[Event] = deque()
+        self._size = 0
+        self._errors: list[BaseException] = []
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def work(self, stream: Stream | None) -> None:
+        """Read a stream to its end, and then those that nobody reads."""
+        try:
+            while stream is not None:
+                await self._pump(stream)
+                stream = next(self.sources, None)
+                # One that has nothing to wait for must not keep the loop from others.
+                await asyncio.sleep(0)
+        except Exception as error:
+            self._errors.append(error)
+        finally:
+            self.wake.set()
+
+    async def _pump(self, stream: Stream) -> None:
+        async with stream as batches:
+            async for batch in batches:
+                self._waiting.extend(batch)
+                self._size += sum(map(_size, batch))
+                self.wake.set()
+                if self._size > MOST_WAITING:
+                    self._room.clear()
+                    await self._room.wait()
+
+    async def read(self, tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[Batch]:
+        """Everything that tasks read, until the last of them is done."""
+        while True:
+            await self.wake.wait()
+            self.wake.clear()
+            while self._waiting:
+                count = min(len(self._waiting), MOST_EVENTS)
+                batch = tuple([self._waiting.popleft() for _ in range(count)])
+                if not self._waiting:
+                    self._size = 0
+                    self._room.set()
+                yield batch
+                if count == MOST_EVENTS:
+                    await asyncio.sleep(0)
+            if self._errors:
+                raise self._errors[0]
+            if not self._waiting and all(task.done() for task in tasks):
+                return
 
 
 def _size(event: Event) -> int:
