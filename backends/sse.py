@@ -31,10 +31,11 @@ class EventParser:
         max_event_size: bytes that may be waiting for the end of an event.
     """
 
-    __slots__ = ("_buffer", "_data", "_limit", "_size")
+    __slots__ = ("_begun", "_data", "_limit", "_size")
 
     def __init__(self, max_event_size: int = 4 * 1024 * 1024) -> None:
-        self._buffer = b""
+        # A line whose end has not come; it grows in place.
+        self._begun = bytearray()
         self._data: list[bytes] = []
         # Bytes of the lines in it, with their ends.
         self._size = 0
@@ -46,11 +47,22 @@ class EventParser:
         Raises:
             EngineError: an event is larger than allowed.
         """
-        if not self._buffer and not self._data and (events := _whole_events(chunk)) is not None:
+        if not self._begun and not self._data and (events := _whole_events(chunk)) is not None:
             return events
-        # The buffer begins with a line. Many that say nothing are taken out at once.
-        buffer = _BLANK_LINES.sub(b"\n\n", _COMMENTS.sub(b"", self._buffer + chunk))
         events = []
+        # A CR at the end may be half of a CRLF. A line that has no end yet is not looked at again.
+        ends = _LINE_END.search(chunk) is not None or self._begun.endswith(b"\r")
+        self._begun += chunk
+        if ends:
+            self._begun[:] = self._lines(bytes(self._begun), events)
+        if len(self._begun) + self._size > self._limit:
+            raise EngineError(f"The engine sent an event of more than {self._limit} bytes.")
+        return events
+
+    def _lines(self, buffer: bytes, events: list[bytes]) -> bytes:
+        """Read whole lines; returns what follows the last of them."""
+        # The buffer begins with a line. Many that say nothing are taken out at once.
+        buffer = _BLANK_LINES.sub(b"\n\n", _COMMENTS.sub(b"", buffer))
         start = 0
         if b"\r" not in buffer:
             while (end := buffer.find(b"\n", start)) >= 0:
@@ -63,10 +75,7 @@ class EventParser:
                     break
                 self._line(buffer[start : match.start()], events)
                 start = match.end()
-        self._buffer = buffer[start:]
-        if len(self._buffer) + self._size > self._limit:
-            raise EngineError(f"The engine sent an event of more than {self._limit} bytes.")
-        return events
+        return buffer[start:]
 
     def _line(self, line: bytes, events: list[bytes]) -> None:
         if not line:

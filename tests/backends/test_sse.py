@@ -74,6 +74,17 @@ def test_an_endless_event_is_an_error() -> None:
         parser.feed(b"data: 123456789")
 
 
+def test_a_long_line_in_small_chunks_is_read_once() -> None:
+    """Three megabytes of one line, 64 bytes at a time, take a fraction of a second."""
+    parser = EventParser()
+    start = time.thread_time()
+    parser.feed(b"data: ")
+    for _ in range(3 * 2**14):
+        parser.feed(b"a" * 64)
+    assert len(parser.feed(b"\n\n")[0]) == 3 * 2**20
+    assert time.thread_time() - start < 0.5
+
+
 @pytest.mark.parametrize("noise", [b"\n", b":\n", b": ping\n\n", b"\n\n:\n"])
 def test_floods_that_say_nothing_are_skipped_at_once(noise: bytes) -> None:
     """A megabyte of blank lines and comments takes less than a character's share of a stream."""
