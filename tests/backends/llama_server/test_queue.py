@@ -29,7 +29,7 @@ LONG = SHORT._replace(max_tokens=300, sampling=Sampling(0.0, extras={"ignore_eos
 def address() -> Iterator[str]:
     """A server of two slots."""
     # One thread: two would wait for one another where other tests run beside.
-    with llama_server(SPM, "-t", "1", slots=SLOTS, context=512) as made:
+    with llama_server(SPM, slots=SLOTS, context=512) as made:
         yield made
 
 

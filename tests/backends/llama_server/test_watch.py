@@ -23,8 +23,6 @@ from support.servers import Swapped, swapped_llama_server
 
 MODELS = Path(__file__).parent.parent.parent / "models"
 SPM, BPE = MODELS / "spm.gguf", MODELS / "bpe.gguf"
-# One thread: two would wait for one another where other tests run beside.
-ALONE = ("-t", "1")
 GREEDY = Sampling(temperature=0.0)
 CHAT = {"messages": [{"role": "user", "content": "Hi <|im_end|>"}], "max_tokens": 4}
 
@@ -53,11 +51,11 @@ async def ids_of(client: httpx2.AsyncClient, text: str) -> Any:
 
 async def test_after_a_swap_nothing_of_the_old_model_is_used(place: Swapped) -> None:
     """Name, template, vocabulary and fingerprint are the new model's, for the first to ask."""
-    await asyncio.to_thread(place.start, SPM, *ALONE)
+    await asyncio.to_thread(place.start, SPM)
     async with served(place.address) as client:
         old = (await client.post("/chat/completions", json={"model": "x", **CHAT})).json()
         old_ids = await ids_of(client, "Hello there")
-        await asyncio.to_thread(place.start, BPE, *ALONE)
+        await asyncio.to_thread(place.start, BPE)
         reply = await client.post("/chat/completions", json={"model": "x", **CHAT})
         if reply.status_code == 503:
             assert "another model" in reply.json()["error"]["message"]
@@ -76,21 +74,21 @@ async def test_after_a_swap_nothing_of_the_old_model_is_used(place: Swapped) -> 
 
 async def test_the_list_of_models_is_right_after_a_swap(place: Swapped) -> None:
     """Who asks for nothing but names gets the new one, without an error."""
-    await asyncio.to_thread(place.start, SPM, *ALONE)
+    await asyncio.to_thread(place.start, SPM)
     async with served(place.address) as client:
         assert (await client.get("/models")).json()["data"][0]["id"] == "spm.gguf"
-        await asyncio.to_thread(place.start, BPE, *ALONE)
+        await asyncio.to_thread(place.start, BPE)
         assert (await client.get("/models")).json()["data"][0]["id"] == "bpe.gguf"
 
 
 async def test_a_job_for_the_old_model_is_refused(place: Swapped) -> None:
     """What was rendered with its template and cut by its vocabulary goes nowhere else."""
-    await asyncio.to_thread(place.start, SPM, *ALONE)
+    await asyncio.to_thread(place.start, SPM)
     backend = LlamaServer(place.address)
     old = await backend.model()
     job = Generation(Text("a"), 2, sampling=GREEDY, fingerprint=old.fingerprint)
     assert (await run(backend, job))[0]
-    await asyncio.to_thread(place.start, BPE, *ALONE)
+    await asyncio.to_thread(place.start, BPE)
     for _ in range(2):
         with pytest.raises(EngineUnavailable, match="another model"):
             await run(backend, job)
@@ -104,7 +102,7 @@ async def test_a_job_for_the_old_model_is_refused(place: Swapped) -> None:
 
 async def test_the_same_model_again_goes_on(place: Swapped) -> None:
     """A server that was killed and started again is no other model, and nobody is refused."""
-    await asyncio.to_thread(place.start, SPM, *ALONE)
+    await asyncio.to_thread(place.start, SPM)
     backend = LlamaServer(place.address)
     model = await backend.model()
     job = Generation(Text("a"), 2, (None,) * 3, sampling=GREEDY, fingerprint=model.fingerprint)
@@ -114,7 +112,7 @@ async def test_the_same_model_again_goes_on(place: Swapped) -> None:
         await run(backend, job)
     with pytest.raises(EngineUnavailable):
         await backend.model()
-    await asyncio.to_thread(place.start, SPM, *ALONE)
+    await asyncio.to_thread(place.start, SPM)
     assert (await run(backend, job))[0] == before[0]
     assert await backend.model() is model
     await backend.aclose()
@@ -127,11 +125,11 @@ async def test_another_file_under_the_same_name_is_another_model(
     path = tmp_path / "model.gguf"
     path.write_bytes(SPM.read_bytes())
     template = "{{ messages[0].content }}"
-    await asyncio.to_thread(place.start, path, "--chat-template", template, *ALONE)
+    await asyncio.to_thread(place.start, path, "--chat-template", template)
     backend = LlamaServer(place.address)
     old = await backend.model()
     path.write_bytes(DEMO_MODEL.read_bytes())
-    await asyncio.to_thread(place.start, path, "--chat-template", template, *ALONE)
+    await asyncio.to_thread(place.start, path, "--chat-template", template)
     assert (await backend.model()).fingerprint != old.fingerprint
     await backend.aclose()
 
@@ -192,7 +190,7 @@ async def test_a_users_own_client_is_asked_after_a_while(monkeypatch: pytest.Mon
 
 async def test_connections_that_are_kept_cost_no_questions(place: Swapped) -> None:
     """Hundreds of requests over open connections ask for the model once each hundred answers."""
-    await asyncio.to_thread(place.start, SPM, *ALONE)
+    await asyncio.to_thread(place.start, SPM)
     backend = LlamaServer(place.address)
     await backend.model()
     looked = 0
