@@ -107,7 +107,7 @@ def _texts(value: Any) -> list[str]:
         one = todo.pop()
         if isinstance(one, str):
             found.append(one)
-        elif isinstance(one, Mapping):
+        elif isinstance(one, dict):
             for key, inner in one.items():
                 if key not in _OWN_WORDS:
                     found.append(key)

@@ -113,6 +113,8 @@ class Exchange:
             RequestError: as contract 1.2 words it.
         """
         parts, self._body = self._body, []
+        if self.size <= offload.SMALL:
+            return _read(parts, read)
         return await offload.run(self.size, _read, parts, read)
 
     async def until_disconnect(self) -> None:

@@ -11,6 +11,7 @@ from ..schemas.openai.chat import ChatRequest, JsonObjectFormat, JsonSchema, Jso
 from ..schemas.openai.common import GRAMMAR_FIELDS
 from ..schemas.openai.completions import CompletionRequest
 
+_FIELDS = frozenset(GRAMMAR_FIELDS)
 _FIELD = "response_format"
 _SCHEMA = f"{_FIELD}.json_schema.schema"
 _OBJECT = '{"type":"object"}'
@@ -25,7 +26,9 @@ def grammar_of(
         RequestError: two fields say it, or a schema is none.
         Unsupported: the engine takes no grammar of this kind.
     """
-    found = [_field(request, name) for name in GRAMMAR_FIELDS if _has(request, name)]
+    found: list[Grammar] = []
+    if not _FIELDS.isdisjoint(request.__pydantic_fields_set__):
+        found = [_field(request, name) for name in GRAMMAR_FIELDS if _has(request, name)]
     form = _response_format(request)
     if form is not None:
         found.append(form)

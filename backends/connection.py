@@ -29,6 +29,10 @@ class Dropped(Exception):
     """A connection died before the first byte of an answer."""
 
 
+class _Behind(Exception):
+    """Something follows a complete answer; httptools stops reading where this is raised."""
+
+
 class Connection(asyncio.Protocol):
     """A connection; parses one answer after the other, and iterates over its body.
 
@@ -45,11 +49,14 @@ class Connection(asyncio.Protocol):
         self._unsent = _NOTHING
         self._is_full = False
         self._is_waiting = False
+        self._body: list[bytes] = []
+        # A part of the body, chunks undone: this is the road of every token.
+        self.on_body = self._body.append
         self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
-        self._body: list[bytes] = []
+        self._body.clear()
         self._size = 0
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
@@ -183,9 +190,11 @@ class Connection(asyncio.Protocol):
                 self._fail(EngineError(f"The engine at {self._address} sends headers without end."))
                 self.close()
                 return
-        if self._size > HIGH_WATER and not self._paused:
-            self._paused = True
-            self._transport.pause_reading()
+        else:
+            self._size += len(data)
+            if self._size > HIGH_WATER and not self._paused:
+                self._paused = True
+                self._transport.pause_reading()
         self._wake()
 
     def pause_writing(self) -> None:
@@ -216,12 +225,10 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """An answer begins; behind the one that was asked for there must be none."""
         if self.complete:
-            self.close()
+            raise _Behind
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header of the answer."""
-        if self.complete:
-            return
         name = name.lower()
         if name == b"content-type":
             self.content_type = value.decode("latin-1")
@@ -230,18 +237,9 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """The head is complete; an informational one (1xx) is not the answer's."""
-        if self.complete:
-            return
         self.status = self._parser.get_status_code()
         self._is_informational = self.status < 200
         self.headers_complete = not self._is_informational
-
-    def on_body(self, body: bytes) -> None:
-        """A part of the body, chunks undone."""
-        if self.complete:
-            return
-        self._body.append(body)
-        self._size += len(body)
 
     def on_message_complete(self) -> None:
         """The answer is complete."""

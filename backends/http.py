@@ -288,7 +288,7 @@ class Exchange:
 
     async def __aenter__(self) -> Exchange:
         upstream = self._upstream
-        connection = self._kept()
+        connection = self._kept() if self._asks else upstream.take()
         fresh = connection is None
         while True:
             if connection is None:
@@ -318,9 +318,7 @@ class Exchange:
             return self
 
     def _kept(self) -> Connection | None:
-        """A connection that is open."""
-        if not self._asks:
-            return self._upstream.take()
+        """The connection for questions, if it is open and wanted."""
         return self._upstream.take_witness() if self._witness else None
 
     async def _fresh(self) -> Connection:

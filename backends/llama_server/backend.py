@@ -44,12 +44,11 @@ from ..turns import QUEUE, Party, Turns
 from ..upstream import Upstream
 from . import infill, scoring
 from .call import Call
+from .events import ENGINE, OtherModel
 from .facts import Facts, read_facts, read_specials
 from .translate import (
     CAPABILITIES,
-    ENGINE,
     NativePrompt,
-    OtherModel,
     size_of,
     to_error,
     to_native,

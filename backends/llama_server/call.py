@@ -20,14 +20,12 @@ from ..errors import (
 )
 from ..sse import EventParser
 from ..structured import with_gbnf
+from .events import ENGINE, OtherModel, check_model
 from .scoring import speculative
 from .tokens import TokenStream, pieces_of
 from .translate import (
-    ENGINE,
     ChoiceStream,
     NativePrompt,
-    OtherModel,
-    check_model,
     size_of,
     to_error,
     to_native,
@@ -121,12 +119,12 @@ class Call:
                 continue
             try:
                 events = self._stream.parse(data)
-                if self._job.media and events and not self._begun:
-                    self._begun = True
-                    self._stream.check_room(events[0], self._context)
                 batch = (
                     self._stream.feed(events) if self._read is None else await self._read(events)
                 )
+                if self._job.media and events and not self._begun:
+                    self._begun = True
+                    self._stream.check_room(events[0], self._context)
                 if events and events[-1]["stop"]:
                     check_model(events[-1], self._names)
             except OtherModel as error:
@@ -160,13 +158,15 @@ class Call:
         self._prompt, count = await backend.prompt_ids(job, model)
         if len(self._prompt) >= model.context:
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
-        self._stream = ChoiceStream(job, self._choice, 0)
+        # It checks the events; its text is not used.
+        self._stream = ChoiceStream(job._replace(stops=(), scan=None), self._choice, 0)
         self._tokens = TokenStream(job, self._choice, count, facts.vocabulary)
         self._read = self._read_tokens
         return self._prompt
 
     async def _read_tokens(self, events: list[dict[str, Any]]) -> Batch:
         """With log-probabilities; those that the server did not tell are asked for."""
+        self._stream.feed(events)
         stream = self._tokens
         start = len(self._prompt) + len(stream.ids)
         tokens = stream.feed(events)

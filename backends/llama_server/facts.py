@@ -12,7 +12,8 @@ import orjson
 from .. import offload
 from ..base import Model, Special, TokenIds
 from ..errors import EngineError, LatimerError, ids_of
-from .translate import ENGINE, to_error
+from .events import ENGINE
+from .translate import to_error
 from .vocabulary import Vocabulary, read_pieces
 
 Ask = Callable[..., Awaitable[Any]]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..base import TokenIds
 from ..errors import Unsupported
-from .translate import ENGINE
+from .events import ENGINE
 
 TEXTS = ("7", "3")
 PROBE: dict[str, Any] = {

@@ -18,7 +18,8 @@ import orjson
 
 from ..base import Alternative, TokenIds
 from ..errors import EngineError, Unsupported
-from .translate import ENGINE, NEUTRAL, check_model
+from .events import ENGINE, check_model
+from .translate import NEUTRAL
 from .vocabulary import Vocabulary, ends_inside
 
 # Shorter runs cost more calls than they save time, longer ones make large grammars.

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from ..base import Finish, Generation, Piece, Reason, Token
 from ..errors import EngineError
 from ..stops import matcher_of
+from .events import ENGINE
 from .scoring import alternatives, logprob_of, speculative
-from .translate import ENGINE, heads
+from .translate import heads
 from .vocabulary import Vocabulary, ends_inside
 
 

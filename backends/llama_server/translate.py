@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from base64 import b64encode
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import orjson
@@ -36,9 +36,8 @@ from ..errors import (
     whole_of,
 )
 from ..stops import cut
+from .events import ENGINE, is_last, more_than_last, none_of
 from .vocabulary import Vocabulary
-
-ENGINE = "llama-server"
 
 # The server's own defaults and flags (top_k 40, min_p 0.05, temperature 0.8 …) apply to whatever
 # is left out, so neutral values go with every request.
@@ -103,6 +102,7 @@ CAPABILITIES = Capabilities(
 # Events and tokens beyond those that were asked for before an answer counts as one without end.
 SLACK = 8
 # What the last event calls the end.
+_new: Any = tuple.__new__
 _REASONS: Mapping[str, Reason] = {"eos": "end", "word": "stop", "limit": "length"}
 
 NativePrompt: TypeAlias = "str | TokenIds | MultimodalPrompt"
@@ -213,38 +213,6 @@ class Step:
         self.content = content
 
 
-def _is_last(event: Any) -> bool:
-    """Whether an event is the last one of an answer, as far as it is read here."""
-    try:
-        return (
-            event["stop"] is True
-            and type(event["stop_type"]) is str
-            and (event["stop_type"] != "word" or type(event["stopping_word"]) is str)
-            and type(event["tokens_predicted"]) is int
-            and type(event["tokens_evaluated"]) is int
-            and 0 <= event["tokens_predicted"] <= LARGEST
-            and 0 <= event["tokens_evaluated"] <= LARGEST
-            and type(event.get("timings", {}).get("cache_n", 0)) is int
-        )
-    except (KeyError, TypeError, AttributeError):
-        return False
-
-
-class OtherModel(Exception):
-    """An answer says that it is another model's; `name` is what it calls that."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
-
-
-def check_model(reply: Mapping[str, Any], names: Container[str]) -> None:
-    """Raise `OtherModel` where an answer names a model that is none of `names`."""
-    name = reply.get("model")
-    if name is not None and name not in names:
-        raise OtherModel(str(name)[:200])
-
-
 class ChoiceStream:
     """Native events of one choice to canonical ones.
 
@@ -266,7 +234,7 @@ class ChoiceStream:
         self._hidden = hidden
         self._steps: list[Step] = []
         self._predicted = 0
-        self._sent = self._told = 0
+        self._sent = 0
         self._most = LARGEST if job.max_tokens is None else job.max_tokens + SLACK
         self._marks = vocabulary.marks(job.visible) if vocabulary is not None else {}
         self._matcher = job.scan() if job.scan is not None else None
@@ -285,10 +253,10 @@ class ChoiceStream:
             raise ContextExceeded(context, prompt - self._hidden, wanted)
 
     def parse(self, events: list[bytes]) -> list[dict[str, Any]]:
-        """Read the events of a chunk.
+        """Read the events of a chunk; `feed` checks what is in them.
 
         Raises:
-            LatimerError: one is an error event, or not what the server sends.
+            LatimerError: one is an error event, or no JSON.
         """
         data = b"[" + b",".join(events) + b"]"
         try:
@@ -301,49 +269,7 @@ class ChoiceStream:
                     raise to_error(200, orjson.dumps(event), self._job)
         if len(found) != len(events):
             raise EngineError(f"{ENGINE} sent an event that is none.")
-        for event in found:
-            try:
-                # The road of every token: nearly all events are of this kind.
-                is_valid = (
-                    event["stop"] is False
-                    and type(event["content"]) is str
-                    and type(event["tokens"]) is list
-                    and type(event["tokens_predicted"]) is int
-                    and (not event["tokens"] or type(event["tokens"][-1]) is int)
-                )
-            except (KeyError, TypeError):
-                is_valid = False
-            if not is_valid and not _is_last(event):
-                raise EngineError(f"{ENGINE} sent an event that is none: {str(event)[:200]}")
-        if found:
-            self._check(found)
         return found
-
-    def _check(self, events: Sequence[dict[str, Any]]) -> None:
-        """Check what a chunk's events count; each but the last one is of a token at least.
-
-        Raises:
-            EngineError: there is no end to them, or they contradict one another.
-        """
-        last = events[-1]
-        told = last["tokens_predicted"]
-        self._sent += len(events)
-        if self._sent > self._most or told > self._most:
-            raise EngineError(f"{ENGINE} sent more than the {self._job.max_tokens} tokens asked.")
-        if len(events) > 1:
-            self._told = max(self._told, events[-2]["tokens_predicted"])
-        if self.finished or True in [event["stop"] for event in events[:-1]]:
-            raise EngineError(f"{ENGINE} sent more after its last event.")
-        if last["stop"]:
-            kind, most = last["stop_type"], self._job.max_tokens
-            least = max(self._sent - 1, kind == "eos")
-            if kind not in _REASONS:
-                raise EngineError(f"{ENGINE} ended its answer for an unknown reason: {kind!r:.50}")
-            if told < least or (most is not None and told > most):
-                raise EngineError(f"{ENGINE} counts {told} tokens, which cannot be.")
-        if told < self._told:
-            raise EngineError(f"{ENGINE} counts {told} tokens, after {self._told}.")
-        self._told = told
 
     def needs_vocabulary(self, event: dict[str, Any]) -> bool:
         """Whether an event can only be understood with the tokens' bytes at hand."""
@@ -353,43 +279,88 @@ class ChoiceStream:
             return True
         return cut(b"".join(step.content for step in self._steps), self._job.stops)[1] is not None
 
-    def feed(self, events: list[dict[str, Any]]) -> list[Event]:
-        """Translate the events of a chunk."""
+    def feed(self, events: Sequence[dict[str, Any]]) -> list[Event]:
+        """Check the events of a chunk, and translate them.
+
+        This is the road of every token: an event is looked at once.
+
+        Raises:
+            EngineError: one is not what the server sends, or contradicts those before it.
+        """
+        if self.finished and events:
+            raise more_than_last()
+        self._sent += len(events)
         out: list[Event] = []
-        stops = self._job.stops
+        choice, stops, marks = self._choice, self._job.stops, self._marks
         for event in events:
-            if event["stop"]:
-                out += self._finish(event)
-                continue
-            content = event["content"].encode()
-            predicted = event["tokens_predicted"]
-            count, self._predicted = predicted - self._predicted, predicted
-            tokens = event["tokens"]
-            token = tokens[-1] if tokens else -1
+            try:
+                if event["stop"] is not False:
+                    self._check_last(event, event is events[-1])
+                    out += self._finish(event)
+                    break
+                text, predicted = event["content"], event["tokens_predicted"]
+                tokens = event["tokens"]
+                token = tokens[-1] if tokens else -1
+            except (KeyError, TypeError):
+                raise none_of(event) from None
+            if (
+                type(text) is not str
+                or type(tokens) is not list
+                or type(predicted) is not int
+                or type(token) is not int
+            ):
+                raise none_of(event)
+            content = text.encode()
+            count = predicted - self._predicted
+            if count < 0:
+                raise EngineError(f"{ENGINE} counts {predicted} tokens, after {self._predicted}.")
+            self._predicted = predicted
             if stops:
                 # A stop may cut the step, or hold its text back.
                 self._steps.append(Step(count, token, content))
             if not content:
                 continue
-            mark = self._marks.get(token)
-            if mark is None:
-                pieces = [Piece(self._choice, content, (), False, count)]
-            else:
-                pieces = self._marked(content, mark, count)
+            # What `Piece(…)` does, without a call of Python's.
+            piece = _new(Piece, (choice, content, (), False, count))
+            pieces = self._marked(piece, token) if marks else (piece,)
             out += pieces
             if self._matcher is not None and self._stops_in(self._matcher, pieces):
                 out.append(self._stopped(event, self._matcher.stop))
                 break
+        if self._sent > self._most or self._predicted > self._most:
+            raise EngineError(f"{ENGINE} sent more than the {self._job.max_tokens} tokens asked.")
         return out
 
-    def _marked(self, content: bytes, mark: bytes, count: int) -> list[Piece]:
-        """The text of a step that ends with a visible token, which gets a piece of its own."""
-        if not content.endswith(mark):
-            return [Piece(self._choice, content, (), False, count)]
+    def _check_last(self, event: Any, is_final: bool) -> None:
+        """Check the event that ends an answer.
+
+        Args:
+            is_final: whether nothing came behind it.
+        """
+        if not is_last(event):
+            raise none_of(event)
+        if not is_final:
+            raise more_than_last()
+        kind, told, most = event["stop_type"], event["tokens_predicted"], self._job.max_tokens
+        if kind not in _REASONS:
+            raise EngineError(f"{ENGINE} ended its answer for an unknown reason: {kind!r:.50}")
+        # Each event but this one is of a token at least.
+        least = max(self._sent - 1, kind == "eos")
+        if told < least or (most is not None and told > most) or told > self._most:
+            raise EngineError(f"{ENGINE} counts {told} tokens, which cannot be.")
+        if told < self._predicted:
+            raise EngineError(f"{ENGINE} counts {told} tokens, after {self._predicted}.")
+
+    def _marked(self, piece: Piece, token: int) -> tuple[Piece, ...]:
+        """A step's text; where it ends with a visible token, that gets a piece of its own."""
+        mark, content = self._marks.get(token), piece.data
+        if mark is None or not content.endswith(mark):
+            return (piece,)
         own = Piece(self._choice, mark, (), True, 1)
         if content == mark:
-            return [own]
-        return [Piece(self._choice, content[: -len(mark)], (), False, count - 1), own]
+            return (own,)
+        rest = piece._replace(data=content[: -len(mark)], token_count=piece.token_count - 1)
+        return rest, own
 
     def _stops_in(self, matcher: Matcher, pieces: Sequence[Piece]) -> bool:
         for piece in pieces:

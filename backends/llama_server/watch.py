@@ -22,8 +22,9 @@ from ..errors import (
 )
 from ..http import HttpUpstream
 from ..upstream import Upstream
+from .events import ENGINE
 from .identity import Identity, read_identity, read_meta
-from .translate import ENGINE, to_error
+from .translate import to_error
 
 # Seconds for which an answer holds where a user's own client does not tell about its connections.
 WITH_OWN_CLIENT = 2.0
