@@ -34,7 +34,8 @@ _GONE = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0)
 class _Joining:
     """A transport that sends a reply's head together with what comes right behind it.
 
-    uvicorn writes them one by one, and each write is a call of the kernel.
+    uvicorn writes them one by one, and each write is a call of the kernel. A head that tells the
+    body's length waits for the body, all others for this turn of the event loop at most.
     """
 
     __slots__ = ("_flushing", "_has_begun", "_head", "_loop", "_transport")
@@ -47,11 +48,12 @@ class _Joining:
         self._flushing: asyncio.Handle | None = None
 
     def write(self, data: bytes) -> None:
-        """Write the head in this turn of the event loop at the latest, all else at once."""
+        """Keep the head for a moment, and write all else at once."""
         if not self._has_begun:
             self._has_begun = True
             self._head = data
-            self._flushing = self._loop.call_soon(self._flush)
+            if b"\r\ncontent-length: " not in data:
+                self._flushing = self._loop.call_soon(self._flush)
         elif self._head:
             head, self._head = self._head, b""
             if self._flushing is not None:
@@ -121,11 +123,6 @@ class Protocol(HttpToolsProtocol):
         self._received = self._body_size = 0
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; what comes behind a body is none."""
-        if self._is_in_head:
-            super().on_header(name, value)
-
     def on_message_complete(self) -> None:
         """A request is complete."""
         self._is_complete = True
@@ -140,6 +137,8 @@ class Protocol(HttpToolsProtocol):
         """A request's head is complete."""
         self._is_in_head = False
         super().on_headers_complete()
+        # Trailers come the same way, and are no headers of the request.
+        self.headers = []
         if self.pipeline and self._looking is None:
             self._look()
 
@@ -149,7 +148,9 @@ class Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        cycle.transport = _Joining(self.transport, self.loop)  # type: ignore[assignment]
+        if cycle.scope["method"] == "POST":
+            # The reply to a HEAD has no body to wait for.
+            cycle.transport = _Joining(self.transport, self.loop)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
     def _look(self) -> None:

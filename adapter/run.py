@@ -88,6 +88,9 @@ async def fold(exchange: Exchange, backend: Backend, plan: Plan) -> tuple[list[R
     try:
         async with _opened(backend, plan.jobs, plan.choices) as batches:
             async for batch in batches:
+                if not tells_tokens and len(folds) == 1:
+                    folds[0].read(batch)
+                    continue
                 if not tells_tokens:
                     for event in batch:
                         if isinstance(event, Piece):
@@ -165,6 +168,14 @@ class _Fold:
 
     def prompt(self, event: PromptTokens) -> None:
         self._prompt = self.choice.prompt(event)
+
+    def read(self, batch: Sequence[Any]) -> None:
+        """Take pieces, and the end behind them: most replies are no more than that."""
+        if isinstance(batch[-1], Finish):
+            self.pieces += batch[:-1]
+            self.feed(batch[-1])
+        else:
+            self.pieces += batch
 
     def feed(self, event: Piece | Finish) -> None:
         if isinstance(event, Piece):
