@@ -162,7 +162,12 @@ async def _prompt(
     size: int,
 ) -> _Prompt:
     told = offer.told if offer is not None else ()
-    messages, tools = await offload.run(size, turns_of, model, request.messages, told, style, tags)
+    arguments = model, request.messages, told, style, tags
+    messages, tools = (
+        turns_of(*arguments)
+        if size <= offload.SMALL
+        else await offload.run(size, turns_of, *arguments)
+    )
     talk: Talk = {
         "messages": messages,
         "variables": variables_of(request, model, service.backend.capabilities.engine),
@@ -236,7 +241,11 @@ async def _grammar(
         size: bytes of the request's body.
     """
     capabilities = service.backend.capabilities
-    answer = await offload.run(size, grammar_of, request, capabilities)
+    answer = (
+        grammar_of(request, capabilities)
+        if size <= offload.SMALL
+        else await offload.run(size, grammar_of, request, capabilities)
+    )
     answer = None if answer is None else answer._replace(after=marks.passage)
     if offer is None:
         return answer, False

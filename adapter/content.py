@@ -56,7 +56,11 @@ async def prompt_of(
         has_media: whether `MEDIA` in the prompt stands for pictures or sounds.
         size: bytes of the request's body.
     """
-    plain = await offload.run(size, _rendered_if_plain, talk, render)
+    plain = (
+        _rendered_if_plain(talk, render)
+        if size <= offload.SMALL
+        else await offload.run(size, _rendered_if_plain, talk, render)
+    )
     if plain is not None:
         return Rendered(Text(plain))
     marks = await _marks_of(backend, model)

@@ -71,7 +71,11 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     include_usage = check_stream_options(request)
     _check_combinations(request)
     refuse_unserved(request, _UNSERVED, capabilities.engine)
-    sampling = await offload.run(exchange.size, _checked, request, capabilities)
+    sampling = (
+        _checked(request, capabilities)
+        if exchange.size <= offload.SMALL
+        else await offload.run(exchange.size, _checked, request, capabilities)
+    )
     sampling, inexact = await in_model_vocabulary(request, sampling, service)
     chat = await chat_job(exchange, request, model, service, sampling)
     inexact = (*inexact, *chat.inexact)

@@ -71,7 +71,8 @@ class Call:
         else:
             prompt = await self._prepare_tokens(model)
         self._context, self._begun = model.context, False
-        job = await with_gbnf(job)
+        if job.grammar is not None:
+            job = await with_gbnf(job)
         self._payload = to_native(job, self._choice, prompt, model.context)
         size = size_of(prompt)
         data = (
@@ -79,7 +80,8 @@ class Call:
             if size <= offload.SMALL
             else await offload.run(size, orjson.dumps, self._payload)
         )
-        await backend.turns.take(job.party)
+        if job.party is not None or not backend.turns.try_take():
+            await backend.turns.take(job.party)
         try:
             backend.check_still(model)
             exchange = backend.upstream.send("POST", "/completion", data)
