@@ -69,7 +69,8 @@ def refuse_unserved(
     Args:
         unserved: by field, which of its values ask for nothing, and what to do instead.
     """
-    for name in request.__pydantic_fields_set__ & unserved.keys():
+    # In an order that is always the same, so that the same request gets the same error.
+    for name in sorted(request.__pydantic_fields_set__ & unserved.keys()):
         neutral, hint = unserved[name]
         value = getattr(request, name)
         if value is not None and not neutral(value):
@@ -79,7 +80,7 @@ def refuse_unserved(
 def sampling_of(request: CompletionRequest | ChatRequest, capabilities: Capabilities) -> Sampling:
     """The request's sampling, with OpenAI's defaults; refuses what the engine cannot honour."""
     extras: dict[str, Any] = {}
-    for name in request.__pydantic_fields_set__ & SAMPLING_EXTRAS:
+    for name in sorted(request.__pydantic_fields_set__ & SAMPLING_EXTRAS):
         value = getattr(request, name)
         if value is None:
             continue

@@ -1,0 +1,161 @@
+"""Each error stays word for word what it is, until somebody means to change it.
+
+`LATIMER_SNAPSHOT=1 pytest tests/adapter/test_error_snapshot.py` writes the snapshots anew: the
+difference that Git shows is what changes for clients.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx2
+import pytest
+from faults.cases.engine import ENTRY, EVENTS
+from faults.fake_koboldcpp import FakeKoboldcpp
+from faults.fake_llama_server import FakeLlamaServer
+from faults.mistakes import BODIES
+from faults.mistakes import VALUES as WRONG
+from faults.wire import Engine
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.base import Backend
+from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+from latimer.schemas.openai.chat import ChatRequest
+from latimer.schemas.openai.completions import CompletionRequest
+from latimer.schemas.openai.tokenizer import DetokenizeRequest, TokenizeRequest
+from pydantic import BaseModel
+from support.wrong_requests import BASE, CASES, C, H, body_of
+
+SNAPSHOTS = Path(__file__).parent / "errors"
+WRITES = bool(os.environ.get("LATIMER_SNAPSHOT"))
+ADDRESS = re.compile(r"127\.0\.0\.1:\d+")
+
+Asked: TypeAlias = tuple[str, str, str, Any]
+Errors: TypeAlias = dict[str, Any]
+
+# What stands where something else belongs, and beyond the bounds of numbers, texts and lists.
+VALUES: dict[str, Any] = {
+    "true": True, "0": 0, "-1": -1, "0.5": 0.5, "10**6": 10**6, "10**30": 10**30, "''": "",
+    "'x'": "x", "5,000 x": "x" * 5000, "[]": [], "[null]": [None], "[5]": [5], "[[]]": [[]],
+    "200 texts": ["x"] * 200, "{}": {}, "{type}": {"type": "x", "name": 5},
+    "{ids}": {"0": 1, "x": 500},
+}  # fmt: skip
+ENDPOINTS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
+    C: (CompletionRequest, {**BASE[C], "max_tokens": 1}),
+    H: (ChatRequest, {**BASE[H], "max_tokens": 1}),
+    "/v1/tokenize": (TokenizeRequest, {"prompt": "a"}),
+    "/v1/detokenize": (DetokenizeRequest, {"tokens": [1]}),
+}
+FAKES: dict[str, tuple[type[Engine], Callable[[str], Backend]]] = {
+    "llama-server": (FakeLlamaServer, LlamaServer),
+    "koboldcpp": (FakeKoboldcpp, KoboldCpp),
+}
+
+
+def requests() -> Iterator[Asked]:
+    """The name, method, path and body of each."""
+    for number, (path, changes, *_) in enumerate(CASES):
+        fields = ", ".join(changes)
+        yield f"{path} case {number}: {fields}", "POST", path, body_of(path, changes)
+    for path, (schema, right) in ENDPOINTS.items():
+        for field in schema.model_fields:
+            for name, value in VALUES.items():
+                yield f"{path} {field}: {name}", "POST", path, {**right, field: value}
+    for method, path in (
+        ("GET", C), ("DELETE", H), ("POST", "/v1/models"), ("GET", "/v1/models/none"),
+        ("GET", "/v1/none"), ("POST", "/v1/embeddings"),
+    ):  # fmt: skip
+        yield f"{method} {path}", method, path, None
+
+
+def faults(engine: str) -> Iterator[str]:
+    """What is wrong with an engine's answer (`faults.mistakes`)."""
+    for status in ("400", "401", "404", "429", "500", "501", "503"):
+        yield from (f"status/{status}/{body}" for body in BODIES)
+    for which, names in EVENTS[engine].items():
+        for name in names:
+            yield f"drop/{which}/{name}"
+            yield from (f"set/{which}/{name}/{value}" for value in WRONG)
+    for what in ("half", "notjson", "null", "list", "utf8", "deep", "error", "error-list"):
+        yield from (f"event/{which}/{what}" for which in ("first", "last"))
+    yield from ("close/headers", "reset/event", "length/huge", "chunk/garbage", "no-http")
+    if engine == "llama-server":
+        yield from (f"set/first/{name}/{value}" for name in ENTRY for value in WRONG)
+
+
+@asynccontextmanager
+async def faked(engine: str) -> AsyncIterator[tuple[Engine, Backend]]:
+    """A fake engine, and a backend over it."""
+    make, backend = FAKES[engine]
+    fake = make()
+    await fake.start()
+    try:
+        yield fake, backend(fake.url)
+    finally:
+        await fake.stop()
+
+
+async def error_of(client: httpx2.AsyncClient, method: str, path: str, body: Any) -> Any:
+    """The status and error of a request; None where it is answered."""
+    reply = await client.request(method, path, json=body)
+    if reply.status_code < 400:
+        return None
+    return [reply.status_code, json.loads(ADDRESS.sub("ADDRESS", reply.text))["error"]]
+
+
+def compare(name: str, errors: Errors, known: Mapping[str, Any] = {}) -> None:
+    """Compare errors with a snapshot, or write it; those that are known already are left out."""
+    path = SNAPSHOTS / f"{name}.json"
+    told = {key: error for key, error in errors.items() if known.get(key, ()) != error}
+    if WRITES:
+        rows = (f"{json.dumps(key)}: {json.dumps(error)}" for key, error in told.items())
+        path.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    assert told == json.loads(path.read_text())
+
+
+async def all_errors(
+    backend: Backend, client_of: Callable[[Any], AbstractAsyncContextManager[httpx2.AsyncClient]]
+) -> Errors:
+    """What each request gets."""
+    app = OpenAIAdapter(backend, model_names=["demo"])
+    async with client_of(app) as client:
+        found = {
+            name: await error_of(client, method, path, body)
+            for name, method, path, body in requests()
+        }
+    await app.aclose()
+    return found
+
+
+async def test_errors_of_requests_stay(client_of: Any) -> None:
+    """In process and over both other engines, which only say otherwise where they must."""
+    inside = await all_errors(LlamaCpp(gpu_layers=0), client_of)
+    compare("in-process", {name: error for name, error in inside.items() if error is not None}, {})
+    for engine in FAKES:
+        async with faked(engine) as (_, backend):
+            compare(engine, await all_errors(backend, client_of), inside)
+
+
+@pytest.mark.parametrize("engine", FAKES)
+async def test_errors_of_engines_stay(engine: str, client_of: Any) -> None:
+    """What an engine answers wrongly is told in the same words."""
+    found: Errors = {}
+    async with faked(engine) as (fake, backend):
+        app = OpenAIAdapter(backend, any_model=True)
+        async with client_of(app) as client:
+            for fault in faults(engine):
+                body = {"model": "demo", "prompt": "Hi", "max_tokens": 4}
+                if fault.startswith("set/first/completion_probabilities"):
+                    body["logprobs"] = 2
+                fake.faults = dict.fromkeys(fake.generations, fault)
+                found[fault] = await error_of(client, "POST", C, body)
+                fake.faults = {}
+        await app.aclose()
+    compare(f"{engine}-faults", {name: error for name, error in found.items() if error}, {})
