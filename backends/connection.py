@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import httptools
 
 from .errors import EngineError, EngineSilent
-
-if TYPE_CHECKING:
-    from .http import HttpUpstream
 
 # A body waits here while its reader is slow; beyond this the socket is not read.
 HIGH_WATER = 2**17
@@ -27,6 +24,16 @@ _NOTHING = memoryview(b"")
 
 class Dropped(Exception):
     """A connection died before the first byte of an answer."""
+
+
+class Pool(Protocol):
+    """What looks after connections (`http.HttpUpstream`)."""
+
+    address: str
+
+    def watch(self, connection: Connection) -> None:
+        """Look after an exchange that begins."""
+        ...
 
 
 class _Behind(Exception):
@@ -76,15 +83,15 @@ class Connection(asyncio.Protocol):
         """Whether the connection can be used again once its answer is complete."""
         return self.keep_alive and not self._unsent and not self.closed
 
-    def start(self, head: bytes, body: bytes, upstream: HttpUpstream) -> None:
+    def start(self, head: bytes, body: bytes, pool: Pool) -> None:
         """Send a request."""
         self._reset()
         if self.closed:
             raise Dropped
-        self._address = upstream.address
+        self._address = pool.address
         self._is_waiting = True
         self.last = self.loop.time()
-        upstream.watch(self)
+        pool.watch(self)
         if len(body) <= PIECE:
             self._transport.write(head + body)
             return

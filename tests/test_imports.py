@@ -60,7 +60,6 @@ UPWARDS = {
     ("adapter/service.py", "adapter/instruct.py"),
 }
 CIRCLES = {
-    frozenset({"backends/connection.py", "backends/http.py"}),
     frozenset(
         {
             "backends/koboldcpp/backend.py",
@@ -68,7 +67,6 @@ CIRCLES = {
             "backends/koboldcpp/whole.py",
         }
     ),
-    frozenset({"backends/llama_server/backend.py", "backends/llama_server/call.py"}),
 }
 
 

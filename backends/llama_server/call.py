@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -21,7 +21,10 @@ from ..errors import (
 from ..sse import EventParser
 from ..structured import with_gbnf
 from .events import ENGINE, OtherModel, check_model
+from .prompt import native_prompt, prompt_ids
+from .scorer import score
 from .scoring import speculative
+from .server import Server
 from .tokens import TokenStream, pieces_of
 from .translate import (
     ChoiceStream,
@@ -31,9 +34,6 @@ from .translate import (
     to_native,
 )
 
-if TYPE_CHECKING:
-    from .backend import LlamaServer
-
 
 class Call:
     """The batches of one choice.
@@ -42,29 +42,29 @@ class Call:
     """
 
     __slots__ = (
-        "_backend", "_begun", "_choice", "_chunks", "_closed", "_context", "_exchange", "_job",
-        "_names", "_parser", "_payload", "_prompt", "_read", "_stream", "_tokens",
+        "_begun", "_choice", "_chunks", "_closed", "_context", "_exchange", "_job",
+        "_names", "_parser", "_payload", "_prompt", "_read", "_server", "_stream", "_tokens",
     )  # fmt: skip
 
     _read: Callable[[list[dict[str, Any]]], Awaitable[Batch]] | None
 
-    def __init__(self, backend: LlamaServer, job: Generation, choice: int) -> None:
-        self._backend = backend
+    def __init__(self, server: Server, job: Generation, choice: int) -> None:
+        self._server = server
         self._job = job
         self._choice = choice
         self._closed = False
 
     async def __aenter__(self) -> Call:
-        backend, job = self._backend, self._job
-        backend.turns.check(job.party)
-        model = await backend.model_for(job)
-        self._names = backend.names
+        server, job = self._server, self._job
+        server.turns.check(job.party)
+        model = await server.model_for(job)
+        self._names = server.names
         prompt: NativePrompt
         if job.logprobs is None:
-            prompt = await backend.native_prompt(job, model)
+            prompt = await native_prompt(server, job, model)
             adds_bos = model.adds_bos and (isinstance(job.prompt, Text) or job.suffix is not None)
             careful = job.visible or job.scan is not None
-            vocabulary = (await backend.facts()).vocabulary if careful else None
+            vocabulary = (await server.facts()).vocabulary if careful else None
             hidden = job.hidden or int(adds_bos)
             self._stream = ChoiceStream(job, self._choice, hidden, vocabulary)
             self._read = self._read_careful if job.stops and not careful else None
@@ -80,16 +80,16 @@ class Call:
             if size <= offload.SMALL
             else await offload.run(size, orjson.dumps, self._payload)
         )
-        if job.party is not None or not backend.turns.try_take():
-            await backend.turns.take(job.party)
+        if job.party is not None or not server.turns.try_take():
+            await server.turns.take(job.party)
         try:
-            backend.check_still(model)
-            exchange = backend.upstream.send("POST", "/completion", data)
+            server.check_still(model)
+            exchange = server.upstream.send("POST", "/completion", data)
             reply = await exchange.__aenter__()
         except BaseException as error:
-            backend.turns.release()
+            server.turns.release()
             if isinstance(error, EngineUnavailable):
-                backend.watch.doubt()
+                server.watch.doubt()
             raise
         self._exchange = exchange
         if reply.status != 200:
@@ -104,7 +104,7 @@ class Call:
     async def __aexit__(self, *error: object) -> None:
         if not self._closed:
             self._closed = True
-            self._backend.turns.release()
+            self._server.turns.release()
             await self._exchange.__aexit__(None, None, None)
 
     def __aiter__(self) -> Call:
@@ -130,7 +130,7 @@ class Call:
                 if events and events[-1]["stop"]:
                     check_model(events[-1], self._names)
             except OtherModel as error:
-                raise self._backend.served(error.name) from error
+                raise self._server.served(error.name) from error
             except MALFORMED as error:
                 raise malformed(ENGINE, "a completion", error) from error
             if batch:
@@ -145,19 +145,19 @@ class Call:
         batch: list[Event] = stream.feed(events[:-1])
         for event in events[-1:]:
             if stream.needs_vocabulary(event):
-                stream.vocabulary = (await self._backend.facts()).vocabulary
+                stream.vocabulary = (await self._server.facts()).vocabulary
             batch += stream.feed([event])
         return batch
 
     async def _prepare_tokens(self, model: Model) -> TokenIds:
-        backend, job = self._backend, self._job
+        server, job = self._server, self._job
         if job.media:
             hint = "With images or audio the in-process engine tells them."
             raise Unsupported("logprobs", ENGINE, hint)
-        facts = await backend.facts()
+        facts = await server.facts()
         if facts.speculative:
             raise speculative()
-        self._prompt, count = await backend.prompt_ids(job, model)
+        self._prompt, count = await prompt_ids(server, job, model)
         if len(self._prompt) >= model.context:
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
         # It checks the events; its text is not used.
@@ -191,15 +191,15 @@ class Call:
         return batch
 
     async def _scored(self, token: Token, ids: TokenIds, at: int) -> Token:
-        score = (await self._backend.score(ids[: at + 1], at, self._job.logprobs or 0))[0]
-        return token._replace(logprob=score.logprob, top=score.top)
+        found = (await score(self._server, ids[: at + 1], at, self._job.logprobs or 0))[0]
+        return token._replace(logprob=found.logprob, top=found.top)
 
     async def _all_ids(self) -> list[int]:
         """Every id of the answer, from the same request made unstreamed."""
         fields = {"stream": False, "return_tokens": True, "n_probs": 0}
         payload = {**self._payload, **fields, "response_fields": ["tokens"]}
         data = await offload.run(size_of(self._payload["prompt"]), orjson.dumps, payload)
-        status, body = await self._backend.complete(data, None)
+        status, body = await self._server.complete(data, None)
         if status != 200:
             raise to_error(status, body, self._job)
         reply = await offload.run(len(body), orjson.loads, body)

@@ -212,7 +212,7 @@ async def test_the_queue_is_set_for_every_engine(
     await backend.model()
     assert isinstance(backend, Deferred)
     assert isinstance(backend._backend, LlamaServer)
-    assert (settings.queue, backend._backend.turns._limit) == (7, 7)
+    assert (settings.queue, backend._backend.server.turns._limit) == (7, 7)
     with pytest.raises(ValueError, match="queue"):
         Settings.load(None, queue=-1)
     await backend.aclose()

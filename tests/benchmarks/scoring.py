@@ -44,7 +44,9 @@ async def score(backend: Backend, ids: TokenIds) -> None:
 async def generate(backend: LlamaServer, prompt: TokenIds, count: int) -> None:
     """Have the server generate tokens, by itself and unstreamed."""
     payload = {"prompt": prompt, "n_predict": count, "ignore_eos": True, "cache_prompt": False}
-    async with backend.upstream.send("POST", "/completion", json.dumps(payload).encode()) as reply:
+    async with backend.server.upstream.send(
+        "POST", "/completion", json.dumps(payload).encode()
+    ) as reply:
         assert json.loads(await reply.read())["tokens_predicted"] == count
 
 

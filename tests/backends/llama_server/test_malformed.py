@@ -74,7 +74,7 @@ async def test_nonsense_is_an_engine_error(path: str, name: str) -> None:
 async def test_a_vocabulary_of_nonsense_is_an_engine_error(name: str) -> None:
     """The wide call, and what follows it."""
     backend = server({"/completion": NONSENSE[name]})
-    for ask in (backend.pieces, backend.specials, backend.facts):
+    for ask in (backend.pieces, backend.specials, backend.server.facts):
         with pytest.raises(EngineError):
             await ask()
 
@@ -95,7 +95,7 @@ async def test_odd_pieces_are_an_engine_error(entry: dict[str, Any]) -> None:
     """A token's bytes are a list of bytes, under an id of the vocabulary."""
     reply = {"completion_probabilities": [{"top_logprobs": [entry]}]}
     with pytest.raises(EngineError):
-        await server({"/completion": orjson.dumps(reply)}).facts()
+        await server({"/completion": orjson.dumps(reply)}).server.facts()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from latimer.backends.base import Generation, Sampling, Text
 from latimer.backends.errors import Busy
 from latimer.backends.http import HttpUpstream
 from latimer.backends.llama_server import LlamaServer
-from latimer.backends.llama_server.backend import QUESTIONS
+from latimer.backends.llama_server.server import QUESTIONS
 from latimer.backends.streams import merged
 from latimer.backends.turns import Party
 from latimer.backends.upstream import Reply
@@ -108,7 +108,7 @@ async def test_scoring_takes_turns_too(address: str) -> None:
     """Log-probabilities of prompts and answers, many at once, over as few connections."""
     upstream = Counted(address)
     backend = LlamaServer(upstream)
-    await backend.facts()
+    await backend.server.facts()
     upstream.most = 0
     job = SHORT._replace(prompt=Text("Hello there, little one " * 4), prompt_logprobs=1, logprobs=1)
     alone = await run(backend, job)

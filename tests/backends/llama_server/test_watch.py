@@ -183,7 +183,7 @@ async def test_a_users_own_client_is_asked_after_a_while(monkeypatch: pytest.Mon
     old = await server.backend.model()
     server.props["chat_template"] = "another"
     assert await server.backend.model() is old
-    server.backend.watch._seen -= 2.1
+    server.backend.server.watch._seen -= 2.1
     new = await server.backend.model()
     assert (new.template, new.fingerprint != old.fingerprint) == ("another", True)
 
@@ -194,14 +194,14 @@ async def test_connections_that_are_kept_cost_no_questions(place: Swapped) -> No
     backend = LlamaServer(place.address)
     await backend.model()
     looked = 0
-    check = backend.watch.check
+    check = backend.server.watch.check
 
     async def counted() -> None:
         nonlocal looked
         looked += 1
         await check()
 
-    backend.watch.check = counted  # type: ignore[method-assign]
+    backend.server.watch.check = counted  # type: ignore[method-assign]
     for _ in range(150):
         await run(backend, Generation((5,), 1, sampling=GREEDY))
     assert looked <= 3

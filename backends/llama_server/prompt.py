@@ -1,0 +1,102 @@
+"""A job's prompt as llama-server gets it, after making sure that all of it fits."""
+
+from __future__ import annotations
+
+import orjson
+
+from .. import offload
+from ..base import Generation, Model, Text, TokenIds
+from ..errors import ContextExceeded, EmptyPrompt, RequestError, Unsupported, read_from, text_of
+from . import infill
+from .events import ENGINE
+from .server import Server
+from .translate import NativePrompt, to_error, with_media
+from .vocabulary import Vocabulary
+
+
+async def native_prompt(server: Server, job: Generation, model: Model) -> NativePrompt:
+    """The prompt as it is sent, after making sure that prompt and completion fit.
+
+    The server refuses a prompt that is too long, but shortens a completion without a word.
+    No token is shorter than a byte, so nearly always the text's length tells that all fits.
+    """
+    prompt = job.prompt
+    if job.media:
+        size = sum(len(one.data) for one in job.media)
+        return await offload.run(size, with_media, job, _marker(server))
+    if isinstance(prompt, Text) and job.suffix is None and prompt.parse_special:
+        room = model.context - (job.max_tokens or 0)
+        if len(prompt.text.encode()) + 2 <= room:
+            if not prompt.text and not model.adds_bos:
+                raise EmptyPrompt
+            return prompt.text
+    ids, count = await prompt_ids(server, job, model)
+    if len(ids) >= model.context:
+        raise ContextExceeded(model.context, count, job.max_tokens or 0)
+    return ids
+
+
+async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[TokenIds, int]:
+    """The prompt's ids, and how many of them are the client's own, if all fits."""
+    prompt = job.prompt
+    if job.suffix is not None:
+        ids, count = await _filling(server, job, model)
+    elif isinstance(prompt, Text):
+        ids = await server.tokenize(
+            prompt.text, add_special=True, parse_special=prompt.parse_special
+        )
+        count = len(ids) - model.adds_bos
+    else:
+        ids, count = prompt, len(prompt) - job.hidden
+    if not ids:
+        raise EmptyPrompt
+    if len(ids) + (job.max_tokens or 0) > model.context:
+        raise ContextExceeded(model.context, count, job.max_tokens or 0)
+    if job.prompt_logprobs is not None:
+        check_ids(ids, (await server.facts()).vocabulary)
+    return ids, count
+
+
+async def _filling(server: Server, job: Generation, model: Model) -> tuple[TokenIds, int]:
+    """A prompt and its suffix around the gap, by the model's own tokens for it."""
+    markers = await _markers(server, model)
+    prefix = job.prompt
+    if isinstance(prefix, Text):
+        prefix = await server.plain(prefix.text)
+    ids = markers.around(prefix, await server.plain(job.suffix or ""))
+    return ((await server.ids("")) + ids if model.adds_bos else ids), len(ids)
+
+
+async def _markers(server: Server, model: Model) -> infill.Markers:
+    found = server.infill
+    if found is None:
+        status, body = await server.reply("POST", "/infill", orjson.dumps(infill.PROBE))
+        if status == 501:
+            raise Unsupported(
+                "suffix", ENGINE, "This model has no tokens for filling in the middle."
+            )
+        if status != 200:
+            raise to_error(status, body)
+        with read_from(ENGINE, "/infill"):
+            spelled = text_of(orjson.loads(body)["prompt"])
+        ids = await server.tokenize(spelled, add_special=False, parse_special=True)
+        before, after = [await server.plain(text) for text in infill.TEXTS]
+        found = infill.markers(ids, before, after)
+        server.check_still(model)
+        server.infill = found
+    return found
+
+
+def _marker(server: Server) -> str:
+    """What stands for a picture in the server's prompts."""
+    return server.watch.identity.marker if server.watch.identity is not None else ""
+
+
+def check_ids(ids: TokenIds, vocabulary: Vocabulary) -> None:
+    """Raise `RequestError` for an id that is none of the vocabulary."""
+    if ids and not (min(ids) >= 0 and max(ids) < len(vocabulary)):
+        raise RequestError(
+            f"Invalid 'prompt': token ids must be between 0 and {len(vocabulary) - 1}.",
+            "prompt",
+            "invalid_value",
+        )

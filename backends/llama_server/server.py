@@ -1,0 +1,225 @@
+"""A llama-server as it is asked: questions, what they have told, and places for calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from ...schemas.native.llama_server import TokenizePayload
+from .. import offload
+from ..base import Generation, Model, Special, TokenIds
+from ..checks import Fresh, changed, still
+from ..errors import LARGEST, EngineError, EngineUnavailable, ids_of_text, read_from
+from ..http import HttpUpstream
+from ..turns import QUEUE, Party, Turns
+from ..upstream import Upstream
+from .events import ENGINE
+from .facts import Facts, read_facts, read_specials
+from .infill import Markers
+from .translate import to_error
+from .watch import Watch
+
+TIMEOUT = 60.0
+# Questions that are on their way at a time. A server has four threads more than slots for its
+# connections, and one that waits for a thread waits until another connection is given up: seconds.
+QUESTIONS = 2
+
+
+class Server:
+    """A running llama-server; see `LlamaServer` for the arguments.
+
+    Attributes:
+        turns: places for calls.
+        watch: what notices another model at the address.
+        names: how answers may call the model.
+        infill: the tokens around a gap, once they were asked for.
+    """
+
+    def __init__(
+        self,
+        upstream: str | Upstream,
+        key: str | None = None,
+        timeout: float = TIMEOUT,
+        max_waiting: int = QUEUE,
+    ) -> None:
+        if isinstance(upstream, str):
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            patience = max(10 * timeout, 600.0)
+            upstream = HttpUpstream(upstream, headers, timeout, patience, "/health")
+        self.upstream = upstream
+        self.turns = Turns(max_waiting)
+        # Calls from within a call that holds a place: they must not wait for one another.
+        self._asides = Turns(None)
+        self._questions = Turns(None, QUESTIONS)
+        self.watch = Watch(upstream, self._forget, self._restarted)
+        self._health = Fresh(self._ask_health)
+        self.names: frozenset[str] = frozenset()
+        self._model: Model | None = None
+        self._facts: Facts | None = None
+        self.infill: Markers | None = None
+        self._specials: Sequence[Special] | None = None
+        self._reading = asyncio.Lock()
+        self._learning = asyncio.Lock()
+
+    async def model(self) -> Model:
+        """What it serves; it is asked again when no connection is open any more."""
+        model = self._model
+        if model is not None and not self.watch.is_sure:
+            model = await still(self.watch, lambda: self._model)
+        return model or await self._read_model()
+
+    async def model_for(self, job: Generation) -> Model:
+        """The model, if it is the one that a job was made for.
+
+        Raises:
+            EngineUnavailable: it is another one by now.
+        """
+        model = self._model if self.watch.is_sure else None
+        if model is None:
+            model = await self.model()
+        if job.fingerprint and job.fingerprint != model.fingerprint:
+            raise self.changed()
+        return model
+
+    def check_still(self, model: Model) -> None:
+        """Raise `EngineUnavailable` where another model was found since: nothing is sent then."""
+        if self._model is not model:
+            raise self.changed()
+
+    async def complete(self, payload: bytes, party: Party | None) -> tuple[int, bytes]:
+        """Status and body of an unstreamed call, when there is a place for it.
+
+        Args:
+            party: whose call it is, None from within a call that holds a place.
+        """
+        turns = self.turns
+        if party is not None:
+            await turns.take(party)
+        elif not turns.try_take():
+            turns = self._asides
+            await turns.take()
+        try:
+            async with self.upstream.send("POST", "/completion", payload) as reply:
+                return reply.status, await reply.read()
+        except EngineUnavailable:
+            self.watch.doubt()
+            raise
+        finally:
+            turns.release()
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
+        """Token ids of a text; see `Backend.tokenize`."""
+        payload: TokenizePayload = {
+            "content": text,
+            "add_special": add_special,
+            "parse_special": parse_special,
+        }
+        reply = await self.ask("POST", "/tokenize", payload, len(text))
+        size = LARGEST if self._facts is None else len(self._facts.vocabulary)
+        with read_from(ENGINE, "/tokenize"):
+            return await offload.run(len(text), ids_of_text, reply["tokens"], text, size)
+
+    async def specials(self) -> Sequence[Special]:
+        """What its tokeniser takes for one token; asks for the vocabulary at the first call."""
+        specials = self._specials
+        if specials is None:
+            facts = await self.facts()
+            specials = await read_specials(facts.vocabulary, self.plain)
+            self.check_still(facts.model)
+            self._specials = specials
+        return specials
+
+    async def health(self) -> None:
+        """Return when it can answer; it is asked twice a second at most."""
+        await self._health.run()
+
+    async def _ask_health(self) -> None:
+        with read_from(ENGINE, "/health"):
+            orjson.loads(await self.watch.get("/health"))
+
+    def served(self, name: str) -> EngineError:
+        """The error for an answer that another model made; everything is forgotten."""
+        model = self._model
+        error = changed(self.upstream.address, name, "another" if model is None else model.name)
+        self.watch.lose(error)
+        return EngineError(error.message)
+
+    def _forget(self) -> None:
+        """Forget what was read of the model: another one is there."""
+        self._model = self._facts = self.infill = self._specials = None
+
+    def _restarted(self) -> None:
+        """The same model is there, perhaps with other slots, or a draft model."""
+        self._facts = None
+        if self.watch.identity is not None:
+            self.turns.resize(self.watch.identity.slots)
+
+    def changed(self) -> EngineUnavailable:
+        """The error for a request that was made for the model before."""
+        return EngineUnavailable(
+            f"The engine at {self.upstream.address} serves another model now; ask again."
+        )
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self.upstream.aclose()
+
+    async def plain(self, text: str) -> TokenIds:
+        """Ids of a text in which nothing is a control token."""
+        return await self.tokenize(text, add_special=False, parse_special=False)
+
+    async def ids(self, text: str) -> TokenIds:
+        """Ids of a prompt as the server itself makes them."""
+        return await self.tokenize(text, add_special=True, parse_special=True)
+
+    async def ask(self, method: str, path: str, payload: Any = None, size: int = 0) -> Any:
+        """Ask a question; `size` is about how many bytes the payload has."""
+        body = None if payload is None else await offload.run(size, orjson.dumps, payload)
+        status, data = await self.reply(method, path, body)
+        if status != 200:
+            raise to_error(status, data)
+        try:
+            return await offload.run(len(data), orjson.loads, data)
+        except ValueError:
+            raise EngineError(f"{ENGINE} answered {path} with no JSON.") from None
+
+    async def reply(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        """Status and body of an answer to a question, which few wait for at a time."""
+        async with self._questions:
+            try:
+                async with self.upstream.send(method, path, body) as reply:
+                    return reply.status, await reply.read()
+            except EngineUnavailable:
+                self.watch.doubt()
+                raise
+
+    async def _read_model(self) -> Model:
+        async with self._reading:
+            if self._model is None:
+                await self.watch.check()
+                adds_bos = bool(await self.ids(""))
+                identity = self.watch.identity
+                if identity is None:
+                    raise self.changed()
+                self._model = identity.model(adds_bos)
+                self.names = identity.names
+                self.turns.resize(identity.slots)
+            return self._model
+
+    async def facts(self) -> Facts:
+        """What is needed to tell tokens; read once, when first wanted."""
+        facts = self._facts
+        if facts is None:
+            model = await self.model()
+            async with self._learning:
+                facts = self._facts
+                if facts is None:
+                    slots = self.watch.identity.slots if self.watch.identity is not None else 1
+                    with read_from(ENGINE, "questions about its vocabulary"):
+                        facts = await read_facts(self.reply, self.ask, model, slots)
+                    self.check_still(model)
+                    self._facts = facts
+        return facts
