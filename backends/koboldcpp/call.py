@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import TYPE_CHECKING
 
 import orjson
 
@@ -19,11 +17,9 @@ from ..turns import Party
 from ..upstream import Reply
 from . import tokens as tokens_of
 from . import whole
+from .server import Server, new_genkey
 from .tokens import Told
 from .translate import ENGINE, ChoiceStream, longest_call, to_error, to_native
-
-if TYPE_CHECKING:
-    from .backend import KoboldCpp
 
 # Events beyond one for each token that was asked for: text that was held back may have its own.
 SLACK = 8
@@ -36,14 +32,14 @@ class Run:
 
     def __init__(
         self,
-        backend: KoboldCpp,
+        server: Server,
         job: Generation,
         model: Model,
         prompt: str,
         max_tokens: int,
         prompt_tokens: int,
     ) -> None:
-        self._backend = backend
+        self._server = server
         self._job = job
         self._model = model
         self._prompt = prompt
@@ -62,14 +58,14 @@ class Run:
         Raises:
             Busy: the queue is full, and this is the request's first.
         """
-        await self._backend.turns.take(self._party)
+        await self._server.turns.take(self._party)
         self._has_turn = True
 
     def release(self) -> None:
         """Give the turn to the next request."""
         if self._has_turn:
             self._has_turn = False
-            self._backend.turns.release()
+            self._server.turns.release()
 
     async def batches(self) -> AsyncIterator[Batch]:
         """The batches of all choices, one after the other.
@@ -112,7 +108,7 @@ class Run:
             await self.aclose()
             if reason is None and not stream.stopped:
                 reason = await whole.finish_reason(
-                    self._backend, self._genkey, stream.text[start:], self._generations,
+                    self._server, self._genkey, stream.text[start:], self._generations,
                     bool(self._job.visible),
                 )  # fmt: skip
             ended = reason == "stop" and not stream.stopped
@@ -147,9 +143,9 @@ class Run:
             self._job, stream.choice, prompt, room, self._model.context, self._genkey,
             bool(stream.text),
         )  # fmt: skip
-        await self._backend.check_still(self._model)
-        self._generations = self._backend.watch.generations
-        exchange = self._backend.upstream.send("POST", "/api/extra/generate/stream", payload)
+        await self._server.check_still(self._model)
+        self._generations = self._server.watch.generations
+        exchange = self._server.upstream.send("POST", "/api/extra/generate/stream", payload)
         reply = await exchange.__aenter__()
         self._exchange = exchange
         if reply.status != 200:
@@ -178,8 +174,8 @@ class Run:
             # A task, since a read that was cancelled cannot be taken up again.
             reading = asyncio.ensure_future(anext(chunks, b""))
             try:
-                while not (await asyncio.wait([reading], timeout=self._backend.silence))[0]:
-                    idle = idle + 1 if (await self._backend.perf())["idle"] else 0
+                while not (await asyncio.wait([reading], timeout=self._server.silence))[0]:
+                    idle = idle + 1 if (await self._server.perf())["idle"] else 0
                     if idle >= 2:
                         raise EngineError(f"{ENGINE} went idle without answering.")
                 chunk = await reading
@@ -190,13 +186,13 @@ class Run:
             yield chunk
 
     async def _count(self, stream: ChoiceStream, ended: bool) -> LastLogprobs | None:
-        told = await self._backend.told(self._genkey)
+        told = await self._server.told(self._genkey)
         if told is not None and len(told["tokens"]) > self._room + SLACK:
             raise EngineError(f"{ENGINE} generated more than the {self._room} tokens asked.")
         counted = 0
         if told is None:
             text = stream.text.decode()
-            counted = len((await self._backend.token_count(text, False))["ids"]) - stream.tokens
+            counted = len((await self._server.token_count(text, False))["ids"]) - stream.tokens
         stream.end_call(told, counted, ended)
         return told
 
@@ -207,7 +203,7 @@ class Run:
             return
         try:
             if self._running:
-                await self._backend.abort(self._genkey)
+                await self._server.abort(self._genkey)
         except LatimerError:
             pass  # The engine is gone: nothing runs there any more.
         finally:
@@ -236,8 +232,3 @@ async def payload_of(
         return orjson.dumps(payload)
 
     return await offload.run(len(prompt) + sum(len(one.data) for one in job.media), made)
-
-
-def new_genkey() -> str:
-    """Return a key by which one generation can be aborted, and asked about."""
-    return "LATIMER" + secrets.token_hex(8)

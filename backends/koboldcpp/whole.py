@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ...schemas.native.koboldcpp import LastLogprobs, Perf
 from ..errors import EngineError, text_of, whole_of
+from .server import Server
 from .translate import ENGINE
-
-if TYPE_CHECKING:
-    from .backend import KoboldCpp
 
 FinishReason = Literal["stop", "length"]
 
@@ -27,7 +25,7 @@ LOOKS, LOOK_SECONDS = 20, 0.05
 
 
 async def finish_reason(
-    backend: KoboldCpp, genkey: str, text: bytes, before: int | None, shows_control: bool
+    server: Server, genkey: str, text: bytes, before: int | None, shows_control: bool
 ) -> FinishReason:
     """Return why a generation ended whose stream does not say it.
 
@@ -40,24 +38,24 @@ async def finish_reason(
     Raises:
         EngineError: nothing proves that the text is whole.
     """
-    perf = await _idle(backend)
+    perf = await _idle(server)
     reason = STOP_REASONS.get(whole_of(perf["stop_reason"], least=-(2**31)))
     if reason is None:
         raise EngineError(f"{ENGINE} ended its answer without saying why.")
-    if backend.tells_tokens:
-        told = await backend.told(genkey)
-        proven = told is not None and await _is_of(told, text, reason, backend, shows_control)
+    if server.tells_tokens:
+        told = await server.told(genkey)
+        proven = told is not None and await _is_of(told, text, reason, server, shows_control)
     else:
-        proven = await _is_counted(perf, text, reason, before, backend)
+        proven = await _is_counted(perf, text, reason, before, server)
     if not proven:
         raise EngineError(f"{ENGINE} ended its answer before it was finished.")
     return reason
 
 
-async def _idle(backend: KoboldCpp) -> Perf:
+async def _idle(server: Server) -> Perf:
     """What the engine tells once nothing is generated any more."""
     for _ in range(LOOKS):
-        perf = await backend.perf()
+        perf = await server.perf()
         if perf["idle"]:
             return perf
         await asyncio.sleep(LOOK_SECONDS)
@@ -65,7 +63,7 @@ async def _idle(backend: KoboldCpp) -> Perf:
 
 
 async def _is_of(
-    told: LastLogprobs, text: bytes, reason: FinishReason, backend: KoboldCpp, shows_control: bool
+    told: LastLogprobs, text: bytes, reason: FinishReason, server: Server, shows_control: bool
 ) -> bool:
     """Whether a generation's tokens are the text."""
     tokens, ids = told["tokens"], told["token_ids"]
@@ -76,11 +74,11 @@ async def _is_of(
     if joined(tokens) == text:
         return True
     if not shows_control:
-        control = {special.spelling for special in await backend.specials()}
+        control = {special.spelling for special in await server.specials()}
         if joined(tokens, control) == text:
             return True
     # Tokens that are parts of characters are empty there, but not in their text.
-    return await backend.detokenize(tuple(ids)) == text
+    return await server.detokenize(tuple(ids)) == text
 
 
 def joined(tokens: Collection[str], control: Collection[str] = ()) -> bytes:
@@ -89,10 +87,10 @@ def joined(tokens: Collection[str], control: Collection[str] = ()) -> bytes:
 
 
 async def _is_counted(
-    perf: Perf, text: bytes, reason: FinishReason, before: int | None, backend: KoboldCpp
+    perf: Perf, text: bytes, reason: FinishReason, before: int | None, server: Server
 ) -> bool:
     """Whether the last generation was this one, and its tokens are as many as the text has."""
     if before is None or whole_of(perf["total_gens"]) != before + 1:
         return False
-    counted = len((await backend.token_count(text.decode(), False))["ids"])
+    counted = len((await server.token_count(text.decode(), False))["ids"])
     return counted == whole_of(perf["last_token_count"]) - (reason == "stop")

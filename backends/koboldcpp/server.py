@@ -1,0 +1,268 @@
+"""A koboldcpp as it is asked: questions, what they have told, and the turns of its one call."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import orjson
+
+from ...schemas.native.koboldcpp import LastLogprobs, Perf, TokenCount, TokenCountPayload
+from .. import offload
+from ..base import Generation, Model, Sampling, Special, Text, TokenIds
+from ..checks import Fresh, still
+from ..errors import EngineError, EngineUnavailable, ids_of_text, read_from, text_of, whole_of
+from ..http import HttpUpstream
+from ..turns import QUEUE, Turns
+from ..upstream import Upstream
+from .identity import Identity, Watch
+from .translate import ENGINE, to_error, to_native
+
+# What a template spells as a control token, if it is not put together from parts; and those that
+# often are.
+_MARK = re.compile(r"<[^<>\s'\"{}%]{1,60}>|\[/?[A-Za-z_]{2,30}\]")
+WELL_KNOWN = frozenset(
+    {
+        "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|im_start|>", "<|im_end|>",
+        "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|start_header_id|>", "<|end_header_id|>",
+        "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "[TOOL_CALLS]", "<tool_call>",
+        "</tool_call>", "<think>", "</think>", "<|start|>", "<|message|>", "<|channel|>",
+    }
+)  # fmt: skip
+
+
+class Server:
+    """A running koboldcpp; see `KoboldCpp` for the arguments.
+
+    Attributes:
+        turns: who may call it next.
+        watch: what notices another model at the address.
+    """
+
+    def __init__(
+        self,
+        upstream: str | Upstream,
+        key: str | None = None,
+        max_waiting: int = QUEUE,
+        silence: float = 5.0,
+    ) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.upstream = HttpUpstream(upstream, headers) if isinstance(upstream, str) else upstream
+        self.silence = silence
+        self.turns = Turns(max_waiting)
+        self.watch = Watch(self.upstream.address, self.ask, self._forget)
+        self._health = Fresh(self._ask_health)
+        self._model: Model | None = None
+        self._specials: Sequence[Special] | None = None
+        self._reading = asyncio.Lock()
+        self._tokenizing = asyncio.Lock()
+        self._closing: set[asyncio.Future[Any]] = set()
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether it tells the tokens of its last generation."""
+        identity = self.watch.identity
+        return identity is None or identity.tells_tokens
+
+    async def model(self) -> Model:
+        """What it serves; it is asked again when that was not done a moment ago."""
+        model = self._model
+        if model is not None and not self.watch.is_sure:
+            model = await still(self.watch, lambda: self._model)
+        return model or await self._renewed()
+
+    async def check_still(self, model: Model) -> None:
+        """Raise `EngineUnavailable` where another model is there by now."""
+        if self._model is model:
+            await self.watch.check()
+        if self._model is not model:
+            raise self.changed()
+
+    async def model_for(self, job: Generation) -> Model:
+        """The model, if it is the one that a job was made for."""
+        model = await self.model()
+        if job.fingerprint and job.fingerprint != model.fingerprint:
+            raise self.changed()
+        return model
+
+    async def detokenize(self, ids: TokenIds) -> bytes:
+        """The text of token ids; incomplete characters are left out by the engine."""
+        payload = {"ids": ids, "special": True}
+        reply = await self._tokenizer("/api/extra/detokenize", payload, 6 * len(ids))
+        with read_from(ENGINE, "/api/extra/detokenize"):
+            return text_of(reply["result"]).encode()
+
+    async def specials(self) -> Sequence[Special]:
+        """What the template spells, as far as that is one token."""
+        specials = self._specials
+        if specials is None:
+            model = await self.model()
+            spellings = {model.bos_token, model.eos_token, *_MARK.findall(model.template or "")}
+            spellings |= WELL_KNOWN
+            specials = [
+                Special(spelling, control=True)
+                for spelling in sorted(spellings - {""})
+                if len((await self.token_count(spelling, False))["ids"]) == 1
+            ]
+            if self._model is not model:
+                raise self.changed()
+            self._specials = specials
+        return specials
+
+    async def health(self) -> None:
+        """Return when it can answer; it is asked twice a second at most."""
+        await self._health.run()
+
+    async def _ask_health(self) -> None:
+        await self.ask("GET", "/api/extra/version")
+
+    async def aclose(self) -> None:
+        """Wait for what is on its way, and close all connections."""
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self.upstream.aclose()
+
+    async def token_count(self, text: str, special: bool) -> TokenCount:
+        """The tokens of a text; `special` puts a BOS in front."""
+        payload: TokenCountPayload = {"prompt": text, "special": special}
+        reply = await self._tokenizer("/api/extra/tokencount", payload, len(text))
+        with read_from(ENGINE, "/api/extra/tokencount"):
+            ids = await offload.run(len(text), ids_of_text, reply["ids"], text)
+        return {"value": len(ids), "ids": list(ids)}
+
+    async def _tokenizer(self, path: str, payload: Any, size: int) -> Any:
+        """Ask the tokeniser, when nobody else does.
+
+        It answers out of one static buffer, without a lock (expose.cpp): two requests at once get
+        each other's tokens, or end the engine. Whoever leaves leaves the request to its end.
+        """
+
+        async def alone() -> Any:
+            async with self._tokenizing:
+                return await self.ask("POST", path, payload, size)
+
+        task = asyncio.ensure_future(alone())
+        self._closing.add(task)
+        task.add_done_callback(self._tokenized)
+        return await asyncio.shield(task)
+
+    def _tokenized(self, task: asyncio.Future[Any]) -> None:
+        self._closing.discard(task)
+        if not task.cancelled():
+            # Who asked may have left; then nobody else looks at what went wrong.
+            task.exception()
+
+    async def perf(self) -> Perf:
+        """What it tells of its last generation, and whether it is idle."""
+        perf: Perf = await self.ask("GET", "/api/extra/perf")
+        return perf
+
+    async def told(self, genkey: str) -> LastLogprobs | None:
+        """The tokens of the call that has just ended, if they are still that call's."""
+        if not self.tells_tokens:
+            return None
+        reply = await self.ask("POST", "/api/extra/last_logprobs", {"genkey": genkey})
+        told: LastLogprobs | None = reply["logprobs"]
+        return told
+
+    async def abort(self, genkey: str) -> None:
+        """End a generation by its key."""
+        await self.ask("POST", "/api/extra/abort", {"genkey": genkey})
+
+    def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do what must be done even if nobody waits for it any more."""
+        task = asyncio.create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
+
+    async def ask(self, method: str, path: str, payload: Any = None, size: int = 0) -> Any:
+        """Ask a question; `size` is about how many bytes the payload has."""
+        body = None if payload is None else await offload.run(size, orjson.dumps, payload)
+        try:
+            async with self.upstream.send(method, path, body) as reply:
+                data = await reply.read()
+                if reply.status != 200:
+                    raise to_error(reply.status, data)
+        except EngineUnavailable:
+            # Another model may be there when it comes back.
+            self.watch.doubt()
+            raise
+        try:
+            answer = await offload.run(len(data), orjson.loads, data)
+        except ValueError:
+            raise EngineError(f"{ENGINE} answered {path} with no JSON.") from None
+        if answer is None:
+            # koboldcpp swallows its exceptions and answers 200 with a bare null.
+            raise EngineError(f"{ENGINE} failed to answer {path}.")
+        return answer
+
+    def _forget(self) -> None:
+        """Forget what was read of the model: another one is there."""
+        self._model = self._specials = None
+
+    def changed(self) -> EngineUnavailable:
+        """The error for a request that was made for the model before."""
+        return EngineUnavailable(
+            f"The engine at {self.upstream.address} serves another model now; ask again."
+        )
+
+    async def _renewed(self) -> Model:
+        async with self._reading:
+            if self._model is None:
+                await self.watch.check()
+                identity = self.watch.identity
+                assert identity is not None
+                with read_from(ENGINE, "questions about its model"):
+                    model = await self._read_model(identity)
+                if self.watch.identity != identity:
+                    raise self.changed()
+                self._model = model
+            return self._model
+
+    async def _read_model(self, identity: Identity) -> Model:
+        bos = tuple((await self.token_count("", True))["ids"])
+        adds_bos, eos = await self._probe(identity.context) if bos else (False, "")
+        told = (*identity[:-1], sorted(identity.media), bos)
+        return Model(
+            name=identity.name,
+            context=identity.context,
+            template=identity.template or None,
+            bos_token=(await self.detokenize(bos)).decode() if bos else "",
+            eos_token=eos,
+            adds_bos=adds_bos,
+            fingerprint="fp_" + hashlib.sha256(repr(told).encode()).hexdigest()[:10],
+            modified=int(time.time()),
+            media=identity.media,
+        )
+
+    async def _probe(self, context: int) -> tuple[bool, str]:
+        """Whether prompts get a BOS, and the end token's spelling: no endpoint tells either.
+
+        A grammar of nothing ends a generation with its first token, and the reply counts the
+        prompt's tokens. Versions that do not count them add a BOS wherever there is one.
+        """
+        if not self.tells_tokens:
+            return True, ""
+        genkey = new_genkey()
+        job = Generation(Text("a"), 1, sampling=Sampling(temperature=0.0))
+        payload = to_native(job, 0, "a", 1, context, genkey)
+        payload["grammar"] = 'root ::= ""'
+        await self.turns.take()
+        try:
+            reply = await self.ask("POST", "/api/v1/generate", payload)
+            told = await self.told(genkey)
+        finally:
+            self.turns.release()
+        counted = whole_of(reply["results"][0]["prompt_tokens"])
+        plain = len((await self.token_count("a", False))["ids"])
+        return counted > plain, text_of(told["tokens"][-1]) if told and told["tokens"] else ""
+
+
+def new_genkey() -> str:
+    """Return a key by which one generation can be aborted, and asked about."""
+    return "LATIMER" + secrets.token_hex(8)
