@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
 
-from .base import Model
+from .base import Generation, Model
 from .errors import EngineUnavailable, LatimerError
 
 
@@ -86,23 +86,75 @@ class Fresh:
 class Watched(Protocol):
     """What looks after an engine's model."""
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether the engine need not be asked: it is the one that it was a moment ago."""
+        ...
+
     async def check(self) -> None:
         """Ask the engine; raises `EngineUnavailable` where it is gone, or serves another model."""
         ...
 
 
-async def still(watch: Watched, known: Callable[[], Model | None]) -> Model | None:
-    """The model that is known, once the engine was asked; None where another is there now.
+class Known:
+    """The model that the engine at an address serves, as long as it is known to.
 
-    Raises:
-        EngineUnavailable: the engine is not there.
+    Args:
+        watch: notices another one.
+        read: asks for all that is to be known of it.
     """
-    try:
-        await watch.check()
-    except EngineUnavailable:
-        if known() is not None:
-            raise
-    return known()
+
+    def __init__(
+        self, address: str, watch: Watched, read: Callable[[], Coroutine[Any, Any, Model]]
+    ) -> None:
+        self._address = address
+        self._watch = watch
+        self._read = read
+        self._reading = asyncio.Lock()
+        self.model: Model | None = None
+
+    async def get(self) -> Model:
+        """The model; the engine is asked again where that was not done a moment ago.
+
+        Raises:
+            EngineUnavailable: it is not there.
+        """
+        if self.model is not None and not self._watch.is_sure:
+            try:
+                await self._watch.check()
+            except EngineUnavailable:
+                # Where another one was found it is read now.
+                if self.model is not None:
+                    raise
+        if self.model is None:
+            async with self._reading:
+                if self.model is None:
+                    self.model = await self._read()
+        return self.model
+
+    async def get_for(self, job: Generation) -> Model:
+        """The model, if it is the one that a job was made for.
+
+        Raises:
+            EngineUnavailable: it is another one by now.
+        """
+        model = self.model
+        if model is None or not self._watch.is_sure:
+            model = await self.get()
+        if job.fingerprint and job.fingerprint != model.fingerprint:
+            raise self.changed()
+        return model
+
+    def check_is(self, model: Model | None) -> None:
+        """Raise `EngineUnavailable` where another model was found since: nothing is sent then."""
+        if self.model is not model:
+            raise self.changed()
+
+    def changed(self) -> EngineUnavailable:
+        """The error for a request that was made for the model before."""
+        return EngineUnavailable(
+            f"The engine at {self._address} serves another model now; ask again."
+        )
 
 
 def changed(address: str, now: str, before: str) -> EngineUnavailable:

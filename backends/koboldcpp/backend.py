@@ -57,7 +57,7 @@ class KoboldCpp:
 
     def model(self) -> Coroutine[Any, Any, Model]:
         """See `Backend.model`."""
-        return self.server.model()
+        return self.server.known.get()
 
     @asynccontextmanager
     async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
@@ -67,7 +67,7 @@ class KoboldCpp:
         if job.suffix is not None:
             raise Unsupported("suffix", ENGINE, CAPABILITIES.refused["suffix"])
         server.turns.check(job.party)
-        model = await server.model_for(job)
+        model = await server.known.get_for(job)
         if job.logprobs is not None and not server.tells_tokens:
             raise Unsupported("logprobs", f"this {ENGINE}", "Versions before 1.115 tell none.")
         with read_from(ENGINE, "questions to its tokeniser"):
@@ -90,7 +90,7 @@ class KoboldCpp:
         """See `Backend.native`."""
         server = self.server
         server.turns.check(job.party)
-        model = await server.model_for(job)
+        model = await server.known.get_for(job)
         with read_from(ENGINE, "questions to its tokeniser"):
             prompt, count, _tokens = await counted(server, job, model)
         job = await with_gbnf(job)

@@ -15,7 +15,7 @@ import orjson
 from ...schemas.native.koboldcpp import LastLogprobs, Perf, TokenCount, TokenCountPayload
 from .. import offload
 from ..base import Generation, Model, Sampling, Special, Text, TokenIds
-from ..checks import Fresh, still
+from ..checks import Fresh, Known
 from ..errors import EngineError, EngineUnavailable, ids_of_text, read_from, text_of, whole_of
 from ..http import HttpUpstream
 from ..turns import QUEUE, Turns
@@ -40,6 +40,7 @@ class Server:
     """A running koboldcpp; see `KoboldCpp` for the arguments.
 
     Attributes:
+        known: the model that it serves.
         turns: who may call it next.
         watch: what notices another model at the address.
     """
@@ -57,9 +58,8 @@ class Server:
         self.turns = Turns(max_waiting)
         self.watch = Watch(self.upstream.address, self.ask, self._forget)
         self._health = Fresh(self._ask_health)
-        self._model: Model | None = None
+        self.known = Known(self.upstream.address, self.watch, self._read_model)
         self._specials: Sequence[Special] | None = None
-        self._reading = asyncio.Lock()
         self._tokenizing = asyncio.Lock()
         self._closing: set[asyncio.Future[Any]] = set()
 
@@ -69,26 +69,11 @@ class Server:
         identity = self.watch.identity
         return identity is None or identity.tells_tokens
 
-    async def model(self) -> Model:
-        """What it serves; it is asked again when that was not done a moment ago."""
-        model = self._model
-        if model is not None and not self.watch.is_sure:
-            model = await still(self.watch, lambda: self._model)
-        return model or await self._renewed()
-
     async def check_still(self, model: Model) -> None:
         """Raise `EngineUnavailable` where another model is there by now."""
-        if self._model is model:
+        if self.known.model is model:
             await self.watch.check()
-        if self._model is not model:
-            raise self.changed()
-
-    async def model_for(self, job: Generation) -> Model:
-        """The model, if it is the one that a job was made for."""
-        model = await self.model()
-        if job.fingerprint and job.fingerprint != model.fingerprint:
-            raise self.changed()
-        return model
+        self.known.check_is(model)
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """The text of token ids; incomplete characters are left out by the engine."""
@@ -101,7 +86,7 @@ class Server:
         """What the template spells, as far as that is one token."""
         specials = self._specials
         if specials is None:
-            model = await self.model()
+            model = await self.known.get()
             spellings = {model.bos_token, model.eos_token, *_MARK.findall(model.template or "")}
             spellings |= WELL_KNOWN
             specials = [
@@ -109,8 +94,7 @@ class Server:
                 for spelling in sorted(spellings - {""})
                 if len((await self.token_count(spelling, False))["ids"]) == 1
             ]
-            if self._model is not model:
-                raise self.changed()
+            self.known.check_is(model)
             self._specials = specials
         return specials
 
@@ -203,28 +187,19 @@ class Server:
 
     def _forget(self) -> None:
         """Forget what was read of the model: another one is there."""
-        self._model = self._specials = None
+        self.known.model = self._specials = None
 
-    def changed(self) -> EngineUnavailable:
-        """The error for a request that was made for the model before."""
-        return EngineUnavailable(
-            f"The engine at {self.upstream.address} serves another model now; ask again."
-        )
+    async def _read_model(self) -> Model:
+        await self.watch.check()
+        identity = self.watch.identity
+        assert identity is not None
+        with read_from(ENGINE, "questions about its model"):
+            model = await self._read_facts(identity)
+        if self.watch.identity != identity:
+            raise self.known.changed()
+        return model
 
-    async def _renewed(self) -> Model:
-        async with self._reading:
-            if self._model is None:
-                await self.watch.check()
-                identity = self.watch.identity
-                assert identity is not None
-                with read_from(ENGINE, "questions about its model"):
-                    model = await self._read_model(identity)
-                if self.watch.identity != identity:
-                    raise self.changed()
-                self._model = model
-            return self._model
-
-    async def _read_model(self, identity: Identity) -> Model:
+    async def _read_facts(self, identity: Identity) -> Model:
         bos = tuple((await self.token_count("", True))["ids"])
         adds_bos, eos = await self._probe(identity.context) if bos else (False, "")
         told = (*identity[:-1], sorted(identity.media), bos)

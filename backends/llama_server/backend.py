@@ -55,7 +55,7 @@ class LlamaServer:
 
     def model(self) -> Coroutine[Any, Any, Model]:
         """See `Backend.model`."""
-        return self.server.model()
+        return self.server.known.get()
 
     def open(self, job: Generation) -> Stream:
         """See `Backend.open`; choices are separate native calls, run as there are slots."""
@@ -72,7 +72,7 @@ class LlamaServer:
     @asynccontextmanager
     async def _nothing(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
         """A job that wants no tokens: the server would generate one all the same."""
-        model = await self.server.model_for(job)
+        model = await self.server.known.get_for(job)
         _ids, count = await prompt_ids(self.server, job, model)
         yield ended(job, count)
 
@@ -81,7 +81,7 @@ class LlamaServer:
         """A job whose prompt is scored before anything is generated."""
         server = self.server
         server.turns.check(job.party)
-        model = await server.model_for(job)
+        model = await server.known.get_for(job)
         ids, count = await prompt_ids(server, job, model)
         facts = await server.facts()
         if facts.speculative:
@@ -96,13 +96,13 @@ class LlamaServer:
         """See `Backend.native`."""
         server = self.server
         server.turns.check()
-        model = await server.model_for(job)
+        model = await server.known.get_for(job)
         prompt = await native_prompt(server, job, model)
         payload = to_native(await with_gbnf(job), 0, prompt, model.context, stream)
         del payload["response_fields"]
         data = await offload.run(size_of(prompt), orjson.dumps, payload)
         async with server.turns:
-            server.check_still(model)
+            server.known.check_is(model)
             async with server.upstream.send("POST", "/completion", data) as reply:
                 yield NativeReply(reply.status, reply.content_type, reply.chunks())
 

@@ -57,7 +57,7 @@ class Call:
     async def __aenter__(self) -> Call:
         server, job = self._server, self._job
         server.turns.check(job.party)
-        model = await server.model_for(job)
+        model = await server.known.get_for(job)
         self._names = server.names
         prompt: NativePrompt
         if job.logprobs is None:
@@ -83,7 +83,7 @@ class Call:
         if job.party is not None or not server.turns.try_take():
             await server.turns.take(job.party)
         try:
-            server.check_still(model)
+            server.known.check_is(model)
             exchange = server.upstream.send("POST", "/completion", data)
             reply = await exchange.__aenter__()
         except BaseException as error:

@@ -82,7 +82,7 @@ async def _markers(server: Server, model: Model) -> infill.Markers:
         ids = await server.tokenize(spelled, add_special=False, parse_special=True)
         before, after = [await server.plain(text) for text in infill.TEXTS]
         found = infill.markers(ids, before, after)
-        server.check_still(model)
+        server.known.check_is(model)
         server.infill = found
     return found
 

@@ -64,7 +64,7 @@ async def _score(
         call = calls.pop(0)
         native = scoring.to_native(call, ids, top, facts.vocabulary, facts.rolls_back)
         payload = await offload.run(6 * len(ids), orjson.dumps, native)
-        server.check_still(facts.model)
+        server.known.check_is(facts.model)
         status, body = await server.complete(payload, party)
         if status == 200:
             found, rest = await _read_scores(server, call, ids, top, body, facts)

@@ -10,8 +10,8 @@ import orjson
 
 from ...schemas.native.llama_server import TokenizePayload
 from .. import offload
-from ..base import Generation, Model, Special, TokenIds
-from ..checks import Fresh, changed, still
+from ..base import Model, Special, TokenIds
+from ..checks import Fresh, Known, changed
 from ..errors import LARGEST, EngineError, EngineUnavailable, ids_of_text, read_from
 from ..http import HttpUpstream
 from ..turns import QUEUE, Party, Turns
@@ -32,6 +32,7 @@ class Server:
     """A running llama-server; see `LlamaServer` for the arguments.
 
     Attributes:
+        known: the model that it serves.
         turns: places for calls.
         watch: what notices another model at the address.
         names: how answers may call the model.
@@ -57,37 +58,11 @@ class Server:
         self.watch = Watch(upstream, self._forget, self._restarted)
         self._health = Fresh(self._ask_health)
         self.names: frozenset[str] = frozenset()
-        self._model: Model | None = None
+        self.known = Known(upstream.address, self.watch, self._read_model)
         self._facts: Facts | None = None
         self.infill: Markers | None = None
         self._specials: Sequence[Special] | None = None
-        self._reading = asyncio.Lock()
         self._learning = asyncio.Lock()
-
-    async def model(self) -> Model:
-        """What it serves; it is asked again when no connection is open any more."""
-        model = self._model
-        if model is not None and not self.watch.is_sure:
-            model = await still(self.watch, lambda: self._model)
-        return model or await self._read_model()
-
-    async def model_for(self, job: Generation) -> Model:
-        """The model, if it is the one that a job was made for.
-
-        Raises:
-            EngineUnavailable: it is another one by now.
-        """
-        model = self._model if self.watch.is_sure else None
-        if model is None:
-            model = await self.model()
-        if job.fingerprint and job.fingerprint != model.fingerprint:
-            raise self.changed()
-        return model
-
-    def check_still(self, model: Model) -> None:
-        """Raise `EngineUnavailable` where another model was found since: nothing is sent then."""
-        if self._model is not model:
-            raise self.changed()
 
     async def complete(self, payload: bytes, party: Party | None) -> tuple[int, bytes]:
         """Status and body of an unstreamed call, when there is a place for it.
@@ -128,7 +103,7 @@ class Server:
         if specials is None:
             facts = await self.facts()
             specials = await read_specials(facts.vocabulary, self.plain)
-            self.check_still(facts.model)
+            self.known.check_is(facts.model)
             self._specials = specials
         return specials
 
@@ -142,26 +117,20 @@ class Server:
 
     def served(self, name: str) -> EngineError:
         """The error for an answer that another model made; everything is forgotten."""
-        model = self._model
+        model = self.known.model
         error = changed(self.upstream.address, name, "another" if model is None else model.name)
         self.watch.lose(error)
         return EngineError(error.message)
 
     def _forget(self) -> None:
         """Forget what was read of the model: another one is there."""
-        self._model = self._facts = self.infill = self._specials = None
+        self.known.model = self._facts = self.infill = self._specials = None
 
     def _restarted(self) -> None:
         """The same model is there, perhaps with other slots, or a draft model."""
         self._facts = None
         if self.watch.identity is not None:
             self.turns.resize(self.watch.identity.slots)
-
-    def changed(self) -> EngineUnavailable:
-        """The error for a request that was made for the model before."""
-        return EngineUnavailable(
-            f"The engine at {self.upstream.address} serves another model now; ask again."
-        )
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -197,29 +166,26 @@ class Server:
                 raise
 
     async def _read_model(self) -> Model:
-        async with self._reading:
-            if self._model is None:
-                await self.watch.check()
-                adds_bos = bool(await self.ids(""))
-                identity = self.watch.identity
-                if identity is None:
-                    raise self.changed()
-                self._model = identity.model(adds_bos)
-                self.names = identity.names
-                self.turns.resize(identity.slots)
-            return self._model
+        await self.watch.check()
+        adds_bos = bool(await self.ids(""))
+        identity = self.watch.identity
+        if identity is None:
+            raise self.known.changed()
+        self.names = identity.names
+        self.turns.resize(identity.slots)
+        return identity.model(adds_bos)
 
     async def facts(self) -> Facts:
         """What is needed to tell tokens; read once, when first wanted."""
         facts = self._facts
         if facts is None:
-            model = await self.model()
+            model = await self.known.get()
             async with self._learning:
                 facts = self._facts
                 if facts is None:
                     slots = self.watch.identity.slots if self.watch.identity is not None else 1
                     with read_from(ENGINE, "questions about its vocabulary"):
                         facts = await read_facts(self.reply, self.ask, model, slots)
-                    self.check_still(model)
+                    self.known.check_is(model)
                     self._facts = facts
         return facts
