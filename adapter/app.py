@@ -27,7 +27,7 @@ from .guards import Keys
 from .instruct import FORMATS
 from .origins import LocalRules
 from .printable import printable
-from .service import DEFAULT_MAX_BODY, Fetch, Service
+from .service import DEFAULT_MAX_BODY, Fetch, Listing, Policy, Service
 
 log = logging.getLogger("latimer")
 
@@ -104,17 +104,18 @@ class OpenAIAdapter:
         **options: Unpack[Options],
     ) -> None:
         name = options.get("chat_format")
-        self._service = Service(
-            backend,
-            names=tuple(options.get("model_names", ())),
-            any_model=options.get("any_model", False),
+        if name is not None and name not in FORMATS:
+            raise KeyError(name)
+        policy = Policy(
             strict=options.get("strict", False),
-            max_body=options.get("max_body", DEFAULT_MAX_BODY),
             parse_content=options.get("parse_content", False),
             fetch=_fetch() if options.get("fetch_images") else None,
-            format=None if name is None else FORMATS[name],
+            chat_format=name,
             vocabulary=options.get("logit_bias_vocabulary"),
         )
+        names, any_model = tuple(options.get("model_names", ())), options.get("any_model", False)
+        listing = Listing(backend, names, any_model, policy)
+        self._service = Service([listing], options.get("max_body", DEFAULT_MAX_BODY))
         self._keys = Keys(options.get("api_keys", ()))
         self._shares = options.get("share_prefixes", False)
         endpoints = {
@@ -156,7 +157,7 @@ class OpenAIAdapter:
 
     async def aclose(self) -> None:
         """Release the backend."""
-        await self._service.backend.aclose()
+        await self._service.aclose()
 
     def end(self) -> None:
         """Refuse new requests, and let those that are cancelled from now on answer why."""

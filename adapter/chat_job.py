@@ -9,7 +9,7 @@ from typing import NamedTuple
 import orjson
 
 from ..backends import offload
-from ..backends.base import MEDIA, Generation, Grammar, Model, Passage, Sampling, Text
+from ..backends.base import MEDIA, Generation, Grammar, Passage, Sampling, Text
 from ..backends.errors import ContextExceeded, RequestError, Unsupported, check_length
 from ..backends.structured import Unenforced
 from ..schemas import limits
@@ -27,7 +27,7 @@ from .readers.harmony import CHANNEL, MESSAGE
 from .readers.parts import Plain, Reader
 from .readers.thinking import Thinking
 from .reasoning import Tags, tags_of
-from .service import Service
+from .service import Served
 from .templates import Talk, render, variables_of
 from .tools import Offer, offer_of, wrong_schema
 from .turns import Style, known_style_of, turns_of
@@ -90,28 +90,29 @@ class _Marks(NamedTuple):
 
 
 async def chat_job(
-    exchange: Exchange, request: ChatRequest, model: Model, service: Service, sampling: Sampling
+    exchange: Exchange, request: ChatRequest, served: Served, sampling: Sampling
 ) -> ChatJob:
     """The job that answers a request.
 
     Raises:
         LatimerError: something of the request is wrong, or cannot be served.
     """
-    capabilities = service.backend.capabilities
-    own_format = service.format if request.adapter is None else instruct.format_of(request.adapter)
+    capabilities = served.capabilities
+    own_format = _own_format(request, served)
     if own_format is not None and request.chat_template_kwargs:
         hint = "An instruct format has no variables; leave one of them out."
         raise Unsupported("chat_template_kwargs", capabilities.engine, hint)
     if own_format is not None:
-        model = replace(model, template=None)
+        served = served._replace(model=replace(served.model, template=None))
+    model = served.model
     style = await known_style_of(model)
     tags = tags_of(model.template) if model.template is not None else None
     offer = None
     if request.tools or request.functions:
         offer = await offload.run(exchange.size, offer_of, request, capabilities.engine)
-    media = await media_of(request.messages, model, service)
+    media = await media_of(request.messages, served)
     prompt = await _prompt(
-        request, model, service, own_format, style, tags, offer, bool(media), exchange.size
+        request, served, own_format, style, tags, offer, bool(media), exchange.size
     )
     max_tokens = request.max_tokens or request.max_completion_tokens
     try:
@@ -125,8 +126,8 @@ async def chat_job(
             "messages",
         )
     stops = tuple(dict.fromkeys((*stops_of(request.stop), *prompt.markers)))
-    marks = await _marks_of(service, model, style, tags, prompt, offer, stops)
-    grammar, sure = await _grammar(request, service, offer, marks, exchange.size)
+    marks = await _marks_of(served, style, tags, prompt, offer, stops)
+    grammar, sure = await _grammar(request, served, offer, marks, exchange.size)
     form = _form(marks, offer, stops, sure)
     scan = None if form is None or not stops else lambda: Message(form)
     job = Generation(
@@ -150,10 +151,17 @@ async def chat_job(
     return ChatJob(job, form, inexact)
 
 
+def _own_format(request: ChatRequest, served: Served) -> instruct.Format | None:
+    """What stands around each turn instead of the model's template; None where that is rendered."""
+    if request.adapter is not None:
+        return instruct.format_of(request.adapter)
+    name = served.policy.chat_format
+    return None if name is None else instruct.FORMATS[name]
+
+
 async def _prompt(
     request: ChatRequest,
-    model: Model,
-    service: Service,
+    served: Served,
     own_format: instruct.Format | None,
     style: Style,
     tags: Tags | None,
@@ -161,6 +169,7 @@ async def _prompt(
     has_media: bool,
     size: int,
 ) -> _Prompt:
+    model = served.model
     told = offer.told if offer is not None else ()
     arguments = model, request.messages, told, style, tags
     messages, tools = (
@@ -170,7 +179,7 @@ async def _prompt(
     )
     talk: Talk = {
         "messages": messages,
-        "variables": variables_of(request, model, service.backend.capabilities.engine),
+        "variables": variables_of(request, model, served.capabilities.engine),
         "tools": tools,
     }
     if own_format is None and model.template is None:
@@ -183,16 +192,15 @@ async def _prompt(
         return shown
 
     markers = () if own_format is None else own_format.stops(messages)
-    if service.parse_content:
+    if served.policy.parse_content:
         rendered = Rendered(Text(await offload.run(size, show, talk)))
     else:
-        rendered = await prompt_of(model, talk, service.backend, show, has_media, size)
+        rendered = await prompt_of(model, talk, served.backend, show, has_media, size)
     return _Prompt(rendered, shown, markers)
 
 
 async def _marks_of(
-    service: Service,
-    model: Model,
+    served: Served,
     style: Style,
     tags: Tags | None,
     prompt: _Prompt,
@@ -212,8 +220,8 @@ async def _marks_of(
         wanted |= {stop for stop in stops if LIKELY.search(stop)}
     if not wanted:
         return found
-    spelled = wanted & await spellings_of(service.backend, model)
-    tokens = spelled if service.backend.capabilities.marks else frozenset()
+    spelled = wanted & await spellings_of(served.backend, served.model)
+    tokens = spelled if served.capabilities.marks else frozenset()
     if not style.native:
         # A model that was told in words may use its token, or spell it as it was told.
         tokens = tokens - set(style.form.markers)
@@ -233,14 +241,14 @@ def _functions(offer: Offer) -> tuple[tuple[str, bytes | None, bool], ...]:
 
 
 async def _grammar(
-    request: ChatRequest, service: Service, offer: Offer | None, marks: _Marks, size: int
+    request: ChatRequest, served: Served, offer: Offer | None, marks: _Marks, size: int
 ) -> tuple[Grammar | None, bool]:
     """What each choice must look like, and whether it makes sure of calls.
 
     Args:
         size: bytes of the request's body.
     """
-    capabilities = service.backend.capabilities
+    capabilities = served.capabilities
     answer = (
         grammar_of(request, capabilities)
         if size <= offload.SMALL
@@ -259,7 +267,7 @@ async def _grammar(
             answer.param,
             "invalid_value",
         )
-    if not forced and alone and not _is_lazy(form, service):
+    if not forced and alone and not _is_lazy(form, served):
         return None, False
     param = "functions" if offer.legacy else "tools"
     beside = None if answer is None or alone else answer._replace(after=None)
@@ -288,9 +296,9 @@ async def _grammar(
     return Grammar("gbnf", text, param, after, is_own=True), True
 
 
-def _is_lazy(form: Format, service: Service) -> bool:
+def _is_lazy(form: Format, served: Served) -> bool:
     """Whether calls that the model makes by itself can be followed by a grammar."""
-    return bool(form.begin) and service.backend.capabilities.free_grammars
+    return bool(form.begin) and served.capabilities.free_grammars
 
 
 def _form(marks: _Marks, offer: Offer | None, stops: tuple[str, ...], sure: bool) -> Form | None:

@@ -13,11 +13,11 @@ import imagesize
 from tinytag import TinyTag
 
 from ..backends import offload
-from ..backends.base import Media, MediaKind, Model
+from ..backends.base import Media, MediaKind
 from ..backends.errors import RequestError, UnreadableMedia, Unsupported
 from ..schemas import limits
 from ..schemas.openai.chat import AudioPart, FilePart, ImagePart, Message, RefusalPart, TextPart
-from .service import Service
+from .service import Served
 
 # What llama.cpp's readers know (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC.
 _BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
@@ -31,9 +31,7 @@ PARTS = 500
 _NAMES = {"image": "images", "audio": "audio"}
 
 
-async def media_of(
-    messages: Sequence[Message], model: Model, service: Service
-) -> tuple[Media, ...]:
+async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, ...]:
     """What messages hold beside text, in its order.
 
     Raises:
@@ -58,11 +56,11 @@ async def media_of(
                     here,
                     "array_above_max_length",
                 )
-            engine = service.backend.capabilities.engine
+            engine = served.capabilities.engine
             if isinstance(part, FilePart):
                 raise Unsupported(f"{here}.type", engine, "Send what the file says as text.")
             kind: MediaKind = "image" if isinstance(part, ImagePart) else "audio"
-            if kind not in model.media:
+            if kind not in served.model.media:
                 hint = f"The model that it serves takes no {_NAMES[kind]}; send text parts only."
                 raise Unsupported(f"{here}.type", engine, hint)
             if isinstance(part, AudioPart):
@@ -71,7 +69,7 @@ async def media_of(
                 data = await offload.run(len(encoded), _decoded, encoded, param)
             else:
                 param = f"{here}.image_url.url"
-                data = await _image(part.image_url.url, param, service)
+                data = await _image(part.image_url.url, param, served)
             # koboldcpp leaves out what it cannot read, without a word.
             if not data.startswith(_BEGINNINGS[kind]):
                 raise UnreadableMedia(param)
@@ -81,16 +79,16 @@ async def media_of(
     return tuple(found)
 
 
-async def _image(url: str, param: str, service: Service) -> bytes:
+async def _image(url: str, param: str, served: Served) -> bytes:
     if url.startswith("data:"):
         return await offload.run(len(url), _inline, url, param)
     if not url.startswith(("http://", "https://")):
         raise _no_image_url(url, param)
-    if service.fetch is None:
-        engine = service.backend.capabilities.engine
+    if served.policy.fetch is None:
+        engine = served.capabilities.engine
         hint = "This server fetches no addresses; send a data: URL, 'data:image/png;base64,…'."
         raise Unsupported(param, engine, hint)
-    return await service.fetch(url, param)
+    return await served.policy.fetch(url, param)
 
 
 def _inline(url: str, param: str) -> bytes:

@@ -1,12 +1,12 @@
-"""What the endpoints share: the backend, its names, and the rules it is served under."""
+"""What is served: backends, their names, and the rules they are served under."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from ..backends.base import Backend, Generation, Model, Sampling
+from ..backends.base import Backend, Capabilities, Generation, Model, Sampling
 from ..backends.errors import LatimerError, RequestError, shortened
 from ..backends.upstream import whole
 from ..schemas import limits
@@ -14,7 +14,6 @@ from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.completions import CompletionRequest
 from .exchange import Exchange
 from .frames import error_event
-from .instruct import Format
 from .vocabularies import to_model
 
 DEFAULT_MAX_BODY = limits.BODY.most
@@ -24,62 +23,143 @@ Fetch: TypeAlias = Callable[[str, str], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """One backend as it is served.
+class Policy:
+    """The rules that a model is served under.
+
+    Args:
+        strict: refuse unknown fields, and what the engine does only nearly.
+        parse_content: whether what messages spell as control tokens counts as such.
+        fetch: gets what a request names by its address, None where only data: URLs are taken.
+        chat_format: the instruct format (`instruct.FORMATS`) that stands in for the model's own
+            template.
+        vocabulary: the vocabulary that requests' token ids are of, by tiktoken's name; the
+            model's own by default.
+    """
+
+    strict: bool = False
+    parse_content: bool = False
+    fetch: Fetch | None = None
+    chat_format: str | None = None
+    vocabulary: str | None = None
+
+
+class Served(NamedTuple):
+    """What answers a request: an engine, the model that it serves, and the rules for it."""
+
+    backend: Backend
+    model: Model
+    policy: Policy
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine can do."""
+        return self.backend.capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A backend, as `/v1/models` lists it.
 
     Args:
         names: how clients call the model; the engine's own name where there are none.
         any_model: accept every name.
-        strict: refuse unknown fields, and what the engine does only nearly.
-        max_body: the largest body taken, in bytes.
-        parse_content: whether what messages spell as control tokens counts as such.
-        fetch: gets what a request names by its address, None where only data: URLs are taken.
-        format: what stands around each turn, instead of the model's own template.
-        vocabulary: the vocabulary that requests' token ids are of, by tiktoken's name; the
-            model's own by default.
     """
 
     backend: Backend
     names: Sequence[str] = ()
     any_model: bool = False
-    strict: bool = False
-    max_body: int = DEFAULT_MAX_BODY
-    parse_content: bool = False
-    fetch: Fetch | None = None
-    format: Format | None = None
-    vocabulary: str | None = None
+    policy: Policy = Policy()
 
     def names_of(self, model: Model) -> Sequence[str]:
-        """The names that `/v1/models` lists."""
+        """The names that it has."""
         return self.names or (model.name,)
 
-    async def resolve(self, name: str) -> Model:
-        """The model that a request means; an unknown name is a 404 (contract 1.4)."""
-        model = await self.backend.model()
-        if not self.any_model and name not in self.names_of(model):
-            raise RequestError(
-                f"The model `{shortened(name)}` does not exist or you do not have access to it.",
-                None,
-                "model_not_found",
-                404,
-            )
-        return model
+    async def served(self) -> Served:
+        """The model that is there now."""
+        return Served(self.backend, await self.backend.model(), self.policy)
+
+
+class Service:
+    """All that is served.
+
+    Args:
+        listings: one for each backend; a name belongs to the first that has it.
+        max_body: the largest body taken, in bytes.
+    """
+
+    def __init__(self, listings: Sequence[Listing], max_body: int = DEFAULT_MAX_BODY) -> None:
+        self._listings = listings
+        self.max_body = max_body
+
+    async def resolve(self, name: str) -> Served:
+        """What a request's model means; an unknown name is a 404 (contract 1.4).
+
+        Raises:
+            RequestError: no model has the name.
+            EngineUnavailable: an engine that may have it is not there.
+        """
+        missing: LatimerError | None = None
+        for listing in self._listings:
+            try:
+                model = await listing.backend.model()
+            except LatimerError as error:
+                if name in listing.names:
+                    raise
+                missing = missing or error
+                continue
+            if listing.any_model or name in listing.names_of(model):
+                return Served(listing.backend, model, listing.policy)
+        if missing is not None:
+            raise missing
+        raise RequestError(
+            f"The model `{shortened(name)}` does not exist or you do not have access to it.",
+            None,
+            "model_not_found",
+            404,
+        )
+
+    async def first(self) -> Served:
+        """What answers where a request names no model."""
+        return await self._listings[0].served()
+
+    async def models(self) -> dict[str, Model]:
+        """Every name that requests may use, and its model.
+
+        Raises:
+            EngineUnavailable: an engine is not there.
+        """
+        found: dict[str, Model] = {}
+        for listing in self._listings:
+            model = await listing.backend.model()
+            for name in listing.names_of(model):
+                found.setdefault(name, model)
+        return found
+
+    async def health(self) -> None:
+        """Return when every engine can answer."""
+        for listing in self._listings:
+            await listing.backend.health()
+
+    async def aclose(self) -> None:
+        """Release the backends."""
+        for listing in self._listings:
+            await listing.backend.aclose()
 
 
 async def in_model_vocabulary(
-    request: CompletionRequest | ChatRequest, sampling: Sampling, service: Service
+    request: CompletionRequest | ChatRequest, sampling: Sampling, served: Served
 ) -> tuple[Sampling, Sequence[str]]:
     """Sampling with the biases on the model's own tokens, and what of it is only nearly right."""
-    vocabulary = request.logit_bias_vocabulary or service.vocabulary
+    vocabulary = request.logit_bias_vocabulary or served.policy.vocabulary
     if vocabulary is None or not sampling.logit_bias:
         return sampling, ()
-    biases, exact = await to_model(vocabulary, sampling.logit_bias, service.backend)
+    biases, exact = await to_model(vocabulary, sampling.logit_bias, served.backend)
     return sampling._replace(logit_bias=biases), () if exact else ("logit_bias",)
 
 
-async def pass_native(exchange: Exchange, service: Service, job: Generation, stream: bool) -> None:
+async def pass_native(exchange: Exchange, backend: Backend, job: Generation, stream: bool) -> None:
     """Send the engine's own reply: its status, its type, its bytes as they come."""
-    async with service.backend.native(job, stream) as reply:
+    async with backend.native(job, stream) as reply:
         content_type = reply.content_type.encode("latin-1")
         if not stream:
             # A reply that breaks off in the middle is an error of its own.

@@ -57,7 +57,6 @@ ROOMS: tuple[tuple[str, ...], ...] = (
 # Arrows that run upwards: the importer, and what it imports.
 UPWARDS = {
     ("adapter/run.py", "adapter/message.py"),
-    ("adapter/service.py", "adapter/instruct.py"),
 }
 
 

@@ -11,7 +11,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
-from ...backends.base import Capabilities, Generation, Model, Sampling
+from ...backends.base import Capabilities, Generation, Sampling
 from ...backends.errors import ContextExceeded, LatimerError, RequestError, Unsupported
 from ...schemas import limits
 from ...schemas.openai.chat import (
@@ -28,7 +28,7 @@ from ..frames import ChatFrames
 from ..logprobs import to_chat
 from ..message import folded
 from ..run import TOKEN, Plan, fold, stream
-from ..service import Service, in_model_vocabulary, pass_native
+from ..service import Served, Service, in_model_vocabulary, pass_native
 from ..tools import check_calls
 from ..validation import (
     check_stream_options,
@@ -66,8 +66,8 @@ _TIERS = {"auto": "default", "fast": "priority"}
 async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     """Answer a request for chat completions."""
     request = await read(exchange, _REQUEST)
-    model = await service.resolve(request.model)
-    capabilities = service.backend.capabilities
+    served = await service.resolve(request.model)
+    capabilities, strict = served.capabilities, served.policy.strict
     include_usage = check_stream_options(request)
     _check_combinations(request)
     refuse_unserved(request, _UNSERVED, capabilities.engine)
@@ -76,22 +76,21 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         if exchange.size <= offload.SMALL
         else await offload.run(exchange.size, _checked, request, capabilities)
     )
-    sampling, inexact = await in_model_vocabulary(request, sampling, service)
-    chat = await chat_job(exchange, request, model, service, sampling)
+    sampling, inexact = await in_model_vocabulary(request, sampling, served)
+    chat = await chat_job(exchange, request, served, sampling)
     inexact = (*inexact, *chat.inexact)
-    await notes(exchange, request, sampling, capabilities, service.strict, inexact)
+    await notes(exchange, request, sampling, capabilities, strict, inexact)
     if request.oai_compat is False:
         _check_native(chat.job, capabilities)
-        await pass_native(exchange, service, chat.job, bool(request.stream))
+        await pass_native(exchange, served.backend, chat.job, bool(request.stream))
     else:
-        await _answer(exchange, service, request, model, chat, include_usage)
+        await _answer(exchange, served, request, chat, include_usage)
 
 
 async def _answer(
     exchange: Exchange,
-    service: Service,
+    served: Served,
     request: ChatRequest,
-    model: Model,
     chat: ChatJob,
     include_usage: bool,
 ) -> None:
@@ -104,7 +103,7 @@ async def _answer(
     }
     if request.service_tier is not None:
         head["service_tier"] = _TIERS.get(request.service_tier, request.service_tier)
-    head["system_fingerprint"] = model.fingerprint
+    head["system_fingerprint"] = served.model.fingerprint
     show = to_chat if job.logprobs is not None else None
     plan = Plan(
         [job],
@@ -112,15 +111,15 @@ async def _answer(
         detailed_usage_of,
         logprobs=show,
         form=form,
-        strict=service.strict,
+        strict=served.policy.strict,
         translate=_translate,
     )
     if request.stream:
         empty = to_chat(()) if show is not None else None
         frames = ChatFrames(head, include_usage, empty, form is not None)
-        await stream(exchange, service.backend, plan._replace(frames=frames))
+        await stream(exchange, served.backend, plan._replace(frames=frames))
         return
-    results, usage = await fold(exchange, service.backend, plan)
+    results, usage = await fold(exchange, served.backend, plan)
     reply: ChatCompletion = {
         **head,  # type: ignore[typeddict-item]
         "choices": [

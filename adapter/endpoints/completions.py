@@ -13,7 +13,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
-from ...backends.base import Backend, Capabilities, Generation, Model, Prompt, Sampling, Text
+from ...backends.base import Backend, Capabilities, Generation, Prompt, Sampling, Text
 from ...backends.errors import LatimerError, RequestError, Unsupported, check_length
 from ...schemas import limits
 from ...schemas.openai.completions import Completion, CompletionRequest
@@ -23,7 +23,7 @@ from ..formats import grammar_of
 from ..frames import CompletionFrames
 from ..logprobs import Entry, to_legacy
 from ..run import CHOICE, TOKEN, Plan, fold, stream
-from ..service import Service, in_model_vocabulary, pass_native
+from ..service import Served, Service, in_model_vocabulary, pass_native
 from ..templates import without_bos
 from ..validation import (
     check_stream_options,
@@ -49,18 +49,18 @@ _REQUEST = TypeAdapter(CompletionRequest)
 async def create_completion(exchange: Exchange, service: Service) -> None:
     """Answer a request for completions."""
     request = await read(exchange, _REQUEST)
-    model = await service.resolve(request.model)
-    capabilities = service.backend.capabilities
+    served = await service.resolve(request.model)
+    model, policy, capabilities = served.model, served.policy, served.capabilities
     include_usage = check_stream_options(request)
     candidates, best = _count(request)
     sampling, inexact = await in_model_vocabulary(
         request,
         await offload.run(exchange.size, sampling_of, request, capabilities),
-        service,
+        served,
     )
-    vocabulary = request.logit_bias_vocabulary or service.vocabulary
+    vocabulary = request.logit_bias_vocabulary or policy.vocabulary
     encoding = await loaded(vocabulary) if vocabulary and _has_ids(request.prompt) else None
-    prompts = await offload.run(exchange.size, _prompts, request, model, service, encoding)
+    prompts = await offload.run(exchange.size, _prompts, request, served, encoding)
     if len(prompts) * candidates > MOST_CHOICES:
         param = "n" if best is None else "best_of"
         raise RequestError(
@@ -70,7 +70,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
             param,
             "invalid_value",
         )
-    await notes(exchange, request, sampling, capabilities, service.strict, inexact)
+    await notes(exchange, request, sampling, capabilities, policy.strict, inexact)
     grammar = await offload.run(exchange.size, grammar_of, request, capabilities)
     job = _job(request, prompts[0], sampling, candidates, best)._replace(
         owner=exchange.owner, grammar=grammar, fingerprint=model.fingerprint
@@ -80,7 +80,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         jobs = await offload.run(CHOICE * len(prompts), _each, job, prompts)
     if request.oai_compat is False:
         _check_native(request, jobs, capabilities)
-        await pass_native(exchange, service, jobs[0], bool(request.stream))
+        await pass_native(exchange, served.backend, jobs[0], bool(request.stream))
         return
     plan = Plan(
         jobs,
@@ -88,24 +88,23 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         usage_of,
         best=best,
         logprobs=_shape(request),
-        strict=service.strict,
+        strict=policy.strict,
         translate=partial(_translate, request),
     )
-    await _answer(exchange, service, request, model, plan, include_usage)
+    await _answer(exchange, served, request, plan, include_usage)
 
 
 async def _answer(
     exchange: Exchange,
-    service: Service,
+    served: Served,
     request: CompletionRequest,
-    model: Model,
     plan: Plan,
     include_usage: bool,
 ) -> None:
     if request.echo or plan.logprobs is not None:
         echoes = []
         for number, job in enumerate(plan.jobs, 1):
-            echoes.append(await _echo(request, job, service.backend))
+            echoes.append(await _echo(request, job, served.backend))
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
         plan = plan._replace(echoes=echoes)
@@ -114,13 +113,13 @@ async def _answer(
         "object": "text_completion",
         "created": int(time.time()),
         "model": request.model,
-        "system_fingerprint": model.fingerprint,
+        "system_fingerprint": served.model.fingerprint,
     }
     if request.stream:
         frames = CompletionFrames(head, include_usage)
-        await stream(exchange, service.backend, plan._replace(frames=frames))
+        await stream(exchange, served.backend, plan._replace(frames=frames))
         return
-    results, usage = await fold(exchange, service.backend, plan)
+    results, usage = await fold(exchange, served.backend, plan)
 
     def reply() -> bytes:
         completion: Completion = {
@@ -188,16 +187,14 @@ def _has_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and any(not isinstance(item, str) for item in prompt)
 
 
-def _prompts(
-    request: CompletionRequest, model: Model, service: Service, encoding: Encoding | None
-) -> list[Prompt]:
+def _prompts(request: CompletionRequest, served: Served, encoding: Encoding | None) -> list[Prompt]:
     """Each prompt; `parse_special: false` makes control tokens in them plain text.
 
     Args:
         encoding: the vocabulary that ids are of, None for the model's own.
     """
     parse_special = request.parse_special is not False
-    capabilities = service.backend.capabilities
+    model, capabilities = served.model, served.capabilities
     if not parse_special and "parse_special" in capabilities.refused:
         raise Unsupported(
             "parse_special", capabilities.engine, capabilities.refused["parse_special"]

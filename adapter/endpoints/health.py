@@ -8,5 +8,5 @@ from ..service import Service
 
 async def health(exchange: Exchange, service: Service) -> None:
     """Answer 200 when the engine is ready, 503 when it is not; needs no API key."""
-    await service.backend.health()
+    await service.health()
     await exchange.reply(200, b'{"status":"ok"}')

@@ -14,21 +14,21 @@ from ..service import Service
 
 async def list_models(exchange: Exchange, service: Service) -> None:
     """Answer with every name that requests may use."""
-    model = await service.backend.model()
+    models = await service.models()
     reply: ModelList = {
         "object": "list",
-        "data": [_object(name, model) for name in service.names_of(model)],
+        "data": [_object(name, model) for name, model in models.items()],
     }
     await exchange.reply(200, orjson.dumps(reply))
 
 
 async def retrieve_model(exchange: Exchange, service: Service, name: str) -> None:
     """Answer with one model; slashes in its name may be URL-encoded, once or twice."""
-    names = service.names_of(await service.backend.model())
+    names = await service.models()
     if name not in names and unquote(name) in names:
         name = unquote(name)
-    model = await service.resolve(name)
-    await exchange.reply(200, orjson.dumps(_object(name, model)))
+    served = await service.resolve(name)
+    await exchange.reply(200, orjson.dumps(_object(name, served.model)))
 
 
 def _object(name: str, model: Model) -> ModelObject:

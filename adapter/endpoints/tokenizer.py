@@ -24,7 +24,7 @@ _DETOKENIZE = TypeAdapter(DetokenizeRequest)
 
 async def tokenizer_info(exchange: Exchange, service: Service) -> None:
     """Answer what a client must know to use the tokeniser."""
-    model = await service.backend.model()
+    model = (await service.first()).model
     info: TokenizerInfo = {
         "tokenizer_class": "LatimerTokenizer",
         "bos_token": model.bos_token or None,
@@ -40,15 +40,16 @@ async def tokenizer_info(exchange: Exchange, service: Service) -> None:
 async def tokenize(exchange: Exchange, service: Service) -> None:
     """Answer the ids of a text; special tokens are added unless the request says otherwise."""
     request = await read(exchange, _TOKENIZE)
-    ids = await service.backend.tokenize(
+    served = await service.first()
+    ids = await served.backend.tokenize(
         request.prompt,
         add_special=request.add_special_tokens is not False,
         parse_special=True,
     )
-    model = await service.backend.model()
+    context = served.model.context
 
     def reply() -> bytes:
-        told: Tokenized = {"count": len(ids), "max_model_len": model.context, "tokens": list(ids)}
+        told: Tokenized = {"count": len(ids), "max_model_len": context, "tokens": list(ids)}
         return orjson.dumps(told)
 
     await exchange.reply(200, await offload.run(8 * len(ids), reply))
@@ -57,8 +58,9 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
 async def detokenize(exchange: Exchange, service: Service) -> None:
     """Answer the text of ids; bytes that are no characters become U+FFFD."""
     request = await read(exchange, _DETOKENIZE)
+    served = await service.first()
     try:
-        data = await service.backend.detokenize(tuple(request.tokens))
+        data = await served.backend.detokenize(tuple(request.tokens))
     except RequestError as error:
         message = error.message.replace("'prompt'", "'tokens'")
         raise RequestError(message, "tokens", error.code) from None

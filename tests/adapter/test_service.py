@@ -1,0 +1,46 @@
+"""What is served: a model behind each of its names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from latimer.adapter.service import Listing, Policy, Service
+from latimer.backends.errors import EngineUnavailable, RequestError
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+from support.servers import free_port
+
+MODELS = Path(__file__).parent.parent / "models"
+
+
+async def test_a_second_model_stands_behind_another_name(llama_server_url: str) -> None:
+    """Each name leads to its own backend, model and rules; a name belongs to the first."""
+    inside = LlamaCpp(MODELS / "spm.gguf", gpu_layers=0)
+    there = LlamaServer(llama_server_url)
+    strict = Policy(strict=True)
+    service = Service([Listing(inside, ["one", "both"], policy=strict), Listing(there)])
+    one = await service.resolve("one")
+    other = await service.resolve("demo.gguf")
+    assert (one.backend, one.model.name, one.policy) == (inside, "spm", strict)
+    assert (other.backend, other.model.name, other.policy.strict) == (there, "demo.gguf", False)
+    assert (await service.first()).backend is inside
+    models = await service.models()
+    assert list(models) == ["one", "both", "demo.gguf"]
+    assert models["both"] is one.model
+    with pytest.raises(RequestError, match="The model `two` does not exist"):
+        await service.resolve("two")
+    await service.health()
+    await service.aclose()
+
+
+async def test_an_engine_that_is_away_hides_no_other(llama_server_url: str) -> None:
+    """Its names, and those that may be its own, are errors that say so; others are answered."""
+    away = LlamaServer(f"http://127.0.0.1:{free_port()}")
+    there = LlamaServer(llama_server_url)
+    service = Service([Listing(away, ["away"]), Listing(there, ["here"])])
+    assert (await service.resolve("here")).backend is there
+    for name in ("away", "unknown"):
+        with pytest.raises(EngineUnavailable):
+            await service.resolve(name)
+    await service.aclose()
