@@ -267,7 +267,9 @@ def serve(settings: Settings) -> None:
 @_options
 @_loading
 def check(settings: Settings) -> None:
-    """Show what an engine can do, as a table; exit code 1 if it cannot be reached.
+    """Show what an engine can do, as a table.
+
+    The exit code is 1 if it cannot be reached.
 
     \b
     Examples:

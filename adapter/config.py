@@ -21,7 +21,7 @@ from ..backends.llama_cpp.options import CacheType
 from ..backends.turns import QUEUE
 from ..schemas import limits
 from .config_errors import in_words, reason_of
-from .credentials import check_key, keys_of
+from .credentials import UnusableKey, check_key, keys_of
 from .instruct import FORMATS
 from .origins import LocalRules
 
@@ -133,6 +133,13 @@ class Settings(BaseSettings):
             raise ValueError(f"there is no {value!r}; there are {', '.join(FORMATS)}")
         return value
 
+    @field_validator("model_name")
+    @classmethod
+    def _named(cls, value: list[str]) -> list[str]:
+        if not all(name.strip() for name in value):
+            raise ValueError("a name is empty")
+        return value
+
     @field_validator("cors_origin")
     @classmethod
     def _origins(cls, value: list[str]) -> list[str]:
@@ -225,12 +232,16 @@ class Settings(BaseSettings):
         """Every API key, from wherever it was given.
 
         Raises:
-            UnusableKey: one of them, or the engine's, cannot be sent in a header.
+            UnusableKey: one of them, or the engine's, cannot be sent in a header, or there is none
+                where they are to be.
             OSError: their file cannot be read.
         """
         keys = [key.get_secret_value() for key in self.api_key]
         if self.api_key_file is not None:
             keys += keys_of(self.api_key_file)
+        if not keys and "api_key" in self.model_fields_set:
+            # `LATIMER_API_KEY=$UNSET` must not open a server.
+            raise UnusableKey("api_key: there is no key in it. Leave it out to serve without one.")
         for key in keys:
             check_key(key, "api_key")
         if self.engine_key:

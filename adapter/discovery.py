@@ -34,6 +34,8 @@ _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/
 _EXAMPLES = {"koboldcpp": "http://127.0.0.1:5001"}
 _EXAMPLE = "http://127.0.0.1:8080"
 _ADDRESS = re.compile(r"https?:|[A-Za-z][A-Za-z0-9+.-]*://", re.IGNORECASE)
+# What a GGUF file begins with.
+_MAGIC = b"GGUF"
 # Seconds in which an engine says what it is.
 _PROBE_SECONDS = 10.0
 
@@ -109,8 +111,12 @@ def _check_file(model: str) -> None:
         path = Path(model)
         if path.is_dir():
             raise WrongSetup(f"'{model}' is a folder. Name the GGUF file in it.")
-        if not path.exists() and _HOST_AND_PORT.fullmatch(model):
-            raise WrongSetup(f"There is no file '{model}'. Did you mean http://{model}?")
+        if not path.exists():
+            hint = f" Did you mean http://{model}?" if _HOST_AND_PORT.fullmatch(model) else ""
+            raise WrongSetup(f"There is no model at {model}.{hint}")
+        with path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise WrongSetup(f"'{model}' is no GGUF file. Other formats must be converted.")
     except (OSError, ValueError) as error:
         raise WrongSetup(f"'{model[:200]}' cannot be opened: {reason_of(error)}.") from None
 

@@ -84,9 +84,12 @@ async def serve(settings: Settings) -> None:
         fail(error.message)
     if not settings.wait:
         _listen(settings, sockets)
-    readiness = asyncio.create_task(_tell_when_ready(settings, backend, sockets))
+    told = asyncio.Event()
+    readiness = asyncio.create_task(_tell_when_ready(settings, backend, sockets, told))
     # An engine that answers at once is told in one line.
-    await asyncio.wait([readiness], timeout=None if settings.wait else _FIRST)
+    telling = asyncio.create_task(told.wait())
+    await asyncio.wait([readiness, telling], return_when=asyncio.FIRST_COMPLETED)
+    telling.cancel()
     server = _Server(adapter_of(settings, backend), settings.drain)
     # A request leaves no cycles behind, and what start-up made stays: looking for garbage in it
     # again and again costs a tenth of all requests. Looking seldom makes each look a long pause:
@@ -158,9 +161,13 @@ def _listening(settings: Settings, sockets: list[socket.socket]) -> str:
 
 
 async def _tell_when_ready(
-    settings: Settings, backend: Backend, sockets: list[socket.socket]
+    settings: Settings, backend: Backend, sockets: list[socket.socket], told: asyncio.Event
 ) -> None:
-    """Say what is served where when the engine is ready, and until then why it is not."""
+    """Say what is served where when the engine is ready, and until then why it is not.
+
+    Args:
+        told: set when requests can be answered, if only with a 503.
+    """
     listening = _listening(settings, sockets)
     said = ""
     asking = asyncio.ensure_future(backend.model())
@@ -178,6 +185,7 @@ async def _tell_when_ready(
         elif not said:
             until = "answers 503 until its engine is ready"
             _say(f"Latimer listens at {listening} and {until}. {reason}")
+            told.set()
         elif reason != said:
             _say(reason)
         said = reason
@@ -189,6 +197,7 @@ async def _tell_when_ready(
     if settings.wait:
         _listen(settings, sockets)
     _say(f"Latimer serves {names} ({engine}) at {listening}")
+    told.set()
 
 
 def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
@@ -242,6 +251,11 @@ class _Server(uvicorn.Server):
         """Begin the drain, or end it; uvicorn would raise the signal again when all is done."""
         if self.should_exit:
             self._loop.call_soon_threadsafe(self._end)
+        elif running := len(self.server_state.tasks):
+            requests = "1 request" if running == 1 else f"{running} requests"
+            end = f"for {self._drain} s at most; a second signal ends it"
+            line = f"Latimer lets {requests} end, {end}."
+            self._loop.call_soon_threadsafe(_say, line)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from latimer.adapter.cli import main
 from latimer.adapter.config import Settings, WrongSettings
+from latimer.adapter.credentials import UnusableKey
 from latimer.adapter.discovery import backend_of
 from latimer.adapter.listening import bound
 from latimer.backends.deferred import Deferred
@@ -124,6 +125,7 @@ def test_check_of_a_koboldcpp(koboldcpp_replay: tuple[str, Any]) -> None:
     ("arguments", "code", "words"),
     [
         (["serve", "--port", "x"], 2, "--port"),
+        (["serve", "--model-name", ""], 2, "--model-name: a name is empty"),
         (["serve", "--port", "99999"], 2, "--port must be at most 65535, not 99999."),
         (["serve", "--config", "/nowhere.toml"], 2, "/nowhere.toml cannot be read: No such file"),
         (["serve", "--lora", "x.gguf=y"], 2, "--lora: 'x.gguf=y' must end with a number"),
@@ -233,6 +235,22 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
     settings = Settings.load(None, api_key=("zero",), api_key_file=file)
     assert settings.keys() == ["zero", "one", "two"]
     assert "zero" not in repr(settings)
+
+
+@pytest.mark.parametrize("empty", ["", " , "])
+def test_a_key_that_is_empty_opens_no_server(
+    empty: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A variable without a value, or a list without a key, is a mistake, not "no key"."""
+    monkeypatch.setenv("LATIMER_API_KEY", empty)
+    with pytest.raises(UnusableKey, match="no key in it"):
+        Settings.load(None).keys()
+    monkeypatch.delenv("LATIMER_API_KEY")
+    file = tmp_path / "latimer.toml"
+    file.write_text("api_key = []\n")
+    with pytest.raises(UnusableKey, match="no key in it"):
+        Settings.load(file).keys()
+    assert Settings.load(None).keys() == []
 
 
 def test_a_running_stream_ends_after_sigterm() -> None:

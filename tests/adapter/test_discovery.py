@@ -34,6 +34,8 @@ NO_KEY = b'{"error":{"message":"Invalid API Key","type":"authentication_error","
         ("127.0.0.1:8080/v1", "Did you mean http://127.0.0.1:8080/v1?"),
         ("[::1]:8080", "Did you mean http://[::1]:8080?"),
         ("a" * 5000, "File name too long"),
+        ("nowhere.gguf", "There is no model at nowhere.gguf."),
+        (__file__, "is no GGUF file."),
     ],
     ids=lambda text: text[:24],
 )

@@ -94,7 +94,7 @@ async def test_half_a_character_is_a_token_too(telling: httpx2.AsyncClient) -> N
 
 async def test_a_strict_server_refuses_what_is_inexact(apps: Any, client_of: Any) -> None:
     """Under `strict` a bias that cannot be exact is a 400."""
-    backend = apps("llama_cpp")._service.backend
+    backend = (await apps("llama_cpp")._service.first()).backend
     app = OpenAIAdapter(backend, any_model=True, strict=True, logit_bias_vocabulary=NAME)
     async with client_of(app) as client:
         reply = await complete(client, logit_bias={word(b" Parisian"): -100})

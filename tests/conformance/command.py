@@ -132,7 +132,10 @@ def _chosen(only: Sequence[str], group: Sequence[str], profile: Sequence[str]) -
     wanted |= {check.id for check in checks if check.group in group}
     wanted |= {check.id for check in checks if any(fnmatchcase(check.id, one) for one in only)}
     if not wanted:
-        raise click.UsageError("No check is of that name; --list shows them all.")
+        groups = ", ".join(sorted({check.group for check in checks}))
+        raise click.UsageError(
+            f"No check is of that name; --list shows them all. The groups are {groups}."
+        )
     return [check for check in checks if check.id in wanted]
 
 

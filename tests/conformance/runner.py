@@ -62,7 +62,7 @@ async def connected(settings: Settings) -> AsyncIterator[tuple[httpx2.AsyncClien
             models = (await client.get("models")).json()["data"]
             model = str(models[0]["id"])
         except httpx2.HTTPError as error:
-            reason = str(error) or type(error).__name__
+            reason = str(error).rstrip(".") or type(error).__name__
             raise Unreachable(f"{settings.url} does not answer: {reason}.") from error
         except (ValueError, KeyError, IndexError, TypeError):
             raise Unreachable(f"{settings.url}/models lists no model; name one.") from None

@@ -100,7 +100,7 @@ def _in_json(body: bytes, one: dict[str, Any]) -> bytes:
     assert start is not None
     try:
         value = json.loads(lines[number][start:])
-    except ValueError:
+    except (ValueError, RecursionError):
         return body
     inside = list(places(value))
     if inside:
