@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import orjson
 from pydantic import TypeAdapter
 
 from ..backends.base import MEDIA, Model
@@ -216,9 +217,14 @@ def _called(call: Any) -> FunctionCall:
 
 
 def _arguments(function: FunctionCall) -> Any:
-    """Templates want an object; what is none stays as it was sent."""
+    """Templates want an object; what is none stays as it was sent.
+
+    Python's reader takes an escaped half of a surrogate pair, which no prompt can hold.
+    """
     try:
         value = json.loads(function.arguments or "{}")
+        if "\\u" in function.arguments:
+            orjson.loads(function.arguments)
     except (ValueError, RecursionError):
         return function.arguments
     return value if isinstance(value, dict) else function.arguments

@@ -24,6 +24,7 @@ from typing import Any
 MOST_SHOWN, MOST_MESSAGE = 200, 2_000
 # The largest token id, and the largest count of tokens, that an engine may tell.
 LARGEST = 2**31 - 1
+MOST_LOGPROB = 0.01
 
 
 _LONG_WORD = re.compile(rf"[^\s'\"]{{{MOST_SHOWN // 2 + 1},}}+")
@@ -229,6 +230,19 @@ def whole_of(value: Any, least: int = 0, most: int = LARGEST) -> int:
     if not least <= value <= most:
         raise ValueError(f"{value} is not between {least} and {most}")
     return value
+
+
+def told_logprob(value: Any) -> float:
+    """The log-probability that an answer tells; a little above zero is rounding.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: no probability has it.
+    """
+    logprob = float(value)
+    if not logprob < MOST_LOGPROB:
+        raise ValueError(f"{logprob} is the logarithm of no probability")
+    return logprob
 
 
 def text_of(value: Any) -> str:

@@ -216,6 +216,11 @@ class Memo(Generic[K, V]):
         self._keep(key, value)
         return value
 
+    def knows(self, key: K) -> bool:
+        """Whether the result for an argument is kept."""
+        with self._lock:
+            return key in self._kept
+
     def clear(self) -> None:
         """Forget every result."""
         with self._lock:

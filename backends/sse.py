@@ -21,6 +21,8 @@ def _whole_events(chunk: bytes) -> list[bytes] | None:
 
 _COMMENTS = re.compile(rb"^:[^\r\n]*\n", re.MULTILINE)
 _BLANK_LINES = re.compile(rb"\n{3,}")
+# What is no data, and may be there all the same.
+_OTHER_FIELDS = frozenset({b"event", b"id", b"retry"})
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -84,12 +86,11 @@ class EventParser:
                 self._data.clear()
                 self._size = 0
             return
-        if not line.startswith(b"data"):
+        name, _, value = line.partition(b":")
+        if name != b"data":
+            if name and name not in _OTHER_FIELDS:
+                # It may be one of data with something in front: text would be missing.
+                raise EngineError(f"The engine sent a line that is no event's: {line[:100]!r}.")
             return
-        if line.startswith(b"data: "):
-            self._data.append(line[6:])
-        elif line.startswith(b"data:"):
-            self._data.append(line[5:])
-        elif line == b"data":
-            self._data.append(b"")
+        self._data.append(value.removeprefix(b" "))
         self._size += len(line) + 1

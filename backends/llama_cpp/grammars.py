@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...schemas.limits import ITEMS, MULTIPLE, PROPERTIES
-from .. import gbnf
+from .. import gbnf, offload
 from ..base import Grammar
 from ..errors import shortened
 from ..offload import DeepThreads, Memo
 from ..structured import Unenforced, check_length, gbnf_of, in_request, path_to, repetitions
+from .trials import Trials
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -33,7 +34,14 @@ if TYPE_CHECKING:
 # a matcher over a vocabulary some hundred thousand.
 _CACHED = 64 << 20
 # Each of OpenAI's 5,000 properties, where it may be missing, is four items.
-LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000)
+# Of one step's fuel a millisecond takes about six hundred; more would hold all other choices.
+_LIMITS = {"max_items_in_row": 20_000, "step_lexer_fuel": 20_000}
+LIMITS = llguidance.LLParserLimits(
+    max_items_in_row=_LIMITS["max_items_in_row"], step_lexer_fuel=_LIMITS["step_lexer_fuel"]
+)
+# What can take llguidance minutes: intersections, multiples, expressions. All else is read in time
+# that is linear in its size.
+_HARD = re.compile(r'"(?:pattern|patternProperties|multipleOf|allOf|format)"')
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp): a model that may write white space
 # without end sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
@@ -183,6 +191,7 @@ class Grammars:
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._executor = DeepThreads(1, "latimer-grammars")
         self._compiled: Memo[Grammar, Constraint] = Memo(_CACHED, _size, self._executor)
+        self._trials = Trials(_LIMITS)
 
     async def compile(self, grammar: Grammar) -> Constraint:
         """The grammar's beginning; to be copied before it goes on.
@@ -192,31 +201,23 @@ class Grammars:
         """
         key = grammar._replace(param="")
         try:
+            if _is_hard(key) and not self._compiled.knows(key):
+                await self._trials.check(await offload.run(len(key.text), _checked, key))
             return await self._compiled.get(key, lambda: self._compile(key))
         except (Unenforced, gbnf.WrongGrammar) as error:
             raise in_request(error, grammar) from None
 
     def close(self) -> None:
         """End the thread; what is being compiled is waited for."""
+        self._trials.close()
         self._executor.shutdown(cancel_futures=True)
         self._compiled.clear()
 
     def _compile(self, grammar: Grammar) -> Constraint:
-        check_length(grammar)
-        if grammar.kind == "lark" and grammar.after is not None:
-            raise gbnf.WrongGrammar("Lark is not taken behind what a model thinks; send GBNF")
         if grammar.kind == "gbnf" or grammar.after is not None:
+            _check_after(grammar)
             return self._gbnf(gbnf_of(grammar))
-        if grammar.kind == "regex" and repetitions(grammar.text) > ITEMS.most:
-            raise gbnf.WrongGrammar(
-                f"its repetitions are more than {ITEMS.most} parts when written out"
-            )
-        if grammar.kind == "json_schema":
-            _check_schema(json.loads(grammar.text))
-        try:
-            text = _read(grammar)
-        except ValueError as error:
-            raise gbnf.WrongGrammar(_reason(str(error))) from None
+        text = _checked(grammar)
         if self._tokenizer is None:
             self._tokenizer = _tokenizer(self._vocabulary)
         matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
@@ -244,6 +245,38 @@ class Grammars:
             return int(spelling[2:-2]) < self._vocabulary.size
         ids = self._vocabulary.tokenize(spelling, add_special=False, parse_special=True)
         return len(ids) == 1
+
+
+def _is_hard(grammar: Grammar) -> bool:
+    """Whether compiling it may take more than a moment."""
+    if grammar.kind == "gbnf" or grammar.after is not None:
+        return False
+    return grammar.kind != "json_schema" or _HARD.search(grammar.text) is not None
+
+
+def _check_after(grammar: Grammar) -> None:
+    if grammar.kind == "lark":
+        raise gbnf.WrongGrammar("Lark is not taken behind what a model thinks; send GBNF")
+
+
+def _checked(grammar: Grammar) -> str:
+    """A grammar in llguidance's own format, if it is small enough.
+
+    Raises:
+        Unenforced: a schema has too much of something.
+        WrongGrammar: it is no grammar, or too large.
+    """
+    check_length(grammar)
+    if grammar.kind == "regex" and repetitions(grammar.text) > ITEMS.most:
+        raise gbnf.WrongGrammar(
+            f"its repetitions are more than {ITEMS.most} parts when written out"
+        )
+    if grammar.kind == "json_schema":
+        _check_schema(json.loads(grammar.text))
+    try:
+        return _read(grammar)
+    except ValueError as error:
+        raise gbnf.WrongGrammar(_reason(str(error))) from None
 
 
 def _check_schema(schema: Any) -> None:
@@ -275,7 +308,7 @@ def _check_schema(schema: Any) -> None:
 
 
 def _size(grammar: Grammar, _compiled: Constraint) -> int:
-    return (256 << 10) + 64 * len(grammar.text)
+    return (2 << 20 if _is_hard(grammar) else 256 << 10) + 64 * len(grammar.text)
 
 
 def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:

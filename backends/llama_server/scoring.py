@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import orjson
 
 from ..base import Alternative, TokenIds
-from ..errors import EngineError, Unsupported
+from ..errors import EngineError, Unsupported, told_logprob
 from .events import ENGINE, check_model
 from .translate import NEUTRAL
 from .vocabulary import Vocabulary, ends_inside
@@ -174,7 +174,7 @@ def alternatives(entry: Any, top: int, vocabulary: Vocabulary) -> tuple[Alternat
 
 def logprob_of(entry: Any) -> float:
     """The log-probability that an entry, or one of its alternatives, tells."""
-    value = float(entry["logprob"])
+    value = told_logprob(entry["logprob"])
     return value if value > ZERO else -math.inf
 
 

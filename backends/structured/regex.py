@@ -56,7 +56,10 @@ def _converted(pattern: str, one: Callable[[Sequence[Range]], str], around: str)
         with warnings.catch_warnings():
             # Of what other dialects might read otherwise.
             warnings.simplefilter("ignore")
-            tree = list(parser.parse(pattern))
+            parsed = parser.parse(pattern)
+        if parsed.state.flags & ~re.UNICODE:
+            raise Unenforced("a regular expression with flags of its own is not enforced")
+        tree = list(parsed)
         return _Converter(one).found(tree, around, around) or _NOTHING
     except RecursionError:
         raise Unenforced("a regular expression nested so deeply is not enforced") from None
@@ -145,7 +148,10 @@ def _set_of(items: Sequence[Node]) -> list[Range]:
 
 
 # A set that is never closed is taken to its end, so that nothing in it is looked at again.
-_STEP = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|\{(\d++)(?:,(\d*+))?\}|.", re.DOTALL)
+# Blanks count for nothing in the verbose mode (`(?x)`).
+_STEP = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|\{\s*+(\d++)\s*+(?:,\s*+(\d*+)\s*+)?\}|.", re.DOTALL
+)
 
 
 def repetitions(text: str) -> int:

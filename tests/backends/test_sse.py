@@ -57,6 +57,15 @@ def test_pings_and_other_fields_are_skipped() -> None:
     assert feed(b":\n\nevent: message\nid: 1\ndata: x\n\n:\n\n") == [b"x"]
 
 
+@pytest.mark.parametrize(
+    "line", [b"xdata: b", b" data: b", b"[data: b", b"\xef\xbb\xbfdata: b", b"error: {}", b"datab"]
+)
+def test_a_line_that_is_no_events_is_an_error(line: bytes) -> None:
+    """A stray byte before an event must not take its text away in silence."""
+    with pytest.raises(EngineError, match="a line that is no event's"):
+        feed(b"data: a\n\n" + line + b"\n\ndata: c\n\n")
+
+
 def test_lines_of_one_event_are_joined() -> None:
     """Several data lines are one event."""
     assert feed(b"data: a\ndata:b\ndata\n\n") == [b"a\nb\n"]

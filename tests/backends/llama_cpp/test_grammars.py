@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -259,3 +260,21 @@ async def test_a_long_chain_of_rules_is_survived(backend: LlamaCpp, kind: Gramma
     }[kind]
     answer, reason = await text_of(backend, job_of(Grammar(kind, text, "grammar")))
     assert (answer.strip('"'), reason) == ("x", "end")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json_schema", '{"type": "string", "pattern": "^(a{1000}){1000}$"}'),
+        ("regex", "(?x)((a{1000 }){1000 }){1000 }"),
+        ("regex", "((a{100}){100}){50}"),
+    ],
+)
+async def test_repetitions_of_repetitions_hold_nobody(
+    backend: LlamaCpp, kind: GrammarKind, text: str
+) -> None:
+    """They are refused, or given up within a step: the engine's thread serves all others."""
+    start = time.monotonic()
+    with pytest.raises(InvalidGrammar):
+        await events_of(backend, job_of(Grammar(kind, text, kind)))
+    assert time.monotonic() - start < 3

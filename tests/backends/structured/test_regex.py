@@ -53,6 +53,8 @@ def test_whatever_comes_matches(walker: Walker, pattern: str) -> None:
         (r"a\bc", "anchor inside"),
         ("a^b", "anchor inside"),
         ("(?i:a)", "flags of its own"),
+        ("(?i)a", "flags of its own"),
+        ("(?s)a.b", "flags of its own"),
         ("a{3000}", "at most 2000 repetitions"),
         ("[" * 3, "is no regular expression"),
     ],

@@ -1,0 +1,60 @@
+"""Compiles a grammar once, in a process of its own that may be killed.
+
+llguidance cannot be stopped in the middle, and some short grammars take it minutes and gigabytes:
+intersections of expressions, and multiples of large numbers. So a grammar with such things in it is
+compiled here first. Run as a file, it reads a grammar in llguidance's own format from its standard
+input, and imports nothing of Latimer's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+
+# Bytes of memory that compiling may take; a chain of rules is followed on the stack
+# (`offload.DeepThreads`).
+MOST_MEMORY = 1 << 30
+STACK = 512 << 20
+
+
+def main() -> None:
+    """Compile what comes; the process ends badly where that takes too much."""
+    limit(int(sys.argv[2]))
+    threading.stack_size(STACK)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def limit(seconds: int) -> None:
+    """Let the system end this process after some seconds of CPU time."""
+    try:
+        import resource
+    except ImportError:
+        # Windows has no limits of this kind: whoever waits ends the process.
+        pass
+    else:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        most = MOST_MEMORY + STACK
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def run() -> None:
+    """Compile the grammar, and find what may come first."""
+    import llguidance
+
+    limits = llguidance.LLParserLimits(**json.loads(sys.argv[1]))
+    tokenizer = llguidance.LLTokenizer("byte")
+    text = sys.stdin.buffer.read().decode()
+    matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    # Freeing what a chain of rules is made of needs the stack, too.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Grammars that llguidance would work on for minutes are refused within seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+
+import llguidance
+import pytest
+from latimer.backends.gbnf import WrongGrammar
+from latimer.backends.llama_cpp.trials import Trials
+
+READ = llguidance.LLMatcher.grammar_from_lark
+PATTERNS = [{"type": "string", "pattern": f"a.{{{count}}}b"} for count in range(40)]
+ROWS = " & ".join(f"/([a-z]{{{prime}}})*/" for prime in (2, 3, 5, 7, 11, 13, 17, 19))
+HARD = {
+    "patterns": llguidance.LLMatcher.grammar_from_json_schema(json.dumps({"allOf": PATTERNS})),
+    "multiple": READ('start: %json {"type": "integer", "multipleOf": 9999991}'),
+    "rows": READ(f"start: A\nA: {ROWS}"),
+}
+EASY = READ("start: /[a-z]+/")
+
+
+@pytest.fixture
+async def trials() -> AsyncIterator[Trials]:
+    """Trials that take a second at most."""
+    made = Trials({"max_items_in_row": 20_000}, seconds=1)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", HARD)
+async def test_what_takes_too_long_is_refused(trials: Trials, name: str) -> None:
+    """The process that tries it is ended, and an easy one beside it does not wait for it."""
+    start = time.monotonic()
+    hard = asyncio.ensure_future(trials.check(HARD[name]))
+    await asyncio.sleep(0)
+    await trials.check(EASY)
+    assert not hard.done()
+    with pytest.raises(WrongGrammar, match="takes more than 1 s or 1024 MiB to prepare"):
+        await hard
+    assert time.monotonic() - start < 10
+
+
+async def test_who_leaves_ends_the_trial(trials: Trials) -> None:
+    """Nothing is worked on for nobody: all places are free again at once."""
+    tasks = [asyncio.ensure_future(trials.check(HARD["rows"] + " " * n)) for n in range(8)]
+    await asyncio.sleep(0.2)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    start = time.monotonic()
+    await trials.check(EASY)
+    assert time.monotonic() - start < 0.8

@@ -1,0 +1,18 @@
+"""What engines tell, checked before it is used."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from latimer.backends.errors import told_logprob
+
+
+@pytest.mark.parametrize("value", [5.0, 0.1, math.inf, math.nan, "x", None, []])
+def test_no_probability_is_above_one(value: Any) -> None:
+    """What cannot be a log-probability is never told to a client."""
+    with pytest.raises((TypeError, ValueError)):
+        told_logprob(value)
+    assert told_logprob(1e-7) == 1e-7
+    assert told_logprob(-5) == -5.0
