@@ -45,6 +45,9 @@ _HARD = re.compile(r'"(?:pattern|patternProperties|multipleOf|allOf|format)"')
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp): a model that may write white space
 # without end sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
+_TOO_MANY_PARTS = f"its repetitions are more than {ITEMS.most} parts when written out"
+# A regular expression in Lark; one that has no end is taken to the line's.
+_EXPRESSION = re.compile(r"/((?:[^/\\\n]|\\.)*+)")
 _KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
 # Where in its own format llguidance met an error; line 1 is all there is of most.
 _PLACE = re.compile(r"^at 1\(\d+\): ")
@@ -267,10 +270,11 @@ def _checked(grammar: Grammar) -> str:
         WrongGrammar: it is no grammar, or too large.
     """
     check_length(grammar)
-    if grammar.kind == "regex" and repetitions(grammar.text) > ITEMS.most:
-        raise gbnf.WrongGrammar(
-            f"its repetitions are more than {ITEMS.most} parts when written out"
-        )
+    expressions = [grammar.text] if grammar.kind == "regex" else []
+    if grammar.kind == "lark":
+        expressions = _EXPRESSION.findall(grammar.text)
+    if sum(map(repetitions, expressions)) > ITEMS.most:
+        raise gbnf.WrongGrammar(_TOO_MANY_PARTS)
     if grammar.kind == "json_schema":
         _check_schema(json.loads(grammar.text))
     try:
@@ -280,12 +284,12 @@ def _checked(grammar: Grammar) -> str:
 
 
 def _check_schema(schema: Any) -> None:
-    """Refuse more properties and multiples than llguidance can make a grammar of in a moment.
+    """Refuse more properties, parts and multiples than llguidance can follow in a moment.
 
     For a multiple it has a state for each remainder, and it takes several `multipleOf` for their
     common multiple.
     """
-    common, properties = 1, 0
+    common, properties, parts = 1, 0, 0
     todo: list[tuple[Any, tuple[str | int, ...]]] = [(schema, ())]
     while todo:
         value, path = todo.pop()
@@ -297,6 +301,11 @@ def _check_schema(schema: Any) -> None:
             if properties > PROPERTIES.most:
                 reason = f"the schema has more than {PROPERTIES.most} properties"
                 raise Unenforced(reason, (*path, "properties"))
+            expression = value.get("pattern")
+            if isinstance(expression, str):
+                parts += repetitions(expression)
+                if parts > ITEMS.most:
+                    raise Unenforced(_TOO_MANY_PARTS, (*path, "pattern"))
             step = value.get("multipleOf")
             if isinstance(step, int | float) and step > 0:
                 digits = int("".join(map(str, Decimal(repr(step)).normalize().as_tuple().digits)))

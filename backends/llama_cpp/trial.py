@@ -50,10 +50,12 @@ def run() -> None:
     tokenizer = llguidance.LLTokenizer("byte")
     text = sys.stdin.buffer.read().decode()
     matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
-    if not matcher.is_error():
+    is_wrong = matcher.is_error()
+    if not is_wrong:
         matcher.compute_bitmask()
-    # Freeing what a chain of rules is made of needs the stack, too.
-    os._exit(0)
+    # What is wrong is told when it is compiled in earnest. What is right and cannot be followed is
+    # too much. Freeing a chain of rules needs the stack, too: so the process just ends.
+    os._exit(0 if is_wrong else matcher.is_error())
 
 
 if __name__ == "__main__":

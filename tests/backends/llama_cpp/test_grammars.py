@@ -268,6 +268,8 @@ async def test_a_long_chain_of_rules_is_survived(backend: LlamaCpp, kind: Gramma
         ("json_schema", '{"type": "string", "pattern": "^(a{1000}){1000}$"}'),
         ("regex", "(?x)((a{1000 }){1000 }){1000 }"),
         ("regex", "((a{100}){100}){50}"),
+        ("lark", "start: A | B\nA: /((a{100}){100}){9}/\nB: /x{20000}/"),
+        ("json_schema", '{"properties": {"a": {"pattern": "^b((a{9}){999}){99}$"}}}'),
     ],
 )
 async def test_repetitions_of_repetitions_hold_nobody(
