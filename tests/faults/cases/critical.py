@@ -156,6 +156,18 @@ REGEXES = {
     "deep": "(" * 1200 + "a" + ")" * 1200,
     "negated": "[^" + "a" * 10_000 + "]",
 }
+# What an automaton takes minutes and gigabytes for, in few bytes.
+_ROWS = " & ".join(f"/([a-z]{{{prime}}})*/" for prime in (2, 3, 5, 7, 11, 13, 17, 19))
+_BOTH = [{"type": "string", "pattern": f"a.{{{count}}}b"} for count in range(40)]
+AUTOMATA: dict[str, dict[str, Any]] = {
+    "40 patterns at once": {"json_schema": {"allOf": _BOTH}},
+    "a large multiple in Lark": {"lark": 'start: %json {"type": "integer", "multipleOf": 9999991}'},
+    "rows in Lark": {"lark": f"start: A\nA: {_ROWS}"},
+    "repetitions in a pattern": {"json_schema": {"type": "string", "pattern": "^(a{1000}){1000}$"}},
+    "repetitions with blanks": {"regex": "(?x)((a{1000 }){1000 }){1000 }"},
+    "long looks back": {"lark": "start: A*\nA: /[^b]*a.{100}/ & /.*b.{100}/", "n": 16},
+    "all but": {"lark": "start: A\nA: /(.*a.{20})/ & ~/(.*b.{20})/ & /(.*c.{15}.*)/"},
+}
 ANSWERED = REFUSED | RIGHT
 
 
@@ -176,6 +188,15 @@ def _freeze() -> Iterator[Case]:
             body={"prompt": "a", "regex": text, "max_tokens": 8},
             expect=ANSWERED,
             short=name == "nested",
+        )
+    for name, fields in AUTOMATA.items():
+        yield Case(
+            name=f"automaton {name}",
+            kind=FREEZE,
+            body={"prompt": "a", "max_tokens": 8, **fields},
+            expect=ANSWERED,
+            memory=300,
+            seconds=20,
         )
 
 
