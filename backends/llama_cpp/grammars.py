@@ -41,7 +41,7 @@ LIMITS = llguidance.LLParserLimits(
 )
 # What can take llguidance minutes: intersections, multiples, expressions. All else is read in time
 # that is linear in its size.
-_HARD = re.compile(r'"(?:pattern|patternProperties|multipleOf|allOf|format)"')
+_HARD = re.compile(r'"(?:pattern|patternProperties|multipleOf|allOf)"')
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp): a model that may write white space
 # without end sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}

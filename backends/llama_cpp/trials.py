@@ -56,12 +56,19 @@ class Trials:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._tried.clear()
 
-    def _can_compile(self, text: str) -> bool:
-        process = subprocess.Popen(  # noqa: S603
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603
             # Its folder is no place to import from.
             [sys.executable, "-P", str(_PROGRAM), self._limits, str(self._seconds)],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
+
+    def _can_compile(self, text: str) -> bool:
+        try:
+            process = self._started()
+        except (OSError, TypeError):
+            # Where no process can be started, or no Python is known, nothing can be tried.
+            return True
         try:
             assert process.stdin is not None
             try:
