@@ -77,11 +77,11 @@ async def test_errors_repeat_little_of_an_address(demo: httpx2.AsyncClient) -> N
     _is_short(await demo.post("/v1/completions", content=b"{}", headers=headers))
 
 
-async def test_an_unknown_model_is_named_in_part(apps: Any, client_of: Any) -> None:
+async def test_an_unknown_model_is_named_in_part(make_backend: Any, client_of: Any) -> None:
     """A model's name in a 404 is no longer than a name is."""
-    backend = apps("llama_cpp")._service.backend
-    app = OpenAIAdapter(backend, model_names=["m"], strict=True)
+    app = OpenAIAdapter(make_backend("llama_cpp"), model_names=["m"], strict=True)
     async with client_of(app) as client:
         _is_short(await client.post("/v1/completions", json={"model": LONG, "prompt": "a"}))
         _is_short(await client.get(f"/v1/models/{LONG}"))
         _is_short(await client.post("/v1/completions", json={"model": "m", "prompt": "a", LONG: 1}))
+    await app.aclose()
