@@ -198,8 +198,9 @@ class Connection(asyncio.Protocol):
                 self.close()
                 return
         else:
+            # The framing counts, too, but nobody takes it: only a body is worth waiting for.
             self._size += len(data)
-            if self._size > HIGH_WATER and not self._paused:
+            if self._size > HIGH_WATER and self._body and not self._paused:
                 self._paused = True
                 self._transport.pause_reading()
         self._wake()

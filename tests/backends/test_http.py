@@ -359,6 +359,17 @@ async def test_an_answer_that_changes_the_protocol_is_an_error() -> None:
                 pass
 
 
+async def test_framing_holds_nothing_back() -> None:
+    """A chunk with an extension of a megabyte is read to its end, though nobody takes that."""
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        await peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await peer.send(b"2;" + b"e" * 2**20 + b"\r\nok\r\n0\r\n\r\n")
+
+    async with server(answer) as (client, _peers), client.send("GET", "/") as reply:
+        assert await asyncio.wait_for(reply.read(), 10) == b"ok"
+
+
 async def test_headers_without_end_are_an_error() -> None:
     """A head is taken up to a size; nothing is kept of what comes then."""
 
