@@ -18,7 +18,7 @@ from ..backends.errors import EngineError, EngineUnavailable, LatimerError
 from ..backends.http import HttpUpstream
 from ..backends.koboldcpp import KoboldCpp
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
-from ..backends.llama_cpp.options import EXTRA, MISSING
+from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
 from ..backends.upstream import shown_address
 from .config import ELSEWHERE, IN_PROCESS, BackendName, Settings
@@ -111,12 +111,14 @@ def _check_file(model: str) -> None:
         path = Path(model)
         if path.is_dir():
             raise WrongSetup(f"'{model}' is a folder. Name the GGUF file in it.")
-        if not path.exists():
-            hint = f" Did you mean http://{model}?" if _HOST_AND_PORT.fullmatch(model) else ""
-            raise WrongSetup(f"There is no model at {model}.{hint}")
-        with path.open("rb") as file:
+        if not path.exists() and _HOST_AND_PORT.fullmatch(model):
+            raise WrongSetup(f"There is no model at {model}. Did you mean http://{model}?")
+        # Before the extra is missed: nobody installs it for a name that is mistyped.
+        with parts_of(path)[0].open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 raise WrongSetup(f"'{model}' is no GGUF file. Other formats must be converted.")
+    except EngineError as error:
+        raise WrongSetup(error.message) from None
     except (OSError, ValueError) as error:
         raise WrongSetup(f"'{model[:200]}' cannot be opened: {reason_of(error)}.") from None
 

@@ -74,10 +74,6 @@ class Listing:
         """The names that it has."""
         return self.names or (model.name,)
 
-    async def served(self) -> Served:
-        """The model that is there now."""
-        return Served(self.backend, await self.backend.model(), self.policy)
-
 
 class Service:
     """All that is served.
@@ -120,7 +116,8 @@ class Service:
 
     async def first(self) -> Served:
         """What answers where a request names no model."""
-        return await self._listings[0].served()
+        listing = self._listings[0]
+        return Served(listing.backend, await listing.backend.model(), listing.policy)
 
     async def models(self) -> dict[str, Model]:
         """Every name that requests may use, and its model.

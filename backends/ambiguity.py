@@ -333,7 +333,7 @@ def terminals(text: str) -> Iterator[Ranges]:
         yield ((0, LAST),)
     elif text.startswith("["):
         inverted = text.startswith("[^")
-        ranges = _joined(_set(text[2 if inverted else 1 : -1]))
+        ranges = joined(_set(text[2 if inverted else 1 : -1]))
         yield tuple(_complement(ranges)) if inverted else tuple(ranges)
     elif text.startswith("!"):
         yield ((0, LAST),)
@@ -354,7 +354,7 @@ def _set(text: str) -> Iterator[tuple[int, int]]:
         place += 1
 
 
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Ranges in order, none of which overlaps another."""
     found: list[tuple[int, int]] = []
     for low, high in sorted(ranges):

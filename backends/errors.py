@@ -24,6 +24,7 @@ from typing import Any
 MOST_SHOWN, MOST_MESSAGE = 200, 2_000
 # The largest token id, and the largest count of tokens, that an engine may tell.
 LARGEST = 2**31 - 1
+# A probability of one is told a little above or below it.
 MOST_LOGPROB = 0.01
 
 
@@ -236,8 +237,7 @@ def told_logprob(value: Any) -> float:
     """The log-probability that an answer tells; a little above zero is rounding.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: no probability has it.
+        TypeError, ValueError: it is no number, or no probability has it.
     """
     logprob = float(value)
     if not logprob < MOST_LOGPROB:

@@ -139,6 +139,11 @@ WAYS = Limit(
 PATHS = Limit(
     25_000, "paths", "a grammar, through one token", "Each is followed for each token, in C++."
 )
+TRIAL = Limit(
+    3, "seconds of CPU time", "compiling a grammar, where that is tried in a process of its own",
+    "Some take minutes, and llguidance cannot be stopped.",
+)  # fmt: skip
+TRIAL_MEMORY = Limit(1_024, "MiB", "the same", "Some take gigabytes.")
 SECONDS = Limit(
     30, "seconds", "one step of preparing a request",
     "Rendering, grammars and validation run in threads that are stopped then.",
@@ -148,7 +153,7 @@ LIMITS: tuple[Limit, ...] = (
     BODY, HEAD, NESTING, VALUES, CONTAINERS, PROMPTS, CHOICES, IDS, TEXT, TOKEN_SIZE, MESSAGES,
     PARTS, WORD, SPELLED, IMAGES, PIXELS, SCANS, SOUND, STOP, BREAKERS, BREAKER, BIASES, GRAMMAR,
     SCHEMA, PROPERTIES, SCHEMA_VISITS, SCHEMA_DEPTH, ONE_OF, KEY, REPETITIONS, GROUPS, ITEMS,
-    MULTIPLE, WAYS, PATHS, SECONDS,
+    MULTIPLE, WAYS, PATHS, TRIAL, TRIAL_MEMORY, SECONDS,
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from ..base import (
     TokenIds,
 )
 from ..errors import Unsupported, read_from
+from ..http import HttpUpstream
 from ..streams import ended
 from ..structured import with_gbnf
 from ..turns import QUEUE
@@ -46,7 +47,9 @@ class KoboldCpp:
         max_waiting: int = QUEUE,
         silence: float = 5.0,
     ) -> None:
-        self.server = Server(upstream, key, max_waiting, silence)
+        if isinstance(upstream, str):
+            upstream = HttpUpstream(upstream, {"Authorization": f"Bearer {key}"} if key else {})
+        self.server = Server(upstream, max_waiting, silence)
 
     @property
     def capabilities(self) -> Capabilities:

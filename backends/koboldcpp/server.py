@@ -17,8 +17,7 @@ from .. import offload
 from ..base import Generation, Model, Sampling, Special, Text, TokenIds
 from ..checks import Fresh, Known
 from ..errors import EngineError, EngineUnavailable, ids_of_text, read_from, text_of, whole_of
-from ..http import HttpUpstream
-from ..turns import QUEUE, Turns
+from ..turns import Turns
 from ..upstream import Upstream
 from .identity import Identity, Watch
 from .translate import ENGINE, to_error, to_native
@@ -37,7 +36,11 @@ WELL_KNOWN = frozenset(
 
 
 class Server:
-    """A running koboldcpp; see `KoboldCpp` for the arguments.
+    """A running koboldcpp.
+
+    Args:
+        max_waiting: requests that may wait for their turn.
+        silence: seconds without an event after which it is asked whether it still works.
 
     Attributes:
         known: the model that it serves.
@@ -45,15 +48,8 @@ class Server:
         watch: what notices another model at the address.
     """
 
-    def __init__(
-        self,
-        upstream: str | Upstream,
-        key: str | None = None,
-        max_waiting: int = QUEUE,
-        silence: float = 5.0,
-    ) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.upstream = HttpUpstream(upstream, headers) if isinstance(upstream, str) else upstream
+    def __init__(self, upstream: Upstream, max_waiting: int, silence: float) -> None:
+        self.upstream = upstream
         self.silence = silence
         self.turns = Turns(max_waiting)
         self.watch = Watch(self.upstream.address, self.ask, self._forget)

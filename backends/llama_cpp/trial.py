@@ -13,23 +13,24 @@ import os
 import sys
 import threading
 
-# Bytes of memory that compiling may take; a chain of rules is followed on the stack
-# (`offload.DeepThreads`).
-MOST_MEMORY = 1 << 30
+# A chain of rules is followed on the stack (`offload.DeepThreads`).
 STACK = 512 << 20
 
 
 def main() -> None:
-    """Compile what comes; the process ends badly where that takes too much."""
-    limit(int(sys.argv[2]))
+    """Compile what comes; the process ends badly where that takes too much.
+
+    Its arguments: seconds of CPU time, MiB of memory, the limits of llguidance's parser as JSON.
+    """
+    limit(int(sys.argv[1]), int(sys.argv[2]) << 20)
     threading.stack_size(STACK)
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
 
 
-def limit(seconds: int) -> None:
-    """Let the system end this process after some seconds of CPU time."""
+def limit(seconds: int, memory: int) -> None:
+    """Let the system end this process at so much CPU time, or at so many bytes."""
     try:
         import resource
     except ImportError:
@@ -38,7 +39,7 @@ def limit(seconds: int) -> None:
     else:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        most = MOST_MEMORY + STACK
+        most = memory + STACK
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
@@ -46,7 +47,7 @@ def run() -> None:
     """Compile the grammar, and find what may come first."""
     import llguidance
 
-    limits = llguidance.LLParserLimits(**json.loads(sys.argv[1]))
+    limits = llguidance.LLParserLimits(**json.loads(sys.argv[3]))
     tokenizer = llguidance.LLTokenizer("byte")
     text = sys.stdin.buffer.read().decode()
     matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)

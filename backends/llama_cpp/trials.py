@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ...schemas.limits import TRIAL, TRIAL_MEMORY
 from .. import gbnf
 from ..offload import Memo
-from .trial import MOST_MEMORY
 
 _PROGRAM = Path(__file__).with_name("trial.py")
-# Seconds of CPU time that compiling may take.
-MOST_SECONDS = 3
 # Trials at a time: a hard one must not keep others waiting.
 AT_ONCE = 4
 # How many times longer one may take where others use the processor, and seconds between two looks.
@@ -32,8 +30,8 @@ class Trials:
         seconds: of CPU time that one may take.
     """
 
-    def __init__(self, limits: Mapping[str, int], seconds: int = MOST_SECONDS) -> None:
-        self._limits = json.dumps(limits)
+    def __init__(self, limits: Mapping[str, int], seconds: int = TRIAL.most) -> None:
+        self._arguments = [str(seconds), str(TRIAL_MEMORY.most), json.dumps(limits)]
         self._seconds = seconds
         # They wait and compute nothing.
         self._threads = ThreadPoolExecutor(AT_ONCE, "latimer-trials")
@@ -47,7 +45,7 @@ class Trials:
         """
         if not await self._tried.get(text, lambda: self._can_compile(text)):
             raise gbnf.WrongGrammar(
-                f"it takes more than {self._seconds} s or {MOST_MEMORY >> 20} MiB to prepare; use "
+                f"it takes more than {self._seconds} s or {TRIAL_MEMORY.most} MiB to prepare; use "
                 "fewer or smaller intersections, repetitions and multiples"
             )
 
@@ -59,15 +57,18 @@ class Trials:
     def _started(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603
             # Its folder is no place to import from.
-            [sys.executable, "-P", str(_PROGRAM), self._limits, str(self._seconds)],
+            [sys.executable, "-P", str(_PROGRAM), *self._arguments],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
     def _can_compile(self, text: str) -> bool:
+        if not sys.executable:
+            # Python is part of another program, which is no Python to start.
+            return True
         try:
             process = self._started()
-        except (OSError, TypeError):
-            # Where no process can be started, or no Python is known, nothing can be tried.
+        except OSError:
+            # Where no process can be started, nothing can be tried.
             return True
         try:
             assert process.stdin is not None

@@ -19,6 +19,7 @@ from ..base import (
     Stream,
     TokenIds,
 )
+from ..http import HttpUpstream
 from ..streams import ended, merged
 from ..structured import with_gbnf
 from ..turns import QUEUE, Party
@@ -27,8 +28,10 @@ from .call import Call
 from .prompt import check_ids, native_prompt, prompt_ids
 from .scorer import prompt_tokens
 from .scoring import speculative
-from .server import TIMEOUT, Server
+from .server import Server
 from .translate import CAPABILITIES, size_of, to_native
+
+TIMEOUT = 60.0
 
 
 class LlamaServer:
@@ -51,7 +54,11 @@ class LlamaServer:
         timeout: float = TIMEOUT,
         max_waiting: int = QUEUE,
     ) -> None:
-        self.server = Server(upstream, key, timeout, max_waiting)
+        if isinstance(upstream, str):
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            patience = max(10 * timeout, 600.0)
+            upstream = HttpUpstream(upstream, headers, timeout, patience, "/health")
+        self.server = Server(upstream, max_waiting)
 
     def model(self) -> Coroutine[Any, Any, Model]:
         """See `Backend.model`."""

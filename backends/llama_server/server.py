@@ -13,8 +13,7 @@ from .. import offload
 from ..base import Model, Special, TokenIds
 from ..checks import Fresh, Known, changed
 from ..errors import LARGEST, EngineError, EngineUnavailable, ids_of_text, read_from
-from ..http import HttpUpstream
-from ..turns import QUEUE, Party, Turns
+from ..turns import Party, Turns
 from ..upstream import Upstream
 from .events import ENGINE
 from .facts import Facts, read_facts, read_specials
@@ -22,14 +21,16 @@ from .infill import Markers
 from .translate import to_error
 from .watch import Watch
 
-TIMEOUT = 60.0
 # Questions that are on their way at a time. A server has four threads more than slots for its
 # connections, and one that waits for a thread waits until another connection is given up: seconds.
 QUESTIONS = 2
 
 
 class Server:
-    """A running llama-server; see `LlamaServer` for the arguments.
+    """A running llama-server.
+
+    Args:
+        max_waiting: requests that may wait for a place.
 
     Attributes:
         known: the model that it serves.
@@ -39,17 +40,7 @@ class Server:
         infill: the tokens around a gap, once they were asked for.
     """
 
-    def __init__(
-        self,
-        upstream: str | Upstream,
-        key: str | None = None,
-        timeout: float = TIMEOUT,
-        max_waiting: int = QUEUE,
-    ) -> None:
-        if isinstance(upstream, str):
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
-            patience = max(10 * timeout, 600.0)
-            upstream = HttpUpstream(upstream, headers, timeout, patience, "/health")
+    def __init__(self, upstream: Upstream, max_waiting: int) -> None:
         self.upstream = upstream
         self.turns = Turns(max_waiting)
         # Calls from within a call that holds a place: they must not wait for one another.

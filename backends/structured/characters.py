@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ..ambiguity import joined
+
 LAST = 0x10FFFF
 # UTF-8 cannot spell them.
 _SURROGATES = (0xD800, 0xDFFF)
@@ -19,12 +21,7 @@ class Range(NamedTuple):
 
 def normal(ranges: Iterable[Range]) -> list[Range]:
     """The same characters in order, without overlaps and surrogates."""
-    found: list[Range] = []
-    for first, last in sorted(ranges):
-        if found and first <= found[-1].last + 1:
-            found[-1] = Range(found[-1].first, max(found[-1].last, last))
-        else:
-            found.append(Range(first, last))
+    found = [Range(*one) for one in joined(ranges)]
     return _minus(found, Range(*_SURROGATES))
 
 

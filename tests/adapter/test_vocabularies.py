@@ -92,14 +92,15 @@ async def test_half_a_character_is_a_token_too(telling: httpx2.AsyncClient) -> N
     assert reply.headers["x-latimer-inexact"] == "logit_bias"
 
 
-async def test_a_strict_server_refuses_what_is_inexact(apps: Any, client_of: Any) -> None:
+async def test_a_strict_server_refuses_what_is_inexact(make_backend: Any, client_of: Any) -> None:
     """Under `strict` a bias that cannot be exact is a 400."""
-    backend = (await apps("llama_cpp")._service.first()).backend
+    backend = make_backend("llama_cpp")
     app = OpenAIAdapter(backend, any_model=True, strict=True, logit_bias_vocabulary=NAME)
     async with client_of(app) as client:
         reply = await complete(client, logit_bias={word(b" Parisian"): -100})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logit_bias")
         assert (await complete(client, logit_bias={word(b" Paris"): -100})).status_code == 200
+    await app.aclose()
 
 
 async def test_prompts_of_ids_are_read_in_that_vocabulary(telling: httpx2.AsyncClient) -> None:

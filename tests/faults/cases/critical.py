@@ -309,10 +309,18 @@ async def _any_answer(stage: Stage, case: Case) -> list[str]:
     return [one for one in found if stage.fake is None or "502" not in one or "500" in one]
 
 
+STREAMED: dict[str, dict[str, Any]] = {"": {}, " streamed": {"stream": True}}
+
+
 def _crossed() -> Iterator[Case]:
-    stream = {"stream": True}
+    yield from _informational()
+    yield from _behind()
+    yield from _lengths()
+
+
+def _informational() -> Iterator[Case]:
     for what in ("100", "102", "103", "199", "many", "apart"):
-        for suffix, body in (("", {}), (" streamed", stream)):
+        for suffix, body in STREAMED.items():
             yield Case(
                 name=f"informational {what}{suffix}",
                 kind=CROSSED,
@@ -332,8 +340,11 @@ def _crossed() -> Iterator[Case]:
     yield Case(
         name="switching protocols", kind=CROSSED, engines=FAKES, fault="switching", expect=BROKEN
     )
+
+
+def _behind() -> Iterator[Case]:
     for what in ("bytes", "reply", "event", "late", "long", "half", "line", "endless"):
-        for suffix, body in (("", {}), (" streamed", stream)):
+        for suffix, body in STREAMED.items():
             yield Case(
                 name=f"behind {what}{suffix}",
                 kind=CROSSED,
@@ -353,6 +364,9 @@ def _crossed() -> Iterator[Case]:
             calls={"/tokenize": f"behind/{what}"},
             act=_tokenised,
         )
+
+
+def _lengths() -> Iterator[Case]:
     for what in ("short", "zero", "twice", "both", "negative", "text"):
         yield Case(
             name=f"length {what}",

@@ -94,53 +94,64 @@ def _pressure() -> Iterator[Case]:
     )
 
 
-def _leaving() -> Iterator[Case]:
-    def case(name: str, engines: tuple[str, ...] = ALL, **fields: Any) -> Case:
-        return Case(
-            name=f"left {name}",
-            kind=LEAVING,
-            engines=engines,
-            **{"beside": False, "expect": RIGHT, **fields},
-        )
+TALE = {"prompt": STORY, "max_tokens": 1500, "ignore_eos": True}
+SLOW = {"prompt": "endless slow:5", "max_tokens": 4000}
+LARGE: dict[str, Any] = {
+    "a long prompt": {"prompt": "word " * 1_000_000},
+    "ids": {"prompt": [5] * 1_000_000},
+    "a large schema": {
+        "prompt": "a",
+        "json_schema": {"oneOf": [{"properties": {f"a{i}": {"const": i}}} for i in range(400)]},
+    },
+    "a large regex": {"prompt": "a", "regex": "([a-z]{1,100}[0-9]{1,100}){1,100}"},
+    "a large grammar": {
+        "prompt": "a",
+        "grammar": "root ::= r0\n"
+        + "".join(f"r{i} ::= r{i + 1} | [a-z] r{i + 1}\n" for i in range(3000))
+        + 'r3000 ::= "a"',
+    },
+    "a scored prompt": {"prompt": "word " * 300, "echo": True, "logprobs": 5, "max_tokens": 0},
+}
 
-    real = {"prompt": STORY, "max_tokens": 1500, "ignore_eos": True}
-    slow = {"prompt": "endless slow:5", "max_tokens": 4000}
+
+def _left(name: str, engines: tuple[str, ...] = ALL, **fields: Any) -> Case:
+    return Case(
+        name=f"left {name}",
+        kind=LEAVING,
+        engines=engines,
+        **{"beside": False, "expect": RIGHT, **fields},
+    )
+
+
+def _leaving() -> Iterator[Case]:
+    yield from _left_in_answers()
+    yield from _left_in_requests()
+    yield from _left_in_silence()
+    yield from _left_in_work()
+
+
+def _left_in_answers() -> Iterator[Case]:
     for way, more in (("", {}), (" a stream", {"stream": True})):
         for after in (0.0, 0.01, 0.03, 0.3):
-            yield case(
-                f"after {after:g} s{way}",
-                FAKES,
-                body={**slow, **more},
-                act=leaves(after),
-                short=after == 0.3,
-            )
-            yield case(
-                f"after {after:g} s{way}",
-                (REAL, INSIDE),
-                body={**real, **more},
-                act=leaves(after),
-                short=after == 0.3 and not way,
-            )
-            yield case(
-                f"after {after:g} s{way} with a second request",
-                FAKES,
-                body={**slow, **more},
-                act=leaves(after, twice=True),
-                short=after == 0.3,
-            )
-            yield case(
-                f"after {after:g} s{way} with a second request",
-                (REAL, INSIDE),
-                body={**real, **more},
-                act=leaves(after, twice=True),
-                short=after == 0.3 and not way,
-            )
-    yield case("in a stream", FAKES, body={**slow, "stream": True}, act=leaves(begun=True))
-    yield case("in a stream", (REAL, INSIDE), body={**real, "stream": True}, act=leaves(begun=True))
-    yield case(
+            for twice in (False, True):
+                name = f"after {after:g} s{way}" + " with a second request" * twice
+                act, late = leaves(after, twice=twice), after == 0.3
+                yield _left(name, FAKES, body={**SLOW, **more}, act=act, short=late)
+                yield _left(
+                    name,
+                    (REAL, INSIDE),
+                    body={**TALE, **more},
+                    act=act,
+                    short=late and not way,
+                )
+    yield _left("in a stream", FAKES, body={**SLOW, "stream": True}, act=leaves(begun=True))
+    yield _left(
+        "in a stream", (REAL, INSIDE), body={**TALE, "stream": True}, act=leaves(begun=True)
+    )
+    yield _left(
         "in a stream with a second request",
         FAKES,
-        body={**slow, "stream": True},
+        body={**SLOW, "stream": True},
         act=leaves(begun=True, twice=True),
     )
     several: dict[str, dict[str, Any]] = {
@@ -149,22 +160,28 @@ def _leaving() -> Iterator[Case]:
         "best_of": {"best_of": 4},
     }
     for name, fields in several.items():
-        yield case(name, (FAKE_SERVER,), body={**slow, **fields}, act=leaves(0.2))
+        yield _left(name, (FAKE_SERVER,), body={**SLOW, **fields}, act=leaves(0.2))
+
+
+def _left_in_requests() -> Iterator[Case]:
     for share in (0.0, 0.1, 0.5, 0.99):
-        yield case(f"with {share:.0%} of the request sent", act=leaves(0.05, share=share))
-        yield case(
+        yield _left(f"with {share:.0%} of the request sent", act=leaves(0.05, share=share))
+        yield _left(
             f"with {share:.0%} of 8 MB sent",
             (FAKE_SERVER, INSIDE),
             act=leaves(0.05, share=share),
             body=lambda: {"prompt": "word " * 1_600_000},
             memory=200,
         )
+
+
+def _left_in_silence() -> Iterator[Case]:
     for stage in ("request", "headers", "between"):
         for path in ("", "@/tokenize", "@/props"):
             calls = {path[1:]: f"silence/{stage}"} if path else {}
             fault = "" if path else f"silence/{stage}"
             body = {"messages": [{"role": "user", "content": "MARKED"}]}
-            yield case(
+            yield _left(
                 f"while {path[1:] or 'the answer'} is silent at {stage}",
                 (FAKE_SERVER,),
                 body=body if path else {},
@@ -174,7 +191,7 @@ def _leaving() -> Iterator[Case]:
                 path="/v1/chat/completions" if path else "/v1/completions",
                 short=stage == "request",
             )
-            yield case(
+            yield _left(
                 f"while {path[1:] or 'the answer'} is silent at {stage}, with a second request",
                 (FAKE_SERVER,),
                 body=body if path else {},
@@ -184,31 +201,18 @@ def _leaving() -> Iterator[Case]:
                 path="/v1/chat/completions" if path else "/v1/completions",
             )
     for stage in ("request", "headers"):
-        yield case(
+        yield _left(
             f"while the answer is silent at {stage}",
             (FAKE_KOBOLD,),
             fault=f"silence/{stage}",
             act=leaves(0.2),
         )
-    large: dict[str, Any] = {
-        "a long prompt": {"prompt": "word " * 1_000_000},
-        "ids": {"prompt": [5] * 1_000_000},
-        "a large schema": {
-            "prompt": "a",
-            "json_schema": {"oneOf": [{"properties": {f"a{i}": {"const": i}}} for i in range(400)]},
-        },
-        "a large regex": {"prompt": "a", "regex": "([a-z]{1,100}[0-9]{1,100}){1,100}"},
-        "a large grammar": {
-            "prompt": "a",
-            "grammar": "root ::= r0\n"
-            + "".join(f"r{i} ::= r{i + 1} | [a-z] r{i + 1}\n" for i in range(3000))
-            + 'r3000 ::= "a"',
-        },
-        "a scored prompt": {"prompt": "word " * 300, "echo": True, "logprobs": 5, "max_tokens": 0},
-    }
-    for name, body in large.items():
+
+
+def _left_in_work() -> Iterator[Case]:
+    for name, body in LARGE.items():
         for after in (0.02, 0.2):
-            yield case(
+            yield _left(
                 f"while {name} is worked on, after {after:g} s",
                 body=body,
                 act=leaves(after),
@@ -217,7 +221,7 @@ def _leaving() -> Iterator[Case]:
                 short=False,
             )
     conversation = [{"role": "user", "content": "word " * 40}] * 5000
-    yield case(
+    yield _left(
         "while a long conversation is rendered",
         (FAKE_SERVER, INSIDE),
         act=leaves(0.1),
@@ -225,11 +229,11 @@ def _leaving() -> Iterator[Case]:
         body={"messages": conversation},
         path="/v1/chat/completions",
     )
-    yield case("while 1,000 others do", FAKES, act=floods(500, ends=False), body=slow)
-    yield case(
-        "while 100 others do", (REAL, INSIDE), act=floods(100, ends=False), body=real, memory=128
+    yield _left("while 1,000 others do", FAKES, act=floods(500, ends=False), body=SLOW)
+    yield _left(
+        "while 100 others do", (REAL, INSIDE), act=floods(100, ends=False), body=TALE, memory=128
     )
-    yield case("half a request and silence", act=stays_silent, beside=True)
+    yield _left("half a request and silence", act=stays_silent, beside=True)
 
 
 def _pipelines() -> Iterator[Case]:

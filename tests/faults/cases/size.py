@@ -126,9 +126,18 @@ GRAMMARS = {
 }
 
 
+CHAT = "/v1/chat/completions"
+MESSAGE = {"role": "user", "content": "MARKED"}
+
+
 def _requests() -> Iterator[Case]:
-    chat = "/v1/chat/completions"
-    message = {"role": "user", "content": "MARKED"}
+    yield from _prompts()
+    yield from _messages()
+    yield from _bodies()
+    yield from _fields()
+
+
+def _prompts() -> Iterator[Case]:
     yield _case("1,000 prompts × n 20", body=MANY, seconds=60, act=leaves(1.0), short=True)
     yield _case("2,048 prompts × n 128", body={**MANY, "prompt": ["a"] * 2048, "n": 128})
     yield _case("2,049 prompts", body={**MANY, "prompt": ["a"] * 2049})
@@ -146,21 +155,24 @@ def _requests() -> Iterator[Case]:
         )
     yield _case("a prompt of 30 MB", body=lambda: {"prompt": "word " * 6_000_000}, memory=600)
     yield _case("prompts of ids", body=lambda: {"prompt": [[5] * 4000] * 500}, memory=600)
+
+
+def _messages() -> Iterator[Case]:
     yield _case(
         "a message of 30 MB",
-        path=chat,
+        path=CHAT,
         memory=600,
         body=lambda: {"messages": [{"role": "user", "content": "word " * 6_000_000}]},
     )
     yield _case(
         "100,000 messages",
-        path=chat,
+        path=CHAT,
         memory=600,
         body=lambda: {"messages": [{"role": "user", "content": "a"}] * 100_000},
     )
     yield _case(
         "300,000 parts",
-        path=chat,
+        path=CHAT,
         memory=900,
         body=lambda: {
             "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 300_000}]
@@ -171,11 +183,14 @@ def _requests() -> Iterator[Case]:
         part = {"type": "image_url", "image_url": {"url": url}}
         yield _case(
             f"a data: URL of {size:,} semicolons",
-            path=chat,
+            path=CHAT,
             short=size == 100_000,
             memory=200,
             body=lambda part=part: {"messages": [{"role": "user", "content": [part]}]},
         )
+
+
+def _bodies() -> Iterator[Case]:
     nest = "[" * 100 + "]" * 100
     yield _case(
         "arrays 100 deep, 30,000 times",
@@ -216,6 +231,9 @@ def _requests() -> Iterator[Case]:
         memory=2000,
         body=lambda: {"prompt": "word " * 4_000_000},
     )
+
+
+def _fields() -> Iterator[Case]:
     for name in ("repeat_last_n", "dry_penalty_last_n"):
         more = {"repeat_penalty": 1.1, "dry_multiplier": 1.0, "n": 4, "max_tokens": 4}
         yield _case(
@@ -239,14 +257,14 @@ def _requests() -> Iterator[Case]:
         {"type": "function", "function": {"name": f"f{i}", "parameters": _properties(20)}}
         for i in range(2000)
     ]
-    yield _case("2,000 tools", path=chat, body={"messages": [message], "tools": tools}, memory=300)
+    yield _case("2,000 tools", path=CHAT, body={"messages": [MESSAGE], "tools": tools}, memory=300)
     yield _case(
         "a body of 33 MB",
         body=lambda: {"prompt": "a", "x": "y" * (33 * 2**20)},
         memory=200,
         says="33554432",
     )
-    yield _case("a template's name of 1 MB", path=chat, body={"messages": [message], "adapter": {
+    yield _case("a template's name of 1 MB", path=CHAT, body={"messages": [MESSAGE], "adapter": {
         "assistant": {"start": "a" * 2**20}}})  # fmt: skip
 
 
