@@ -130,14 +130,22 @@ class Load:
             print(f"  {what}", flush=True)
         self.failures.append(what)
 
+    @property
+    def in_flight(self) -> int:
+        """How many requests are not answered yet."""
+        return len(self._running)
+
     async def closed(self, seconds: float, width: int = 8) -> float:
-        """Return how many requests a second are answered to clients that wait for each other."""
+        """Return how many requests a second are answered to clients that wait for each other.
+
+        They have the faults that `open` has: what those cost is no longer there for others.
+        """
         end, done = time.monotonic() + seconds, 0
 
         async def client() -> None:
             nonlocal done
             while time.monotonic() < end:
-                await self.one(faults=False)
+                await self.one(faults=True)
                 done += 1
 
         await asyncio.gather(*(client() for _ in range(width)))
