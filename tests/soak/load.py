@@ -130,11 +130,6 @@ class Load:
             print(f"  {what}", flush=True)
         self.failures.append(what)
 
-    @property
-    def in_flight(self) -> int:
-        """How many requests are not answered yet."""
-        return len(self._running)
-
     async def closed(self, seconds: float, width: int = 8) -> float:
         """Return how many requests a second are answered to clients that wait for each other.
 
@@ -152,7 +147,10 @@ class Load:
         return done / seconds
 
     async def open(self, seconds: float, rate: float) -> None:
-        """Send so many requests a second, whether or not the ones before are answered."""
+        """Send so many requests a second, whether or not the ones before are answered.
+
+        Return when all are answered.
+        """
         end = due = time.monotonic()
         end += seconds
         while (now := time.monotonic()) < end:
