@@ -183,8 +183,11 @@ async def unless_disconnected(exchange: Exchange, work: Awaitable[None]) -> None
             raise
     finally:
         watch.done = True
-        if watch.watcher is not None:
-            watch.watcher.cancel()
+        watcher, watch.watcher = watch.watcher, None
+        if watcher is not None:
+            # Its traceback leads to the watch: with a way back, all of the request would wait for
+            # the garbage collector.
+            watcher.cancel()
 
 
 class _Watch:

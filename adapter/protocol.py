@@ -58,11 +58,13 @@ class _Joining:
             head, self._head = self._head, b""
             if self._flushing is not None:
                 self._flushing.cancel()
+                self._flushing = None
             self._transport.write(head + data)
         else:
             self._transport.write(data)
 
     def _flush(self) -> None:
+        self._flushing = None
         head, self._head = self._head, b""
         if head and not self._transport.is_closing():
             self._transport.write(head)

@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         # A part of the body, chunks undone: this is the road of every token.
         self.on_body = self._body.append
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
@@ -132,6 +132,15 @@ class Connection(asyncio.Protocol):
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
+
+    def drop(self) -> None:
+        """Close the connection, for nobody reads from it any more.
+
+        An error that was raised leads back here by its traceback. Forgotten, it goes at once; else
+        thousands of connections, some KB each, wait for the garbage collector.
+        """
+        self.close()
+        self._error = None
 
     async def wait(self) -> None:
         """Return when something has happened; raises what went wrong."""
@@ -216,6 +225,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
+        # It leads back here.
+        self._parser = None
         if self.complete:
             return
         if self.headers_complete and self._until_close and error is None:

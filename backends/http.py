@@ -303,7 +303,7 @@ class Exchange:
                     await connection.wait()
             except BaseException as error:
                 upstream.unwatch(connection)
-                connection.close()
+                connection.drop()
                 if not isinstance(error, Dropped):
                     raise
                 if fresh:
@@ -346,7 +346,7 @@ class Exchange:
         elif may_be_kept and self._witness:
             self._upstream.give_witness(connection)
         else:
-            connection.close()
+            connection.drop()
 
     def chunks(self) -> Connection:
         """See `Reply.chunks`."""

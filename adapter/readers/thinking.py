@@ -25,16 +25,17 @@ class Thinking:
         self._answer = answer
         self._held = b""
         self._thought = False
-        self._read = self._thinks if is_open else self._starts
+        # Functions, as a bound method would lead back here.
+        self._read = Thinking._thinks if is_open else Thinking._starts
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
         """See `Reader.feed`."""
-        return self._read(data, mark)
+        return self._read(self, data, mark)
 
     def end(self) -> list[Part]:
         """See `Reader.end`; a thought that does not end is one."""
         held, self._held = self._held, b""
-        if self._read == self._thinks:
+        if self._read is Thinking._thinks:
             kept = held.rstrip(BLANKS)
             parts = [Part("reasoning", kept, len(kept))] if kept else []
             return [*parts, Part("nothing", b"", len(held) - len(kept))]
@@ -54,14 +55,14 @@ class Thinking:
             self._held = text
             return []
         self._held = b""
-        self._read = self._answers
+        self._read = Thinking._answers
         if not mark:
             return self._answer.feed(text)
         return [*(self._answer.feed(before) if before else ()), *self._answer.feed(data, True)]
 
     def _started(self, size: int) -> list[Part]:
         self._held = b""
-        self._read = self._thinks
+        self._read = Thinking._thinks
         return [Part("nothing", b"", size)]
 
     def _thinks(self, data: bytes, mark: bool) -> list[Part]:
@@ -88,7 +89,7 @@ class Thinking:
         parts = [Part("reasoning", kept, len(kept))] if kept else []
         parts.append(Part("nothing", b"", size - len(kept)))
         self._held = b""
-        self._read = self._leads
+        self._read = Thinking._leads
         return parts + (self._leads(rest, False) if rest else [])
 
     def _leads(self, data: bytes, mark: bool) -> list[Part]:
@@ -97,7 +98,7 @@ class Thinking:
         parts = [Part("nothing", b"", len(data) - len(bare))] if len(bare) < len(data) else []
         if not bare:
             return parts
-        self._read = self._answers
+        self._read = Thinking._answers
         return parts + self._answer.feed(bare, mark)
 
     def _answers(self, data: bytes, mark: bool) -> list[Part]:

@@ -104,6 +104,8 @@ class Call:
     async def __aexit__(self, *error: object) -> None:
         if not self._closed:
             self._closed = True
+            # A method of its own, which leads back here.
+            self._read = None
             self._server.turns.release()
             await self._exchange.__aexit__(None, None, None)
 

@@ -1,0 +1,75 @@
+"""What a request used is given back when it ends, not when the garbage collector comes by."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+USER = [{"role": "user", "content": "What is the capital of France?"}]
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", {"prompt": "One day", "stop": ["zzz"]}),
+    "a stream": ("/v1/completions", {"prompt": "One day", "stream": True, "n": 2}),
+    "tokens": ("/v1/completions", {"prompt": ["One day", "a"], "logprobs": 2, "n": 2}),
+    "chat": ("/v1/chat/completions", {"messages": USER, "stream": True}),
+    "calls": ("/v1/chat/completions", {"messages": USER, "tools": [FUNCTION]}),
+    "a wrong request": ("/v1/completions", {"prompt": "One day", "temperature": 9}),
+}
+
+
+@contextmanager
+def garbage() -> Iterator[list[str]]:
+    """Afterwards, the types of ours that only the garbage collector could free."""
+    found: list[str] = []
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield found
+        gc.collect()
+        names = (f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage)
+        found += [name for name in names if name.startswith("latimer.")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+async def ask(app: Any, path: str, body: Any) -> bytes:
+    """The body of a reply; the client stays, so that the server looks whether it does."""
+    sent = bytearray()
+    parts = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+    async def receive() -> dict[str, Any]:
+        if parts:
+            return parts.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.extend(message.get("body", b""))
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "scheme": "http",
+             "query_string": b"", "raw_path": path.encode()}  # fmt: skip
+    await app(scope, receive, send)
+    return bytes(sent)
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_a_request_leaves_nothing_behind(apps: Any, engine: str, name: str) -> None:
+    """No object of ours leads back to itself: at hundreds of requests a second some KB are much."""
+    app = apps(engine)
+    path, body = BODIES[name]
+    body = {"model": "m", "max_tokens": 20, **body}
+    await ask(app, path, body)
+    with garbage() as found:
+        for _ in range(3):
+            assert await ask(app, path, body)
+        # Connections are closed, and tasks that were cancelled end.
+        await asyncio.sleep(0.05)
+    assert found == []
