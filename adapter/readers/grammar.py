@@ -214,12 +214,20 @@ def _as_object(schema: Any) -> Any:
 
 
 def _without(schema: Any, path: Sequence[str | int]) -> bool:
-    """Take away what is at a path, or the nearest that can be; whether anything was."""
-    for key in path[:-1]:
+    """Take away what is at a path, or the nearest that can be; whether anything was.
+
+    A path may lead on through what a reference stands for, which is elsewhere.
+    """
+    nearest: tuple[dict[str, Any], str] | None = None
+    for key in path:
+        if isinstance(schema, dict) and isinstance(key, str) and key in schema:
+            nearest = schema, key
+        elif not isinstance(schema, list) or not isinstance(key, int) or key >= len(schema):
+            break
         schema = schema[key]
-    if not path or not isinstance(schema, dict) or path[-1] not in schema:
+    if nearest is None:
         return False
-    del schema[path[-1]]
+    del nearest[0][nearest[1]]
     return True
 
 

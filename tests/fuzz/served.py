@@ -33,6 +33,7 @@ from latimer.backends.http import HttpUpstream
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
+from latimer.backends.offload import Abandoned
 from support.servers import free_port
 
 # Seconds of the loop's own CPU time that one turn may take.
@@ -223,6 +224,9 @@ def note_everything(served: Served) -> None:
     warnings.simplefilter("default")
 
     def unraisable(error: Any) -> None:
+        # Work that is ended while something is freed is ended once more; `serve` hides it, too.
+        if issubclass(error.exc_type, Abandoned):
+            return
         served.problems.append(f"unraisable in {error.object!r}: {error.exc_value!r}"[:8_000])
 
     def in_thread(error: Any) -> None:

@@ -108,6 +108,21 @@ def test_what_no_grammar_can_say_is_left_out() -> None:
     assert loose == grammar(hermes, (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"$ref": "#"}]},
+        {"anyOf": [{"$ref": "#"}, {}, False], "minLength": 5},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"not": {"const": 1}}}},
+        {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}], "type": "object"}}},
+    ],
+)
+def test_what_no_grammar_can_say_elsewhere_is_left_out(schema: Any) -> None:
+    """Also where a reference leads there, or round in a circle."""
+    text = grammar(FORMATS[0], (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
+    gbnf.check(text)
+
+
 def test_many_functions_are_held_to_less() -> None:
     """Where a grammar of all schemas were too large, arguments that are not strict are objects."""
     rich = orjson.dumps({"properties": {f"p{i}": {"enum": [f"{i}" * 20]} for i in range(20)}})
