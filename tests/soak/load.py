@@ -133,18 +133,17 @@ class Load:
     async def closed(self, seconds: float, width: int = 8) -> float:
         """Return how many requests a second are answered to clients that wait for each other.
 
-        They have the faults that `open` has: what those cost is no longer there for others.
+        They have the faults that `open` has: what those cost is no longer there for others. Of
+        what an engine that is away gets, there can be any number.
         """
-        end, done = time.monotonic() + seconds, 0
+        end, before = time.monotonic() + seconds, self._number - self.statuses["503"]
 
         async def client() -> None:
-            nonlocal done
             while time.monotonic() < end:
                 await self.one(faults=True)
-                done += 1
 
         await asyncio.gather(*(client() for _ in range(width)))
-        return done / seconds
+        return (self._number - self.statuses["503"] - before) / seconds
 
     async def open(self, seconds: float, rate: float) -> None:
         """Send so many requests a second, whether or not the ones before are answered.
