@@ -20,9 +20,8 @@ from .endpoints.completions import create_completion
 from .endpoints.health import health
 from .endpoints.models import list_models, retrieve_model
 from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
-from .errors import MethodNotAllowed, ShuttingDown, unexpected
+from .errors import MethodNotAllowed, ShuttingDown, error_event, unexpected
 from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
-from .frames import error_event
 from .guards import Keys
 from .instruct import FORMATS
 from .origins import LocalRules

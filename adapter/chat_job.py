@@ -20,11 +20,12 @@ from .errors import chat_context_error
 from .exchange import Exchange
 from .formats import grammar_of
 from .media import media_of
-from .message import Form, Message
+from .message import Shape
+from .parts import Cutter, Form, Reader
 from .readers import grammar as calls_grammar
 from .readers.formats import Format
 from .readers.harmony import CHANNEL, MESSAGE
-from .readers.parts import Plain, Reader
+from .readers.markers import Plain
 from .readers.thinking import Thinking
 from .reasoning import Tags, tags_of
 from .service import Served
@@ -41,11 +42,13 @@ class ChatJob(NamedTuple):
 
     Args:
         form: how they are taken apart, None where all that comes is content.
+        shape: how their messages are shown.
         inexact: what of it is only nearly right, by the names that a client knows.
     """
 
     job: Generation
     form: Form | None
+    shape: Shape
     inexact: Sequence[str]
 
 
@@ -128,8 +131,11 @@ async def chat_job(
     stops = tuple(dict.fromkeys((*stops_of(request.stop), *prompt.markers)))
     marks = await _marks_of(served, style, tags, prompt, offer, stops)
     grammar, sure = await _grammar(request, served, offer, marks, exchange.size)
-    form = _form(marks, offer, stops, sure)
-    scan = None if form is None or not stops else lambda: Message(form)
+    form = _form(marks, offer, sure)
+    scan = None if form is None or not stops else lambda: Cutter(form.reader(), stops)
+    shape = Shape(form is not None)
+    if offer is not None:
+        shape = Shape(True, offer.legacy, offer.custom)
     job = Generation(
         prompt.rendered.prompt,
         max_tokens,
@@ -148,7 +154,7 @@ async def chat_job(
     inexact = ["messages"] if prompt.rendered.changed else []
     if media and not capabilities.counts_media:
         inexact.append("usage")
-    return ChatJob(job, form, inexact)
+    return ChatJob(job, form, shape, inexact)
 
 
 def _own_format(request: ChatRequest, served: Served) -> instruct.Format | None:
@@ -301,7 +307,7 @@ def _is_lazy(form: Format, served: Served) -> bool:
     return bool(form.begin) and served.capabilities.free_grammars
 
 
-def _form(marks: _Marks, offer: Offer | None, stops: tuple[str, ...], sure: bool) -> Form | None:
+def _form(marks: _Marks, offer: Offer | None, sure: bool) -> Form | None:
     """How an answer is taken apart; None where all of it is content."""
     if offer is None and marks.tags is None and not marks.is_harmony:
         return None
@@ -317,6 +323,4 @@ def _form(marks: _Marks, offer: Offer | None, stops: tuple[str, ...], sure: bool
             return own
         return Thinking(tags.begin, tags.end, marks.is_open, marks.tokens, own)
 
-    if offer is None:
-        return Form(reader, stops)
-    return Form(reader, stops, offer.called, offer.parallel, offer.legacy, offer.custom)
+    return Form(reader) if offer is None else Form(reader, offer.called, offer.parallel)

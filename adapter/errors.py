@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import orjson
 from pydantic import ValidationError
 
 from ..backends.errors import (
@@ -21,6 +22,9 @@ from ..backends.errors import (
 from ..schemas.openai.common import ErrorReply, kind_of
 
 Header = tuple[bytes, bytes]
+
+# What ends a stream of events.
+DONE = b"data: [DONE]\n\n"
 
 _LATER: tuple[Header, ...] = ((b"retry-after-ms", b"1000"), (b"retry-after", b"1"))
 
@@ -68,6 +72,12 @@ def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
     if isinstance(error, EngineSilent):
         return 504, _body(error.message, "server_error", None, "engine_timeout"), headers
     return 502, _body(error.message, "server_error", None, "engine_error"), headers
+
+
+def error_event(error: LatimerError) -> bytes:
+    """An error in mid-stream, as the SDK notices it, and the end (contract 1.7)."""
+    _status, body, _headers = render(error)
+    return b"data: " + orjson.dumps(body) + b"\n\n" + DONE
 
 
 def unexpected() -> tuple[int, ErrorReply]:

@@ -1,291 +1,174 @@
-"""One choice of a chat, taken apart: its deltas, its finish reason, its tokens (sans-I/O).
+"""What is added to a choice, in chat's words: its deltas, and the message they come to (sans-I/O).
 
 The order of deltas is contract 3.5 and 3.6.
 """
 
 from __future__ import annotations
 
-import codecs
-import secrets
-import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from ..backends.base import Finish, Piece, PromptTokens
-from ..backends.stops import StopMatcher
+from ..schemas.openai.chat import ChatMessage
 from ..schemas.openai.common import FinishReason
 from .choice import Delta
-from .logprobs import Entry, Placer
-from .readers.parts import Part, Reader
+from .frames import Frames
+from .logprobs import Entry
 from .tools import INPUT
 
-_ALPHABET = string.ascii_letters + string.digits
 Deltas: TypeAlias = list[tuple[dict[str, Any], Sequence[Entry]]]
 
-_decoder = codecs.getincrementaldecoder("utf-8")
 
-
-class Form(NamedTuple):
-    """How a choice is read and shown.
+class Shape(NamedTuple):
+    """How a message is shown.
 
     Args:
-        reader: makes what takes its text apart.
-        stops: strings that end it where they stand in its content.
-        called: the finish reason where it made calls.
-        parallel: whether more calls than one are shown.
+        apart: whether it is taken apart: then its first delta, not its beginning, tells the role.
         legacy: whether a call is shown as the deprecated `function_call`.
         custom: tools that take text, which is told when it is complete.
     """
 
-    reader: Callable[[], Reader]
-    stops: tuple[str, ...] = ()
-    called: FinishReason = "tool_calls"
-    parallel: bool = True
+    apart: bool = False
     legacy: bool = False
     custom: frozenset[str] = frozenset()
 
 
-class Message:
-    """Takes text apart, and cuts its content at stops; thoughts and calls have none.
+class MessageDeltas:
+    """One choice's deltas as chat shows them."""
 
-    As a `Matcher` it tells an engine where to end.
-    """
+    __slots__ = ("_begun", "_calls", "_input", "_shape")
 
-    def __init__(self, form: Form) -> None:
-        self._reader = form.reader()
-        self._matcher = StopMatcher(form.stops)
-        self._held = 0
-        self.released = 0
-
-    @property
-    def stop(self) -> str | None:
-        """See `Matcher.stop`."""
-        return self._matcher.stop
-
-    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """The parts that nothing can take back any more."""
-        return self._cut(self._reader.feed(data, mark)) if self.stop is None else []
-
-    def end(self) -> list[Part]:
-        """The rest of them."""
-        if self.stop is not None:
-            return []
-        parts = self._cut(self._reader.end())
-        return parts if self.stop is not None else parts + self._flush()
-
-    def advance(self, data: bytes, mark: bool = False) -> int:
-        """See `Matcher.advance`."""
-        before = self.released
-        self.feed(data, mark)
-        return self.released - before
-
-    def settle(self) -> int:
-        """See `Matcher.settle`."""
-        before = self.released
-        self.end()
-        return self.released - before
-
-    def _cut(self, parts: Sequence[Part]) -> list[Part]:
-        out: list[Part] = []
-        for part in parts:
-            if part.kind != "content":
-                # A stop does not reach across a call.
-                out += [*self._flush(), part]
-                self.released += part.size
-                continue
-            data = self._matcher.feed(part.data)
-            self._held += len(part.data) - len(data)
-            if data:
-                out.append(Part("content", data, len(data)))
-                self.released += len(data)
-            if self.stop is not None:
-                break
-        return out
-
-    def _flush(self) -> list[Part]:
-        data, self._held = self._matcher.flush(), 0
-        self.released += len(data)
-        return [Part("content", data, len(data))] if data else []
-
-
-class MessageChoice:
-    """A choice whose text is taken apart; the same as `Choice` to those who run it."""
-
-    def __init__(self, form: Form) -> None:
-        self._form = form
-        self._message = Message(form)
-        self._decoders = {kind: _decoder("replace") for kind in ("content", "reasoning")}
-        self._arguments = _decoder("replace")
-        self._placer: Placer | None = None
-        # Tokens of markers, which are shown with the call that they begin, if with any.
-        self._marker: list[Entry] = []
-        # Those of which no text is complete yet.
-        self._incomplete: list[Entry] = []
-        self._begun = self._said = False
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
         self._calls = 0
-        # The arguments of a custom tool's call, None in a function's.
-        self._input: str | None = None
-        self._position = 0
-        self._starts: list[tuple[int, int]] = []
-        self._answer_start = 0
-        self.reasoning = ""
-        self.reasoning_tokens: int | None = 0
-        self.finish: Finish | None = None
-
-    def start(self) -> Delta:
-        """See `Choice.start`: nothing, for what comes first is not known yet."""
-        return Delta("")
-
-    def prompt(self, event: PromptTokens) -> Delta:
-        """See `Choice.prompt`: chat shows no prompt."""
-        raise NotImplementedError
-
-    def take(self, pieces: Sequence[Piece]) -> Delta:
-        """What may be seen after some more was generated."""
-        return Delta("", (), [delta for piece in pieces for delta in self._fed(piece)])
-
-    def _fed(self, piece: Piece) -> Deltas:
-        if piece.tokens:
-            if self._placer is None:
-                self._placer = Placer(0)
-            self._placer.add(piece.tokens)
-        if self._begun_answer:
-            pass
-        elif piece.tokens:
-            at = self._position
-            for token in piece.tokens:
-                self._starts.append((at, 1))
-                at += len(token.data)
-        else:
-            self._starts.append((self._position, piece.token_count))
-        self._position += len(piece.data)
-        return self._shown(self._message.feed(piece.data, piece.mark))
-
-    def end(self, event: Finish) -> tuple[Delta, FinishReason]:
-        """The rest, and why it ended."""
-        self.finish = event
-        deltas = self._shown(self._message.end())
-        deltas += self._told_input()
-        if self._incomplete and not self._calls:
-            # A character that the limit cut off: its tokens were generated all the same.
-            deltas += self._first({"content": ""}, self._incomplete)
-        if not self._said and not self._calls:
-            deltas += self._first({"content": ""}, ())
-        self._count_reasoning()
-        reason: FinishReason = "stop"
-        if self._message.stop is None and event.reason == "length":
-            reason = "length"
-        elif self._calls:
-            reason = self._form.called
-        return Delta("", (), deltas), reason
+        # The arguments of a custom tool's call with their tokens, None in a function's.
+        self._input: tuple[list[str], list[Entry]] | None = None
+        self._begun = not shape.apart
 
     @property
-    def _begun_answer(self) -> bool:
-        return self._said or self._calls > 0
+    def takes_text(self) -> bool:
+        """Whether content adds itself and nothing else."""
+        return self._begun and self._input is None
 
-    def _shown(self, parts: Sequence[Part]) -> Deltas:
-        deltas: Deltas = []
-        released = self._message.released - sum(part.size for part in parts)
-        for part in parts:
-            released += part.size
-            entries = self._placer.take(released) if self._placer is not None else []
-            if part.kind == "nothing":
-                self._marker += entries
-                continue
-            if part.kind in ("call", "arguments"):
-                entries = self._marker + entries
-            self._marker = []
-            if part.kind in ("call", "content"):
-                deltas += self._told_input()
-            entries = self._incomplete + entries if part.kind != "reasoning" else []
-            delta = self._delta(part, released - part.size)
-            self._incomplete = entries if delta is None else []
-            if delta is not None:
-                deltas += self._first(delta, entries)
-        return deltas
-
-    def _delta(self, part: Part, start: int) -> dict[str, Any] | None:
-        """What a part adds, None where nobody sees it."""
-        if part.kind == "reasoning":
-            text = self._decoders["reasoning"].decode(part.data)
-            self.reasoning += text
-            return {"reasoning_content": text} if text else None
-        if not self._begun_answer:
-            self._answer_start = start
-        if part.kind == "content":
-            self._said = True
-            text = self._decoders["content"].decode(part.data)
-            return {"content": text} if text else None
-        if part.kind == "call":
-            self._calls += 1
-            self._arguments = _decoder("replace")
-        if self._calls > 1 and not self._form.parallel:
-            return None
-        if part.kind == "call":
-            return self._call(part.data.decode(errors="replace"))
-        text = self._arguments.decode(part.data)
+    def add(self, delta: Delta) -> Deltas:
+        """Show a delta, and what was only known to be whole by it."""
+        text, entries, kind, call_id = delta
+        if kind == "content":
+            return [*self.end(), *self._first({"content": text}, entries)]
+        if kind == "reasoning":
+            return self._first({"reasoning_content": text}, entries)
+        if kind == "call":
+            return [*self.end(), *self._first(self._call(text, call_id), entries)]
         if self._input is not None:
-            self._input += text
-            return None
-        return self._call_delta({"arguments": text}) if text else None
+            self._input[0].append(text)
+            self._input[1].extend(entries)
+            return []
+        return self._first(self._call_delta({"arguments": text}), entries)
 
-    def _told_input(self) -> Deltas:
-        """The text that a custom tool is called with; nothing where it was cut off."""
-        arguments, self._input = self._input, None
+    def end(self) -> Deltas:
+        """Show the text that a custom tool is called with; nothing where it was cut off."""
+        if self._input is None:
+            return []
+        (arguments, entries), self._input = self._input, None
         try:
-            text = orjson.loads(arguments or "null")[INPUT]
+            text = orjson.loads("".join(arguments))[INPUT]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             return []
-        return [({"tool_calls": [{"index": self._calls - 1, "custom": {"input": text}}]}, ())]
+        call = {"index": self._calls - 1, "custom": {"input": text}}
+        return [({"tool_calls": [call]}, entries)]
 
-    def _call(self, name: str) -> dict[str, Any]:
-        if name in self._form.custom:
-            self._input = ""
-            head = {"index": self._calls - 1, "id": new_call_id(), "type": "custom"}
+    def _call(self, name: str, call_id: str) -> dict[str, Any]:
+        self._calls += 1
+        if name in self._shape.custom:
+            self._input = ([], [])
+            head = {"index": self._calls - 1, "id": call_id, "type": "custom"}
             return {"tool_calls": [{**head, "custom": {"name": name, "input": ""}}]}
         function = {"name": name, "arguments": ""}
-        if self._form.legacy:
-            return {"function_call": function}
-        return self._call_delta(function, {"id": new_call_id(), "type": "function"})
+        return self._call_delta(function, {"id": call_id, "type": "function"})
 
     def _call_delta(
-        self, function: dict[str, str], head: dict[str, str] | None = None
+        self, function: dict[str, str], head: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        if self._form.legacy:
+        if self._shape.legacy:
             return {"function_call": function}
-        return {
-            "tool_calls": [{"index": self._calls - 1, **(head or {}), "function": function}],
-        }
+        return {"tool_calls": [{"index": self._calls - 1, **(head or {}), "function": function}]}
 
-    def _first(self, delta: dict[str, Any], entries: Sequence[Entry]) -> Deltas:
+    def _first(self, fields: dict[str, Any], entries: Sequence[Entry]) -> Deltas:
         """A delta; before content comes the role by itself, with all else in the same one."""
         if self._begun:
-            return [(delta, entries)]
+            return [(fields, entries)]
         self._begun = True
-        if "content" not in delta:
-            role = {"role": "assistant", "content": None, **delta, "refusal": None}
+        if "content" not in fields:
+            role = {"role": "assistant", "content": None, **fields, "refusal": None}
             return [(role, entries)]
-        role = {"role": "assistant", "content": "", "refusal": None}
-        return [(role, ()), (delta, entries)] if delta["content"] else [(role, ())]
-
-    def _count_reasoning(self) -> None:
-        """Tokens that begin before the answer; None where the engine does not tell how many."""
-        if not self.reasoning:
-            return
-        end = self._answer_start if self._begun_answer else self._position
-        counts = [count for start, count in self._starts if start < end]
-        self.reasoning_tokens = sum(counts) if all(counts) else None
+        return [(_ROLE, ()), (fields, entries)] if fields["content"] or entries else [(_ROLE, ())]
 
 
-def new_call_id() -> str:
-    """An id as OpenAI's calls have."""
-    return "call_" + "".join(secrets.choice(_ALPHABET) for _ in range(24))
+_ROLE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
+_PLAIN = Shape()
 
 
-def folded(deltas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+class ChatFrames(Frames):
+    """Chunks of `/v1/chat/completions`."""
+
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        include_usage: bool,
+        show: Callable[[Sequence[Entry]], Any] | None = None,
+        shape: Shape = _PLAIN,
+    ) -> None:
+        super().__init__(head, include_usage, show)
+        self._shape = shape
+        self._messages: dict[int, MessageDeltas] = {}
+
+    def start(self, index: int) -> bytes:
+        """See `Frames.start`: the role, once."""
+        return b"" if self._shape.apart else self._choice(index, _ROLE, ())
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """See `Frames.delta`."""
+        message = self._messages.get(index) or self._message(index)
+        if self._show is None and delta.kind == "content" and message.takes_text:
+            return self.text(index, delta.text)
+        return self._shown(index, message.add(delta))
+
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        """See `Frames.end`; the last chunk of chat has no log-probabilities (contract 3.5)."""
+        last = {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
+        rest = self._shown(index, self._message(index).end())
+        return rest + self._head + orjson.dumps(last) + self._tail
+
+    def _message(self, index: int) -> MessageDeltas:
+        return self._messages.setdefault(index, MessageDeltas(self._shape))
+
+    def _shown(self, index: int, deltas: Deltas) -> bytes:
+        return b"".join([self._choice(index, fields, entries) for fields, entries in deltas])
+
+    def _choice(self, index: int, fields: Mapping[str, Any], entries: Sequence[Entry]) -> bytes:
+        logprobs = None if self._show is None else self._show(entries)
+        choice = {"index": index, "delta": fields, "logprobs": logprobs, "finish_reason": None}
+        return self._head + orjson.dumps(choice) + self._tail
+
+    def _around(self, index: int) -> tuple[bytes, bytes]:
+        return (
+            self._head + b'{"index":%d,"delta":{"content":' % index,
+            b'},"logprobs":null,"finish_reason":null}' + self._tail,
+        )
+
+
+def message_of(deltas: Sequence[Delta], shape: Shape) -> ChatMessage:
     """The message that a choice's deltas come to (contract 3.3)."""
+    if not shape.apart:
+        text = "".join([delta.text for delta in deltas])
+        return {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+    message = MessageDeltas(shape)
+    shown = [fields for delta in deltas for fields, _ in message.add(delta)]
+    return _folded([*shown, *(fields for fields, _ in message.end())])
+
+
+def _folded(deltas: Iterable[Mapping[str, Any]]) -> ChatMessage:
     message: dict[str, Any] = {"role": "assistant", "content": None}
     parts: dict[str, list[str]] = {}
     calls: list[dict[str, Any]] = []
@@ -294,16 +177,23 @@ def folded(deltas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if delta.get(name) is not None:
                 parts.setdefault(name, []).append(delta[name])
         for call in delta.get("tool_calls", ()):
-            kind, text = ("custom", "input") if "custom" in call else ("function", "arguments")
-            if "id" in call:
-                own = {key: value for key, value in call.items() if key != "index"}
-                calls.append({**own, kind: {**call[kind]}})
-            else:
-                calls[-1][kind][text] += call[kind][text]
+            _fold_call(calls, call)
         if "function_call" in delta:
             call = message.setdefault("function_call", {"name": "", "arguments": ""})
             for key, text in delta["function_call"].items():
                 call[key] += text
     message |= {name: "".join(texts) for name, texts in parts.items()}
     message |= {"refusal": None, "annotations": []}
-    return {**message, "tool_calls": calls} if calls else message
+    if calls:
+        message["tool_calls"] = calls
+    return message  # type: ignore[return-value]
+
+
+def _fold_call(calls: list[dict[str, Any]], call: Mapping[str, Any]) -> None:
+    """Add what a delta says of a call."""
+    kind, text = ("custom", "input") if "custom" in call else ("function", "arguments")
+    if "id" in call:
+        own = {key: value for key, value in call.items() if key != "index"}
+        calls.append({**own, kind: {**call[kind]}})
+    else:
+        calls[-1][kind][text] += call[kind][text]

@@ -12,8 +12,9 @@ from ..backends.upstream import whole
 from ..schemas import limits
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.completions import CompletionRequest
+from .errors import error_event
 from .exchange import Exchange
-from .frames import error_event
+from .run import Observer
 from .vocabularies import to_model
 
 DEFAULT_MAX_BODY = limits.BODY.most
@@ -81,11 +82,18 @@ class Service:
     Args:
         listings: one for each backend; a name belongs to the first that has it.
         max_body: the largest body taken, in bytes.
+        observers: makes what sees how a request to a model goes.
     """
 
-    def __init__(self, listings: Sequence[Listing], max_body: int = DEFAULT_MAX_BODY) -> None:
+    def __init__(
+        self,
+        listings: Sequence[Listing],
+        max_body: int = DEFAULT_MAX_BODY,
+        observers: Callable[[Served], Sequence[Observer]] = lambda _served: (),
+    ) -> None:
         self._listings = listings
         self.max_body = max_body
+        self.observers = observers
 
     async def resolve(self, name: str) -> Served:
         """What a request's model means; an unknown name is a 404 (contract 1.4).

@@ -34,7 +34,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "choice", "formats", "frames", "logprobs", "run", "service", "text", "vocabularies",
+            "choice", "formats", "frames", "logprobs", "parts", "run", "service", "sinks", "text",
+            "usage", "vocabularies",
         )
     ),
     ("adapter/readers/*.py",),
@@ -55,9 +56,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 # Arrows that run upwards: the importer, and what it imports.
-UPWARDS = {
-    ("adapter/run.py", "adapter/message.py"),
-}
+UPWARDS: set[tuple[str, str]] = set()
 
 
 @lru_cache(maxsize=1)

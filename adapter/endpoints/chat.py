@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
@@ -17,19 +17,19 @@ from ...schemas import limits
 from ...schemas.openai.chat import (
     AssistantMessage,
     ChatCompletion,
-    ChatMessage,
     ChatRequest,
 )
+from ...schemas.openai.common import Usage
 from ..chat_job import ChatJob, chat_job
-from ..choice import detailed_usage_of
 from ..errors import chat_context_error
 from ..exchange import Exchange
-from ..frames import ChatFrames
 from ..logprobs import to_chat
-from ..message import folded
-from ..run import TOKEN, Plan, fold, stream
+from ..message import ChatFrames, Shape, message_of
+from ..run import Plan, Sink, run
 from ..service import Served, Service, in_model_vocabulary, pass_native
+from ..sinks import Answer, Collected, Result, Streamed
 from ..tools import check_calls
+from ..usage import detailed_usage_of
 from ..validation import (
     check_stream_options,
     notes,
@@ -84,48 +84,54 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         _check_native(chat.job, capabilities)
         await pass_native(exchange, served.backend, chat.job, bool(request.stream))
     else:
-        await _answer(exchange, served, request, chat, include_usage)
+        await _answer(exchange, service, served, request, chat, include_usage)
 
 
 async def _answer(
     exchange: Exchange,
+    service: Service,
     served: Served,
     request: ChatRequest,
     chat: ChatJob,
     include_usage: bool,
 ) -> None:
-    job, form = chat.job, chat.form
+    job = chat.job
+    plan = Plan([job], len(job.seeds), detailed_usage_of, form=chat.form, translate=_translate)
     head: dict[str, Any] = {
         "id": f"chatcmpl-{random.getrandbits(96):024x}",
-        "object": "chat.completion.chunk" if request.stream else "chat.completion",
+        "object": "chat.completion",
         "created": int(time.time()),
         "model": request.model,
     }
     if request.service_tier is not None:
         head["service_tier"] = _TIERS.get(request.service_tier, request.service_tier)
     head["system_fingerprint"] = served.model.fingerprint
-    show = to_chat if job.logprobs is not None else None
-    plan = Plan(
-        [job],
-        len(job.seeds),
-        detailed_usage_of,
-        logprobs=show,
-        form=form,
-        strict=served.policy.strict,
-        translate=_translate,
+    observers = service.observers(served)
+    answer = Answer(
+        partial(_whole, head, chat.shape),
+        plan.choices,
+        to_chat if job.logprobs is not None else None,
+        keeps=any(one.keeps for one in observers),
     )
+    sink: Sink
     if request.stream:
-        empty = to_chat(()) if show is not None else None
-        frames = ChatFrames(head, include_usage, empty, form is not None)
-        await stream(exchange, served.backend, plan._replace(frames=frames))
-        return
-    results, usage = await fold(exchange, served.backend, plan)
-    reply: ChatCompletion = {
+        chunk = {**head, "object": "chat.completion.chunk"}
+        frames = ChatFrames(chunk, include_usage, answer.show, chat.shape)
+        sink = Streamed(exchange, served, answer, frames)
+    else:
+        sink = Collected(exchange, served, answer)
+    await run(served.backend, plan, sink, observers)
+
+
+def _whole(
+    head: Mapping[str, Any], shape: Shape, results: Sequence[Result], usage: Usage
+) -> ChatCompletion:
+    return {
         **head,  # type: ignore[typeddict-item]
         "choices": [
             {
                 "index": index,
-                "message": folded(result.deltas) if form is not None else _message(result.text),
+                "message": message_of(result.deltas, shape),
                 "logprobs": result.logprobs,
                 "finish_reason": result.finish_reason,
             }
@@ -133,15 +139,6 @@ async def _answer(
         ],
         "usage": usage,
     }
-    if plan.logprobs is None:
-        await exchange.reply(200, orjson.dumps(reply))
-        return
-    size = TOKEN * usage["total_tokens"]
-    await exchange.reply(200, await offload.run(size, orjson.dumps, reply))
-
-
-def _message(text: str) -> ChatMessage:
-    return {"role": "assistant", "content": text, "refusal": None, "annotations": []}
 
 
 def _translate(error: LatimerError) -> LatimerError:

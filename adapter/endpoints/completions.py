@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
 from ...backends.base import Backend, Capabilities, Generation, Prompt, Sampling, Text
 from ...backends.errors import LatimerError, RequestError, Unsupported, check_length
 from ...schemas import limits
+from ...schemas.openai.common import Usage
 from ...schemas.openai.completions import Completion, CompletionRequest
-from ..choice import Echo, usage_of
+from ..choice import Echo
 from ..exchange import Exchange
 from ..formats import grammar_of
 from ..frames import CompletionFrames
 from ..logprobs import Entry, to_legacy
-from ..run import CHOICE, TOKEN, Plan, fold, stream
+from ..run import CHOICE, Plan, Sink, run
 from ..service import Served, Service, in_model_vocabulary, pass_native
+from ..sinks import Answer, Collected, Result, Streamed
 from ..templates import without_bos
+from ..usage import usage_of
 from ..validation import (
     check_stream_options,
     notes,
@@ -82,64 +84,41 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         _check_native(request, jobs, capabilities)
         await pass_native(exchange, served.backend, jobs[0], bool(request.stream))
         return
-    plan = Plan(
-        jobs,
-        candidates,
-        usage_of,
-        best=best,
-        logprobs=_shape(request),
-        strict=policy.strict,
-        translate=partial(_translate, request),
-    )
-    await _answer(exchange, served, request, plan, include_usage)
-
-
-async def _answer(
-    exchange: Exchange,
-    served: Served,
-    request: CompletionRequest,
-    plan: Plan,
-    include_usage: bool,
-) -> None:
-    if request.echo or plan.logprobs is not None:
-        echoes = []
-        for number, job in enumerate(plan.jobs, 1):
-            echoes.append(await _echo(request, job, served.backend))
-            if number % AT_ONCE == 0:
-                await asyncio.sleep(0)
-        plan = plan._replace(echoes=echoes)
+    echoes = await _echoes(request, jobs, served.backend)
+    plan = Plan(jobs, candidates, usage_of, echoes, translate=partial(_translate, request))
     head = {
         "id": f"cmpl-{random.getrandbits(96):024x}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": request.model,
-        "system_fingerprint": served.model.fingerprint,
+        "system_fingerprint": model.fingerprint,
     }
+    observers = service.observers(served)
+    keeps = any(one.keeps for one in observers)
+    answer = Answer(partial(_whole, head), candidates, _shape(request), best, keeps)
+    sink: Sink
     if request.stream:
-        frames = CompletionFrames(head, include_usage)
-        await stream(exchange, served.backend, plan._replace(frames=frames))
-        return
-    results, usage = await fold(exchange, served.backend, plan)
+        frames = CompletionFrames(head, include_usage, answer.show)
+        sink = Streamed(exchange, served, answer, frames)
+    else:
+        sink = Collected(exchange, served, answer)
+    await run(served.backend, plan, sink, observers)
 
-    def reply() -> bytes:
-        completion: Completion = {
-            **head,  # type: ignore[typeddict-item]
-            "choices": [
-                {
-                    "text": result.text,
-                    "index": index,
-                    "logprobs": result.logprobs,
-                    "finish_reason": result.finish_reason,
-                }
-                for index, result in enumerate(results)
-            ],
-            "usage": usage,
-        }
-        return orjson.dumps(completion)
 
-    size = CHOICE * len(results)
-    size += 0 if plan.logprobs is None else TOKEN * usage["total_tokens"]
-    await exchange.reply(200, await offload.run(size, reply))
+def _whole(head: Mapping[str, Any], results: Sequence[Result], usage: Usage) -> Completion:
+    return {
+        **head,  # type: ignore[typeddict-item]
+        "choices": [
+            {
+                "text": result.text,
+                "index": index,
+                "logprobs": result.logprobs,
+                "finish_reason": result.finish_reason,
+            }
+            for index, result in enumerate(results)
+        ],
+        "usage": usage,
+    }
 
 
 def _shape(request: CompletionRequest) -> Callable[[Sequence[Entry]], Any] | None:
@@ -249,6 +228,20 @@ def _job(
         prompt_logprobs=request.logprobs if request.echo else None,
         suffix=suffix,
     )
+
+
+async def _echoes(
+    request: CompletionRequest, jobs: Sequence[Generation], backend: Backend
+) -> Sequence[Echo]:
+    """What each job's choices show of its prompt; empty where none shows anything."""
+    if not request.echo and request.logprobs is None:
+        return ()
+    echoes = []
+    for number, job in enumerate(jobs, 1):
+        echoes.append(await _echo(request, job, backend))
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return echoes
 
 
 async def _echo(request: CompletionRequest, job: Generation, backend: Backend) -> Echo:

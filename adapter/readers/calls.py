@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ..parts import Part
 from .json_call import Broken
-from .parts import BLANKS, Blanks, Markers, Part
+from .markers import BLANKS, Blanks, Markers
 
 
 class OneReader(Protocol):

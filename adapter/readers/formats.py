@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..parts import Reader
 from .calls import Calls, OneReader
 from .harmony import MARKERS, Harmony
 from .json_call import ARGUMENTS, NAME, CallReader
 from .mistral import ARGS, MistralReader
 from .mistral import MARKER as TOOL_CALLS
-from .parts import Reader
 from .python_tag import MARKER as PYTHON_TAG
 from .python_tag import PythonTagReader
 from .xml_call import FUNCTION, PARAMETER, XmlReader

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from ..parts import Part
 from .json_call import ARGUMENTS, Broken, CallReader, Steps
-from .parts import BLANKS, Blanks, Markers, Part
+from .markers import BLANKS, Blanks, Markers
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"

@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 import orjson
 
-from .parts import BLANKS, Part
+from ..parts import Part
+from .markers import BLANKS
 
 # What a call's name and arguments are called in most formats.
 NAME = "name"

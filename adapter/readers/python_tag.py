@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 import orjson
 
+from ..parts import Part
 from .json_call import Broken, CallReader
-from .parts import BLANKS, Part
+from .markers import BLANKS
 
 MARKER = "<|python_tag|>"
 # What the interpreter is called where it is offered as a function.

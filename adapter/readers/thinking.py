@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .parts import BLANKS, Markers, Part, Reader
+from ..parts import Part, Reader
+from .markers import BLANKS, Markers
 
 
 class Thinking:

@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
+from ..parts import Part
 from .json_call import Broken
-from .parts import BLANKS, Part
+from .markers import BLANKS
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_PARAMETER, END_FUNCTION = b"</parameter>", b"</function>"

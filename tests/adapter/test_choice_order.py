@@ -9,17 +9,22 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import pytest
-from latimer.adapter.choice import usage_of
+from latimer.adapter import message
 from latimer.adapter.exchange import Exchange
-from latimer.adapter.frames import ChatFrames, CompletionFrames
-from latimer.adapter.message import Form
+from latimer.adapter.frames import CompletionFrames, Frames
+from latimer.adapter.message import ChatFrames
+from latimer.adapter.parts import Form
 from latimer.adapter.readers.formats import HERMES
-from latimer.adapter.run import Plan, stream
-from latimer.backends.base import Batch, Capabilities, Event, Finish, Generation, Piece
+from latimer.adapter.run import Plan, run
+from latimer.adapter.service import Policy, Served
+from latimer.adapter.sinks import Answer, Streamed
+from latimer.adapter.usage import usage_of
+from latimer.backends.base import Batch, Capabilities, Event, Finish, Generation, Model, Piece
 
 CALL = b'<tool_call>{"name": "f", "arguments": {"a": 5}}</tool_call>'
 HEAD = {"id": "x", "object": "y", "created": 7, "model": "m"}
-FORM = Form(lambda: HERMES.reader({"f": {}}, frozenset(), False, False), ("END",))
+MODEL = Model("m", 100, None, "", "", False, "f", 7)
+FORM = Form(lambda: HERMES.reader({"f": {}}, frozenset(), False, False))
 
 
 class Shape(NamedTuple):
@@ -57,6 +62,11 @@ class Scripted:
         yield batches()
 
 
+def whole(*_: object) -> Mapping[str, Any]:
+    """No stream is sent whole."""
+    raise AssertionError
+
+
 async def streamed(shape: Shape, batches: Sequence[Batch]) -> list[Any]:
     """The choices of a stream's chunks, in their order."""
     sent = bytearray()
@@ -68,10 +78,14 @@ async def streamed(shape: Shape, batches: Sequence[Batch]) -> list[Any]:
         raise AssertionError
 
     job = Generation((1,), None, (None,) * 3, stops=("END",))
-    frames = ChatFrames(HEAD, False, None, shape.form is not None)
-    plan = Plan([job], 3, usage_of, frames if shape.chat else CompletionFrames(HEAD, False),
-                form=shape.form)  # fmt: skip
-    await stream(Exchange({"headers": []}, receive, send), Scripted(batches), plan)  # type: ignore[arg-type]
+    frames: Frames = CompletionFrames(HEAD, False)
+    if shape.chat:
+        frames = ChatFrames(HEAD, False, shape=message.Shape(shape.form is not None))
+    plan = Plan([job], 3, usage_of, form=shape.form)
+    exchange = Exchange({"headers": []}, receive, send)
+    served = Served(Scripted(batches), MODEL, Policy())  # type: ignore[arg-type]
+    sink = Streamed(exchange, served, Answer(whole, 3), frames)
+    await run(served.backend, plan, sink)
     *events, done = sent.decode().removesuffix("\n\n").split("\n\n")
     assert done == "data: [DONE]"
     return [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]

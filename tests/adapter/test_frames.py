@@ -8,7 +8,12 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.adapter.frames import DONE, ChatFrames, CompletionFrames
+from latimer.adapter.choice import Delta
+from latimer.adapter.errors import DONE
+from latimer.adapter.frames import CompletionFrames
+from latimer.adapter.logprobs import Entry, to_chat, to_legacy
+from latimer.adapter.message import ChatFrames
+from latimer.backends.base import Token
 from latimer.backends.errors import EngineError
 from latimer.schemas.openai.chat import ChatChunk, ChatChunkChoice
 from latimer.schemas.openai.completions import CompletionChunk, CompletionChunkChoice
@@ -75,20 +80,22 @@ def test_the_end_of_a_stream(kind: str) -> None:
 
 def test_frames_with_tokens() -> None:
     """Chunks with log-probabilities are the dumped chunks; chat's last has none."""
-    completion = CompletionFrames(HEAD, False)
+    completion = CompletionFrames(HEAD, False, lambda entries: to_legacy(entries, 0))
     shown: Any = {
         "tokens": ["a"],
         "token_logprobs": [-1.5],
         "top_logprobs": None,
         "text_offset": [0],
     }
+    entry = Entry(Token(7, b"a", b"a", False, -1.5), 0)
     choice: Any = {"text": "a", "index": 2, "logprobs": shown, "finish_reason": None}
-    assert completion.logged(2, "a", shown) == frame([choice], False)
+    assert completion.delta(2, Delta("a", [entry])) == frame([choice], False)
+    shown = {"tokens": [], "token_logprobs": [], "top_logprobs": None, "text_offset": []}
     choice = {"text": "", "index": 2, "logprobs": shown, "finish_reason": "length"}
-    assert completion.end(2, "length", shown) == frame([choice], False)
-    chat = ChatFrames(HEAD, False, {"content": [], "refusal": None})
+    assert completion.end(2, "length") == frame([choice], False)
+    chat = ChatFrames(HEAD, False, to_chat)
     assert b'"logprobs":{"content":[],"refusal":null}' in chat.start(0)
-    assert b'"logprobs":null' in chat.end(0, "stop", {"content": [], "refusal": None})
+    assert b'"logprobs":null' in chat.end(0, "stop")
 
 
 def test_an_error_in_mid_stream() -> None:

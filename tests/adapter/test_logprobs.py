@@ -34,12 +34,15 @@ def run(choice: Choice, groups: Sequence[Sequence[Token]], last: Finish) -> tupl
     """Text and entries of a choice that comes in groups of tokens."""
     text, entries = "", list[Entry]()
     for group in groups:
-        delta = choice.feed(b"".join(t.data for t in group), group)
-        assert delta.text or not delta.entries
+        for delta in choice.feed(b"".join(t.data for t in group), group):
+            assert delta.text
+            text += delta.text
+            entries += delta.entries
+    rest, _reason = choice.end(last)
+    for delta in rest:
         text += delta.text
         entries += delta.entries
-    delta, _reason = choice.end(last)
-    return text + delta.text, entries + list(delta.entries)
+    return text, entries
 
 
 PIECES = [token(p) for p in (b"1", b", ", b"2", "é".encode()[:1], "é".encode()[1:], b" x", b"\xe6")]
@@ -88,11 +91,11 @@ def test_an_echoed_prompt_and_what_follows_are_one_text() -> None:
     """A character begun in the prompt and ended in the answer is whole; offsets begin at zero."""
     choice = Choice((), Echo(keep_end=True))
     first, rest = "é".encode()[:1], "é".encode()[1:]
-    start = choice.prompt(PromptTokens(0, [token(b"a", None), token(first)]))
+    (start,) = choice.prompt(PromptTokens(0, [token(b"a", None), token(first)]))
     assert start.text == "a"
-    delta = choice.feed(rest, [token(rest)])
+    (delta,) = choice.feed(rest, [token(rest)])
     assert delta.text == "é"
-    end, _ = choice.end(finish("end", control(b"<|end|>")))
+    (end,), _ = choice.end(finish("end", control(b"<|end|>")))
     entries = [*start.entries, *delta.entries, *end.entries]
     assert [entry.offset for entry in entries] == [0, 1, 1, 2]
     legacy = to_legacy(entries, 0)

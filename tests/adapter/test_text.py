@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.adapter.choice import Choice, Delta, detailed_usage_of, usage_of
+from latimer.adapter.choice import Choice, Delta
 from latimer.adapter.text import TextAssembler
+from latimer.adapter.usage import detailed_usage_of, usage_of
 from latimer.backends.base import Finish
 from latimer.backends.errors import EngineError
 
@@ -50,15 +51,15 @@ def test_an_incomplete_character_at_the_end_is_dropped() -> None:
 def test_what_was_held_back_comes_at_the_end() -> None:
     """The beginning of a stop string that never completed is text."""
     choice = Choice(("3, 4",))
-    assert choice.feed(b"1, 2, 3, ").text == "1, 2, "
-    assert choice.end(finish("length")) == (Delta("3, "), "length")
+    assert choice.feed(b"1, 2, 3, ") == (Delta("1, 2, "),)
+    assert choice.end(finish("length")) == ((Delta("3, "),), "length")
 
 
 def test_a_stop_wins_over_a_limit() -> None:
     """A stop that completes with the last token is a stop."""
     choice = Choice((",",))
-    assert choice.feed(b"1,").text == "1"
-    assert choice.end(finish("length")) == (Delta(""), "stop")
+    assert choice.feed(b"1,") == (Delta("1"),)
+    assert choice.end(finish("length")) == ((), "stop")
 
 
 def test_a_stop_that_nobody_asked_for_is_an_error() -> None:
@@ -72,8 +73,8 @@ def test_a_stop_that_nobody_asked_for_is_an_error() -> None:
 def test_a_control_token_may_be_a_stop_without_text() -> None:
     """A stop that the engine saw and that renders as nothing is a stop all the same."""
     choice = Choice(("<|im_end|>",))
-    assert choice.feed(b"1").text == "1"
-    assert choice.end(finish("stop", "<|im_end|>")) == (Delta(""), "stop")
+    assert choice.feed(b"1") == (Delta("1"),)
+    assert choice.end(finish("stop", "<|im_end|>")) == ((), "stop")
 
 
 def test_usage_counts_prompts_once() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from latimer.adapter.parts import Part
 from latimer.adapter.readers.formats import FORMATS, Format, format_of
-from latimer.adapter.readers.parts import Part
 
 from .outputs import OUTPUTS, Expected
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from latimer.adapter.parts import Part, Reader
 from latimer.adapter.readers.formats import HERMES
-from latimer.adapter.readers.parts import Part, Plain, Reader
+from latimer.adapter.readers.markers import Plain
 from latimer.adapter.readers.thinking import Thinking
 
 from .test_formats import halves, whole

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from latimer.adapter.message import Form, Message
-from latimer.adapter.readers.parts import Plain
+from latimer.adapter.parts import Cutter
+from latimer.adapter.readers.markers import Plain
 from latimer.adapter.readers.thinking import Thinking
 from latimer.backends.base import MEDIA, Generation, Media, Sampling, Text
 from latimer.backends.errors import Busy, EngineError, EngineUnavailable, RequestError
@@ -188,8 +188,11 @@ def test_an_end_token_that_is_shown_is_no_text() -> None:
 
 def test_stops_that_do_not_count_everywhere_are_not_sent() -> None:
     """The job's own matcher finds them."""
-    form = Form(lambda: Thinking("<t>", "</t>", False, frozenset(), Plain()), ("x",))
-    job = Generation(Text("a"), 5, stops=("x",), scan=lambda: Message(form))
+
+    def cutter() -> Cutter:
+        return Cutter(Thinking("<t>", "</t>", False, frozenset(), Plain()), ("x",))
+
+    job = Generation(Text("a"), 5, stops=("x",), scan=cutter)
     assert to_native(job, 0, "a", 5, 100, "KEY")["stop_sequence"] == []
     stream = ChoiceStream(job, 0, 1)
     stream.feed("<t>x</t>a")

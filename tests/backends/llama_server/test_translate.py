@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 import pytest
-from latimer.adapter.message import Form, Message
-from latimer.adapter.readers.parts import Plain
+from latimer.adapter.parts import Cutter
+from latimer.adapter.readers.markers import Plain
 from latimer.adapter.readers.thinking import Thinking
 from latimer.backends.base import (
     MEDIA,
@@ -309,8 +309,11 @@ def test_a_visible_token_is_a_piece_of_its_own() -> None:
 
 def test_a_stop_that_the_server_does_not_know_ends_the_choice() -> None:
     """Stops are not sent, and the end has the counts that the last step told."""
-    form = Form(lambda: Thinking("<t>", "</t>", True, frozenset(), Plain()), ("x",))
-    job = Generation(Text("a"), 9, stops=("x",), scan=lambda: Message(form))
+
+    def cutter() -> Cutter:
+        return Cutter(Thinking("<t>", "</t>", True, frozenset(), Plain()), ("x",))
+
+    job = Generation(Text("a"), 9, stops=("x",), scan=cutter)
     payload = to_native(job, 0, "a", 100)
     assert (list(payload["stop"]), payload["timings_per_token"]) == ([], True)
     vocabulary = Vocabulary([b"x", b"</t>", b"a", b" bx"], {})

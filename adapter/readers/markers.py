@@ -1,39 +1,12 @@
-"""The parts of a message, and the markers between them."""
+"""The markers between the parts of a message."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-Kind: TypeAlias = Literal["content", "reasoning", "call", "arguments", "nothing"]
+from ..parts import Part
 
 BLANKS = b" \t\r\n"
-
-
-class Part(NamedTuple):
-    """A part of what was generated.
-
-    Args:
-        kind: `call` begins a call, and its data is the function's name; `arguments` goes on with
-            the JSON of the call begun last; `nothing` is seen by nobody: markers, blanks.
-        size: how many bytes of the text it stands for.
-    """
-
-    kind: Kind
-    data: bytes
-    size: int
-
-
-class Reader(Protocol):
-    """Takes generated text apart; what comes out does not depend on how it was cut."""
-
-    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """Take some more; `mark` is for the spelling of a token that is no text."""
-        ...
-
-    def end(self) -> list[Part]:
-        """What was held back, when nothing more comes."""
-        ...
 
 
 class Plain:
