@@ -16,7 +16,7 @@ from ..backends import offload
 from ..backends.base import Media, MediaKind
 from ..backends.errors import RequestError, UnreadableMedia, Unsupported
 from ..schemas import limits
-from ..schemas.openai.chat import AudioPart, FilePart, ImagePart, Message, RefusalPart, TextPart
+from ..schemas.openai.messages import AudioPart, FilePart, ImagePart, Message, RefusalPart, TextPart
 from .service import Served
 
 # What llama.cpp's readers know (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC.

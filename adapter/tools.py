@@ -9,9 +9,10 @@ import orjson
 
 from ..backends.errors import RequestError, Unsupported, shortened
 from ..backends.structured import Unenforced, check_schema
-from ..schemas.openai.chat import (
+from ..schemas.openai.chat import ChatRequest
+from ..schemas.openai.common import FinishReason
+from ..schemas.openai.messages import (
     AssistantMessage,
-    ChatRequest,
     Custom,
     Function,
     FunctionMessage,
@@ -19,7 +20,6 @@ from ..schemas.openai.chat import (
     Message,
     ToolMessage,
 )
-from ..schemas.openai.common import FinishReason
 
 Mode = Literal["auto", "required", "named"]
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from ..backends.base import MEDIA, Model
 from ..backends.errors import LatimerError
 from ..backends.offload import Memo
-from ..schemas.openai.chat import (
+from ..schemas.openai.messages import (
     AssistantMessage,
     AudioPart,
     CustomToolCall,

@@ -14,12 +14,9 @@ from ...backends import offload
 from ...backends.base import Capabilities, Generation, Sampling
 from ...backends.errors import ContextExceeded, LatimerError, RequestError, Unsupported
 from ...schemas import limits
-from ...schemas.openai.chat import (
-    AssistantMessage,
-    ChatCompletion,
-    ChatRequest,
-)
+from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
+from ...schemas.openai.messages import AssistantMessage
 from ..chat_job import ChatJob, chat_job
 from ..errors import chat_context_error
 from ..exchange import Exchange

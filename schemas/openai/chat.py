@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
@@ -23,167 +23,7 @@ from .common import (
     invalid,
     kind_of,
 )
-
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+$", min_length=1, max_length=64)]
-
-
-class TextPart(Request):
-    """Text of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class RefusalPart(Request):
-    """A refusal that the assistant gave earlier."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-class ImageUrl(Request):
-    """Where an image is."""
-
-    url: str
-    detail: Literal["auto", "low", "high"] | None = None
-
-
-class ImagePart(Request):
-    """An image of a user's message."""
-
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
-
-class InputAudio(Request):
-    """Audio, base64."""
-
-    data: str
-    format: Literal["wav", "mp3"]
-
-
-class AudioPart(Request):
-    """Audio of a user's message."""
-
-    type: Literal["input_audio"]
-    input_audio: InputAudio
-
-
-class FilePart(Request):
-    """A file of a user's message."""
-
-    type: Literal["file"]
-    file: JsonObject
-
-
-Part = Annotated[
-    TextPart | RefusalPart | ImagePart | AudioPart | FilePart, Field(discriminator="type")
-]
-
-
-def _check_content(value: object) -> object:
-    if value is None or isinstance(value, str | list):
-        return value
-    raise invalid(
-        "Invalid type for '{param}': expected one of a string or array of objects, but got "
-        f"{kind_of(value)} instead.",
-        "invalid_type",
-    )
-
-
-def _content_kind(value: object) -> str:
-    return "array" if isinstance(value, list) else "string"
-
-
-Content = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[Part], Tag("array")],
-    Discriminator(_content_kind),
-    BeforeValidator(_check_content),
-]
-
-
-class FunctionCall(Request):
-    """A function's name and its arguments as a string of JSON."""
-
-    name: str
-    arguments: str
-
-
-class CustomCall(Request):
-    """A custom tool's name and its input."""
-
-    name: str
-    input: str
-
-
-class FunctionToolCall(Request):
-    """A call of a function, as the assistant made it."""
-
-    id: str
-    type: Literal["function"]
-    function: FunctionCall
-
-
-class CustomToolCall(Request):
-    """A call of a custom tool, as the assistant made it."""
-
-    id: str
-    type: Literal["custom"]
-    custom: CustomCall
-
-
-ToolCall = Annotated[FunctionToolCall | CustomToolCall, Field(discriminator="type")]
-
-
-class SystemMessage(Request):
-    """Instructions; `developer` is the newer word."""
-
-    role: Literal["system", "developer"]
-    content: Content
-    name: str | None = None
-
-
-class UserMessage(Request):
-    """What the user says."""
-
-    role: Literal["user"]
-    content: Content
-    name: str | None = None
-
-
-class AssistantMessage(Request):
-    """What the assistant said; `content` may be missing beside calls."""
-
-    role: Literal["assistant"]
-    content: Content | None = None
-    refusal: str | None = None
-    name: str | None = None
-    audio: JsonObject | None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
-    function_call: FunctionCall | None = None
-    reasoning_content: str | None = None
-
-
-class ToolMessage(Request):
-    """What a tool answered."""
-
-    role: Literal["tool"]
-    content: Content
-    tool_call_id: str
-
-
-class FunctionMessage(Request):
-    """What a function answered (deprecated)."""
-
-    role: Literal["function"]
-    content: str | None
-    name: str
-
-
-Message = Annotated[
-    SystemMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage,
-    Field(discriminator="role"),
-]
+from .messages import Content, Function, Message, Name, Tool
 
 
 class JsonSchema(Request):
@@ -217,40 +57,6 @@ class JsonSchemaFormat(Request):
 ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
-
-
-class Function(Request):
-    """A function that may be called."""
-
-    name: Name
-    description: str | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
-
-
-class FunctionTool(Request):
-    """A function as a tool."""
-
-    type: Literal["function"]
-    function: Function
-
-
-class Custom(Request):
-    """A tool that takes text; `format` may say what the text looks like."""
-
-    name: Name
-    description: str | None = None
-    format: JsonObject | None = None
-
-
-class CustomTool(Request):
-    """A tool with free input."""
-
-    type: Literal["custom"]
-    custom: Custom
-
-
-Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
 
 
 def _check_word_or_object(*words: str) -> BeforeValidator:

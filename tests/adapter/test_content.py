@@ -20,7 +20,8 @@ from latimer.adapter.turns import style_of, turns_of
 from latimer.backends.base import Backend, Model, Text, TokenIds
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
-from latimer.schemas.openai.chat import ChatRequest, Function
+from latimer.schemas.openai.chat import ChatRequest
+from latimer.schemas.openai.messages import Function
 from support.marks import ADDED, MARKS, MODELS, VOCABULARIES, with_marks
 from support.servers import llama_server
 

@@ -11,7 +11,8 @@ from latimer.adapter.reasoning import tags_of
 from latimer.adapter.templates import render
 from latimer.adapter.turns import BLOCK, style_of, turns_of
 from latimer.backends.base import Model
-from latimer.schemas.openai.chat import ChatRequest, Function
+from latimer.schemas.openai.chat import ChatRequest
+from latimer.schemas.openai.messages import Function
 
 TEMPLATES = sorted((Path(__file__).parents[1] / "templates").glob("*.jinja"))
 ASKED = {"role": "user", "content": "Weather?"}
