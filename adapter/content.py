@@ -34,11 +34,24 @@ _OWN_WORDS = frozenset({"role", "type", "id", "tool_call_id"})
 
 
 class Rendered(NamedTuple):
-    """A prompt, how many of its ids are a BOS, and whether content had to be changed for it."""
+    """A prompt of a talk.
+
+    Args:
+        text: what it says; a private-use character stands for each control token that a message
+            spells, where the prompt is ids.
+        hidden: how many of its ids are a BOS.
+        changed: whether content had to be changed for it.
+    """
 
     prompt: Prompt
+    text: str
     hidden: int = 0
     changed: bool = False
+
+    @classmethod
+    def of(cls, text: str, changed: bool = False) -> Rendered:
+        """A prompt that is one text."""
+        return cls(Text(text), text, 0, changed)
 
 
 async def prompt_of(
@@ -62,24 +75,24 @@ async def prompt_of(
         else await offload.run(size, _rendered_if_plain, talk, render)
     )
     if plain is not None:
-        return Rendered(Text(plain))
+        return Rendered.of(plain)
     marks = await _marks_of(backend, model)
     spelled = await offload.run(size, _spelled, talk, marks.pattern)
     if not spelled:
-        return Rendered(Text(await offload.run(size, render, talk)))
+        return Rendered.of(await offload.run(size, render, talk))
     capabilities = backend.capabilities
     as_text = has_media and not capabilities.media_among_ids
     if as_text or not capabilities.plain_text:
         broken = {spelling: spelling[0] + BREAK + spelling[1:] for spelling in spelled}
         talk = await offload.run(size, _replaced, talk, marks.pattern, broken)
-        return Rendered(Text(await offload.run(size, render, talk)), 0, True)
+        return Rendered.of(await offload.run(size, render, talk), True)
     hidden = await offload.run(size, _hidden, talk, spelled)
     talk = await offload.run(size, _replaced, talk, marks.pattern, hidden)
     text = await offload.run(size, render, talk)
     spellings = {character: spelling for spelling, character in hidden.items()}
     bos = await backend.tokenize("", add_special=True, parse_special=True)
     ids = await _Cutter(backend, marks, spellings, has_media).ids(text)
-    return Rendered(bos + ids, len(bos))
+    return Rendered(bos + ids, text, len(bos))
 
 
 def _rendered_if_plain(talk: Talk, render: Callable[[Talk], str]) -> str | None:

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..backends.errors import RequestError
-from ..schemas.openai.chat import InstructAdapter
-
 ROLES = ("system", "user", "assistant")
 
 
@@ -92,35 +89,3 @@ FORMATS: Mapping[str, Format] = {
         Turn("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
     ),
 }
-
-
-def format_of(adapter: InstructAdapter) -> Format:
-    """A request's own format; what it leaves out is nothing.
-
-    Raises:
-        RequestError: a turn has two spellings, or users and assistant cannot be told apart.
-    """
-    turns: dict[str, Turn] = {}
-    for role in ROLES:
-        nested = getattr(adapter.templates, role) if adapter.templates is not None else None
-        flat = (getattr(adapter, f"{role}_start"), getattr(adapter, f"{role}_end"))
-        if nested is not None and flat != (None, None):
-            raise RequestError(
-                f"Invalid 'adapter.{role}_start': 'adapter.templates.{role}' says it already. "
-                "Leave one of them out.",
-                f"adapter.{role}_start",
-                "invalid_value",
-            )
-        turns[role] = (
-            Turn(nested.start or "", nested.end or "")
-            if nested is not None
-            else Turn(flat[0] or "", flat[1] or "")
-        )
-    if not (turns["user"].start or turns["user"].end or turns["assistant"].start):
-        raise RequestError(
-            "Invalid 'adapter': nothing stands between the user's turns and the assistant's. Send "
-            "'user_start' and 'assistant_start' at least, or 'templates' with both.",
-            "adapter",
-            "invalid_value",
-        )
-    return _format(turns["system"], turns["user"], turns["assistant"], adapter.assistant_gen)

@@ -21,7 +21,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..backends.base import Model
 from ..backends.errors import EngineError, RequestError, Unsupported, summed_up
-from ..schemas.openai.chat import ChatRequest
 from .instruct import FORMATS
 
 # What a template is given by itself; a request cannot give it otherwise.
@@ -110,18 +109,20 @@ def _rendered(model: Model, talk: Talk, messages: Sequence[Mapping[str, Any]], b
         ) from error
 
 
-def variables_of(request: ChatRequest, model: Model, engine: str) -> dict[str, Any]:
+def variables_of(
+    given: Mapping[str, Any] | None, effort: str | None, model: Model, engine: str
+) -> dict[str, Any]:
     """What a request gives to the model's template beside messages.
 
-    `reasoning_effort` goes to templates that know it; to those that can only think or not it says
-    which.
+    Its `reasoning_effort` goes to templates that know it; to those that can only think or not it
+    says which.
 
     Raises:
         RequestError: it names what the template is given by itself.
         Unsupported: the template knows no effort.
     """
     source = model.template or ""
-    variables = dict(request.chat_template_kwargs or {})
+    variables = dict(given or {})
     for name in OWN:
         if name in variables:
             raise RequestError(
@@ -130,7 +131,6 @@ def variables_of(request: ChatRequest, model: Model, engine: str) -> dict[str, A
                 f"chat_template_kwargs.{name}",
                 "invalid_value",
             )
-    effort = request.reasoning_effort
     if effort is None:
         return variables
     if "reasoning_effort" in source:

@@ -43,7 +43,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "chat_job", "content", "fetch", "instruct", "media", "message", "reasoning",
+            "content", "fetch", "instruct", "media", "message", "prepare", "reasoning",
             "templates", "tools", "turns",
         )
     ),

@@ -17,11 +17,11 @@ from ...schemas import limits
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
 from ...schemas.openai.messages import AssistantMessage
-from ..chat_job import ChatJob, chat_job
 from ..errors import chat_context_error
 from ..exchange import Exchange
 from ..logprobs import to_chat
 from ..message import ChatFrames, Shape, message_of
+from ..prepare import ChatJob, prepare
 from ..run import Plan, Sink, run
 from ..service import Served, Service, in_model_vocabulary, pass_native
 from ..sinks import Answer, Collected, Result, Streamed
@@ -34,6 +34,7 @@ from ..validation import (
     refuse_unserved,
     sampling_of,
 )
+from .turns import turn_of
 
 _REQUEST = TypeAdapter(ChatRequest)
 
@@ -74,7 +75,10 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         else await offload.run(exchange.size, _checked, request, capabilities)
     )
     sampling, inexact = await in_model_vocabulary(request, sampling, served)
-    chat = await chat_job(exchange, request, served, sampling)
+    try:
+        chat = await prepare(await turn_of(exchange, request, served, sampling), served)
+    except LatimerError as error:
+        raise _translate(error) from None
     inexact = (*inexact, *chat.inexact)
     await notes(exchange, request, sampling, capabilities, strict, inexact)
     if request.oai_compat is False:

@@ -8,7 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.instruct import FORMATS, format_of
+from latimer.adapter.endpoints.turns import format_of
+from latimer.adapter.instruct import FORMATS
 from latimer.backends.base import Backend
 from latimer.backends.errors import RequestError
 from latimer.schemas.openai.chat import InstructAdapter

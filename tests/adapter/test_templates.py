@@ -157,7 +157,15 @@ def test_variables_of_a_template(
     """The request's own go before what its effort means to the template."""
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
     request = ChatRequest.model_validate(body)
-    assert variables_of(request, replace(MODEL, template=source), "engine") == variables
+    assert (
+        variables_of(
+            request.chat_template_kwargs,
+            request.reasoning_effort,
+            replace(MODEL, template=source),
+            "engine",
+        )
+        == variables
+    )
 
 
 def test_variables_reach_the_template() -> None:
@@ -172,5 +180,5 @@ def test_what_the_template_is_given_by_itself_is_refused(name: str) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     request = ChatRequest.model_validate({**body, "chat_template_kwargs": {name: []}})
     with pytest.raises(RequestError) as caught:
-        variables_of(request, MODEL, "engine")
+        variables_of(request.chat_template_kwargs, None, MODEL, "engine")
     assert caught.value.param == f"chat_template_kwargs.{name}"

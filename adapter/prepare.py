@@ -1,24 +1,21 @@
-"""A chat request as a job: its prompt, and how what comes back is taken apart."""
+"""A chat as a job: its prompt, and how what comes back is taken apart."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from ..backends import offload
-from ..backends.base import MEDIA, Generation, Grammar, Passage, Sampling, Text
-from ..backends.errors import ContextExceeded, RequestError, Unsupported, check_length
+from ..backends.base import MEDIA, Generation, Grammar, Media, Passage, Sampling
+from ..backends.errors import RequestError, check_length
 from ..backends.structured import Unenforced
 from ..schemas import limits
-from ..schemas.openai.chat import ChatRequest
+from ..schemas.openai.messages import Message
 from . import instruct
 from .content import LIKELY, Rendered, prompt_of, spellings_of
-from .errors import chat_context_error
-from .exchange import Exchange
-from .formats import grammar_of
 from .media import media_of
 from .message import Shape
 from .parts import Cutter, Form, Reader
@@ -30,11 +27,39 @@ from .readers.thinking import Thinking
 from .reasoning import Tags, tags_of
 from .service import Served
 from .templates import Talk, render, variables_of
-from .tools import Offer, offer_of, wrong_schema
+from .tools import Offer, wrong_schema
 from .turns import Style, known_style_of, turns_of
-from .validation import seeds_of, stops_of
 
 _FINAL = f"{CHANNEL}final{MESSAGE}"
+
+
+class ChatTurn(NamedTuple):
+    """What somebody wants to be said next, whatever API they ask by.
+
+    Args:
+        size: bytes of the request, which say what working on it costs.
+        owner: see `Generation`; so with `max_tokens`, `seeds`, `sampling` and `logprobs`.
+        stops: strings that end the answer where they stand in its content.
+        offer: what may be called, None where nothing may.
+        answer: what the answer must look like, None where it is free.
+        format: what stands around each message instead of the model's template.
+        variables: what the request gives to the template.
+        effort: how much to think.
+    """
+
+    messages: Sequence[Message]
+    size: int
+    owner: str
+    max_tokens: int | None
+    seeds: tuple[int | None, ...]
+    stops: tuple[str, ...]
+    sampling: Sampling
+    logprobs: int | None = None
+    offer: Offer | None = None
+    answer: Grammar | None = None
+    format: instruct.Format | None = None
+    variables: Mapping[str, Any] | None = None
+    effort: str | None = None
 
 
 class ChatJob(NamedTuple):
@@ -52,12 +77,16 @@ class ChatJob(NamedTuple):
     inexact: Sequence[str]
 
 
-class _Prompt(NamedTuple):
-    """A prompt, as text as well, and what begins somebody else's turn where only text tells."""
+class _Manner(NamedTuple):
+    """How a model is talked to.
 
-    rendered: Rendered
-    text: str
-    markers: Sequence[str]
+    Args:
+        style: how it is given tools, and writes calls.
+        tags: what stands around its thoughts, None where it does not think.
+    """
+
+    style: Style
+    tags: Tags | None
 
 
 class _Marks(NamedTuple):
@@ -92,136 +121,100 @@ class _Marks(NamedTuple):
         return Passage(self.tags.begin, self.tags.end, self.is_open, self.tokens)
 
 
-async def chat_job(
-    exchange: Exchange, request: ChatRequest, served: Served, sampling: Sampling
-) -> ChatJob:
-    """The job that answers a request.
+async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
+    """The job that answers a chat.
 
     Raises:
         LatimerError: something of the request is wrong, or cannot be served.
     """
-    capabilities = served.capabilities
-    own_format = _own_format(request, served)
-    if own_format is not None and request.chat_template_kwargs:
-        hint = "An instruct format has no variables; leave one of them out."
-        raise Unsupported("chat_template_kwargs", capabilities.engine, hint)
-    if own_format is not None:
+    if turn.format is not None:
         served = served._replace(model=replace(served.model, template=None))
     model = served.model
-    style = await known_style_of(model)
     tags = tags_of(model.template) if model.template is not None else None
-    offer = None
-    if request.tools or request.functions:
-        offer = await offload.run(exchange.size, offer_of, request, capabilities.engine)
-    media = await media_of(request.messages, served)
-    prompt = await _prompt(
-        request, served, own_format, style, tags, offer, bool(media), exchange.size
+    manner = _Manner(await known_style_of(model), tags)
+    media = await media_of(turn.messages, served)
+    rendered, markers = await _prompt(turn, served, manner, bool(media))
+    check_length(len(rendered.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
+    _check_media(rendered.text, media)
+    stops = tuple(dict.fromkeys((*turn.stops, *markers)))
+    marks = await _marks_of(turn, served, manner, rendered.text, stops)
+    grammar, sure = await _grammar(turn, served, marks)
+    form = _form(marks, turn.offer, sure)
+    job = Generation(
+        rendered.prompt,
+        turn.max_tokens,
+        turn.seeds,
+        stops,
+        turn.sampling,
+        logprobs=turn.logprobs,
+        owner=turn.owner,
+        grammar=grammar,
+        hidden=rendered.hidden,
+        visible=marks.visible,
+        media=media,
+        scan=None if form is None or not stops else lambda: Cutter(form.reader(), stops),
+        fingerprint=model.fingerprint,
     )
-    max_tokens = request.max_tokens or request.max_completion_tokens
-    try:
-        check_length(len(prompt.text), limits.TOKEN_SIZE.most, model.context, max_tokens)
-    except ContextExceeded as error:
-        raise chat_context_error(error) from None
-    if media and prompt.text.count(MEDIA) != len(media):
+    shape = Shape(form is not None)
+    if turn.offer is not None:
+        shape = Shape(True, turn.offer.legacy, turn.offer.custom)
+    inexact = ["messages"] if rendered.changed else []
+    if media and not served.capabilities.counts_media:
+        inexact.append("usage")
+    return ChatJob(job, form, shape, inexact)
+
+
+def _check_media(text: str, media: Sequence[Media]) -> None:
+    """Refuse pictures that a template leaves out."""
+    if media and text.count(MEDIA) != len(media):
         raise RequestError(
             "The model's chat template leaves out some of the images or sounds of these messages. "
             "Send them in a user's message.",
             "messages",
         )
-    stops = tuple(dict.fromkeys((*stops_of(request.stop), *prompt.markers)))
-    marks = await _marks_of(served, style, tags, prompt, offer, stops)
-    grammar, sure = await _grammar(request, served, offer, marks, exchange.size)
-    form = _form(marks, offer, sure)
-    scan = None if form is None or not stops else lambda: Cutter(form.reader(), stops)
-    shape = Shape(form is not None)
-    if offer is not None:
-        shape = Shape(True, offer.legacy, offer.custom)
-    job = Generation(
-        prompt.rendered.prompt,
-        max_tokens,
-        seeds_of(request.seed, request.n or 1),
-        stops,
-        sampling,
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        owner=exchange.owner,
-        grammar=grammar,
-        hidden=prompt.rendered.hidden,
-        visible=marks.visible,
-        media=media,
-        scan=scan,
-        fingerprint=model.fingerprint,
-    )
-    inexact = ["messages"] if prompt.rendered.changed else []
-    if media and not capabilities.counts_media:
-        inexact.append("usage")
-    return ChatJob(job, form, shape, inexact)
-
-
-def _own_format(request: ChatRequest, served: Served) -> instruct.Format | None:
-    """What stands around each turn instead of the model's template; None where that is rendered."""
-    if request.adapter is not None:
-        return instruct.format_of(request.adapter)
-    name = served.policy.chat_format
-    return None if name is None else instruct.FORMATS[name]
 
 
 async def _prompt(
-    request: ChatRequest,
-    served: Served,
-    own_format: instruct.Format | None,
-    style: Style,
-    tags: Tags | None,
-    offer: Offer | None,
-    has_media: bool,
-    size: int,
-) -> _Prompt:
-    model = served.model
-    told = offer.told if offer is not None else ()
-    arguments = model, request.messages, told, style, tags
+    turn: ChatTurn, served: Served, manner: _Manner, has_media: bool
+) -> tuple[Rendered, Sequence[str]]:
+    """The prompt, and what begins somebody else's turn where only text tells."""
+    model, size = served.model, turn.size
+    told = turn.offer.told if turn.offer is not None else ()
+    arguments = model, turn.messages, told, manner.style, manner.tags
     messages, tools = (
         turns_of(*arguments)
         if size <= offload.SMALL
         else await offload.run(size, turns_of, *arguments)
     )
-    talk: Talk = {
-        "messages": messages,
-        "variables": variables_of(request, model, served.capabilities.engine),
-        "tools": tools,
-    }
-    if own_format is None and model.template is None:
-        own_format = instruct.FORMATS["alpaca"]
-    shown = ""
+    engine = served.capabilities.engine
+    variables = variables_of(turn.variables, turn.effort, model, engine)
+    talk: Talk = {"messages": messages, "variables": variables, "tools": tools}
+    form = turn.format
+    if form is None and model.template is None:
+        form = instruct.FORMATS["alpaca"]
 
     def show(talk: Talk) -> str:
-        nonlocal shown
-        shown = render(model, talk) if own_format is None else own_format.render(talk["messages"])
-        return shown
+        return render(model, talk) if form is None else form.render(talk["messages"])
 
-    markers = () if own_format is None else own_format.stops(messages)
+    markers = () if form is None else form.stops(messages)
     if served.policy.parse_content:
-        rendered = Rendered(Text(await offload.run(size, show, talk)))
-    else:
-        rendered = await prompt_of(model, talk, served.backend, show, has_media, size)
-    return _Prompt(rendered, shown, markers)
+        return Rendered.of(await offload.run(size, show, talk)), markers
+    return await prompt_of(model, talk, served.backend, show, has_media, size), markers
 
 
 async def _marks_of(
-    served: Served,
-    style: Style,
-    tags: Tags | None,
-    prompt: _Prompt,
-    offer: Offer | None,
-    stops: Sequence[str],
+    turn: ChatTurn, served: Served, manner: _Manner, prompt: str, stops: Sequence[str]
 ) -> _Marks:
-    text = prompt.text.rstrip()
+    style, tags = manner
+    text = prompt.rstrip()
     is_open = tags is not None and text.endswith(tags.begin)
     if tags is not None and text.endswith(tags.end):
         tags = None
     found = _Marks(style, tags, is_open, frozenset(), ())
     wanted = set(tags) if tags is not None else set()
-    if offer is not None or found.is_harmony:
+    if turn.offer is not None or found.is_harmony:
         wanted |= set(style.form.markers)
-    if offer is not None or wanted:
+    if turn.offer is not None or wanted:
         # Stops are looked for here then, in what can be seen.
         wanted |= {stop for stop in stops if LIKELY.search(stop)}
     if not wanted:
@@ -246,21 +239,10 @@ def _functions(offer: Offer) -> tuple[tuple[str, bytes | None, bool], ...]:
     )
 
 
-async def _grammar(
-    request: ChatRequest, served: Served, offer: Offer | None, marks: _Marks, size: int
-) -> tuple[Grammar | None, bool]:
-    """What each choice must look like, and whether it makes sure of calls.
-
-    Args:
-        size: bytes of the request's body.
-    """
-    capabilities = served.capabilities
-    answer = (
-        grammar_of(request, capabilities)
-        if size <= offload.SMALL
-        else await offload.run(size, grammar_of, request, capabilities)
-    )
-    answer = None if answer is None else answer._replace(after=marks.passage)
+async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Grammar | None, bool]:
+    """What each choice must look like, and whether it makes sure of calls."""
+    offer, size = turn.offer, turn.size
+    answer = None if turn.answer is None else turn.answer._replace(after=marks.passage)
     if offer is None:
         return answer, False
     form = marks.style.form

@@ -1,0 +1,122 @@
+"""What a chat request lets a model call: its tools, or its functions (contract 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from ...backends.errors import RequestError, Unsupported, shortened
+from ...backends.structured import Unenforced, check_schema
+from ...schemas.openai.chat import ChatRequest
+from ...schemas.openai.messages import Custom, Function, FunctionTool
+from ..tools import INPUT, Mode, Offer, wrong_schema
+
+_KINDS = ("function", "custom")
+
+
+def offer_of(request: ChatRequest, engine: str) -> Offer | None:
+    """What a request offers; None where nothing may be called.
+
+    Raises:
+        RequestError: the choice names no tool that there is, or parameters are no JSON schema.
+        Unsupported: a tool is none of functions.
+    """
+    legacy = not request.tools
+    functions = list(request.functions or ())
+    custom = set()
+    for index, tool in enumerate(request.tools or ()):
+        if isinstance(tool, FunctionTool):
+            functions.append(tool.function)
+            continue
+        if (tool.custom.format or {}).get("type", "text") != "text":
+            hint = "Leave it out, or say in the description what the text looks like."
+            raise Unsupported(f"tools[{index}].custom.format", engine, hint)
+        functions.append(_taking_text(tool.custom))
+        custom.add(tool.custom.name)
+    if not functions:
+        return None
+    choice = request.function_call if legacy else request.tool_choice
+    param = "function_call" if legacy else "tool_choice"
+    allowed = list(enumerate(functions))
+    mode: Mode = "auto"
+    if isinstance(choice, dict):
+        mode, names = _named(choice, legacy, param)
+        known = [function.name for function in functions]
+        unknown = names.difference(known)
+        if unknown:
+            source = "functions" if legacy else "tools"
+            raise RequestError(
+                f"Invalid value for '{param}': '{shortened(min(unknown))}' is not among the "
+                f"{source} of the request; there are {shortened(', '.join(known))}.",
+                param,
+            )
+        allowed = [one for one in allowed if one[1].name in names]
+    elif choice == "none":
+        return None
+    elif choice == "required":
+        mode = "required"
+    offer = Offer(allowed, functions, mode, not legacy and request.parallel_tool_calls is not False,
+                  legacy, frozenset(custom))  # fmt: skip
+    for index, function in enumerate(functions):
+        if function.parameters is not None:
+            _check(function, f"{offer.path(index)}.parameters")
+    if mode == "named":
+        offer = offer._replace(parallel=False)
+    return offer
+
+
+def _taking_text(tool: Custom) -> Function:
+    """A custom tool as models know tools."""
+    parameters = {
+        "type": "object",
+        "properties": {INPUT: {"type": "string"}},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    return Function(name=tool.name, description=tool.description, parameters=parameters)
+
+
+def _named(choice: Mapping[str, Any], legacy: bool, param: str) -> tuple[Mode, set[str]]:
+    """The mode and the names of a choice that is an object."""
+    try:
+        if legacy:
+            return "named", {_name(choice)}
+        if choice["type"] in _KINDS:
+            return "named", {_name(choice[choice["type"]])}
+        if choice["type"] == "allowed_tools":
+            allowed = choice["allowed_tools"]
+            if allowed["mode"] in ("auto", "required"):
+                names = {_name(tool[tool["type"]]) for tool in allowed["tools"]}
+                if names:
+                    return allowed["mode"], names
+    except (KeyError, TypeError):
+        pass
+    shapes = (
+        '{"name": …}'
+        if legacy
+        else '{"type": "function", "function": {"name": …}} and {"type": "allowed_tools", '
+        '"allowed_tools": {"mode": "auto" or "required", "tools": [{"type": "function", '
+        '"function": {"name": …}}, …]}}'
+    )
+    shown = shortened(orjson.dumps(choice).decode())
+    raise RequestError(
+        f"Invalid value for '{param}': {shown}. Objects may be {shapes}.",
+        param,
+        "invalid_value",
+    )
+
+
+def _name(function: Mapping[str, Any]) -> str:
+    name = function["name"]
+    if not isinstance(name, str):
+        raise TypeError
+    return name
+
+
+def _check(function: Function, param: str) -> None:
+    try:
+        check_schema(function.parameters)
+    except Unenforced as error:
+        raise wrong_schema(function.name, error, param) from None

@@ -1,0 +1,95 @@
+"""A chat request as a turn of a chat."""
+
+from __future__ import annotations
+
+from ...backends import offload
+from ...backends.base import Sampling
+from ...backends.errors import RequestError, Unsupported
+from ...schemas.openai.chat import ChatRequest, InstructAdapter
+from ..exchange import Exchange
+from ..formats import grammar_of
+from ..instruct import FORMATS, ROLES, Format, Turn
+from ..prepare import ChatTurn
+from ..service import Served
+from ..validation import seeds_of, stops_of
+from .offers import offer_of
+
+
+async def turn_of(
+    exchange: Exchange, request: ChatRequest, served: Served, sampling: Sampling
+) -> ChatTurn:
+    """What a request wants to be said next.
+
+    Raises:
+        RequestError: its tools, its answer's format or its adapter is wrong.
+        Unsupported: the engine cannot do it.
+    """
+    capabilities, size = served.capabilities, exchange.size
+    own = _format(request, served)
+    if own is not None and request.chat_template_kwargs:
+        hint = "An instruct format has no variables; leave one of them out."
+        raise Unsupported("chat_template_kwargs", capabilities.engine, hint)
+    offer = None
+    if request.tools or request.functions:
+        offer = await offload.run(size, offer_of, request, capabilities.engine)
+    answer = (
+        grammar_of(request, capabilities)
+        if size <= offload.SMALL
+        else await offload.run(size, grammar_of, request, capabilities)
+    )
+    return ChatTurn(
+        request.messages,
+        size,
+        exchange.owner,
+        request.max_tokens or request.max_completion_tokens,
+        seeds_of(request.seed, request.n or 1),
+        stops_of(request.stop),
+        sampling,
+        (request.top_logprobs or 0) if request.logprobs else None,
+        offer,
+        answer,
+        own,
+        request.chat_template_kwargs,
+        request.reasoning_effort,
+    )
+
+
+def _format(request: ChatRequest, served: Served) -> Format | None:
+    """What stands around each turn instead of the model's template; None where that is rendered."""
+    if request.adapter is not None:
+        return format_of(request.adapter)
+    name = served.policy.chat_format
+    return None if name is None else FORMATS[name]
+
+
+def format_of(adapter: InstructAdapter) -> Format:
+    """A request's own format; what it leaves out is nothing.
+
+    Raises:
+        RequestError: a turn has two spellings, or users and assistant cannot be told apart.
+    """
+    turns: dict[str, Turn] = {}
+    for role in ROLES:
+        nested = getattr(adapter.templates, role) if adapter.templates is not None else None
+        flat = (getattr(adapter, f"{role}_start"), getattr(adapter, f"{role}_end"))
+        if nested is not None and flat != (None, None):
+            raise RequestError(
+                f"Invalid 'adapter.{role}_start': 'adapter.templates.{role}' says it already. "
+                "Leave one of them out.",
+                f"adapter.{role}_start",
+                "invalid_value",
+            )
+        turns[role] = (
+            Turn(nested.start or "", nested.end or "")
+            if nested is not None
+            else Turn(flat[0] or "", flat[1] or "")
+        )
+    if not (turns["user"].start or turns["user"].end or turns["assistant"].start):
+        raise RequestError(
+            "Invalid 'adapter': nothing stands between the user's turns and the assistant's. Send "
+            "'user_start' and 'assistant_start' at least, or 'templates' with both.",
+            "adapter",
+            "invalid_value",
+        )
+    begin = turns["assistant"].start if adapter.assistant_gen is None else adapter.assistant_gen
+    return Format(turns["system"], turns["user"], turns["assistant"], begin)
