@@ -14,6 +14,7 @@ from ..backends.turns import Party
 from ..schemas.openai.common import Usage
 from .choice import Choice, Echo
 from .parts import Form
+from .service import Observer
 
 # What making a choice costs, in bytes of JSON that cost as much to read.
 CHOICE = 64
@@ -37,32 +38,6 @@ class Plan(NamedTuple):
     echoes: Sequence[Echo] = ()
     form: Form | None = None
     translate: Callable[[LatimerError], LatimerError] = lambda error: error
-
-
-class Observer(Protocol):
-    """Sees how a request goes.
-
-    Attributes:
-        keeps: whether it wants the reply of a stream, too, as it would have been sent whole.
-    """
-
-    keeps: bool
-
-    def start(self) -> None:
-        """The engine is given the request's jobs."""
-        ...
-
-    def first_token(self) -> None:
-        """The first of what was generated is there."""
-        ...
-
-    def finish(self, usage: Usage, reply: Mapping[str, Any] | None) -> None:
-        """Every choice has ended; a request that fails has no such end.
-
-        Args:
-            reply: OpenAI's object; None for a stream that nobody keeps.
-        """
-        ...
 
 
 class Sink(Protocol):

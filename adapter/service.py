@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from ..backends.base import Backend, Capabilities, Generation, Model, Sampling
+from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import LatimerError, RequestError, shortened
-from ..backends.upstream import whole
 from ..schemas import limits
-from ..schemas.openai.chat import ChatRequest
-from ..schemas.openai.completions import CompletionRequest
-from .errors import error_event
-from .exchange import Exchange
-from .run import Observer
-from .vocabularies import to_model
+from ..schemas.openai.common import Usage
 
 DEFAULT_MAX_BODY = limits.BODY.most
 
@@ -55,6 +49,32 @@ class Served(NamedTuple):
     def capabilities(self) -> Capabilities:
         """What the engine can do."""
         return self.backend.capabilities
+
+
+class Observer(Protocol):
+    """Sees how a request goes.
+
+    Attributes:
+        keeps: whether it wants the reply of a stream, too, as it would have been sent whole.
+    """
+
+    keeps: bool
+
+    def start(self) -> None:
+        """The engine is given the request's jobs."""
+        ...
+
+    def first_token(self) -> None:
+        """The first of what was generated is there."""
+        ...
+
+    def finish(self, usage: Usage, reply: Mapping[str, Any] | None) -> None:
+        """Every choice has ended; a request that fails has no such end.
+
+        Args:
+            reply: OpenAI's object; None for a stream that nobody keeps.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,33 +169,3 @@ class Service:
         """Release the backends."""
         for listing in self._listings:
             await listing.backend.aclose()
-
-
-async def in_model_vocabulary(
-    request: CompletionRequest | ChatRequest, sampling: Sampling, served: Served
-) -> tuple[Sampling, Sequence[str]]:
-    """Sampling with the biases on the model's own tokens, and what of it is only nearly right."""
-    vocabulary = request.logit_bias_vocabulary or served.policy.vocabulary
-    if vocabulary is None or not sampling.logit_bias:
-        return sampling, ()
-    biases, exact = await to_model(vocabulary, sampling.logit_bias, served.backend)
-    return sampling._replace(logit_bias=biases), () if exact else ("logit_bias",)
-
-
-async def pass_native(exchange: Exchange, backend: Backend, job: Generation, stream: bool) -> None:
-    """Send the engine's own reply: its status, its type, its bytes as they come."""
-    async with backend.native(job, stream) as reply:
-        content_type = reply.content_type.encode("latin-1")
-        if not stream:
-            # A reply that breaks off in the middle is an error of its own.
-            body = await whole(reply.status, reply.body)
-            await exchange.reply(reply.status, body, content_type)
-            return
-        await exchange.start(reply.status, content_type)
-        try:
-            async for chunk in reply.body:
-                await exchange.chunk(chunk)
-        except LatimerError as error:
-            await exchange.chunk(error_event(error), more=False)
-            return
-    await exchange.chunk(b"", more=False)

@@ -15,8 +15,11 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ..backends import offload
-from ..backends.base import Backend, Text
+from ..backends.base import Backend, Sampling, Text
 from ..backends.errors import EngineError, LatimerError, RequestError, Unsupported, shortened
+from ..schemas.openai.chat import ChatRequest
+from ..schemas.openai.completions import CompletionRequest
+from .service import Served
 
 if TYPE_CHECKING:
     from tiktoken import Encoding as Encoding
@@ -247,3 +250,14 @@ async def _first(
         "logit_bias",
         "invalid_value",
     )
+
+
+async def in_model_vocabulary(
+    request: CompletionRequest | ChatRequest, sampling: Sampling, served: Served
+) -> tuple[Sampling, Sequence[str]]:
+    """Sampling with the biases on the model's own tokens, and what of it is only nearly right."""
+    vocabulary = request.logit_bias_vocabulary or served.policy.vocabulary
+    if vocabulary is None or not sampling.logit_bias:
+        return sampling, ()
+    biases, exact = await to_model(vocabulary, sampling.logit_bias, served.backend)
+    return sampling._replace(logit_bias=biases), () if exact else ("logit_bias",)

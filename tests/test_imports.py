@@ -34,8 +34,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "choice", "formats", "frames", "logprobs", "parts", "run", "service", "sinks", "text",
-            "usage", "vocabularies",
+            "choice", "formats", "frames", "logprobs", "native", "parts", "run", "service", "sinks",
+            "text", "usage", "vocabularies",
         )
     ),
     ("adapter/readers/*.py",),

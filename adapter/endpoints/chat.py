@@ -21,9 +21,10 @@ from ..errors import chat_context_error
 from ..exchange import Exchange
 from ..logprobs import to_chat
 from ..message import ChatFrames, Shape, message_of
+from ..native import pass_native
 from ..prepare import ChatJob, prepare
 from ..run import Plan, Sink, run
-from ..service import Served, Service, in_model_vocabulary, pass_native
+from ..service import Served, Service
 from ..sinks import Answer, Collected, Result, Streamed
 from ..tools import check_calls
 from ..usage import detailed_usage_of
@@ -34,6 +35,7 @@ from ..validation import (
     refuse_unserved,
     sampling_of,
 )
+from ..vocabularies import in_model_vocabulary
 from .turns import turn_of
 
 _REQUEST = TypeAdapter(ChatRequest)

@@ -22,8 +22,9 @@ from ..exchange import Exchange
 from ..formats import grammar_of
 from ..frames import CompletionFrames
 from ..logprobs import Entry, to_legacy
+from ..native import pass_native
 from ..run import CHOICE, Plan, Sink, run
-from ..service import Served, Service, in_model_vocabulary, pass_native
+from ..service import Served, Service
 from ..sinks import Answer, Collected, Result, Streamed
 from ..templates import without_bos
 from ..usage import usage_of
@@ -35,7 +36,7 @@ from ..validation import (
     seeds_of,
     stops_of,
 )
-from ..vocabularies import loaded, to_text
+from ..vocabularies import in_model_vocabulary, loaded, to_text
 
 if TYPE_CHECKING:
     from ..vocabularies import Encoding
