@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 
 from ..backends.base import Backend
 from ..backends.errors import LatimerError, RequestError, shortened
+from .chat.instruct import FORMATS
 from .cors import Access, Verdict
 from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
@@ -23,7 +24,6 @@ from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
 from .errors import MethodNotAllowed, ShuttingDown, error_event, unexpected
 from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
 from .guards import Keys
-from .instruct import FORMATS
 from .origins import LocalRules
 from .printable import printable
 from .service import DEFAULT_MAX_BODY, Fetch, Listing, Policy, Service
@@ -236,7 +236,7 @@ async def _shut_down(exchange: Exchange) -> None:
 
 def _fetch() -> Fetch:
     """Make what fetches images; its HTTP client is imported only where it is used."""
-    from .fetch import Fetcher
+    from .chat.fetch import Fetcher
 
     return Fetcher()
 

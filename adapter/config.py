@@ -20,9 +20,9 @@ from pydantic_settings import (
 from ..backends.llama_cpp.options import CacheType
 from ..backends.turns import QUEUE
 from ..schemas import limits
+from .chat.instruct import FORMATS
 from .config_errors import in_words, reason_of
 from .credentials import UnusableKey, check_key, keys_of
-from .instruct import FORMATS
 from .origins import LocalRules
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]

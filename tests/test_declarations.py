@@ -28,7 +28,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # The list of requirements of each part; a file belongs to the first part that its path begins with.
 PARTS = {
     "setup.py": "build-system",
-    "adapter/vocabularies.py": "tiktoken",
+    "adapter/generation/token_ids.py": "tiktoken",
     "backends/llama_cpp/": "llama-cpp",
     "adapter/": "dependencies",
     "backends/": "dependencies",

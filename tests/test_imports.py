@@ -22,37 +22,32 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("backends/*.py",),
     ("backends/structured/*.py",),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),
-    # What one HTTP exchange is, whatever it is about.
+    # What one HTTP exchange is, whatever it is about, and what is served.
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "config_errors", "cors", "credentials", "errors", "exchange", "guards", "listening",
-            "origins", "printable", "protocol", "signals", "standard_streams", "validation",
+            "cors", "credentials", "errors", "exchange", "guards", "origins", "printable",
+            "service", "validation",
         )
     ),
-    # What completions and chat share.
+    ("adapter/generation/*.py",),
+    # What was generated, taken apart.
     tuple(
-        f"adapter/{name}.py"
-        for name in (
-            "choice", "formats", "frames", "logprobs", "native", "parts", "run", "service", "sinks",
-            "text", "usage", "vocabularies",
-        )
+        f"adapter/chat/{name}.py" for name in ("calls", "json_call", "parsing", "thinking")
     ),
-    ("adapter/readers/*.py",),
-    # Chat.
+    ("adapter/chat/formats/*.py",),
     tuple(
-        f"adapter/{name}.py"
+        f"adapter/chat/{name}.py"
         for name in (
-            "content", "fetch", "instruct", "media", "message", "prepare", "reasoning",
-            "templates", "tools", "turns",
+            "__init__", "conversation", "fetch", "instruct", "media", "message", "prepare",
+            "reasoning", "special_tokens", "templates", "tools",
         )
     ),
     ("adapter/endpoints/*.py",),
-    # What is served, and how: the app, settings, commands.
     tuple(
-        f"adapter/{name}.py"
-        for name in ("__init__", "app", "cli", "config", "discovery", "serving")
+        f"adapter/{name}.py" for name in ("__init__", "app", "config", "config_errors", "discovery")
     ),
+    ("adapter/cli/*.py",),
 )  # fmt: skip
 
 # Arrows that run upwards: the importer, and what it imports.

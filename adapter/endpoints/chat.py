@@ -17,17 +17,18 @@ from ...schemas import limits
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
 from ...schemas.openai.messages import AssistantMessage
+from ..chat.message import ChatFrames, Shape, message_of
+from ..chat.prepare import ChatJob, prepare
+from ..chat.tools import check_calls
 from ..errors import chat_context_error
 from ..exchange import Exchange
-from ..logprobs import to_chat
-from ..message import ChatFrames, Shape, message_of
-from ..native import pass_native
-from ..prepare import ChatJob, prepare
-from ..run import Plan, Sink, run
+from ..generation.logprobs import to_chat
+from ..generation.native import pass_native
+from ..generation.run import Plan, Sink, run
+from ..generation.sinks import Answer, Collected, Result, Streamed
+from ..generation.token_ids import in_model_vocabulary
+from ..generation.usage import detailed_usage_of
 from ..service import Served, Service
-from ..sinks import Answer, Collected, Result, Streamed
-from ..tools import check_calls
-from ..usage import detailed_usage_of
 from ..validation import (
     check_stream_options,
     notes,
@@ -35,7 +36,6 @@ from ..validation import (
     refuse_unserved,
     sampling_of,
 )
-from ..vocabularies import in_model_vocabulary
 from .turns import turn_of
 
 _REQUEST = TypeAdapter(ChatRequest)

@@ -17,17 +17,18 @@ from ...backends.errors import LatimerError, RequestError, Unsupported, check_le
 from ...schemas import limits
 from ...schemas.openai.common import Usage
 from ...schemas.openai.completions import Completion, CompletionRequest
-from ..choice import Echo
+from ..chat.templates import without_bos
 from ..exchange import Exchange
-from ..formats import grammar_of
-from ..frames import CompletionFrames
-from ..logprobs import Entry, to_legacy
-from ..native import pass_native
-from ..run import CHOICE, Plan, Sink, run
+from ..generation.choice import Echo
+from ..generation.constraints import grammar_of
+from ..generation.frames import CompletionFrames
+from ..generation.logprobs import Entry, to_legacy
+from ..generation.native import pass_native
+from ..generation.run import CHOICE, Plan, Sink, run
+from ..generation.sinks import Answer, Collected, Result, Streamed
+from ..generation.token_ids import in_model_vocabulary, loaded, to_text
+from ..generation.usage import usage_of
 from ..service import Served, Service
-from ..sinks import Answer, Collected, Result, Streamed
-from ..templates import without_bos
-from ..usage import usage_of
 from ..validation import (
     check_stream_options,
     notes,
@@ -36,10 +37,9 @@ from ..validation import (
     seeds_of,
     stops_of,
 )
-from ..vocabularies import in_model_vocabulary, loaded, to_text
 
 if TYPE_CHECKING:
-    from ..vocabularies import Encoding
+    from ..generation.token_ids import Encoding
 
 DEFAULT_MAX_TOKENS = 16
 # Prompts that are handled before others have a turn of the loop.

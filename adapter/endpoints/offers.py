@@ -11,7 +11,7 @@ from ...backends.errors import RequestError, Unsupported, shortened
 from ...backends.structured import Unenforced, check_schema
 from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.messages import Custom, Function, FunctionTool
-from ..tools import INPUT, Mode, Offer, wrong_schema
+from ..chat.tools import INPUT, Mode, Offer, wrong_schema
 
 _KINDS = ("function", "custom")
 

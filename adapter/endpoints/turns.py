@@ -6,10 +6,10 @@ from ...backends import offload
 from ...backends.base import Sampling
 from ...backends.errors import RequestError, Unsupported
 from ...schemas.openai.chat import ChatRequest, InstructAdapter
+from ..chat.instruct import FORMATS, ROLES, Format, Turn
+from ..chat.prepare import ChatTurn
 from ..exchange import Exchange
-from ..formats import grammar_of
-from ..instruct import FORMATS, ROLES, Format, Turn
-from ..prepare import ChatTurn
+from ..generation.constraints import grammar_of
 from ..service import Served
 from ..validation import seeds_of, stops_of
 from .offers import offer_of

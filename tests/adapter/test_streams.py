@@ -167,8 +167,8 @@ async def test_a_slow_reader_loses_nothing(served_url: str) -> None:
 
 def test_finishes_are_counted() -> None:
     """A stream that leaves a choice unfinished cannot pass for a whole one."""
-    from latimer.adapter.choice import Choice
-    from latimer.adapter.run import _finishes
+    from latimer.adapter.generation.choice import Choice
+    from latimer.adapter.generation.run import _finishes
 
     done, open_ = Choice(()), Choice(())
     done.end(Finish(0, "end", None, 1, 1))

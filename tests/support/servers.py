@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from latimer.adapter.protocol import Protocol
+from latimer.adapter.cli.protocol import Protocol
 
 
 def free_port() -> int:

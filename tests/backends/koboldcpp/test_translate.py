@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from latimer.adapter.parts import Cutter
-from latimer.adapter.readers.markers import Plain
-from latimer.adapter.readers.thinking import Thinking
+from latimer.adapter.chat.parsing import Plain
+from latimer.adapter.chat.thinking import Thinking
+from latimer.adapter.generation.parts import Cutter
 from latimer.backends.base import MEDIA, Generation, Media, Sampling, Text
 from latimer.backends.errors import Busy, EngineError, EngineUnavailable, RequestError
 from latimer.backends.koboldcpp.translate import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 import pytest
-from latimer.adapter.parts import Cutter
-from latimer.adapter.readers.markers import Plain
-from latimer.adapter.readers.thinking import Thinking
+from latimer.adapter.chat.parsing import Plain
+from latimer.adapter.chat.thinking import Thinking
+from latimer.adapter.generation.parts import Cutter
 from latimer.backends.base import (
     MEDIA,
     Event,

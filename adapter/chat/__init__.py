@@ -1,0 +1,1 @@
+"""A conversation to a prompt, and what comes back to its parts."""

@@ -1,0 +1,319 @@
+"""Messages as a template takes them, tools, calls and results among them.
+
+What a template can show is found by trying it once: published templates want the content beside
+calls to be empty or to be null, and many know nothing of tools. Those are told of them in words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import orjson
+from pydantic import TypeAdapter
+
+from ...backends.base import MEDIA, Model
+from ...backends.errors import LatimerError
+from ...backends.offload import Memo
+from ...schemas.openai.messages import (
+    AssistantMessage,
+    AudioPart,
+    CustomToolCall,
+    Function,
+    FunctionCall,
+    FunctionMessage,
+    ImagePart,
+    Message,
+    RefusalPart,
+    TextPart,
+    ToolMessage,
+)
+from .formats.table import HERMES, Format, format_of
+from .reasoning import Tags
+from .templates import render
+from .tools import INPUT
+
+# What a model is told whose template knows no tools.
+BLOCK = (
+    'You may call a tool by answering with <tool_call>{"name": ..., "arguments": {...}}'
+    "</tool_call>.\nTools:\n"
+)
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+class Style(NamedTuple):
+    """How a template is given tools.
+
+    Args:
+        form: how its model writes calls.
+        native: whether it takes tools itself; else they are told in words.
+        calls: whether it takes calls itself; else they are content, as the model wrote them.
+        null: whether the content of a message that only calls is null.
+        results: whose turn a tool's result is.
+        block: into whose turn the words go.
+    """
+
+    form: Format
+    native: bool = False
+    calls: bool = False
+    null: bool = False
+    results: Literal["tool", "user"] = "user"
+    block: Literal["system", "user"] = "system"
+
+
+IN_WORDS = (
+    Style(HERMES, results="tool"),
+    Style(HERMES),
+    Style(HERMES, block="user"),
+)
+
+
+# A model's template is most of what it takes.
+_styles: Memo[Model, Style] = Memo(1 << 20, lambda model, _: len(model.template or "") + 1_000)
+
+
+async def known_style_of(model: Model) -> Style:
+    """See `style_of`; compiling a template and trying it takes a tenth of a second, once."""
+    return await _styles.get(model, lambda: style_of(model))
+
+
+def style_of(model: Model) -> Style:
+    """The first way in which a model's template shows tools, calls and results."""
+    if model.template is None:
+        return IN_WORDS[1]
+    form = format_of(model.template)
+    styles = list(IN_WORDS)
+    if form is not None:
+        native = [Style(form, True, True, null, "tool") for null in (False, True)]
+        # Some leave out calls; what a marker tells of how they are written is sure then.
+        written = [Style(form, True, results="tool")] if form.begin else []
+        styles = [*native, *written, *styles]
+    return next((style for style in styles if _shows(model, style)), IN_WORDS[-1])
+
+
+def turns_of(
+    model: Model,
+    messages: Sequence[Message],
+    functions: Sequence[Function],
+    style: Style,
+    tags: Tags | None,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """What a template is given: messages, and tools if it takes some itself.
+
+    Args:
+        tags: what stands around thoughts; they are split off the assistant's messages.
+    """
+    turns: list[dict[str, Any]] = []
+    named: dict[str, str] = {}
+    sees = any(_has_media(message) for message in messages)
+    for message in messages:
+        turn = _turn(message, model.template or "", sees)
+        if isinstance(message, AssistantMessage):
+            if tags is not None:
+                _split(turn, message, tags)
+            _add_calls(turn, message, style, named)
+        elif isinstance(message, ToolMessage | FunctionMessage):
+            _make_result(turn, message, style, named)
+            if style.results == "user" and turns and turns[-1].get("result"):
+                turns[-1]["content"] += "\n" + turn["content"]
+                continue
+            turn["result"] = True
+        turns.append(turn)
+    for turn in turns:
+        turn.pop("result", None)
+    if not functions:
+        return turns, None
+    if style.native:
+        return turns, [_tool(function) for function in functions]
+    return _with_block(turns, functions, style), None
+
+
+def plain(model: Model, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as a template expects them, without calls."""
+    return turns_of(model, messages, (), IN_WORDS[0], None)[0]
+
+
+def _has_media(message: Message) -> bool:
+    """Whether a message holds pictures or sounds."""
+    content = message.content
+    return isinstance(content, list) and any(isinstance(p, ImagePart | AudioPart) for p in content)
+
+
+def _turn(message: Message, template: str, sees: bool) -> dict[str, Any]:
+    """A message as templates expect it: content a string, roles that the template knows.
+
+    Args:
+        sees: whether there are pictures in the talk: then no text may look like one.
+    """
+    role: str = message.role
+    if role == "developer" and "developer" not in template:
+        role = "system"
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(_text(part, sees) for part in content)
+    else:
+        content = _plain(content or "", sees)
+    turn: dict[str, Any] = {"role": role, "content": content}
+    name = getattr(message, "name", None)
+    if name is not None:
+        turn["name"] = name
+    return turn
+
+
+def _text(part: object, sees: bool) -> str:
+    if isinstance(part, TextPart):
+        return _plain(part.text, sees)
+    if isinstance(part, RefusalPart):
+        return _plain(part.refusal, sees)
+    return MEDIA
+
+
+def _plain(text: str, sees: bool) -> str:
+    return text.replace(MEDIA, "\ufffd") if sees else text
+
+
+def _split(turn: dict[str, Any], message: AssistantMessage, tags: Tags) -> None:
+    """What was thought goes beside the content, as templates that think expect it."""
+    thought, content = tags.split(turn["content"])
+    if message.reasoning_content is not None:
+        thought = message.reasoning_content
+    turn["content"] = content
+    if thought:
+        turn["reasoning_content"] = turn["thinking"] = thought
+
+
+def _add_calls(
+    turn: dict[str, Any], message: AssistantMessage, style: Style, named: dict[str, str]
+) -> None:
+    calls = [(call.id, _called(call)) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append(("call_function", message.function_call))
+    if not calls:
+        return
+    named |= {call_id: function.name for call_id, function in calls}
+    if not style.calls:
+        written = [(function.name, _arguments(function)) for _, function in calls]
+        turn["content"] += style.form.written(written)
+        return
+    if style.null and not turn["content"]:
+        turn["content"] = None
+    turn["tool_calls"] = [
+        {
+            "id": _short(call_id, style.form),
+            "type": "function",
+            "function": {"name": function.name, "arguments": _arguments(function)},
+        }
+        for call_id, function in calls
+    ]
+
+
+def _called(call: Any) -> FunctionCall:
+    if isinstance(call, CustomToolCall):
+        arguments = json.dumps({INPUT: call.custom.input})
+        return FunctionCall(name=call.custom.name, arguments=arguments)
+    function: FunctionCall = call.function
+    return function
+
+
+def _arguments(function: FunctionCall) -> Any:
+    """Templates want an object; what is none stays as it was sent.
+
+    Python's reader takes an escaped half of a surrogate pair, which no prompt can hold.
+    """
+    try:
+        value = json.loads(function.arguments or "{}")
+        if "\\u" in function.arguments:
+            orjson.loads(function.arguments)
+    except (ValueError, RecursionError):
+        return function.arguments
+    return value if isinstance(value, dict) else function.arguments
+
+
+def _make_result(
+    turn: dict[str, Any],
+    message: ToolMessage | FunctionMessage,
+    style: Style,
+    named: Mapping[str, str],
+) -> None:
+    if style.results == "user":
+        turn["role"] = "user"
+        turn["content"] = f"<tool_response>\n{turn['content']}\n</tool_response>"
+        turn.pop("name", None)
+        return
+    turn["role"] = "tool"
+    if isinstance(message, ToolMessage):
+        turn["tool_call_id"] = _short(message.tool_call_id, style.form)
+        if message.tool_call_id in named:
+            turn["name"] = named[message.tool_call_id]
+
+
+def _short(call_id: str, form: Format) -> str:
+    """An id as long as the template wants it."""
+    if form.id_size is None:
+        return call_id
+    letters = "".join(one for one in call_id if one.isascii() and one.isalnum())
+    return letters[-form.id_size :].rjust(form.id_size, "0")
+
+
+def _tool(function: Function) -> dict[str, Any]:
+    own = {
+        "name": function.name,
+        "description": function.description or "",
+        "parameters": function.parameters or _NO_PARAMETERS,
+    }
+    return {"type": "function", "function": own}
+
+
+def _with_block(
+    turns: list[dict[str, Any]], functions: Sequence[Function], style: Style
+) -> list[dict[str, Any]]:
+    """The words about tools behind what the system says, or before what the user does."""
+    lines = [json.dumps(_tool(one)["function"], ensure_ascii=False) for one in functions]
+    block = BLOCK + "\n".join(lines)
+    first = next((turn for turn in turns if turn["role"] == style.block), None)
+    if first is None:
+        return [{"role": style.block, "content": block}, *turns]
+    parts = [first["content"], block] if style.block == "system" else [block, first["content"]]
+    first["content"] = "\n\n".join(part for part in parts if part)
+    return turns
+
+
+_PROBE = TypeAdapter(list[Message]).validate_python(
+    [
+        {"role": "user", "content": "probe_question"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "call_probe0001", "type": "function",
+             "function": {"name": "probe_name", "arguments": '{"key": "probe_value"}'}}]},
+        {"role": "tool", "tool_call_id": "call_probe0001", "content": "probe_result"},
+    ]
+)  # fmt: skip
+_FUNCTION = Function(
+    name="probe_name",
+    description="probe_description",
+    parameters={"type": "object", "properties": {"key": {"type": "string"}}},
+)
+_NEEDLES = ("probe_question", "probe_name", "probe_value", "probe_result", "probe_description")
+
+
+def _shows(model: Model, style: Style) -> bool:
+    """Whether all of a talk with a call is in its prompt, and the call as the format has it."""
+    try:
+        asked = _rendered(model, _PROBE[:1], style)
+        prompt = _rendered(model, _PROBE, style)
+    except LatimerError:
+        return False
+    if not all(needle in prompt for needle in _NEEDLES):
+        return False
+    if not style.calls:
+        return True
+    form = style.form
+    said = prompt.removeprefix(asked) if form.bare else prompt[prompt.index("probe_question") :]
+    if form.bare:
+        return said != prompt and said.lstrip().startswith(("{", "[{", *form.markers))
+    return form.begin in said and any(name in said for name in form.spelled("probe_name"))
+
+
+def _rendered(model: Model, messages: Sequence[Message], style: Style) -> str:
+    turns, tools = turns_of(model, messages, [_FUNCTION], style, None)
+    return render(model, {"messages": turns, "variables": {}, "tools": tools})

@@ -1,0 +1,166 @@
+"""Image fetching that cannot reach what only this machine can.
+
+Names are resolved here, every address that is not public is refused, and the connection goes to
+the address that was checked. Redirects follow the same rule. Imported only where fetching is on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import httpcore2
+import httpx2
+
+from ...backends.errors import RequestError, shortened
+
+MOST_BYTES = 20 * 1024 * 1024
+MOST_REDIRECTS = 3
+SECONDS = 15
+# For each address of a name but the last: one that is dead must not take all of the time.
+CONNECT_SECONDS = 2.0
+_REDIRECTS = (301, 302, 303, 307, 308)
+# An image gains nothing from compression, and a compressed one can grow without bound.
+_HEADERS = (("accept", "image/*"), ("accept-encoding", "identity"), ("user-agent", "latimer"))
+_ERRORS = (
+    httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
+    httpcore2.UnsupportedProtocol, httpx2.InvalidURL, OSError, ValueError, OverflowError,
+    ExceptionGroup,
+)  # fmt: skip
+
+
+class _Refused(Exception):
+    """The reason for which an address is not fetched."""
+
+
+def is_public(address: str) -> bool:
+    """Return whether an IP address belongs to the internet."""
+    ip = ipaddress.ip_address(address.split("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    ip = mapped or ip
+    return ip.is_global and not ip.is_multicast
+
+
+class _Network(httpcore2.AnyIOBackend):
+    """Connects to addresses that are allowed, and to no other one of the same name."""
+
+    def __init__(self, allows: Callable[[str], bool]) -> None:
+        self._allows = allows
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Open a connection to the first allowed address of a host that answers."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
+        allowed = [address for address in addresses if self._allows(address)]
+        if not allowed:
+            raise _Refused(f"'{shortened(host)}' is no public address")
+        for address in allowed[:-1]:
+            try:
+                return await super().connect_tcp(
+                    address, port, CONNECT_SECONDS, local_address, socket_options
+                )
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                continue
+        return await super().connect_tcp(allowed[-1], port, timeout, local_address, socket_options)
+
+
+class Fetcher:
+    """Fetches images by http and https.
+
+    No proxy of the environment is used: it would connect to addresses that nobody checked.
+
+    Args:
+        allows: returns whether an IP address may be connected to.
+        most_bytes: the largest body taken.
+    """
+
+    def __init__(
+        self, allows: Callable[[str], bool] = is_public, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self._allows = allows
+        self._most_bytes = most_bytes
+
+    async def __call__(self, url: str, param: str) -> bytes:
+        """Return the body at an address.
+
+        Raises:
+            RequestError: it is not public, too large, no image, or does not answer.
+        """
+        try:
+            async with asyncio.timeout(SECONDS):
+                return await self._followed(url)
+        except _Refused as error:
+            reason = str(error)
+        except TimeoutError:
+            reason = f"there was no answer within {SECONDS} seconds"
+        except _ERRORS as error:
+            reason = f"it cannot be fetched ({shortened(str(error))})"
+        raise RequestError(f"Invalid '{param}': {reason}.", param, "invalid_image_url")
+
+    async def _followed(self, url: str) -> bytes:
+        # Reading the machine's certificates takes 20 ms.
+        tls = await asyncio.to_thread(_tls)
+        here = httpx2.URL(url.strip())
+        for _ in range(MOST_REDIRECTS + 1):
+            self._check(here)
+            # A pool of its own: no connection outlives the check of its address.
+            pool = httpcore2.AsyncConnectionPool(tls, network_backend=_Network(self._allows))
+            async with pool, pool.stream("GET", _target(here), headers=_HEADERS) as reply:
+                headers = httpx2.Headers(reply.headers)
+                if reply.status in _REDIRECTS and "location" in headers:
+                    here = here.join(headers["location"])
+                    continue
+                if reply.status != 200:
+                    raise _Refused(f"it answers with status {reply.status}")
+                content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+                if not content_type.startswith("image/"):
+                    raise _Refused(f"what is there is '{shortened(content_type)}', no image")
+                if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+                    raise _Refused("it is compressed although the request asked for it as it is")
+                return await self._body(reply)
+        raise _Refused(f"it redirects more than {MOST_REDIRECTS} times")
+
+    def _check(self, url: httpx2.URL) -> None:
+        """Refuse other schemes, and addresses in numbers, which need no resolving."""
+        if url.scheme not in ("http", "https") or not url.host:
+            raise _Refused("only http and https are fetched")
+        if url.port is not None and not 0 < url.port < 65_536:
+            raise _Refused(f"there is no port {url.port}")
+        try:
+            public = self._allows(url.host)
+        except ValueError:
+            return
+        if not public:
+            raise _Refused(f"'{shortened(url.host)}' is no public address")
+
+    async def _body(self, reply: httpcore2.Response) -> bytes:
+        body = bytearray()
+        async for chunk in reply.aiter_stream():
+            body += chunk
+            if len(body) > self._most_bytes:
+                raise _Refused(f"it is larger than {self._most_bytes} bytes")
+        return bytes(body)
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    return httpx2.create_ssl_context()
+
+
+def _target(url: httpx2.URL) -> httpcore2.URL:
+    return httpcore2.URL(
+        scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+    )

@@ -1,0 +1,1 @@
+"""The ways in which models write calls."""

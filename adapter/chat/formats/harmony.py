@@ -1,0 +1,184 @@
+"""gpt-oss's messages: channels for thinking, preambles, calls and the answer.
+
+https://cookbook.openai.com/articles/openai-harmony
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ...generation.parts import Part
+from ..json_call import ARGUMENTS, Broken, CallReader, Steps
+from ..parsing import BLANKS, Blanks, Markers
+
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
+MARKERS = (START, CHANNEL, MESSAGE, END, CONSTRAIN, CALL, RETURN)
+_RECIPIENT = re.compile(rb"to=(?:functions\.)?([A-Za-z0-9_.-]+)")
+_CHANNEL = re.compile(rb"<\|channel\|>\s*([a-z]+)")
+_OUTSIDE = {START.encode(), CHANNEL.encode()}
+
+
+class BodyReader(CallReader):
+    """Reads the body of a call: arguments and nothing else."""
+
+    def __init__(self, name: str, check: Callable[[str], bool] | None) -> None:
+        self._own_name = name
+        super().__init__("", ARGUMENTS, check)
+
+    def _run(self) -> Steps:
+        self._whole.clear()
+        byte = yield from self._next()
+        if self._check is not None and not self._check(self._own_name):
+            raise Broken
+        if byte != ord("{"):
+            raise Broken
+        yield from self._value(byte, self._fragment)
+        self._check_whole()
+
+
+class Harmony:
+    """Reads a whole turn of the assistant's, which the prompt has begun with `<|start|>assistant`.
+
+    Args:
+        marks: markers that are tokens of the model's.
+        check: says whether a function is offered.
+        sure: whether calls cannot be broken.
+    """
+
+    def __init__(
+        self, marks: frozenset[str], check: Callable[[str], bool], sure: bool = False
+    ) -> None:
+        self._markers = Markers(MARKERS, marks)
+        self._check = check
+        self._sure = sure
+        self._blanks = Blanks()
+        self._text = b""
+        # What stands before a body; None in a body, and where content came without any.
+        self._header: bytes | None = b""
+        self._first = True
+        self._kind = "content"
+        self._call: CallReader | None = None
+        self._raw = b""
+        self._settled = 0
+        self._waiting: list[Part] = []
+        self._called = False
+
+    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
+        """See `Reader.feed`."""
+        out: list[Part] = []
+        if mark and data in self._markers.all:
+            out += self._takes(self._text)
+            self._text = b""
+            return out + self._marker(data)
+        self._text += data
+        while (found := self._markers.find(self._text)) is not None:
+            at, marker = found
+            out += self._takes(self._text[:at])
+            self._text = self._text[at + len(marker) :]
+            out += self._marker(marker)
+        keep = len(self._text) - self._markers.held(self._text)
+        out += self._takes(self._text[:keep])
+        self._text = self._text[keep:]
+        return out
+
+    def end(self) -> list[Part]:
+        """See `Reader.end`."""
+        out = self._takes(self._text)
+        self._text = b""
+        out += self._close()
+        if self._header:
+            out.append(Part("nothing", b"", len(self._header)))
+            self._header = b""
+        return out + (self._blanks.drop() if self._called else self._blanks.flush())
+
+    def _takes(self, data: bytes) -> list[Part]:
+        """Text without markers."""
+        if not data:
+            return []
+        if self._header is not None:
+            return self._heads(data)
+        if self._call is not None:
+            return self._calls(self._call, data)
+        if self._kind == "content":
+            return self._blanks.content(data)
+        return [Part("reasoning", data, len(data))]
+
+    def _heads(self, data: bytes) -> list[Part]:
+        header = (self._header or b"") + data
+        self._header = header
+        bare = header.lstrip(BLANKS)
+        if self._first and bare and bare[:3] != b"to=" and not b"to=".startswith(bare):
+            # A turn that has no header is an answer.
+            self._header, self._kind = None, "content"
+            return self._blanks.content(header)
+        return []
+
+    def _marker(self, marker: bytes) -> list[Part]:
+        self._first = False
+        if marker == MESSAGE.encode() and self._header is not None:
+            return self._opens(self._header + marker)
+        if self._header is not None and marker not in (END.encode(), START.encode()):
+            self._header += marker
+            return []
+        out = self._close()
+        if marker in _OUTSIDE:
+            held = len(self._header or b"")
+            if held:
+                out.append(Part("nothing", b"", held))
+            self._header = marker if marker == CHANNEL.encode() else b""
+            size = len(marker) - len(self._header)
+            return [*out, Part("nothing", b"", size)] if size else out
+        return [*out, Part("nothing", b"", len(marker))]
+
+    def _opens(self, header: bytes) -> list[Part]:
+        """A body begins; the header says of what."""
+        self._header = None
+        channel = _CHANNEL.search(header)
+        recipient = _RECIPIENT.search(header)
+        if recipient is not None:
+            name = recipient[1].decode()
+            self._call = BodyReader(name, None if self._sure else self._check)
+            self._raw, self._settled = header, 0
+            self._waiting = [Part("call", name.encode(), len(header))]
+            return [*self._blanks.drop(), *(self._told() if self._sure else ())]
+        self._kind = "reasoning" if channel is not None and channel[1] == b"analysis" else "content"
+        return [Part("nothing", b"", len(header))]
+
+    def _calls(self, call: CallReader, data: bytes) -> list[Part]:
+        self._raw += data
+        if call.done:
+            return []
+        try:
+            _size, parts = call.feed(data)
+        except Broken:
+            if not self._sure:
+                return self._dropped()
+            self._waiting += call.taken()
+            return self._told() + self._dropped()
+        self._waiting += parts
+        return self._told() if self._sure else []
+
+    def _told(self) -> list[Part]:
+        parts, self._waiting = self._waiting, []
+        self._settled += sum(part.size for part in parts)
+        self._called = True
+        return parts
+
+    def _dropped(self) -> list[Part]:
+        self._call, self._kind, self._waiting = None, "content", []
+        if self._settled:
+            return [Part("nothing", b"", len(self._raw) - self._settled)]
+        return self._blanks.content(self._raw)
+
+    def _close(self) -> list[Part]:
+        """A body ends."""
+        call, self._call = self._call, None
+        if call is None:
+            return []
+        if not call.done:
+            return self._dropped()
+        parts = self._told()
+        rest = len(self._raw) - self._settled
+        return [*parts, Part("nothing", b"", rest)] if rest else parts

@@ -1,0 +1,77 @@
+"""Calls as Llama 3.x writes them behind `<|python_tag|>`.
+
+JSON, `name.call(key="value")` for tools that it knows by name, or Python for its interpreter:
+https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+
+import orjson
+
+from ...generation.parts import Part
+from ..json_call import Broken, CallReader
+from ..parsing import BLANKS
+
+MARKER = "<|python_tag|>"
+# What the interpreter is called where it is offered as a function.
+INTERPRETERS = ("code_interpreter", "python", "ipython")
+_BUILT_IN = re.compile(r"([A-Za-z_][A-Za-z0-9_-]{0,63})\.call(\(.*\))", re.DOTALL)
+
+
+class PythonTagReader:
+    """Reads any of them; what is no JSON goes to the text's end."""
+
+    def __init__(self, make: Callable[[], CallReader], offered: Callable[[str], bool]) -> None:
+        self._json = make()
+        self._offered = offered
+        self._text = b""
+        self._is_json: bool | None = None
+        self.done = False
+
+    def feed(self, data: bytes) -> tuple[int, list[Part]]:
+        """See `OneReader.feed`."""
+        if self._is_json is None:
+            bare = (self._text + data).lstrip(BLANKS)
+            self._is_json = bare[:1] == b"{" if bare else None
+        if self._is_json:
+            taken, parts = self._json.feed(data)
+            self.done = self._json.done
+            return taken, parts
+        self._text += data
+        return len(data), []
+
+    def taken(self) -> list[Part]:
+        """See `OneReader.taken`."""
+        return self._json.taken()
+
+    def end(self) -> list[Part]:
+        """See `OneReader.end`."""
+        if self._is_json:
+            return self._json.end()
+        text = self._text.decode(errors="replace").strip()
+        name, arguments = self._built_in(text) or self._code(text)
+        return [Part("call", name.encode(), len(self._text)), Part("arguments", arguments, 0)]
+
+    def _built_in(self, text: str) -> tuple[str, bytes] | None:
+        match = _BUILT_IN.fullmatch(text)
+        if match is None or not self._offered(match[1]):
+            return None
+        try:
+            call = ast.parse(f"f{match[2]}", mode="eval").body
+            assert isinstance(call, ast.Call)
+            if call.args:
+                return None
+            values = {word.arg or "": ast.literal_eval(word.value) for word in call.keywords}
+            return match[1], orjson.dumps(values)
+        except (SyntaxError, ValueError, TypeError, RecursionError, AssertionError, MemoryError):
+            return None
+
+    def _code(self, text: str) -> tuple[str, bytes]:
+        name = next((name for name in INTERPRETERS if self._offered(name)), None)
+        if name is None or not text:
+            raise Broken
+        return name, orjson.dumps({"code": text})

@@ -1,0 +1,135 @@
+"""Calls as Qwen3-Coder and its relatives write them: a tag for the function, one for each argument.
+
+`<function=name>`, then `<parameter=key>`, a line end, the value, a line end and `</parameter>` for
+each argument, then `</function>`: the chat template of https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct.
+Values are text where the function's schema wants a string, else JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from ...generation.parts import Part
+from ..json_call import Broken
+from ..parsing import BLANKS
+
+FUNCTION, PARAMETER = "<function=", "<parameter="
+END_PARAMETER, END_FUNCTION = b"</parameter>", b"</function>"
+_OPENING = re.compile(rb"\s*<(function|parameter)=([A-Za-z0-9_.-]{1,64})>")
+_LONGEST = 64 + 32
+
+
+def takes_text(schema: object) -> bool:
+    """Whether a value that a schema is about is written as it is, rather than as JSON."""
+    if not isinstance(schema, dict):
+        return False
+    kind = schema.get("type")
+    if kind is None:
+        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        return bool(values) and all(isinstance(value, str) for value in values)
+    return bool(kind == "string")
+
+
+class XmlReader:
+    """Reads one function with its arguments; each argument is told when it is complete.
+
+    Args:
+        functions: the schemas of the arguments of those that are offered, by their names.
+    """
+
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        self._functions = functions
+        self._properties: Mapping[str, Any] = {}
+        self._text = bytearray()
+        self._size = 0
+        self._parts: list[Part] = []
+        self._named = False
+        self._key: str | None = None
+        self._keys: set[str] = set()
+        self.done = False
+
+    def feed(self, data: bytes) -> tuple[int, list[Part]]:
+        """See `OneReader.feed`; a byte at a time, so that what is behind the end is not taken."""
+        for position in range(len(data)):
+            self._text.append(data[position])
+            self._size += 1
+            try:
+                self._read()
+            except Broken as error:
+                error.at = position
+                raise
+            if self.done:
+                return position + 1, self.taken()
+        return len(data), self.taken()
+
+    def taken(self) -> list[Part]:
+        """See `OneReader.taken`."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def end(self) -> list[Part]:
+        """See `OneReader.end`: a function that is not closed is none."""
+        raise Broken
+
+    def _read(self) -> None:
+        if self._key is not None:
+            if self._text.endswith(END_PARAMETER):
+                self._argument(self._key, bytes(self._text.removesuffix(END_PARAMETER)))
+            return
+        if not self._text.endswith(b">"):
+            self._check_start()
+            return
+        text = self._text.strip(BLANKS)
+        if self._named and text == END_FUNCTION:
+            self._put("arguments", b"}" if self._keys else b"{}")
+            self.done = True
+            return
+        match = _OPENING.fullmatch(self._text)
+        if match is None or (match[1] == b"parameter") != self._named:
+            raise Broken
+        name = match[2].decode()
+        if not self._named:
+            self._begin(name)
+        elif name in self._keys:
+            raise Broken
+        else:
+            self._key = name
+        self._text = bytearray()
+
+    def _check_start(self) -> None:
+        """Between values there are tags and nothing else."""
+        text = self._text.lstrip(BLANKS)
+        if (text and text[:1] != b"<") or len(text) > _LONGEST:
+            raise Broken
+
+    def _begin(self, name: str) -> None:
+        if name not in self._functions:
+            raise Broken
+        schema = self._functions[name]
+        self._properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
+        self._named = True
+        self._put("call", name.encode())
+
+    def _argument(self, key: str, raw: bytes) -> None:
+        text = raw.decode(errors="replace").removeprefix("\n").removesuffix("\n")
+        schema = self._properties.get(key)
+        value = orjson.dumps(text)
+        if not takes_text(schema):
+            try:
+                orjson.loads(text)
+                value = text.strip().encode()
+            except orjson.JSONDecodeError:
+                if isinstance(schema, dict) and schema.get("type") not in (None, "string"):
+                    raise Broken from None
+        before = b"," if self._keys else b"{"
+        self._put("arguments", before + orjson.dumps(key) + b":" + value)
+        self._keys.add(key)
+        self._key, self._text = None, bytearray()
+
+    def _put(self, kind: str, data: bytes) -> None:
+        self._parts.append(Part(kind, data, self._size))  # type: ignore[arg-type]
+        self._size = 0

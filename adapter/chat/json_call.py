@@ -1,0 +1,249 @@
+"""Calls written as JSON, read byte by byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TypeAlias
+
+import orjson
+
+from ..generation.parts import Part
+from .parsing import BLANKS
+
+# What a call's name and arguments are called in most formats.
+NAME = "name"
+ARGUMENTS = ("arguments", "parameters")
+
+_BLANKS = frozenset(BLANKS)
+_DELIMITERS = _BLANKS | frozenset(b",]}")
+_QUOTE, _BACKSLASH = b'"\\'
+_OPEN, _CLOSE = frozenset(b"{["), frozenset(b"}]")
+
+Bytes: TypeAlias = Generator[None, int, int]
+Steps: TypeAlias = Generator[None, int, None]
+
+
+class Broken(Exception):
+    """What was taken for a call is none; `at` is the byte of those fed last that broke it."""
+
+    at = 0
+
+
+class CallReader:
+    """Reads one object `{"name": …, "arguments": {…}}`, or a list of some.
+
+    Arguments come as they are written, as soon as the name is known.
+
+    Args:
+        name, arguments: the keys.
+        check: says whether a function is offered; with it arguments are checked as well.
+    """
+
+    def __init__(
+        self,
+        name: str = NAME,
+        arguments: tuple[str, ...] = ARGUMENTS,
+        check: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._name = name
+        self._arguments = arguments
+        self._check = check
+        self._parts: list[Part] = []
+        self._size = 0
+        self._fragment = bytearray()
+        self._whole = bytearray()
+        self._peeked: int | None = None
+        self._steps = self._run()
+        next(self._steps)
+        self.done = False
+
+    def feed(self, data: bytes) -> tuple[int, list[Part]]:
+        """How many of the bytes belong to calls, and the parts that they make.
+
+        Raises:
+            Broken: they are no call.
+        """
+        for position, byte in enumerate(data):
+            self._size += 1
+            try:
+                self._steps.send(byte)
+            except StopIteration:
+                self.done = True
+                return position + 1, self.taken()
+            except Broken as error:
+                error.at = position
+                raise
+        return len(data), self.taken()
+
+    def end(self) -> list[Part]:
+        """What only the text's end completes.
+
+        Raises:
+            Broken: nothing.
+        """
+        raise Broken
+
+    def taken(self) -> list[Part]:
+        """The parts that are read and were not told yet."""
+        self._flush()
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _run(self) -> Steps:
+        byte = yield from self._next()
+        if byte != ord("["):
+            yield from self._call(byte)
+            return
+        byte = yield from self._next()
+        while True:
+            yield from self._call(byte)
+            if (yield from self._more(ord("]"))):
+                return
+            byte = yield from self._next()
+
+    def _call(self, byte: int) -> Steps:
+        """An object that is a call, its first byte being read."""
+        name: str | None = None
+        given: bytes | None = None
+        if byte != ord("{"):
+            raise Broken
+        byte = yield from self._next()
+        while True:
+            key = yield from self._string(byte)
+            if (yield from self._next()) != ord(":"):
+                raise Broken
+            byte = yield from self._next()
+            if key == self._name and name is None:
+                name = yield from self._string(byte)
+                self._begin(name)
+                if given is not None:
+                    self._fragment += given
+            elif key in self._arguments and given is None:
+                given = yield from self._given(byte, name is not None)
+            else:
+                other = bytearray()
+                yield from self._value(byte, other)
+                _loaded(bytes(other))
+            if (yield from self._more(ord("}"))):
+                break
+            byte = yield from self._next()
+        if name is None:
+            raise Broken
+        if given is None:
+            self._fragment += b"{}"
+        self._check_whole()
+
+    def _check_whole(self) -> None:
+        """A call's arguments are complete."""
+        self._flush()
+        if self._check is not None and not isinstance(_loaded(bytes(self._whole)), dict):
+            raise Broken
+
+    def _given(self, byte: int, named: bool) -> Generator[None, int, bytes]:
+        """The arguments; an object that comes behind the name is told as it comes."""
+        if named and byte == ord("{"):
+            yield from self._value(byte, self._fragment)
+            return b""
+        raw = bytearray()
+        yield from self._value(byte, raw)
+        arguments = _as_object(bytes(raw))
+        if named:
+            self._fragment += arguments
+        return arguments
+
+    def _begin(self, name: str) -> None:
+        if self._check is not None and not self._check(name):
+            raise Broken
+        self._put("call", name.encode())
+        self._whole.clear()
+
+    def _flush(self) -> None:
+        if self._fragment:
+            self._whole += self._fragment
+            self._put("arguments", bytes(self._fragment))
+            self._fragment.clear()
+
+    def _put(self, kind: str, data: bytes) -> None:
+        self._parts.append(Part(kind, data, self._size))  # type: ignore[arg-type]
+        self._size = 0
+
+    def _next(self) -> Bytes:
+        """The next byte that is no blank."""
+        byte, self._peeked = self._peeked, None
+        while byte is None or byte in _BLANKS:
+            byte = yield
+        return byte
+
+    def _more(self, close: int) -> Generator[None, int, bool]:
+        """Whether a list, or an object, ends here; else there is a comma."""
+        byte = yield from self._next()
+        if byte not in (close, ord(",")):
+            raise Broken
+        return byte == close
+
+    def _string(self, byte: int) -> Generator[None, int, str]:
+        raw = bytearray()
+        if byte != _QUOTE:
+            raise Broken
+        yield from self._value(byte, raw)
+        text = _loaded(bytes(raw))
+        assert isinstance(text, str)
+        return text
+
+    def _value(self, byte: int, into: bytearray) -> Steps:
+        """A value of any kind, its first byte being read; it is not checked."""
+        depth = 0
+        while True:
+            into.append(byte)
+            if byte == _QUOTE:
+                yield from self._quoted(into)
+            elif byte in _OPEN:
+                depth += 1
+            elif byte in _CLOSE:
+                depth -= 1
+                if depth < 0:
+                    raise Broken
+            elif not depth:
+                yield from self._scalar(into)
+                return
+            if not depth:
+                return
+            byte = yield
+
+    def _quoted(self, into: bytearray) -> Steps:
+        while True:
+            byte = yield
+            into.append(byte)
+            if byte == _QUOTE:
+                return
+            if byte == _BACKSLASH:
+                into.append((yield))
+
+    def _scalar(self, into: bytearray) -> Steps:
+        """A number or a word; it ends with the byte behind it."""
+        while True:
+            byte = yield
+            if byte in _DELIMITERS:
+                self._peeked = byte
+                return
+            into.append(byte)
+
+
+def _as_object(raw: bytes) -> bytes:
+    """Arguments that may be null, or written as a string of JSON."""
+    value = _loaded(raw)
+    if isinstance(value, str):
+        raw = value.encode()
+        value = _loaded(raw) if value.strip() else None
+    if value is None:
+        return b"{}"
+    if not isinstance(value, dict):
+        raise Broken
+    return raw
+
+
+def _loaded(raw: bytes) -> object:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        raise Broken from None

@@ -1,0 +1,188 @@
+"""Pictures and sounds of messages (contract 3.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import io
+from collections.abc import Mapping, Sequence
+from urllib.parse import unquote_to_bytes
+
+import imagesize
+from tinytag import TinyTag
+
+from ...backends import offload
+from ...backends.base import Media, MediaKind
+from ...backends.errors import RequestError, UnreadableMedia, Unsupported
+from ...schemas import limits
+from ...schemas.openai.messages import (
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Message,
+    RefusalPart,
+    TextPart,
+)
+from ..service import Served
+
+# What llama.cpp's readers know (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC.
+_BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
+    "image": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM"),
+    "audio": (b"RIFF", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"fLaC"),
+}
+# Samples a second of the lowest quality that anybody records.
+LOWEST_RATE = 4_000
+# Parts that are looked at in one turn of the event loop.
+PARTS = 500
+_NAMES = {"image": "images", "audio": "audio"}
+
+
+async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, ...]:
+    """What messages hold beside text, in its order.
+
+    Raises:
+        RequestError: a part is not what it says.
+        Unsupported: the model does not take it, or its address must not be fetched.
+    """
+    found: list[Media] = []
+    for index, message in enumerate(messages):
+        if not isinstance(message.content, list):
+            continue
+        for number, part in enumerate(message.content):
+            if number % PARTS == PARTS - 1:
+                # Others have their turn.
+                await asyncio.sleep(0)
+            if isinstance(part, TextPart | RefusalPart):
+                continue
+            here = f"messages[{index}].content[{number}]"
+            if len(found) == limits.IMAGES.most:
+                raise RequestError(
+                    f"Invalid '{here}': at most {limits.IMAGES.most} images and sounds are allowed "
+                    "in one request.",
+                    here,
+                    "array_above_max_length",
+                )
+            engine = served.capabilities.engine
+            if isinstance(part, FilePart):
+                raise Unsupported(f"{here}.type", engine, "Send what the file says as text.")
+            kind: MediaKind = "image" if isinstance(part, ImagePart) else "audio"
+            if kind not in served.model.media:
+                hint = f"The model that it serves takes no {_NAMES[kind]}; send text parts only."
+                raise Unsupported(f"{here}.type", engine, hint)
+            if isinstance(part, AudioPart):
+                param = f"{here}.input_audio.data"
+                encoded = part.input_audio.data
+                data = await offload.run(len(encoded), _decoded, encoded, param)
+            else:
+                param = f"{here}.image_url.url"
+                data = await _image(part.image_url.url, param, served)
+            # koboldcpp leaves out what it cannot read, without a word.
+            if not data.startswith(_BEGINNINGS[kind]):
+                raise UnreadableMedia(param)
+            check = _check_pixels if kind == "image" else _check_length
+            await offload.run(len(data), check, data, param)
+            found.append(Media(kind, data, param))
+    return tuple(found)
+
+
+async def _image(url: str, param: str, served: Served) -> bytes:
+    if url.startswith("data:"):
+        return await offload.run(len(url), _inline, url, param)
+    if not url.startswith(("http://", "https://")):
+        raise _no_image_url(url, param)
+    if served.policy.fetch is None:
+        engine = served.capabilities.engine
+        hint = "This server fetches no addresses; send a data: URL, 'data:image/png;base64,…'."
+        raise Unsupported(param, engine, hint)
+    return await served.policy.fetch(url, param)
+
+
+def _inline(url: str, param: str) -> bytes:
+    """The data of a data: URL (RFC 2397)."""
+    head, comma, data = url.partition(",")
+    if not comma:
+        raise _no_image_url(url, param)
+    kind = head.removeprefix("data:").partition(";")[0]
+    if kind and not kind.startswith("image/"):
+        raise RequestError(
+            f"Invalid '{param}': its MIME type is '{kind[:60]}'. Only image types are supported.",
+            param,
+            "invalid_image_format",
+        )
+    return _decoded(data, param) if head.endswith(";base64") else unquote_to_bytes(data)
+
+
+def _check_pixels(data: bytes, param: str) -> None:
+    """Refuse an image that unfolds to more than a machine's memory holds."""
+    try:
+        width, height = imagesize.get(io.BytesIO(data))
+    except Exception:
+        # What a broken file raises is not documented.
+        raise UnreadableMedia(param) from None
+    if width <= 0 or height <= 0:
+        raise UnreadableMedia(param)
+    if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > limits.SCANS.most:
+        raise RequestError(
+            f"Invalid '{param}': at most {limits.SCANS.most} scans of a progressive JPEG are "
+            "allowed. Save it with fewer.",
+            param,
+            "image_too_large",
+        )
+    if width * height > limits.PIXELS.most:
+        raise RequestError(
+            f"Invalid '{param}': the image has {width} x {height} pixels; at most "
+            f"{limits.PIXELS.most} are allowed. Send a smaller one.",
+            param,
+            "image_too_large",
+        )
+
+
+def _check_length(data: bytes, param: str) -> None:
+    """Refuse a sound that unfolds to more than a machine's memory holds.
+
+    Engines make 16,000 numbers of each second, whatever its rate is.
+    """
+    kind = {b"RIFF": "wav", b"fLaC": "flac"}.get(data[:4], "mp3")
+    try:
+        sound = TinyTag.get(f"sound.{kind}", io.BytesIO(data), tags=False)
+    except Exception:
+        # What a broken file raises is not documented.
+        raise UnreadableMedia(param) from None
+    if not sound.duration or not sound.samplerate:
+        raise UnreadableMedia(param)
+    if sound.samplerate < LOWEST_RATE:
+        raise RequestError(
+            f"Invalid '{param}': the sound has {sound.samplerate} samples a second; at least "
+            f"{LOWEST_RATE} are needed.",
+            param,
+            "image_parse_error",
+        )
+    if sound.duration > limits.SOUND.most:
+        raise RequestError(
+            f"Invalid '{param}': the sound is {sound.duration:.0f} s long; at most "
+            f"{limits.SOUND.most} s are allowed. Send a shorter one.",
+            param,
+            "audio_too_long",
+        )
+
+
+def _no_image_url(url: str, param: str) -> RequestError:
+    return RequestError(
+        f"Invalid '{param}': '{url[:60]}' is no image URL. Send a data: URL, "
+        "'data:image/png;base64,…'.",
+        param,
+        "invalid_image_url",
+    )
+
+
+def _decoded(text: str, param: str) -> bytes:
+    try:
+        data = base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        data = b""
+    if not data:
+        raise RequestError(
+            f"Invalid '{param}': expected base64-encoded data.", param, "invalid_base64"
+        )
+    return data

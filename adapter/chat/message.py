@@ -1,0 +1,199 @@
+"""What is added to a choice, in chat's words: its deltas, and the message they come to (sans-I/O).
+
+The order of deltas is contract 3.5 and 3.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import orjson
+
+from ...schemas.openai.chat import ChatMessage
+from ...schemas.openai.common import FinishReason
+from ..generation.choice import Delta
+from ..generation.frames import Frames
+from ..generation.logprobs import Entry
+from .tools import INPUT
+
+Deltas: TypeAlias = list[tuple[dict[str, Any], Sequence[Entry]]]
+
+
+class Shape(NamedTuple):
+    """How a message is shown.
+
+    Args:
+        apart: whether it is taken apart: then its first delta, not its beginning, tells the role.
+        legacy: whether a call is shown as the deprecated `function_call`.
+        custom: tools that take text, which is told when it is complete.
+    """
+
+    apart: bool = False
+    legacy: bool = False
+    custom: frozenset[str] = frozenset()
+
+
+class MessageDeltas:
+    """One choice's deltas as chat shows them."""
+
+    __slots__ = ("_begun", "_calls", "_input", "_shape")
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._calls = 0
+        # The arguments of a custom tool's call with their tokens, None in a function's.
+        self._input: tuple[list[str], list[Entry]] | None = None
+        self._begun = not shape.apart
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether content adds itself and nothing else."""
+        return self._begun and self._input is None
+
+    def add(self, delta: Delta) -> Deltas:
+        """Show a delta, and what was only known to be whole by it."""
+        text, entries, kind, call_id = delta
+        if kind == "content":
+            return [*self.end(), *self._first({"content": text}, entries)]
+        if kind == "reasoning":
+            return self._first({"reasoning_content": text}, entries)
+        if kind == "call":
+            return [*self.end(), *self._first(self._call(text, call_id), entries)]
+        if self._input is not None:
+            self._input[0].append(text)
+            self._input[1].extend(entries)
+            return []
+        return self._first(self._call_delta({"arguments": text}), entries)
+
+    def end(self) -> Deltas:
+        """Show the text that a custom tool is called with; nothing where it was cut off."""
+        if self._input is None:
+            return []
+        (arguments, entries), self._input = self._input, None
+        try:
+            text = orjson.loads("".join(arguments))[INPUT]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            return []
+        call = {"index": self._calls - 1, "custom": {"input": text}}
+        return [({"tool_calls": [call]}, entries)]
+
+    def _call(self, name: str, call_id: str) -> dict[str, Any]:
+        self._calls += 1
+        if name in self._shape.custom:
+            self._input = ([], [])
+            head = {"index": self._calls - 1, "id": call_id, "type": "custom"}
+            return {"tool_calls": [{**head, "custom": {"name": name, "input": ""}}]}
+        function = {"name": name, "arguments": ""}
+        return self._call_delta(function, {"id": call_id, "type": "function"})
+
+    def _call_delta(
+        self, function: dict[str, str], head: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        if self._shape.legacy:
+            return {"function_call": function}
+        return {"tool_calls": [{"index": self._calls - 1, **(head or {}), "function": function}]}
+
+    def _first(self, fields: dict[str, Any], entries: Sequence[Entry]) -> Deltas:
+        """A delta; before content comes the role by itself, with all else in the same one."""
+        if self._begun:
+            return [(fields, entries)]
+        self._begun = True
+        if "content" not in fields:
+            role = {"role": "assistant", "content": None, **fields, "refusal": None}
+            return [(role, entries)]
+        return [(_ROLE, ()), (fields, entries)] if fields["content"] or entries else [(_ROLE, ())]
+
+
+_ROLE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
+_PLAIN = Shape()
+
+
+class ChatFrames(Frames):
+    """Chunks of `/v1/chat/completions`."""
+
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        include_usage: bool,
+        show: Callable[[Sequence[Entry]], Any] | None = None,
+        shape: Shape = _PLAIN,
+    ) -> None:
+        super().__init__(head, include_usage, show)
+        self._shape = shape
+        self._messages: dict[int, MessageDeltas] = {}
+
+    def start(self, index: int) -> bytes:
+        """See `Frames.start`: the role, once."""
+        return b"" if self._shape.apart else self._choice(index, _ROLE, ())
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """See `Frames.delta`."""
+        message = self._messages.get(index) or self._message(index)
+        if self._show is None and delta.kind == "content" and message.takes_text:
+            return self.text(index, delta.text)
+        return self._shown(index, message.add(delta))
+
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        """See `Frames.end`; the last chunk of chat has no log-probabilities (contract 3.5)."""
+        last = {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
+        rest = self._shown(index, self._message(index).end())
+        return rest + self._head + orjson.dumps(last) + self._tail
+
+    def _message(self, index: int) -> MessageDeltas:
+        return self._messages.setdefault(index, MessageDeltas(self._shape))
+
+    def _shown(self, index: int, deltas: Deltas) -> bytes:
+        return b"".join([self._choice(index, fields, entries) for fields, entries in deltas])
+
+    def _choice(self, index: int, fields: Mapping[str, Any], entries: Sequence[Entry]) -> bytes:
+        logprobs = None if self._show is None else self._show(entries)
+        choice = {"index": index, "delta": fields, "logprobs": logprobs, "finish_reason": None}
+        return self._head + orjson.dumps(choice) + self._tail
+
+    def _around(self, index: int) -> tuple[bytes, bytes]:
+        return (
+            self._head + b'{"index":%d,"delta":{"content":' % index,
+            b'},"logprobs":null,"finish_reason":null}' + self._tail,
+        )
+
+
+def message_of(deltas: Sequence[Delta], shape: Shape) -> ChatMessage:
+    """The message that a choice's deltas come to (contract 3.3)."""
+    if not shape.apart:
+        text = "".join([delta.text for delta in deltas])
+        return {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+    message = MessageDeltas(shape)
+    shown = [fields for delta in deltas for fields, _ in message.add(delta)]
+    return _folded([*shown, *(fields for fields, _ in message.end())])
+
+
+def _folded(deltas: Iterable[Mapping[str, Any]]) -> ChatMessage:
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    parts: dict[str, list[str]] = {}
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        for name in ("content", "reasoning_content"):
+            if delta.get(name) is not None:
+                parts.setdefault(name, []).append(delta[name])
+        for call in delta.get("tool_calls", ()):
+            _fold_call(calls, call)
+        if "function_call" in delta:
+            call = message.setdefault("function_call", {"name": "", "arguments": ""})
+            for key, text in delta["function_call"].items():
+                call[key] += text
+    message |= {name: "".join(texts) for name, texts in parts.items()}
+    message |= {"refusal": None, "annotations": []}
+    if calls:
+        message["tool_calls"] = calls
+    return message  # type: ignore[return-value]
+
+
+def _fold_call(calls: list[dict[str, Any]], call: Mapping[str, Any]) -> None:
+    """Add what a delta says of a call."""
+    kind, text = ("custom", "input") if "custom" in call else ("function", "arguments")
+    if "id" in call:
+        own = {key: value for key, value in call.items() if key != "index"}
+        calls.append({**own, kind: {**call[kind]}})
+    else:
+        calls[-1][kind][text] += call[kind][text]

@@ -1,0 +1,308 @@
+"""A chat as a job: its prompt, and how what comes back is taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import orjson
+
+from ...backends import offload
+from ...backends.base import MEDIA, Generation, Grammar, Media, Passage, Sampling
+from ...backends.errors import RequestError, check_length
+from ...backends.structured import Unenforced
+from ...schemas import limits
+from ...schemas.openai.messages import Message
+from ..generation.parts import Cutter, Form, Reader
+from ..service import Served
+from . import instruct
+from .conversation import Style, known_style_of, turns_of
+from .formats import grammar as calls_grammar
+from .formats.harmony import CHANNEL, MESSAGE
+from .formats.table import Format
+from .media import media_of
+from .message import Shape
+from .parsing import Plain
+from .reasoning import Tags, tags_of
+from .special_tokens import LIKELY, Rendered, prompt_of, spellings_of
+from .templates import Talk, render, variables_of
+from .thinking import Thinking
+from .tools import Offer, wrong_schema
+
+_FINAL = f"{CHANNEL}final{MESSAGE}"
+
+
+class ChatTurn(NamedTuple):
+    """What somebody wants to be said next, whatever API they ask by.
+
+    Args:
+        size: bytes of the request, which say what working on it costs.
+        owner: see `Generation`; so with `max_tokens`, `seeds`, `sampling` and `logprobs`.
+        stops: strings that end the answer where they stand in its content.
+        offer: what may be called, None where nothing may.
+        answer: what the answer must look like, None where it is free.
+        format: what stands around each message instead of the model's template.
+        variables: what the request gives to the template.
+        effort: how much to think.
+    """
+
+    messages: Sequence[Message]
+    size: int
+    owner: str
+    max_tokens: int | None
+    seeds: tuple[int | None, ...]
+    stops: tuple[str, ...]
+    sampling: Sampling
+    logprobs: int | None = None
+    offer: Offer | None = None
+    answer: Grammar | None = None
+    format: instruct.Format | None = None
+    variables: Mapping[str, Any] | None = None
+    effort: str | None = None
+
+
+class ChatJob(NamedTuple):
+    """A job, and how its choices are shown.
+
+    Args:
+        form: how they are taken apart, None where all that comes is content.
+        shape: how their messages are shown.
+        inexact: what of it is only nearly right, by the names that a client knows.
+    """
+
+    job: Generation
+    form: Form | None
+    shape: Shape
+    inexact: Sequence[str]
+
+
+class _Manner(NamedTuple):
+    """How a model is talked to.
+
+    Args:
+        style: how it is given tools, and writes calls.
+        tags: what stands around its thoughts, None where it does not think.
+    """
+
+    style: Style
+    tags: Tags | None
+
+
+class _Marks(NamedTuple):
+    """What a model's answer is made of beside text.
+
+    Args:
+        style: how it writes calls.
+        tags: what stands around its thoughts, None where it thinks of nothing now.
+        is_open: whether the prompt has begun a thought.
+        tokens: those of all these that are tokens of the model's, so that no text is one.
+        visible: tokens that an engine has to be asked for.
+    """
+
+    style: Style
+    tags: Tags | None
+    is_open: bool
+    tokens: frozenset[str]
+    visible: tuple[str, ...]
+
+    @property
+    def is_harmony(self) -> bool:
+        """Whether the answer is one of several messages."""
+        return self.style.form.title == "harmony" and self.style.native
+
+    @property
+    def passage(self) -> Passage | None:
+        """What comes before an answer."""
+        if self.is_harmony:
+            return Passage("", _FINAL, True)
+        if self.tags is None:
+            return None
+        return Passage(self.tags.begin, self.tags.end, self.is_open, self.tokens)
+
+
+async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
+    """The job that answers a chat.
+
+    Raises:
+        LatimerError: something of the request is wrong, or cannot be served.
+    """
+    if turn.format is not None:
+        served = served._replace(model=replace(served.model, template=None))
+    model = served.model
+    tags = tags_of(model.template) if model.template is not None else None
+    manner = _Manner(await known_style_of(model), tags)
+    media = await media_of(turn.messages, served)
+    rendered, markers = await _prompt(turn, served, manner, bool(media))
+    check_length(len(rendered.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
+    _check_media(rendered.text, media)
+    stops = tuple(dict.fromkeys((*turn.stops, *markers)))
+    marks = await _marks_of(turn, served, manner, rendered.text, stops)
+    grammar, sure = await _grammar(turn, served, marks)
+    form = _form(marks, turn.offer, sure)
+    job = Generation(
+        rendered.prompt,
+        turn.max_tokens,
+        turn.seeds,
+        stops,
+        turn.sampling,
+        logprobs=turn.logprobs,
+        owner=turn.owner,
+        grammar=grammar,
+        hidden=rendered.hidden,
+        visible=marks.visible,
+        media=media,
+        scan=None if form is None or not stops else lambda: Cutter(form.reader(), stops),
+        fingerprint=model.fingerprint,
+    )
+    shape = Shape(form is not None)
+    if turn.offer is not None:
+        shape = Shape(True, turn.offer.legacy, turn.offer.custom)
+    inexact = ["messages"] if rendered.changed else []
+    if media and not served.capabilities.counts_media:
+        inexact.append("usage")
+    return ChatJob(job, form, shape, inexact)
+
+
+def _check_media(text: str, media: Sequence[Media]) -> None:
+    """Refuse pictures that a template leaves out."""
+    if media and text.count(MEDIA) != len(media):
+        raise RequestError(
+            "The model's chat template leaves out some of the images or sounds of these messages. "
+            "Send them in a user's message.",
+            "messages",
+        )
+
+
+async def _prompt(
+    turn: ChatTurn, served: Served, manner: _Manner, has_media: bool
+) -> tuple[Rendered, Sequence[str]]:
+    """The prompt, and what begins somebody else's turn where only text tells."""
+    model, size = served.model, turn.size
+    told = turn.offer.told if turn.offer is not None else ()
+    arguments = model, turn.messages, told, manner.style, manner.tags
+    messages, tools = (
+        turns_of(*arguments)
+        if size <= offload.SMALL
+        else await offload.run(size, turns_of, *arguments)
+    )
+    engine = served.capabilities.engine
+    variables = variables_of(turn.variables, turn.effort, model, engine)
+    talk: Talk = {"messages": messages, "variables": variables, "tools": tools}
+    form = turn.format
+    if form is None and model.template is None:
+        form = instruct.FORMATS["alpaca"]
+
+    def show(talk: Talk) -> str:
+        return render(model, talk) if form is None else form.render(talk["messages"])
+
+    markers = () if form is None else form.stops(messages)
+    if served.policy.parse_content:
+        return Rendered.of(await offload.run(size, show, talk)), markers
+    return await prompt_of(model, talk, served.backend, show, has_media, size), markers
+
+
+async def _marks_of(
+    turn: ChatTurn, served: Served, manner: _Manner, prompt: str, stops: Sequence[str]
+) -> _Marks:
+    style, tags = manner
+    text = prompt.rstrip()
+    is_open = tags is not None and text.endswith(tags.begin)
+    if tags is not None and text.endswith(tags.end):
+        tags = None
+    found = _Marks(style, tags, is_open, frozenset(), ())
+    wanted = set(tags) if tags is not None else set()
+    if turn.offer is not None or found.is_harmony:
+        wanted |= set(style.form.markers)
+    if turn.offer is not None or wanted:
+        # Stops are looked for here then, in what can be seen.
+        wanted |= {stop for stop in stops if LIKELY.search(stop)}
+    if not wanted:
+        return found
+    spelled = wanted & await spellings_of(served.backend, served.model)
+    tokens = spelled if served.capabilities.marks else frozenset()
+    if not style.native:
+        # A model that was told in words may use its token, or spell it as it was told.
+        tokens = tokens - set(style.form.markers)
+    return found._replace(tokens=frozenset(tokens), visible=tuple(sorted(spelled)))
+
+
+def _functions(offer: Offer) -> tuple[tuple[str, bytes | None, bool], ...]:
+    """Functions as grammars for calls are made of them."""
+    return tuple(
+        (
+            function.name,
+            None if function.parameters is None else orjson.dumps(function.parameters),
+            bool(function.strict),
+        )
+        for _, function in offer.functions
+    )
+
+
+async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Grammar | None, bool]:
+    """What each choice must look like, and whether it makes sure of calls."""
+    offer, size = turn.offer, turn.size
+    answer = None if turn.answer is None else turn.answer._replace(after=marks.passage)
+    if offer is None:
+        return answer, False
+    form = marks.style.form
+    forced = offer.mode != "auto"
+    alone = answer is None or (forced and answer.param.startswith("response_format"))
+    if answer is not None and not alone and not answer.param.startswith("response_format"):
+        raise RequestError(
+            f"Invalid '{answer.param}': with tools an answer may be a call, which follows another "
+            "grammar. Leave one of them out, or send a 'response_format'.",
+            answer.param,
+            "invalid_value",
+        )
+    if not forced and alone and not _is_lazy(form, served):
+        return None, False
+    param = "functions" if offer.legacy else "tools"
+    beside = None if answer is None or alone else answer._replace(after=None)
+    functions = await offload.run(size, _functions, offer)
+    try:
+        text = await calls_grammar.prepared(
+            calls_grammar.Request(
+                form, functions, offer.parallel, forced or not alone, marks.tokens, beside
+            )
+        )
+    except calls_grammar.TooLarge:
+        if not forced and alone:
+            return None, False
+        raise RequestError(
+            f"Invalid '{param}': no grammar can be made for so many functions at once. Offer fewer "
+            "that are strict, or leave the choice to the model.",
+            param,
+            "array_above_max_length",
+        ) from None
+    except Unenforced as error:
+        index, function = offer.functions[int(error.path[0])]
+        error = Unenforced(error.reason, error.path[1:])
+        path = f"{offer.path(index)}.parameters{error.where}"
+        raise wrong_schema(function.name, error, path) from None
+    after = None if marks.is_harmony else marks.passage
+    return Grammar("gbnf", text, param, after, is_own=True), True
+
+
+def _is_lazy(form: Format, served: Served) -> bool:
+    """Whether calls that the model makes by itself can be followed by a grammar."""
+    return bool(form.begin) and served.capabilities.free_grammars
+
+
+def _form(marks: _Marks, offer: Offer | None, sure: bool) -> Form | None:
+    """How an answer is taken apart; None where all of it is content."""
+    if offer is None and marks.tags is None and not marks.is_harmony:
+        return None
+    schemas = {one.name: one.parameters for _, one in offer.functions} if offer is not None else {}
+    forced = sure and offer is not None and offer.mode != "auto"
+
+    def reader() -> Reader:
+        own: Reader = Plain()
+        if offer is not None or marks.is_harmony:
+            own = marks.style.form.reader(schemas, marks.tokens, sure, forced)
+        tags = marks.tags
+        if tags is None:
+            return own
+        return Thinking(tags.begin, tags.end, marks.is_open, marks.tokens, own)
+
+    return Form(reader) if offer is None else Form(reader, offer.called, offer.parallel)

@@ -1,0 +1,184 @@
+"""Chat messages to a prompt, by the model's own Jinja template, in a sandbox.
+
+The environment is the one that models' templates are written for (transformers'
+`apply_chat_template`): trimmed blocks, loop controls, the `generation` tag, `raise_exception`,
+`strftime_now`, and a `tojson` that does not escape for HTML.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NotRequired, TypedDict
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ...backends.base import Model
+from ...backends.errors import EngineError, RequestError, Unsupported, summed_up
+from .instruct import FORMATS
+
+# What a template is given by itself; a request cannot give it otherwise.
+OWN = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents")
+_PRIVATE = range(0x10F000, 0x10FFFE)
+
+
+class Talk(TypedDict):
+    """What a prompt is made of: messages and tools as `turns` gives them, and variables."""
+
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any]
+    tools: NotRequired[Sequence[Mapping[str, Any]] | None]
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}`, with which templates mark what the assistant says, for training."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """What is in the tag stands there as it is."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _TemplateError(Exception):
+    """What a template raises by itself."""
+
+
+def render(model: Model, talk: Talk) -> str:
+    """The prompt for the assistant's next turn, without a BOS that the engine adds itself.
+
+    A last message of the assistant's goes on. A model without a template gets Alpaca's format, as
+    koboldcpp does it.
+
+    Raises:
+        RequestError: the template refuses the messages (roles that must alternate, for example).
+        EngineError: the template itself is broken.
+    """
+    messages = talk["messages"]
+    if model.template is None:
+        return FORMATS["alpaca"].render(messages)
+    last = messages[-1]
+    if last["role"] != "assistant":
+        return without_bos(_rendered(model, talk, messages, True), model)
+    said = "".join(message["content"] or "" for message in messages)
+    here = next(chr(code) for code in _PRIVATE if chr(code) not in said)
+    marked = [*messages[:-1], {**last, "content": last["content"] + here}]
+    prompt, found, _rest = _rendered(model, talk, marked, False).partition(here)
+    if not found:
+        raise RequestError(
+            "The model's chat template leaves out the assistant's last message, which is to go "
+            "on. Leave it out, or let a user's follow.",
+            "messages",
+        )
+    return without_bos(prompt, model)
+
+
+def _rendered(model: Model, talk: Talk, messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
+    template = _compile(model.template or "")
+    try:
+        variables = {
+            **template.globals,
+            **talk["variables"],
+            "messages": messages,
+            "add_generation_prompt": begins,
+            "bos_token": model.bos_token,
+            "eos_token": model.eos_token,
+            "tools": talk.get("tools"),
+            "documents": None,
+        }
+        # What `template.render` does, without copying the variables two times more.
+        context = template.environment.context_class(
+            template.environment, variables, template.name, template.blocks
+        )
+        return "".join(template.root_render_func(context))
+    except _TemplateError as error:
+        raise RequestError(
+            f"The model's chat template refuses these messages: {summed_up(str(error))}", "messages"
+        ) from None
+    except Exception as error:
+        raise RequestError(
+            f"The model's chat template cannot render these messages: {summed_up(repr(error))}",
+            "messages",
+        ) from error
+
+
+def variables_of(
+    given: Mapping[str, Any] | None, effort: str | None, model: Model, engine: str
+) -> dict[str, Any]:
+    """What a request gives to the model's template beside messages.
+
+    Its `reasoning_effort` goes to templates that know it; to those that can only think or not it
+    says which.
+
+    Raises:
+        RequestError: it names what the template is given by itself.
+        Unsupported: the template knows no effort.
+    """
+    source = model.template or ""
+    variables = dict(given or {})
+    for name in OWN:
+        if name in variables:
+            raise RequestError(
+                f"Invalid 'chat_template_kwargs.{name}': the template is given '{name}' by itself. "
+                "Leave it out.",
+                f"chat_template_kwargs.{name}",
+                "invalid_value",
+            )
+    if effort is None:
+        return variables
+    if "reasoning_effort" in source:
+        return {"reasoning_effort": effort, **variables}
+    if "enable_thinking" in source:
+        return {"enable_thinking": effort != "none", **variables}
+    if effort != "none":
+        hint = "This model's chat template knows no reasoning effort; leave it out."
+        raise Unsupported("reasoning_effort", engine, hint)
+    return variables
+
+
+def without_bos(prompt: str, model: Model) -> str:
+    """A prompt that spells the BOS at its start, where the model adds one, would have two."""
+    if model.adds_bos and model.bos_token:
+        return prompt.removeprefix(model.bos_token)
+    return prompt
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> jinja2.Template:
+    try:
+        template = _environment().from_string(source)
+    except jinja2.TemplateError as error:
+        raise EngineError(f"The model's chat template is broken: {error}") from error
+    # Jinja chains dictionaries here, and copies them slowly at each rendering.
+    template.globals = dict(template.globals)
+    return template
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> None:
+    raise _TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)

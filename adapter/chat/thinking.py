@@ -1,0 +1,106 @@
+"""What a model thinks before it answers."""
+
+from __future__ import annotations
+
+from ..generation.parts import Part, Reader
+from .parsing import BLANKS, Markers
+
+
+class Thinking:
+    """Takes what stands between two tags at a text's beginning for reasoning.
+
+    Args:
+        begin, end: the tags.
+        is_open: whether the prompt has begun it already.
+        marks: those of them that are tokens of the model's.
+        answer: reads what follows.
+    """
+
+    def __init__(
+        self, begin: str, end: str, is_open: bool, marks: frozenset[str], answer: Reader
+    ) -> None:
+        self._begin = begin.encode()
+        self._text_begin = begin not in marks
+        self._end = end.encode()
+        self._ends = Markers([end], marks)
+        self._answer = answer
+        self._held = b""
+        self._thought = False
+        # Functions, as a bound method would lead back here.
+        self._read = Thinking._thinks if is_open else Thinking._starts
+
+    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
+        """See `Reader.feed`."""
+        return self._read(self, data, mark)
+
+    def end(self) -> list[Part]:
+        """See `Reader.end`; a thought that does not end is one."""
+        held, self._held = self._held, b""
+        if self._read is Thinking._thinks:
+            kept = held.rstrip(BLANKS)
+            parts = [Part("reasoning", kept, len(kept))] if kept else []
+            return [*parts, Part("nothing", b"", len(held) - len(kept))]
+        return [*self._answer.feed(held), *self._answer.end()]
+
+    def _starts(self, data: bytes, mark: bool) -> list[Part]:
+        """Blanks, and then the tag or the answer."""
+        before, text = self._held, self._held + data
+        bare = text.lstrip(BLANKS)
+        if mark:
+            if data == self._begin and not before.strip(BLANKS):
+                return self._started(len(text))
+        elif self._text_begin and bare.startswith(self._begin):
+            size = len(text) - len(bare) + len(self._begin)
+            return self._started(size) + self._thinks(text[size:], False)
+        elif not bare or (self._text_begin and self._begin.startswith(bare)):
+            self._held = text
+            return []
+        self._held = b""
+        self._read = Thinking._answers
+        if not mark:
+            return self._answer.feed(text)
+        return [*(self._answer.feed(before) if before else ()), *self._answer.feed(data, True)]
+
+    def _started(self, size: int) -> list[Part]:
+        self._held = b""
+        self._read = Thinking._thinks
+        return [Part("nothing", b"", size)]
+
+    def _thinks(self, data: bytes, mark: bool) -> list[Part]:
+        if mark and data == self._end:
+            return self._finished(self._held, len(self._held) + len(data), b"")
+        text = self._held + data
+        found = None if mark else self._ends.find(text)
+        if found is not None:
+            at, tag = found
+            return self._finished(text[:at], at + len(tag), text[at + len(tag) :])
+        start = 0 if self._thought else len(text) - len(text.lstrip(BLANKS))
+        # Blanks at its end, and what may be the tag, are not sure yet.
+        sure = text[: len(text) - self._ends.held(text)].rstrip(BLANKS)
+        if len(sure) <= start:
+            self._held = text
+            return []
+        self._thought = True
+        self._held = text[len(sure) :]
+        return [Part("reasoning", sure[start:], len(sure))]
+
+    def _finished(self, thought: bytes, size: int, rest: bytes) -> list[Part]:
+        """The thought's end; `size` bytes are settled, and the rest is the answer's."""
+        kept = thought.rstrip(BLANKS) if self._thought else thought.strip(BLANKS)
+        parts = [Part("reasoning", kept, len(kept))] if kept else []
+        parts.append(Part("nothing", b"", size - len(kept)))
+        self._held = b""
+        self._read = Thinking._leads
+        return parts + (self._leads(rest, False) if rest else [])
+
+    def _leads(self, data: bytes, mark: bool) -> list[Part]:
+        """Blanks between the tag and the answer."""
+        bare = data if mark else data.lstrip(BLANKS)
+        parts = [Part("nothing", b"", len(data) - len(bare))] if len(bare) < len(data) else []
+        if not bare:
+            return parts
+        self._read = Thinking._answers
+        return parts + self._answer.feed(bare, mark)
+
+    def _answers(self, data: bytes, mark: bool) -> list[Part]:
+        return self._answer.feed(data, mark)

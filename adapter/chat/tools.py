@@ -1,0 +1,109 @@
+"""The tools of a chat request: which of them may be called, and how (contract 3.1 and 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from ...backends.errors import RequestError, shortened
+from ...backends.structured import Unenforced
+from ...schemas.openai.common import FinishReason
+from ...schemas.openai.messages import (
+    AssistantMessage,
+    Function,
+    FunctionMessage,
+    Message,
+    ToolMessage,
+)
+
+Mode = Literal["auto", "required", "named"]
+
+# What the one argument is called of a function that stands for a custom tool.
+INPUT = "input"
+
+
+class Offer(NamedTuple):
+    """What may be called.
+
+    Args:
+        functions: those that may; `told` are all that the model is told of, by their places in
+            the request.
+        parallel: whether one message may make several calls.
+        legacy: whether they came as the deprecated `functions`.
+        custom: the names of those that take text: models are told of functions with one string.
+    """
+
+    functions: Sequence[tuple[int, Function]]
+    told: Sequence[Function]
+    mode: Mode
+    parallel: bool
+    legacy: bool
+    custom: frozenset[str] = frozenset()
+
+    @property
+    def called(self) -> FinishReason:
+        """The finish reason of a message with calls (measured: contract 3.3)."""
+        if self.mode == "named":
+            return "stop"
+        return "function_call" if self.legacy else "tool_calls"
+
+    def path(self, index: int) -> str:
+        """Where a function's parameters stand in the request."""
+        return f"functions[{index}]" if self.legacy else f"tools[{index}].function"
+
+
+def wrong_schema(name: str, error: Unenforced, param: str) -> RequestError:
+    """The error for parameters that are no schema, or that nothing can make sure of."""
+    return RequestError(
+        f"Invalid schema for function '{shortened(name)}': In context={error.context}, "
+        f"{error.reason}.",
+        param,
+    )
+
+
+def check_calls(messages: Sequence[Message]) -> None:
+    """Every call has its result, and every result its call (contract 3.2).
+
+    Raises:
+        RequestError: in OpenAI's words.
+    """
+    open_ids: list[str] = []
+    for index, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in open_ids:
+                before = _call_before(messages, index)
+                if before is None or message.tool_call_id not in _ids(before):
+                    raise RequestError(
+                        "Invalid parameter: messages with role 'tool' must be a response to a "
+                        "preceeding message with 'tool_calls'.",
+                        f"messages.[{index}].role",
+                    )
+            else:
+                open_ids.remove(message.tool_call_id)
+            continue
+        _check_open(open_ids, index)
+        if isinstance(message, AssistantMessage) and message.tool_calls:
+            open_ids = list(dict.fromkeys(_ids(message)))
+    _check_open(open_ids, len(messages))
+
+
+def _check_open(ids: Sequence[str], index: int) -> None:
+    if ids:
+        raise RequestError(
+            "An assistant message with 'tool_calls' must be followed by tool messages responding "
+            "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
+            f"{shortened(', '.join(ids))}",
+            f"messages.[{index}].role",
+        )
+
+
+def _ids(message: AssistantMessage) -> list[str]:
+    return [call.id for call in message.tool_calls or ()]
+
+
+def _call_before(messages: Sequence[Message], index: int) -> AssistantMessage | None:
+    """The message whose calls a run of results answers."""
+    while index and isinstance(messages[index - 1], ToolMessage | FunctionMessage):
+        index -= 1
+    found = messages[index - 1] if index else None
+    return found if isinstance(found, AssistantMessage) and found.tool_calls else None

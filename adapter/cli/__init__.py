@@ -1,0 +1,346 @@
+"""`latimer serve`, `latimer check` and, from elsewhere, `latimer conform`.
+
+Exit codes: 0 fine, 1 a check failed, 2 usage, 3 could not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..printable import printable
+from . import standard_streams
+from .signals import end_at_once
+
+if TYPE_CHECKING:
+    from ..config import Settings
+
+EXIT_CHECK, EXIT_START = 1, 3
+
+# The modules of the extra that `latimer conform` needs.
+CONFORMANCE = frozenset({"jsonschema", "openai"})
+
+Command = Callable[..., None]
+
+
+def _options(command: Command) -> Command:
+    """What both commands take: everything that says which engine, and how to reach it."""
+    decorators = (
+        click.argument("model", required=False, metavar="[MODEL.gguf | URL]"),
+        click.option(
+            "--config", type=click.Path(path_type=Path), help="A TOML file with the same settings."
+        ),
+        click.option(
+            "--backend",
+            type=click.Choice(["auto", "llama-cpp", "llama-server", "koboldcpp"]),
+            help="Which engine it is; found out by default.",
+        ),
+        click.option("--engine-key", help="The engine's own API key."),
+        click.option(
+            "--engine-timeout",
+            type=float,
+            metavar="SECONDS",
+            help="llama-server: seconds of silence in an answer after which it is lost.  [60]",
+        ),
+        click.option(
+            "--context", type=int, help="In process: tokens of all that runs side by side."
+        ),
+        click.option("--parallel", type=int, help="In process: choices side by side.  [16]"),
+        _memory,
+        _files,
+        click.option(
+            "--exact",
+            is_flag=True,
+            default=None,
+            help="In process: log-probabilities that do not depend on what else runs; slower.",
+        ),
+    )
+    return _decorated(command, decorators)
+
+
+def _memory(command: Command) -> Command:
+    """How the engine in process uses the machine."""
+    decorators = (
+        click.option("--threads", type=int, help="CPU threads, in process."),
+        click.option("--batch", type=int, help="In process: tokens of one step.  [512]"),
+        click.option("--gpu-layers", help="Layers on the GPU: a number, or all (the default)."),
+        click.option(
+            "--cache-type",
+            metavar="TYPE",
+            help="How the context is remembered: f32, f16, bf16, q8_0, q4_0 …  [f16]",
+        ),
+        click.option(
+            "--cache-memory",
+            type=int,
+            metavar="MIB",
+            help="In process: memory for what has finished.  [a quarter of what is free, 8192]",
+        ),
+        click.option(
+            "--flash-attention",
+            type=click.Choice(["auto", "on", "off"]),
+            help="Attention in one go; by default where it can be.",
+        ),
+    )
+    return _decorated(command, decorators)
+
+
+def _files(command: Command) -> Command:
+    """Which files the engine in process reads, and how."""
+    decorators = (
+        click.option(
+            "--mmap/--no-mmap", default=None, help="Map the model's file; by default where best."
+        ),
+        click.option(
+            "--mlock", is_flag=True, default=None, help="Keep the weights from being swapped out."
+        ),
+        click.option(
+            "--mmproj",
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="In process: a projector, so that the model takes images or audio.",
+        ),
+        click.option(
+            "--lora",
+            multiple=True,
+            metavar="FILE[=SCALE]",
+            help="A LoRA adapter on the model; repeatable.",
+        ),
+    )
+    return _decorated(command, decorators)
+
+
+def _decorated(command: Command, decorators: Sequence[Callable[[Command], Command]]) -> Command:
+    """A command with options, shown in their order."""
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+def _loading(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn flags, environment and file into settings; what is wrong with them is exit code 2."""
+
+    @functools.wraps(command)
+    def run(config: Path | None, **flags: Any) -> None:
+        from ..config import Settings
+        from ..credentials import UnusableKey
+
+        try:
+            settings = Settings.load(config, **flags)
+            _check_files(settings)
+        except UnusableKey as error:
+            from .serving import fail
+
+            fail(str(error))
+        except ValueError as error:
+            raise WrongUse(str(error)) from None
+        command(settings)
+
+    return run
+
+
+class _Commands(click.Group):
+    """Commands that end without a traceback, whatever becomes of the terminal."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """See `click.Command.main`."""
+        standard_streams.secure()
+        return super().main(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See `click.Command.invoke`; Ctrl-C is exit code 130, as in a shell."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="latimer")
+def main() -> None:
+    """Every OpenAI client over local LLM engines, through their native interfaces.
+
+    \b
+    Examples:
+      latimer serve                                 the bundled demo model, in process
+      latimer serve model.gguf --gpu-layers all     a model of yours, in process
+      latimer serve http://127.0.0.1:8080           in front of a llama-server
+      latimer serve http://127.0.0.1:5001           in front of a koboldcpp
+      latimer check http://127.0.0.1:8080           what that engine can do
+      latimer conform http://127.0.0.1:8080/v1      what its OpenAI API is worth
+    """
+
+
+@main.command()
+@_options
+@click.option("--host", help="Address to listen on.  [127.0.0.1]")
+@click.option("--port", type=int, help="Port to listen on.  [8000]")
+@click.option("--model-name", multiple=True, help="How clients call the model; repeatable.")
+@click.option("--any-model", is_flag=True, default=None, help="Accept every model name.")
+@click.option("--api-key", multiple=True, help="A key that clients must send; repeatable.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="A file, one key a line.")
+@click.option(
+    "--cors-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Web pages that may call it: https://chat.example, null, *; repeatable.  [local pages and "
+    "apps; with a key all]",
+)
+@click.option(
+    "--allowed-host",
+    multiple=True,
+    metavar="NAME",
+    help="Without a key: another name of this server, when it has a dot; repeatable.",
+)
+@click.option("--max-body", type=int, help="Largest request body in bytes.  [33554432]")
+@click.option("--strict", is_flag=True, default=None, help="Refuse unknown fields and near misses.")
+@click.option(
+    "--chat-format",
+    metavar="NAME",
+    help="An instruct format instead of the model's template: alpaca, chatml, llama-3 …",
+)
+@click.option(
+    "--parse-content",
+    is_flag=True,
+    default=None,
+    help="Let control tokens in messages count as such; by default they are text.",
+)
+@click.option(
+    "--fetch-images",
+    is_flag=True,
+    default=None,
+    help="Fetch images that a request names by http, from public addresses.",
+)
+@click.option(
+    "--logit-bias-vocabulary",
+    metavar="NAME",
+    help="Token ids of requests are of this vocabulary: cl100k_base, o200k_base …",
+)
+@click.option(
+    "--share-prefixes",
+    is_flag=True,
+    default=None,
+    help="In process: go on from what prompts of other keys have evaluated.",
+)
+@click.option("--queue", type=int, metavar="N", help="Requests that may wait; more: 429.  [1024]")
+@click.option("--drain", type=int, help="Seconds for running requests after SIGTERM.  [30]")
+@click.option(
+    "--wait",
+    is_flag=True,
+    default=None,
+    help="Wait for the engine before serving; by default answer 503 until it is ready.",
+)
+@_loading
+def serve(settings: Settings) -> None:
+    """Serve OpenAI's API over a model or an engine.
+
+    \b
+    Examples:
+      latimer serve
+      latimer serve model.gguf --context 8192 --parallel 16 --gpu-layers all
+      latimer serve http://127.0.0.1:8080 --model-name gpt-4o --api-key secret
+      LATIMER_API_KEY=one,two latimer serve --config latimer.toml
+
+    Every setting can come from a flag, from the environment (LATIMER_PORT=8080), or from the
+    TOML file of --config (port = 8080), in this order.
+    """
+    from ..config import WrongSettings
+    from . import serving
+
+    try:
+        serving.run(serving.serve(settings))
+    except WrongSettings as error:
+        raise WrongUse(str(error)) from None
+
+
+@main.command()
+@_options
+@_loading
+def check(settings: Settings) -> None:
+    """Show what an engine can do, as a table.
+
+    The exit code is 1 if it cannot be reached.
+
+    \b
+    Examples:
+      latimer check
+      latimer check http://127.0.0.1:5001
+    """
+    end_at_once()
+    sys.exit(asyncio.run(_check(settings)))
+
+
+class _Conform(click.Command):
+    """The judge's command, which lives with its checks and is imported when it is called."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """See `click.Command.make_context`."""
+        if not all(map(find_spec, CONFORMANCE)):
+            click.echo(
+                "'latimer conform' needs the extra 'conformance': "
+                "pip install 'latimer[conformance]'.",
+                err=True,
+            )
+            sys.exit(EXIT_START)
+        from ...conformance.command import conform
+
+        return conform.make_context(*args, **kwargs)
+
+
+main.add_command(_Conform("conform", short_help="Judge any server that claims OpenAI's API."))
+
+
+async def _check(settings: Settings) -> int:
+    from ..discovery import WrongSetup, backend_of, describe, unused
+
+    try:
+        backend = backend_of(settings)
+    except WrongSetup as error:
+        click.echo(f"Latimer cannot check: {printable(error.message)}", err=True)
+        return EXIT_START
+    idle = unused(settings)
+    if idle is not None:
+        click.echo(printable(idle), err=True)
+    try:
+        reachable, rows = await describe(backend)
+    finally:
+        await backend.aclose()
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        click.echo(f"{name:<{width}}  {printable(value)}")
+    return 0 if reachable else EXIT_CHECK
+
+
+class WrongUse(click.ClickException):
+    """A mistake in the command's settings, told in one line."""
+
+    exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def _check_files(settings: Settings) -> None:
+    """Read what settings name, as far as it is read at the start only."""
+    from ..config_errors import reason_of
+
+    try:
+        settings.keys()
+    except (OSError, UnicodeError) as error:
+        where = settings.place("api_key_file")
+        reason = reason_of(error)
+        raise WrongUse(f"{where}: {settings.api_key_file} cannot be read: {reason}.") from None
+    try:
+        settings.adapters()
+    except ValueError as error:
+        raise WrongUse(str(error).replace("lora", settings.place("lora"), 1)) from None

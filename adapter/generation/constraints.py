@@ -1,0 +1,84 @@
+"""What an answer must look like: `response_format`, and the engines' own grammar fields."""
+
+from __future__ import annotations
+
+import orjson
+
+from ...backends.base import Capabilities, Grammar
+from ...backends.errors import RequestError, Unsupported, shortened
+from ...backends.structured import Unenforced, check_schema
+from ...schemas.openai.chat import ChatRequest, JsonObjectFormat, JsonSchema, JsonSchemaFormat
+from ...schemas.openai.common import GRAMMAR_FIELDS
+from ...schemas.openai.completions import CompletionRequest
+
+_FIELDS = frozenset(GRAMMAR_FIELDS)
+_FIELD = "response_format"
+_SCHEMA = f"{_FIELD}.json_schema.schema"
+_OBJECT = '{"type":"object"}'
+
+
+def grammar_of(
+    request: CompletionRequest | ChatRequest, capabilities: Capabilities
+) -> Grammar | None:
+    """What the completion must look like, None where it is free.
+
+    Raises:
+        RequestError: two fields say it, or a schema is none.
+        Unsupported: the engine takes no grammar of this kind.
+    """
+    found: list[Grammar] = []
+    if not _FIELDS.isdisjoint(request.__pydantic_fields_set__):
+        found = [_field(request, name) for name in GRAMMAR_FIELDS if _has(request, name)]
+    form = _response_format(request)
+    if form is not None:
+        found.append(form)
+    if not found:
+        return None
+    if len(found) > 1:
+        first, second = found[0].param, found[1].param
+        raise RequestError(
+            f"Invalid '{second}': a completion follows one grammar, and '{first}' is one already. "
+            "Leave one of them out.",
+            second,
+            "invalid_value",
+        )
+    grammar = found[0]
+    if grammar.kind not in capabilities.grammars:
+        taken = sorted(n for n, k in GRAMMAR_FIELDS.items() if k in capabilities.grammars)
+        hint = f"It takes {' or '.join(taken)}; the in-process engine takes all."
+        raise Unsupported(grammar.param, capabilities.engine, hint)
+    return grammar
+
+
+def _has(request: CompletionRequest | ChatRequest, name: str) -> bool:
+    return name in request.__pydantic_fields_set__ and getattr(request, name) is not None
+
+
+def _field(request: CompletionRequest | ChatRequest, name: str) -> Grammar:
+    value = getattr(request, name)
+    if isinstance(value, str):
+        return Grammar(GRAMMAR_FIELDS[name], value, name)
+    _check(value, "", name)
+    return Grammar(GRAMMAR_FIELDS[name], orjson.dumps(value).decode(), name)
+
+
+def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None:
+    """OpenAI's own way to say it (contract 3.7)."""
+    form = request.response_format if isinstance(request, ChatRequest) else None
+    if isinstance(form, JsonObjectFormat):
+        return Grammar("json_schema", _OBJECT, _FIELD)
+    if not isinstance(form, JsonSchemaFormat):
+        return None
+    named: JsonSchema = form.json_schema
+    if named.schema_ is None:
+        return Grammar("json_schema", _OBJECT, _FIELD)
+    _check(named.schema_, f" for response_format '{shortened(named.name)}'", _FIELD)
+    return Grammar("json_schema", orjson.dumps(named.schema_).decode(), _SCHEMA)
+
+
+def _check(schema: object, name: str, param: str) -> None:
+    try:
+        check_schema(schema)
+    except Unenforced as error:
+        where = f"In context={error.context}, " if error.path else ""
+        raise RequestError(f"Invalid schema{name}: {where}{error.reason}.", param) from None

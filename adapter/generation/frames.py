@@ -1,0 +1,101 @@
+"""Choice deltas to the bytes of a stream: prebuilt around each text, no model per chunk.
+
+The order of chunks is contract 2.7 for completions and 3.5 for chat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from ...backends.errors import LatimerError
+from ...schemas.openai.common import FinishReason, Usage
+from ..errors import DONE, error_event
+from .choice import Delta
+from .logprobs import Entry
+
+
+class Frames:
+    """What is alike in the frames of one reply.
+
+    Args:
+        head: the keys that every chunk has, in their order; `choices` and `usage` follow.
+        include_usage: whether `stream_options.include_usage` was set; every chunk then says
+            `"usage": null` but the last, which has no choices.
+        show: how tokens are shown, None where nobody asked for them.
+    """
+
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        include_usage: bool,
+        show: Callable[[Sequence[Entry]], Any] | None = None,
+    ) -> None:
+        self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._include_usage = include_usage
+        self._show = show
+        self._cache: dict[int, tuple[bytes, bytes]] = {}
+
+    def start(self, index: int) -> bytes:
+        """The frames that come before a choice's first text."""
+        raise NotImplementedError
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """The frames that add to a choice."""
+        raise NotImplementedError
+
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        """The frame that ends a choice."""
+        raise NotImplementedError
+
+    def close(self, usage: Usage) -> bytes:
+        """What ends the stream."""
+        if not self._include_usage:
+            return DONE
+        return self._head + b'],"usage":' + orjson.dumps(usage) + b"}\n\n" + DONE
+
+    def error(self, error: LatimerError) -> bytes:
+        """See `error_event`."""
+        return error_event(error)
+
+    def text(self, index: int, text: str) -> bytes:
+        """A frame that adds text and nothing else."""
+        around = self._cache.get(index)
+        if around is None:
+            around = self._cache[index] = self._around(index)
+        return around[0] + orjson.dumps(text) + around[1]
+
+    def _around(self, index: int) -> tuple[bytes, bytes]:
+        raise NotImplementedError
+
+
+class CompletionFrames(Frames):
+    """Chunks of `/v1/completions`."""
+
+    def start(self, index: int) -> bytes:
+        """See `Frames.start`: a completion has nothing before its text."""
+        return b""
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """See `Frames.delta`."""
+        if self._show is None:
+            return self.text(index, delta.text)
+        return self._choice(index, delta.text, delta.entries, None)
+
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        """See `Frames.end`."""
+        return self._choice(index, "", (), reason)
+
+    def _choice(
+        self, index: int, text: str, entries: Sequence[Entry], reason: FinishReason | None
+    ) -> bytes:
+        logprobs = None if self._show is None else self._show(entries)
+        choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+        return self._head + orjson.dumps(choice) + self._tail
+
+    def _around(self, index: int) -> tuple[bytes, bytes]:
+        end = b',"index":%d,"logprobs":null,"finish_reason":null}' % index
+        return self._head + b'{"text":', end + self._tail

@@ -1,0 +1,152 @@
+"""Tokens to log-probability arrays, in both of OpenAI's shapes (sans-I/O).
+
+The legacy shape is contract 2.6, chat's is contract 3.4.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ...backends.base import Alternative, Token
+from ...schemas.openai.chat import ChatLogprobs, ChatTokenLogprob, TopLogprob
+from ...schemas.openai.completions import CompletionLogprobs
+
+# What stands for a probability of zero (contract 2.6); JSON has no infinity.
+FLOOR = -9999.0
+
+_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Entry(NamedTuple):
+    """A token, and how many code points of the text are complete before its first byte."""
+
+    token: Token
+    offset: int
+
+
+class Placer:
+    """Gives tokens their offsets, and holds them until it is sure that no stop cuts them off.
+
+    A token is kept when its first byte lies before the cut (contract 2.5), so it can be let go as
+    soon as that byte has left the stop matcher.
+
+    Args:
+        base: code points in front of the first token: of the prompt, where that is not echoed.
+    """
+
+    def __init__(self, base: int) -> None:
+        self._offset = base
+        self._decoder = _decoder("replace")
+        self._position = 0
+        self._waiting: deque[tuple[int, Entry]] = deque()
+
+    def place(self, tokens: Iterable[Token]) -> list[Entry]:
+        """Entries of tokens that nothing can cut off: the prompt's."""
+        return [self._entry(token) for token in tokens]
+
+    def add(self, tokens: Iterable[Token]) -> None:
+        """Take generated tokens."""
+        for token in tokens:
+            self._waiting.append((self._position, self._entry(token)))
+            self._position += len(token.data)
+
+    def take(self, end: int) -> list[Entry]:
+        """The entries of waiting tokens whose first byte lies before byte `end`."""
+        entries = []
+        while self._waiting and self._waiting[0][0] < end:
+            entries.append(self._waiting.popleft()[1])
+        return entries
+
+    def take_all(self) -> list[Entry]:
+        """The entries of all waiting tokens: nothing was cut off."""
+        entries = [entry for _, entry in self._waiting]
+        self._waiting.clear()
+        return entries
+
+    def _entry(self, token: Token) -> Entry:
+        entry = Entry(token, self._offset)
+        if token.data:
+            self._offset += len(self._decoder.decode(token.data))
+        return entry
+
+
+def to_legacy(entries: Sequence[Entry], top: int) -> CompletionLogprobs:
+    """The arrays of `/v1/completions`; `top` is the request's `logprobs`."""
+    return {
+        "tokens": [_legacy_spelling(entry.token.spelling) for entry in entries],
+        "token_logprobs": [
+            None if entry.token.logprob is None else _finite(entry.token.logprob)
+            for entry in entries
+        ],
+        "top_logprobs": [_legacy_top(entry.token) for entry in entries] if top else None,
+        "text_offset": [entry.offset for entry in entries],
+    }
+
+
+def to_chat(entries: Sequence[Entry]) -> ChatLogprobs:
+    """The object of `/v1/chat/completions`."""
+    return {"content": [_chat_entry(entry.token) for entry in entries], "refusal": None}
+
+
+def mean(entries: Sequence[Entry], end: Token | None) -> float:
+    """Log-probability per token of a choice, the token that ended it included (contract 2.8)."""
+    tokens = [entry.token for entry in entries] + ([end] if end is not None else [])
+    values = [_finite(token.logprob) for token in tokens if token.logprob is not None]
+    return math.fsum(values) / len(values) if values else FLOOR
+
+
+def _legacy_top(token: Token) -> dict[str, float] | None:
+    """The most likely tokens, and the token itself; the larger of two that are spelled alike."""
+    if token.logprob is None:
+        return None
+    top: dict[str, float] = {}
+    own = (token.spelling, token.logprob)
+    for data, logprob in (*((other.spelling, other.logprob) for other in token.top), own):
+        spelling = _legacy_spelling(data)
+        top[spelling] = max(top.get(spelling, FLOOR), _finite(logprob))
+    return top
+
+
+def _chat_entry(token: Token) -> ChatTokenLogprob:
+    assert token.logprob is not None, "a generated token"
+    return {
+        "token": _chat_spelling(token.spelling),
+        "logprob": _finite(token.logprob),
+        "bytes": None if token.control else list(token.spelling),
+        "top_logprobs": [_chat_top(alternative) for alternative in token.top],
+    }
+
+
+def _chat_top(alternative: Alternative) -> TopLogprob:
+    return {
+        "token": _chat_spelling(alternative.spelling),
+        "logprob": _finite(alternative.logprob),
+        "bytes": None if alternative.control else list(alternative.spelling),
+    }
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > FLOOR else FLOOR
+
+
+def _legacy_spelling(data: bytes) -> str:
+    """A token as text, or its bytes as `bytes:\\xNN…` where it is no whole UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + _escaped(data)
+
+
+def _chat_spelling(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return _escaped(data)
+
+
+def _escaped(data: bytes) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in data)

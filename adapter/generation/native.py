@@ -1,0 +1,28 @@
+"""An engine's own reply, as it is."""
+
+from __future__ import annotations
+
+from ...backends.base import Backend, Generation
+from ...backends.errors import LatimerError
+from ...backends.upstream import whole
+from ..errors import error_event
+from ..exchange import Exchange
+
+
+async def pass_native(exchange: Exchange, backend: Backend, job: Generation, stream: bool) -> None:
+    """Send the engine's own reply: its status, its type, its bytes as they come."""
+    async with backend.native(job, stream) as reply:
+        content_type = reply.content_type.encode("latin-1")
+        if not stream:
+            # A reply that breaks off in the middle is an error of its own.
+            body = await whole(reply.status, reply.body)
+            await exchange.reply(reply.status, body, content_type)
+            return
+        await exchange.start(reply.status, content_type)
+        try:
+            async for chunk in reply.body:
+                await exchange.chunk(chunk)
+        except LatimerError as error:
+            await exchange.chunk(error_event(error), more=False)
+            return
+    await exchange.chunk(b"", more=False)

@@ -1,0 +1,167 @@
+"""A request's jobs run on a backend: one loop, whatever becomes of what comes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, Protocol
+
+from ...backends import offload
+from ...backends.base import Backend, Batch, Event, Finish, Generation, Piece, Stream
+from ...backends.errors import EngineError, LatimerError
+from ...backends.streams import merged
+from ...backends.turns import Party
+from ...schemas.openai.common import Usage
+from ..service import Observer
+from .choice import Choice, Echo
+from .parts import Form
+
+# What making a choice costs, in bytes of JSON that cost as much to read.
+CHOICE = 64
+
+
+class Plan(NamedTuple):
+    """What a request comes to.
+
+    Args:
+        jobs: one per prompt; choice j of job i has the index `i * choices + j`.
+        choices: how many each prompt gets.
+        usage: how the endpoint counts tokens.
+        echoes: what of its prompt each job's choices show; empty where none shows anything.
+        form: how a choice is taken apart, None where all of it is content.
+        translate: turns an error of the jobs into the endpoint's own words.
+    """
+
+    jobs: Sequence[Generation]
+    choices: int
+    usage: Callable[[Sequence[Finish], int], Usage]
+    echoes: Sequence[Echo] = ()
+    form: Form | None = None
+    translate: Callable[[LatimerError], LatimerError] = lambda error: error
+
+
+class Sink(Protocol):
+    """Takes what comes: sends it (`sinks.Streamed`), or puts it together (`sinks.Collected`).
+
+    Attributes:
+        at_once: whether it takes nothing before all is there.
+    """
+
+    at_once: bool
+
+    def begin(self, choices: Sequence[Choice]) -> None:
+        """Take what the events are for."""
+        ...
+
+    async def take(self, batch: Batch) -> None:
+        """Take what arrived together."""
+        ...
+
+    async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any] | None:
+        """Take the end of every choice; the reply's object, if there is one."""
+        ...
+
+    async def fail(self, error: LatimerError) -> None:
+        """Tell a client that has seen the beginning; else raise the error."""
+        ...
+
+
+async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Observer] = ()) -> None:
+    """Run a plan to its end.
+
+    Raises:
+        LatimerError: before a client has seen anything.
+    """
+    choices = await _prepared(plan)
+    sink.begin(choices)
+    for one in observers:
+        one.start()
+    # The first token is looked for where somebody wants to know.
+    waiting = bool(observers)
+    try:
+        async with _opened(backend, plan.jobs, plan.choices) as batches:
+            async for batch in _all_at_once(batches) if sink.at_once else batches:
+                if waiting and any(isinstance(event, Piece) for event in batch):
+                    waiting = False
+                    for one in observers:
+                        one.first_token()
+                await sink.take(batch)
+        finishes = _finishes(choices)
+        usage = plan.usage(finishes, plan.choices)
+        await _count_reasoning(usage, choices, backend)
+        reply = await sink.finish(finishes, usage)
+    except LatimerError as error:
+        await sink.fail(plan.translate(error))
+        return
+    for one in observers:
+        one.finish(usage, reply)
+
+
+async def _prepared(plan: Plan) -> list[Choice]:
+    """The choices of a plan."""
+    count = len(plan.jobs) * plan.choices
+    if count == 1 and not plan.jobs[0].stops:
+        return _made(plan)
+    # Each job has the same stops.
+    stops = sum(map(len, plan.jobs[0].stops))
+    return await offload.run(CHOICE * count + stops, _made, plan)
+
+
+def _made(plan: Plan) -> list[Choice]:
+    echoes = plan.echoes or [Echo()] * len(plan.jobs)
+    return [
+        Choice(job.stops, echo, plan.form)
+        for job, echo in zip(plan.jobs, echoes, strict=True)
+        for _ in range(plan.choices)
+    ]
+
+
+def _finishes(choices: Sequence[Choice]) -> list[Finish]:
+    finishes = [choice.finish for choice in choices if choice.finish is not None]
+    if len(finishes) != len(choices):
+        raise EngineError("The engine ended its answer before every choice was finished.")
+    return finishes
+
+
+async def _count_reasoning(usage: Usage, choices: Sequence[Choice], backend: Backend) -> None:
+    """Tell how many tokens were thought; where the engine does not, its tokeniser does."""
+    total = 0
+    for choice in choices:
+        count = choice.reasoning_tokens
+        if count is None:
+            thought = choice.reasoning
+            count = len(await backend.tokenize(thought, add_special=False, parse_special=True))
+            most = choice.finish.completion_tokens if choice.finish is not None else 0
+            count = min(count, most)
+        total += count
+    if total:
+        details = usage["completion_tokens_details"]
+        usage["completion_tokens_details"] = {**details, "reasoning_tokens": total}
+
+
+async def _all_at_once(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
+    events: list[Event] = []
+    async for batch in batches:
+        events += batch
+    yield events
+
+
+def _opened(backend: Backend, jobs: Sequence[Generation], choices: int) -> Stream:
+    if len(jobs) == 1:
+        return backend.open(jobs[0])
+    party = Party()
+    return merged(
+        _shifted(backend.open(job._replace(party=party)), i * choices) for i, job in enumerate(jobs)
+    )
+
+
+@asynccontextmanager
+async def _shifted(source: Stream, offset: int) -> AsyncIterator[AsyncIterator[Batch]]:
+    """A job's stream with the indices that its choices have in the reply."""
+
+    async def shift(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
+        async for batch in batches:
+            yield [event._replace(choice=event.choice + offset) for event in batch]
+
+    async with source as batches:
+        yield shift(batches)

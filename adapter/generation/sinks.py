@@ -1,0 +1,299 @@
+"""What becomes of a request's events: one reply, or a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import orjson
+
+from ...backends import offload
+from ...backends.base import Batch, Finish, Piece, PromptTokens
+from ...backends.errors import LatimerError
+from ...schemas.openai.common import FinishReason, Usage
+from ..exchange import EVENT_STREAM, Exchange
+from ..service import Served
+from ..validation import note_inexact
+from .choice import Choice, Delta
+from .frames import Frames
+from .logprobs import Entry, mean
+from .run import CHOICE
+
+# What showing a token with five alternatives costs, in bytes of JSON that cost as much to read.
+TOKEN = 32
+
+
+class Result(NamedTuple):
+    """A choice that has ended.
+
+    Args:
+        deltas: what it comes to, put together.
+        score: its mean log-probability, where it is to be ranked.
+    """
+
+    deltas: Sequence[Delta]
+    finish_reason: FinishReason
+    logprobs: Any = None
+    score: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Its content, where it has nothing else."""
+        return "".join([delta.text for delta in self.deltas])
+
+
+class Answer(NamedTuple):
+    """How a request's choices are shown.
+
+    Args:
+        whole: makes the reply's object.
+        choices: how many each prompt gets.
+        show: how tokens are shown, None where nobody asked for them.
+        best: how many choices of each prompt are kept: those with the highest mean
+            log-probability, best first (contract 2.8). None keeps all, in their order.
+        keeps: whether somebody wants the reply's object of a stream, too.
+    """
+
+    whole: Callable[[Sequence[Result], Usage], Mapping[str, Any]]
+    choices: int
+    show: Callable[[Sequence[Entry]], Any] | None = None
+    best: int | None = None
+    keeps: bool = False
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether each token has to be looked at."""
+        return self.show is not None or self.best is not None
+
+    def result(
+        self, prompt: Sequence[Delta], deltas: Sequence[Delta], reason: FinishReason, end: Finish
+    ) -> Result:
+        """A choice of these deltas, behind those of an echoed prompt."""
+        everything = [*prompt, *deltas]
+        if not self.tells_tokens:
+            return Result(everything, reason)
+        generated = [entry for delta in deltas for entry in delta.entries]
+        shown = None
+        if self.show is not None:
+            shown = self.show([*chain.from_iterable(one.entries for one in prompt), *generated])
+        return Result(everything, reason, shown, mean(generated, end.end))
+
+
+class Collected:
+    """A reply that is sent whole: the fold of the stream that would have been sent.
+
+    Text is joined as bytes and fed at its end: nobody sees it before.
+    """
+
+    at_once = False
+
+    def __init__(self, exchange: Exchange, served: Served, answer: Answer) -> None:
+        self._exchange = exchange
+        self._served = served
+        self._answer = answer
+        self._tells_tokens = answer.tells_tokens
+        self._choices: Sequence[Choice] = ()
+        self._prompts: list[Sequence[Delta]] = []
+        self._pieces: list[list[Piece]] = []
+        self._results: list[Result | None] = []
+        self._size = 0
+
+    def begin(self, choices: Sequence[Choice]) -> None:
+        """See `run.Sink`."""
+        self._choices = choices
+        self._prompts = [choice.start() for choice in choices]
+        self._pieces = [[] for _ in choices]
+        self._results = [None] * len(choices)
+
+    async def take(self, batch: Batch) -> None:
+        """See `run.Sink`."""
+        if self._tells_tokens:
+            self._size += _size(batch)
+            # All tokens of a choice are shown when it ends.
+            shows = any(not isinstance(event, Piece) for event in batch)
+            await offload.run(self._size if shows else 0, self._take, batch)
+        else:
+            self._take(batch)
+
+    def _take(self, batch: Batch) -> None:
+        for event in batch:
+            if isinstance(event, Piece):
+                self._pieces[event.choice].append(event)
+            elif isinstance(event, Finish):
+                self._end(event)
+            else:
+                for index in range(event.choice, event.choice + self._answer.choices):
+                    self._prompts[index] = self._choices[index].prompt(event)
+
+    def _end(self, event: Finish) -> None:
+        index = event.choice
+        choice = self._choices[index]
+        deltas = choice.take(self._pieces[index])
+        rest, reason = choice.end(event)
+        deltas = [*deltas, *rest] if rest else deltas
+        self._results[index] = self._answer.result(self._prompts[index], deltas, reason, event)
+
+    async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any]:
+        """See `run.Sink`."""
+        _note(self._exchange, self._served, finishes)
+        results = _best([one for one in self._results if one is not None], self._answer)
+
+        def made() -> tuple[Mapping[str, Any], bytes]:
+            reply = self._answer.whole(results, usage)
+            return reply, orjson.dumps(reply)
+
+        reply, body = await offload.run(_cost(self._answer, results, usage), made)
+        await self._exchange.reply(200, body)
+        return reply
+
+    async def fail(self, error: LatimerError) -> None:
+        """See `run.Sink`: nobody has seen anything."""
+        raise error
+
+
+class Streamed:
+    """Events to frames; one send for what arrived together.
+
+    No choice appears before the one with the next lower index: the SDK's stream helper fails when
+    index 1 comes before index 0 (contract 3.5).
+    """
+
+    def __init__(self, exchange: Exchange, served: Served, answer: Answer, frames: Frames) -> None:
+        self.at_once = answer.show is not None and served.capabilities.late_logprobs
+        self._exchange = exchange
+        self._served = served
+        self._answer = answer
+        self._frames = frames
+        self._choices: Sequence[Choice] = ()
+        self._starts: list[Sequence[Delta]] = []
+        self._kept: list[list[Delta]] = []
+        self._results: list[Result | None] = []
+        # Choices that have begun, those that have ended, and what waits for choices before it.
+        self._shown = self._ended = 0
+        self._waiting: dict[int, list[bytes]] = {}
+        self._last = b""
+
+    def begin(self, choices: Sequence[Choice]) -> None:
+        """See `run.Sink`."""
+        self._choices = choices
+        self._starts = [choice.start() for choice in choices]
+        if self._answer.keeps:
+            self._kept = [list(deltas) for deltas in self._starts]
+            self._results = [None] * len(choices)
+
+    async def take(self, batch: Batch) -> None:
+        """See `run.Sink`."""
+        if self._answer.show is None:
+            data = self._written(batch)
+        else:
+            data = await offload.run(_size(batch), self._written, batch)
+        exchange = self._exchange
+        if not exchange.started:
+            if self.at_once:
+                finishes = [one.finish for one in self._choices if one.finish is not None]
+                _note(exchange, self._served, finishes)
+            await exchange.start(200, EVENT_STREAM)
+        if self._ended == len(self._choices):
+            # The end comes right behind it: one call of the kernel is enough for both.
+            self._last += data
+        elif data:
+            await exchange.chunk(data)
+
+    async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any] | None:
+        """See `run.Sink`."""
+        reply = None
+        if self._answer.keeps:
+            results = [one for one in self._results if one is not None]
+            cost = _cost(self._answer, results, usage)
+            reply = await offload.run(cost, self._answer.whole, results, usage)
+        await self._exchange.chunk(self._last + self._frames.close(usage), more=False)
+        return reply
+
+    async def fail(self, error: LatimerError) -> None:
+        """See `run.Sink`: errors before the first event become a plain reply."""
+        if not self._exchange.started:
+            raise error
+        await self._exchange.chunk(self._last + self._frames.error(error), more=False)
+
+    def _written(self, batch: Batch) -> bytes:
+        out: list[bytes] = []
+        for event in batch:
+            if isinstance(event, PromptTokens):
+                for index in range(event.choice, event.choice + self._answer.choices):
+                    self._place(index, self._framed(index, self._choices[index].prompt(event)), out)
+            elif isinstance(event, Piece):
+                deltas = self._choices[event.choice].take((event,))
+                self._place(event.choice, self._framed(event.choice, deltas), out)
+            else:
+                self._place(event.choice, self._end(event), out)
+        return b"".join(out)
+
+    def _end(self, event: Finish) -> bytes:
+        index = event.choice
+        rest, reason = self._choices[index].end(event)
+        self._ended += 1
+        data = self._framed(index, rest) + self._frames.end(index, reason)
+        if self._answer.keeps:
+            self._results[index] = self._answer.result((), self._kept[index], reason, event)
+        return data
+
+    def _framed(self, index: int, deltas: Sequence[Delta]) -> bytes:
+        if self._kept:
+            self._kept[index] += deltas
+        if len(deltas) == 1:
+            return self._frames.delta(index, deltas[0])
+        return b"".join([self._frames.delta(index, delta) for delta in deltas])
+
+    def _place(self, index: int, data: bytes, out: list[bytes]) -> None:
+        """Put a choice's frame out, or aside until every choice before it has put something out.
+
+        A choice can have had events that show nothing yet: half a character, or text that may
+        still become a tool call or a stop sequence.
+        """
+        if index < self._shown:
+            out.append(data)
+            return
+        held = self._waiting.setdefault(index, [])
+        if data:
+            held.append(data)
+        while (waiting := self._waiting.get(self._shown)) is not None:
+            begin = self._start(self._shown) + b"".join(waiting)
+            if not begin:
+                return
+            out.append(begin)
+            del self._waiting[self._shown]
+            self._shown += 1
+
+    def _start(self, index: int) -> bytes:
+        start, deltas = self._frames.start(index), self._starts[index]
+        return start + b"".join([self._frames.delta(index, delta) for delta in deltas])
+
+
+def _size(batch: Batch) -> int:
+    """What showing the tokens of a batch costs, in bytes that cost as much."""
+    return TOKEN * sum(len(event.tokens) for event in batch if not isinstance(event, Finish))
+
+
+def _cost(answer: Answer, results: Sequence[Result], usage: Usage) -> int:
+    """What making a whole reply costs, in bytes that cost as much."""
+    shown = TOKEN * usage["total_tokens"] if answer.show is not None else 0
+    return CHOICE * len(results) + shown
+
+
+def _note(exchange: Exchange, served: Served, finishes: Sequence[Finish]) -> None:
+    """Say in a header what of the answer is only nearly right; under `strict`, refuse."""
+    names = {name for finish in finishes for name in finish.inexact}
+    if names:
+        note_inexact(exchange, names, served.capabilities, served.policy.strict)
+
+
+def _best(results: list[Result], answer: Answer) -> list[Result]:
+    """The choices that are kept, best first for each prompt."""
+    if answer.best is None:
+        return results
+    kept: list[Result] = []
+    for start in range(0, len(results), answer.choices):
+        candidates = results[start : start + answer.choices]
+        kept += sorted(candidates, key=lambda result: -result.score)[: answer.best]
+    return kept

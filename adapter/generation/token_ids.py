@@ -1,0 +1,263 @@
+"""Token ids of OpenAI's own vocabularies, which clients compute with tiktoken, for other models.
+
+tiktoken is imported when the first such vocabulary is wanted. It downloads a vocabulary, or takes
+it from the folder that `TIKTOKEN_CACHE_DIR` names, for as long as that takes: so each is loaded in
+a thread of its own, which no other work waits for, and neither does the end of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from ...backends import offload
+from ...backends.base import Backend, Sampling, Text
+from ...backends.errors import EngineError, LatimerError, RequestError, Unsupported, shortened
+from ...schemas.openai.chat import ChatRequest
+from ...schemas.openai.completions import CompletionRequest
+from ..service import Served
+
+if TYPE_CHECKING:
+    from tiktoken import Encoding as Encoding
+
+Biases = tuple[tuple[int, float], ...]
+
+# Seconds that requests wait for a vocabulary, from when somebody wanted it first.
+PATIENCE = 30.0
+# Seconds until one that could not be had is tried again.
+AGAIN = 60.0
+# Biases that are handled before others have a turn of the event loop.
+AT_ONCE = 128
+
+
+class _Load:
+    """Something that is loaded once for everybody."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.begun = time.monotonic()
+        self.future: Future[Any] = Future()
+        # A daemon: a download that hangs must not keep the process from ending.
+        threading.Thread(
+            target=self._run, args=(work,), name="latimer-vocabulary", daemon=True
+        ).start()
+
+    def _run(self, work: Callable[[], Any]) -> None:
+        try:
+            self.future.set_result(work())
+        except BaseException as error:
+            self.future.set_exception(error)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed long enough ago to be tried again."""
+        failed = self.future.done() and self.future.exception() is not None
+        return failed and time.monotonic() - self.begun > AGAIN
+
+
+# By name; the list of names has none. There are as many as tiktoken knows at most.
+_loads: dict[str, _Load] = {}
+_lock = threading.Lock()
+
+
+def _load_of(name: str, work: Callable[[], Any]) -> _Load:
+    with _lock:
+        load = _loads.get(name)
+        if load is None or load.has_failed:
+            load = _loads[name] = _Load(work)
+        return load
+
+
+def forget() -> None:
+    """Forget every vocabulary, and which could not be had."""
+    with _lock:
+        _loads.clear()
+
+
+def load(name: str) -> Encoding:
+    """Return a vocabulary by tiktoken's name for it (`cl100k_base`, `o200k_base` …), and wait.
+
+    Raises:
+        EngineError: tiktoken is not installed, or cannot get the vocabulary's file.
+        RequestError: it knows no vocabulary of that name.
+    """
+    _check(name, _load_of("", _names).future.result())
+    encoding: Encoding = _load_of(name, lambda: _encoding(name)).future.result()
+    return encoding
+
+
+async def loaded(name: str) -> Encoding:
+    """Return a vocabulary that a request names.
+
+    Raises:
+        Unsupported: it cannot be had, or not within `PATIENCE`.
+        RequestError: tiktoken knows no vocabulary of that name.
+    """
+    _check(name, await _waited(name, _load_of("", _names)))
+    encoding: Encoding = await _waited(name, _load_of(name, lambda: _encoding(name)))
+    return encoding
+
+
+async def _waited(name: str, load: _Load) -> Any:
+    if not load.future.done():
+        waiting = asyncio.wrap_future(load.future)
+        # The outcome is read below, if anybody still waits for it.
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([waiting], timeout=max(load.begun + PATIENCE - time.monotonic(), 0))
+    if load.future.done():
+        error = load.future.exception()
+        if error is None:
+            return load.future.result()
+        hint = error.message if isinstance(error, LatimerError) else repr(error)
+    else:
+        hint = (
+            f"The vocabulary {name} is not there after {PATIENCE:g} s. Ask again later, or put its "
+            "file into a folder and name that in TIKTOKEN_CACHE_DIR."
+        )
+    raise Unsupported("logit_bias_vocabulary", "this server", hint)
+
+
+def _names() -> Collection[str]:
+    try:
+        import tiktoken
+    except ImportError:
+        raise EngineError(
+            "logit_bias_vocabulary needs the extra 'tiktoken': pip install 'latimer[tiktoken]'."
+        ) from None
+    return sorted(tiktoken.list_encoding_names())
+
+
+def _check(name: str, names: Collection[str]) -> None:
+    if name not in names:
+        listed = ", ".join(f"'{known}'" for known in names)
+        raise RequestError(
+            f"Invalid value: '{shortened(name)}'. Supported values are: {listed}.",
+            "logit_bias_vocabulary",
+            "invalid_value",
+        )
+
+
+def _encoding(name: str) -> Encoding:
+    import tiktoken
+
+    try:
+        return tiktoken.get_encoding(name)
+    except Exception as error:
+        raise EngineError(
+            f"The vocabulary {name} cannot be loaded: {error}. Without a network, put its file "
+            "into a folder and name that in TIKTOKEN_CACHE_DIR."
+        ) from error
+
+
+async def to_model(name: str, biases: Biases, backend: Backend) -> tuple[Biases, bool]:
+    """Biases of another vocabulary's tokens as biases of the model's, and whether they are exact.
+
+    A token whose bytes are one of the model's tokens is that token; of several the first gets the
+    bias. Where two tokens have the same first one, the one that is exact counts, else the stronger.
+
+    Raises:
+        RequestError: an id is none of the vocabulary.
+        Unsupported: the engine does not tell how it spells tokens.
+    """
+    encoding = await loaded(name)
+    pieces = await backend.pieces()
+    if pieces is None:
+        capabilities = backend.capabilities
+        field = "logit_bias_vocabulary"
+        hint = capabilities.refused.get(field, "Send the model's own token ids.")
+        raise Unsupported(field, capabilities.engine, hint)
+    ids = await _index(pieces)
+    found: dict[int, tuple[bool, float]] = {}
+    for number, (token, bias) in enumerate(biases, 1):
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)
+        data = _bytes_of(encoding, token, f"logit_bias.{token}")
+        exact = ids.get(data)
+        target = exact if exact is not None else await _first(data, pieces, ids, backend)
+        rank = (exact is not None, abs(bias))
+        known = found.get(target)
+        if known is None or rank > (known[0], abs(known[1])):
+            found[target] = (exact is not None, bias)
+    inexact = not all(exact for exact, _ in found.values()) or len(found) < len(biases)
+    return tuple((token, bias) for token, (_, bias) in found.items()), not inexact
+
+
+def to_text(encoding: Encoding, ids: Sequence[int]) -> Text:
+    """A prompt of another vocabulary's ids as text, for the model's own tokeniser.
+
+    Raises:
+        RequestError: an id is none of the vocabulary, or the ids are no whole characters.
+    """
+    data = b"".join(_bytes_of(encoding, token, "prompt") for token in ids)
+    try:
+        return Text(data.decode())
+    except UnicodeDecodeError:
+        raise RequestError(
+            f"Invalid 'prompt': these ids of {encoding.name} are no whole characters, so no other "
+            "model can read them. Send text.",
+            "prompt",
+            "invalid_value",
+        ) from None
+
+
+def _bytes_of(encoding: Encoding, token: int, param: str) -> bytes:
+    try:
+        return encoding.decode_single_token_bytes(token)
+    except KeyError:
+        raise RequestError(
+            f"Invalid '{param}': {token} is not a token id of {encoding.name}; ids go from 0 to "
+            f"{encoding.max_token_value}.",
+            param,
+            "invalid_value",
+        ) from None
+
+
+_indices: dict[int, tuple[Sequence[bytes], dict[bytes, int]]] = {}
+
+
+async def _index(pieces: Sequence[bytes]) -> dict[bytes, int]:
+    """Ids by spelling; of tokens that are spelled alike the first that was made from text."""
+    known = _indices.get(id(pieces))
+    if known is None or known[0] is not pieces:
+
+        def index() -> dict[bytes, int]:
+            return {piece: token for token, piece in reversed(list(enumerate(pieces))) if piece}
+
+        ids = await offload.run(8 * len(pieces), index)
+        _indices.clear()
+        known = _indices[id(pieces)] = (pieces, ids)
+    return known[1]
+
+
+async def _first(
+    data: bytes, pieces: Sequence[bytes], ids: dict[bytes, int], backend: Backend
+) -> int:
+    """The first of the model's tokens in a token's bytes: as its tokeniser cuts, where it can."""
+    try:
+        cut = await backend.tokenize(data.decode(), add_special=False, parse_special=False)
+    except UnicodeDecodeError:
+        cut = ()
+    if cut and b"".join(pieces[token] for token in cut) == data:
+        return cut[0]
+    for end in range(len(data), 0, -1):
+        if (token := ids.get(data[:end])) is not None:
+            return token
+    raise RequestError(
+        f"Invalid 'logit_bias': no token of the model begins like {data!r}.",
+        "logit_bias",
+        "invalid_value",
+    )
+
+
+async def in_model_vocabulary(
+    request: CompletionRequest | ChatRequest, sampling: Sampling, served: Served
+) -> tuple[Sampling, Sequence[str]]:
+    """Sampling with the biases on the model's own tokens, and what of it is only nearly right."""
+    vocabulary = request.logit_bias_vocabulary or served.policy.vocabulary
+    if vocabulary is None or not sampling.logit_bias:
+        return sampling, ()
+    biases, exact = await to_model(vocabulary, sampling.logit_bias, served.backend)
+    return sampling._replace(logit_bias=biases), () if exact else ("logit_bias",)

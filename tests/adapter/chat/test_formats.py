@@ -1,0 +1,162 @@
+"""Calls in every format, whole, broken, and cut anywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from latimer.adapter.chat.formats.table import FORMATS, Format, format_of
+from latimer.adapter.generation.parts import Part
+
+from .outputs import OUTPUTS, Expected
+
+CITY = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+FUNCTIONS = {"get_weather": CITY, "get_time": None, "brave_search": None, "python": None}
+BY_TITLE = {form.title: form for form in FORMATS}
+CASES = [(title, *case) for title, cases in OUTPUTS.items() for case in cases]
+# Those with markers that may be tokens, and those in which a marker begins a call.
+MARKED = [case for case in CASES if BY_TITLE[case[0]].markers]
+SURE = [
+    case
+    for case in CASES
+    if case[0] not in ("llama3", "bare") and any(isinstance(one, tuple) for one in case[2])
+]
+TEMPLATES = Path(__file__).parents[2] / "templates"
+
+
+def read(
+    form: Format,
+    chunks: Iterable[tuple[bytes, bool]],
+    marks: frozenset[str] = frozenset(),
+    sure: bool = False,
+) -> list[Part]:
+    """The parts that some chunks come to; each: its bytes, and whether it is a token."""
+    reader = form.reader(FUNCTIONS, marks, sure, False)
+    return [*(part for data, mark in chunks for part in reader.feed(data, mark)), *reader.end()]
+
+
+def whole(parts: Sequence[Part]) -> list[str | tuple[str, str]]:
+    """Parts put together: texts, thoughts in brackets, and calls."""
+    joined: list[Part] = []
+    for part in (one for one in parts if one.kind != "nothing"):
+        if joined and joined[-1].kind == part.kind and part.kind != "call":
+            joined[-1] = Part(part.kind, joined[-1].data + part.data, 0)
+        else:
+            joined.append(part)
+    out: list[str | tuple[str, str]] = []
+    for part in joined:
+        text = part.data.decode(errors="replace")
+        if part.kind == "arguments":
+            out[-1] = (out[-1][0], text)
+        elif part.kind == "call":
+            out.append((text, ""))
+        else:
+            out.append(f"({text})" if part.kind == "reasoning" else text)
+    return out
+
+
+def halves(data: bytes) -> Iterator[list[tuple[bytes, bool]]]:
+    """Every way to cut bytes in two, and byte by byte."""
+    for at in range(len(data) + 1):
+        yield [(data[:at], False), (data[at:], False)]
+    yield [(data[at : at + 1], False) for at in range(len(data))]
+
+
+@pytest.mark.parametrize(("title", "output", "expected"), CASES)
+def test_outputs_are_read_alike_in_every_split(title: str, output: str, expected: Expected) -> None:
+    """Calls, content and what is broken do not depend on how the text came."""
+    form, data = BY_TITLE[title], output.encode()
+    for chunks in halves(data):
+        parts = read(form, chunks)
+        assert whole(parts) == list(expected)
+        assert sum(part.size for part in parts) == len(data)
+
+
+@pytest.mark.parametrize(("title", "output", "expected"), MARKED)
+def test_markers_that_are_tokens(title: str, output: str, expected: Expected) -> None:
+    """With markers as tokens the same is read, and the last marker may end the text."""
+    form = BY_TITLE[title]
+    markers = sorted(form.markers, key=len, reverse=True)
+    pattern = re.compile(f"({'|'.join(map(re.escape, markers))})")
+    chunks = [(text.encode(), text in markers) for text in pattern.split(output) if text]
+    inside = re.search(r'": "[^"]*(</tool_call>)', output)
+    if inside is not None:
+        chunks = [(text, mark and text != b"</tool_call>") for text, mark in chunks]
+    parts = read(form, chunks, frozenset(markers))
+    assert whole(parts) == list(expected)
+    assert sum(part.size for part in parts) == len(output.encode())
+
+
+@pytest.mark.parametrize("title", ["hermes", "mistral", "mistral-args", "tool-call-list"])
+def test_text_that_is_spelled_like_a_token_is_text(title: str) -> None:
+    """Where a marker is a token, a model that repeats its spelling calls nothing."""
+    form = BY_TITLE[title]
+    output = OUTPUTS[title][0][0]
+    for chunks in halves(output.encode()):
+        assert whole(read(form, chunks, frozenset(form.markers))) == [output]
+
+
+@pytest.mark.parametrize(("title", "output", "expected"), SURE)
+def test_calls_that_are_sure_come_as_they_are_written(
+    title: str, output: str, expected: Expected
+) -> None:
+    """What a grammar makes comes to the same, in fragments, before it is complete."""
+    form, data = BY_TITLE[title], output.encode()
+    chunks = [(data[at : at + 1], False) for at in range(len(data))]
+    assert whole(read(form, [(data, False)], sure=True)) == whole(read(form, chunks, sure=True))
+    parts = read(form, chunks, sure=True)
+    assert sum(part.size for part in parts) == len(data)
+
+
+@given(st.sampled_from(sorted(OUTPUTS)), st.data(), st.booleans())
+def test_whatever_comes_is_read(title: str, data: st.DataObject, sure: bool) -> None:
+    """Pieces of outputs in any order give parts that cover every byte, however they are cut."""
+    words = [output for output, _ in OUTPUTS[title]]
+    text = "".join(
+        word[data.draw(st.integers(0, len(word))) :][: data.draw(st.integers(0, 60))]
+        for word in data.draw(st.lists(st.sampled_from([*words, "é", '"', "}"]), max_size=5))
+    ).encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
+    edges = [0, *cuts, len(text)]
+    chunks = [(text[a:b], False) for a, b in pairwise(edges)]
+    parts = read(BY_TITLE[title], chunks, sure=sure)
+    assert sum(part.size for part in parts) == len(text)
+    assert whole(parts) == whole(read(BY_TITLE[title], [(text, False)], sure=sure))
+    if not sure:
+        for one in whole(parts):
+            if isinstance(one, tuple):
+                assert one[0] in FUNCTIONS
+                assert isinstance(json.loads(one[1]), dict)
+
+
+@pytest.mark.parametrize(
+    ("template", "title"),
+    [
+        ("Qwen-Qwen2.5-7B-Instruct", "hermes"),
+        ("meta-llama-Llama-3.1-8B-Instruct", "llama3"),
+        ("mistralai-Mistral-Nemo-Instruct-2407", "mistral"),
+        ("openai-gpt-oss-120b", "harmony"),
+        ("ibm-granite-granite-3.3-2B-Instruct", "tool-call-list"),
+        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "command-r7b"),
+        ("google-gemma-2-2b-it", None),
+        ("microsoft-Phi-3.5-mini-instruct", None),
+        ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", None),
+    ],
+)
+def test_a_template_says_how_its_model_calls(template: str, title: str | None) -> None:
+    """Published templates are known by what they spell."""
+    form = format_of((TEMPLATES / f"{template}.jinja").read_text())
+    assert (form.title if form is not None else None) == title
+
+
+def test_no_marker_stands_in_another() -> None:
+    """So what is found first does not depend on how the text was cut."""
+    for form in FORMATS:
+        for one in form.markers:
+            assert not [other for other in form.markers if one != other and one in other]

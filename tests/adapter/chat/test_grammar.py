@@ -1,0 +1,179 @@
+"""Grammars for calls: what they make, the format's own reader reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import pytest
+from jsonschema import Draft202012Validator
+from latimer.adapter.chat.formats.grammar import Request, TooLarge, beside
+from latimer.adapter.chat.formats.grammar import grammar as grammar_of
+from latimer.adapter.chat.formats.table import FORMATS, Format
+from latimer.backends import gbnf
+from latimer.backends.llama_cpp.library import LoadedModel
+from latimer.backends.structured import Unenforced
+from latimer.schemas.limits import SCHEMA
+from support.walks import Walker
+
+from .test_formats import whole
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 0}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+SCHEMAS: Mapping[str, Any] = {
+    "get_weather": CITY,
+    "ping": {"type": "object", "properties": {}},
+    "stop": None,
+}
+FUNCTIONS = tuple(
+    (name, None if schema is None else orjson.dumps(schema), False)
+    for name, schema in SCHEMAS.items()
+)
+NO_MARKS = frozenset[str]()
+
+
+def grammar(*fields: Any) -> str:
+    """The grammar of a request with some fields."""
+    return grammar_of(Request(*fields))
+
+
+@pytest.fixture(scope="module")
+def walker(demo_loaded: LoadedModel) -> Walker:
+    """Walks over the demo model's vocabulary, which has none of the markers."""
+    return Walker(demo_loaded)
+
+
+def calls_in(form: Format, text: str, forced: bool) -> list[tuple[str, str]]:
+    """The calls that a text comes to; there is no content beside them."""
+    reader = form.reader(SCHEMAS, NO_MARKS, False, forced)
+    parts = whole([*reader.feed(text.encode()), *reader.end()])
+    return [one for one in parts if isinstance(one, tuple)]
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)
+@pytest.mark.parametrize("parallel", [False, True], ids=["one", "several"])
+def test_forced_calls_are_read_back(walker: Walker, form: Format, parallel: bool) -> None:
+    """Every walk is calls of functions that are offered, with arguments by their schemas."""
+    text = grammar(form, FUNCTIONS, parallel, True, NO_MARKS)
+    found = walker.texts(text, 40)
+    assert len(found) > 10
+    names = set()
+    for one in found:
+        calls = calls_in(form, one, True)
+        assert calls, one
+        assert parallel or len(calls) == 1, one
+        for name, arguments in calls:
+            names.add(name)
+            value = json.loads(arguments)
+            Draft202012Validator(SCHEMAS[name] or {"maxProperties": 0}).validate(value)
+            assert name == "get_weather" or value == {}
+    assert names == set(SCHEMAS)
+
+
+@pytest.mark.parametrize("title", ["hermes", "xml", "tool-call-list", "mistral", "mistral-args"])
+def test_calls_behind_content(walker: Walker, title: str) -> None:
+    """Where a call is the model's choice, text is free, and what a marker begins is a call."""
+    form = next(form for form in FORMATS if form.title == title)
+    text = grammar(form, FUNCTIONS, True, False, NO_MARKS)
+    for one in walker.texts(text, 60, most=120):
+        assert bool(calls_in(form, one, False)) == (form.begin in one)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)
+def test_markers_that_are_tokens_are_named(form: Format) -> None:
+    """GBNF names them by their spellings, where it can."""
+    text = grammar(form, FUNCTIONS, True, True, frozenset(form.markers))
+    nameable = {marker for marker in form.markers if marker.startswith("<")}
+    assert {token.lstrip("!") for token in gbnf.check(text)} <= nameable
+    if form.begin.startswith("<"):
+        assert form.begin in gbnf.check(text)
+
+
+def test_what_no_grammar_can_say_is_left_out() -> None:
+    """Of a schema that is not strict as much is made sure of as can be."""
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "not": {"const": "x"}}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    }
+    hermes = FORMATS[0]
+    loose = grammar(hermes, (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
+    del schema["properties"]["a"]["not"]
+    assert loose == grammar(hermes, (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"$ref": "#"}]},
+        {"anyOf": [{"$ref": "#"}, {}, False], "minLength": 5},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"not": {"const": 1}}}},
+        {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}], "type": "object"}}},
+    ],
+)
+def test_what_no_grammar_can_say_elsewhere_is_left_out(schema: Any) -> None:
+    """Also where a reference leads there, or round in a circle."""
+    text = grammar(FORMATS[0], (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
+    gbnf.check(text)
+
+
+def test_many_functions_are_held_to_less() -> None:
+    """Where a grammar of all schemas were too large, arguments that are not strict are objects."""
+    rich = orjson.dumps({"properties": {f"p{i}": {"enum": [f"{i}" * 20]} for i in range(20)}})
+
+    def offered(count: int, strict: bool) -> tuple[tuple[str, bytes, bool], ...]:
+        return tuple((f"f{i}", rich, strict) for i in range(count))
+
+    text = grammar(FORMATS[0], offered(128, False), True, False, NO_MARKS)
+    gbnf.check(text)
+    assert "p19" not in text
+    assert "p19" in grammar(FORMATS[0], offered(3, False), True, False, NO_MARKS)
+    text = grammar(FORMATS[0], offered(128, True), True, False, NO_MARKS)
+    gbnf.check(text, SCHEMA.most)
+    assert "p19" in text
+    rich = orjson.dumps({"properties": {f"p{i}": {"enum": [f"{i}" * 20]} for i in range(200)}})
+    with pytest.raises(TooLarge):
+        grammar(FORMATS[0], offered(128, True), True, False, NO_MARKS)
+
+
+def test_a_strict_schema_is_all_made_sure_of() -> None:
+    """What cannot be is an error, with the function's place and the path in its schema."""
+    schema = {"type": "object", "properties": {"a": {"not": {"const": "x"}}}}
+    functions = (("e", None, True), ("f", orjson.dumps(schema), True))
+    with pytest.raises(Unenforced) as caught:
+        grammar(FORMATS[0], functions, False, True, NO_MARKS)
+    assert caught.value.path == (1, "properties", "a", "not")
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "b"}}}, ("properties", "a", "pattern")),
+        ({"properties": {"a": {"type": "integer", "not": {}}}}, ("properties", "a", "not")),
+        ({"anyOf": []}, ("anyOf",)),
+    ],
+)
+def test_a_strict_schema_of_arguments_in_tags(schema: Any, path: tuple[str, ...]) -> None:
+    """Text in tags is held to less: what it is not held to is an error."""
+    xml = next(form for form in FORMATS if form.title == "xml")
+    loose = grammar(xml, (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
+    gbnf.check(loose)
+    with pytest.raises(Unenforced) as caught:
+        grammar(xml, (("f", orjson.dumps(schema), True),), False, True, NO_MARKS)
+    assert caught.value.path == (0, *path)
+
+
+def test_calls_beside_an_answer(walker: Walker) -> None:
+    """With a response format, what comes is either a call or the answer."""
+    calls = grammar(FORMATS[0], FUNCTIONS, False, True, NO_MARKS)
+    text = beside(calls, 'root ::= "[" root? "]"')
+    found = walker.texts(text, 60)
+    answers = [one for one in found if one.startswith("[")]
+    assert 0 < len(answers) < len(found)
+    assert all(calls_in(FORMATS[0], one, True) for one in found if one not in answers)

@@ -1,0 +1,72 @@
+"""Thoughts before answers, whole and cut anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from latimer.adapter.chat.formats.table import HERMES
+from latimer.adapter.chat.parsing import Plain
+from latimer.adapter.chat.thinking import Thinking
+from latimer.adapter.generation.parts import Part, Reader
+
+from .test_formats import halves, whole
+
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+# Each: whether the prompt has begun the thought, the output, what it comes to.
+CASES: Sequence[tuple[bool, str, Sequence[str | tuple[str, str]]]] = [
+    (False, "<think>\nSo é.\n</think>\n\nYes.", ["(So é.)", "Yes."]),
+    (False, "\n<think>So.</think>Yes.", ["(So.)", "Yes."]),
+    (False, "<think>\n\n</think>\n\nYes.", ["Yes."]),
+    (False, "Yes, <think> is a tag.", ["Yes, <think> is a tag."]),
+    (False, " Yes.", [" Yes."]),
+    (False, "<thin", ["<thin"]),
+    (False, "<think>So. <", ["(So. <)"]),
+    (False, "<think>a </thin> b</think>c", ["(a </thin> b)", "c"]),
+    (False, "<think>a</think> b </think> c", ["(a)", "b </think> c"]),
+    (False, f"<think>{CALL}</think>{CALL}", [f"({CALL})", ("f", "{}")]),
+    (False, "", []),
+    (False, "<think>", []),
+    (True, "So.\n</think>\n\nYes.", ["(So.)", "Yes."]),
+    (True, "So.", ["(So.)"]),
+    (True, "</think>Yes.", ["Yes."]),
+    (True, f"So.</think>\n{CALL}", ["(So.)", ("f", "{}")]),
+]
+
+
+def read(
+    is_open: bool, chunks: Sequence[tuple[bytes, bool]], marks: frozenset[str] = frozenset()
+) -> list[Part]:
+    """The parts of some chunks."""
+    answer: Reader = HERMES.reader({"f": None}, frozenset(), False, False)
+    reader = Thinking("<think>", "</think>", is_open, marks, answer)
+    return [*(part for data, mark in chunks for part in reader.feed(data, mark)), *reader.end()]
+
+
+@pytest.mark.parametrize(("is_open", "output", "expected"), CASES)
+def test_thoughts_are_read_alike_in_every_split(
+    is_open: bool, output: str, expected: Sequence[str | tuple[str, str]]
+) -> None:
+    """What is thought never becomes content, however the text came."""
+    data = output.encode()
+    for chunks in halves(data):
+        parts = read(is_open, chunks)
+        assert whole(parts) == list(expected)
+        assert sum(part.size for part in parts) == len(data)
+
+
+def test_tags_that_are_tokens() -> None:
+    """Where the tags are tokens, text that is spelled like them is part of the thought."""
+    marks = frozenset({"<think>", "</think>"})
+    chunks = [(b"<think>", True), (b"a </think> b", False), (b"</think>", True), (b"\nc", False)]
+    assert whole(read(False, chunks, marks)) == ["(a </think> b)", "c"]
+    assert whole(read(False, [(b"<think>a</think>b", False)], marks)) == ["<think>a</think>b"]
+    assert whole(read(True, [(b"a\n", False), (b"</think>", True)], marks)) == ["(a)"]
+
+
+def test_an_answer_without_calls() -> None:
+    """A token of the vocabulary that stands in content by itself is not shown."""
+    reader = Thinking("<think>", "</think>", False, frozenset({"<think>", "</think>"}), Plain())
+    chunks = [(b"a", False), (b"</think>", True), (b"b", False)]
+    parts = [part for data, mark in chunks for part in reader.feed(data, mark)]
+    assert whole(parts) == ["ab"]

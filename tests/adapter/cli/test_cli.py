@@ -1,0 +1,305 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from click.testing import CliRunner
+from latimer.adapter.cli import main
+from latimer.adapter.cli.listening import bound
+from latimer.adapter.config import Settings, WrongSettings
+from latimer.adapter.credentials import UnusableKey
+from latimer.adapter.discovery import backend_of
+from latimer.backends.deferred import Deferred
+from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_server import LlamaServer
+from support.servers import command, free_port
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command to its end; it serves on any free port unless it is told another one."""
+    return subprocess.run(
+        ["latimer", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"LATIMER_PORT": "0", **os.environ, **environment},
+    )
+
+
+def test_help_shows_examples() -> None:
+    """Each command says what to type."""
+    for arguments in ([], ["serve"], ["check"]):
+        shown = CliRunner().invoke(main, [*arguments, "--help"]).output
+        assert "Examples:" in shown
+        assert "latimer " in shown
+
+
+@pytest.mark.timed
+def test_help_is_quick_and_light() -> None:
+    """Nothing heavy is imported for help: neither a server nor an engine."""
+    code = (
+        "import sys\nfrom latimer.adapter.cli import main\n"
+        "try:\n main(['serve', '--help'])\nexcept SystemExit:\n pass\n"
+        "heavy = {'uvicorn', 'starlette', 'llama_cpp', 'numpy', 'jinja2'} & sys.modules.keys()\n"
+        "assert not heavy, heavy"
+    )
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    assert time.monotonic() - start < 2
+
+
+def test_a_proxy_needs_no_llama_cpp() -> None:
+    """The adapter and both upstream backends import without the in-process engine, in 60 MB."""
+    code = (
+        "import sys\nfrom latimer.adapter import OpenAIAdapter\n"
+        "import latimer.backends.llama_server, latimer.backends.koboldcpp\n"
+        "assert not {'llama_cpp', 'numpy'} & sys.modules.keys()\n"
+        "print(open('/proc/self/status').read().split('VmRSS:')[1].split()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 60_000
+
+
+def test_serve_answers_with_the_demo_model() -> None:
+    """`latimer serve` alone answers, and says at once what is served where."""
+    with command() as (process, address):
+        body = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "temperature": 0,
+        }
+        reply = httpx2.post(f"{address}/v1/chat/completions", json=body, timeout=30)
+        message = reply.json()["choices"][0]["message"]["content"]
+        assert message == "The capital of France is Paris."
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30)
+        assert f"Latimer serves demo (llama.cpp in process, 2048 tokens) at {address}/v1" in (
+            said.decode()
+        )
+        assert process.returncode == 0
+
+
+def test_serve_finds_out_which_engine_it_is(llama_server_url: str) -> None:
+    """A URL is probed; names, keys and limits come from flags, environment and file."""
+    with command(llama_server_url, "--model-name", "one", LATIMER_API_KEY="secret,other") as (
+        _,
+        address,
+    ):
+        reply = httpx2.get(f"{address}/v1/models")
+        assert reply.status_code == 401
+        reply = httpx2.get(f"{address}/v1/models", headers={"authorization": "Bearer other"})
+        assert reply.json()["data"][0]["id"] == "one"
+
+
+def test_check_shows_a_table(llama_server_url: str) -> None:
+    """Reachable: what it can do and exit code 0. Not: exit code 1."""
+    done = run("check", llama_server_url, "--context", "512")
+    assert done.returncode == 0
+    assert done.stderr.startswith("Not used: --context (")
+    assert "llama-server" in done.stdout
+    assert "2048 tokens" in done.stdout
+    done = run("check", "http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "cannot be reached" in done.stdout
+
+
+def test_check_of_a_koboldcpp(koboldcpp_replay: tuple[str, Any]) -> None:
+    """koboldcpp answers llama-server's paths too, and is still known as what it is."""
+    done = run("check", koboldcpp_replay[0])
+    assert done.returncode == 0, done.stdout
+    assert "engine                koboldcpp" in done.stdout
+    assert "frequency_penalty" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["serve", "--port", "x"], 2, "--port"),
+        (["serve", "--model-name", ""], 2, "--model-name: a name is empty"),
+        (["serve", "--port", "99999"], 2, "--port must be at most 65535, not 99999."),
+        (["serve", "--config", "/nowhere.toml"], 2, "/nowhere.toml cannot be read: No such file"),
+        (["serve", "--lora", "x.gguf=y"], 2, "--lora: 'x.gguf=y' must end with a number"),
+        (["serve", "--api-key-file", str(DEMO_MODEL)], 3, "is not UTF-8 text"),
+        (["serve", "--logit-bias-vocabulary", "x"], 2, "--logit-bias-vocabulary: Invalid value"),
+        (["serve", "/nowhere.gguf"], 3, "no model at /nowhere.gguf"),
+        (["serve", "--mmproj", "/nowhere"], 3, "no projector at /nowhere"),
+        (["serve", "--lora", "/nowhere"], 3, "no LoRA adapter at /nowhere"),
+        (["serve", "--host", "a" * 64], 3, "cannot be listened on: it is no name of a host"),
+        (["serve", "localhost:8080"], 3, "Did you mean http://localhost:8080?"),
+        (["serve", "http://127.0.0.1:99999"], 3, "Port out of range"),
+        (["serve", "http://me:secret@127.0.0.1:8080"], 3, "no user name or password"),
+        (["check", "ftp://127.0.0.1"], 3, "Latimer cannot check: 'ftp://127.0.0.1'"),
+        (["conform", "http://127.0.0.1:99999"], 2, "Port out of range"),
+        (["conform", "--diff", str(DEMO_MODEL), str(DEMO_MODEL)], 2, "it is not UTF-8 text"),
+    ],
+)
+def test_exit_codes(arguments: list[str], code: int, words: str) -> None:
+    """2 for a mistake in the call, 3 where it could not start; the message says why."""
+    done = run(*arguments)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
+    if code == 3:
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_no_start() -> None:
+    """Exit code 3 and one line when somebody else listens there; nothing is said to be served."""
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run("serve", "--port", str(port))
+    assert done.returncode == 3
+    assert done.stderr == (
+        f"Latimer cannot start: 127.0.0.1:{port} cannot be listened on: Address already in use.\n"
+    )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_any_free_port_is_told(host: str) -> None:
+    """`--port 0` takes a free one on every address of the host, and says which."""
+    sockets = bound(host, 0)
+    try:
+        assert len({one.getsockname()[1] for one in sockets}) == 1
+        assert sockets[0].getsockname()[1] > 0
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def test_flags_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each setting comes from the first that names it."""
+    file = tmp_path / "latimer.toml"
+    file.write_text('port = 1\nhost = "0.0.0.0"\ndrain = 7\nmodel_name = ["a", "b"]\n')
+    monkeypatch.setenv("LATIMER_PORT", "2")
+    monkeypatch.setenv("LATIMER_HOST", "::1")
+    settings = Settings.load(file, port=3, host=None, model_name=())
+    assert (settings.port, settings.host, settings.drain) == (3, "::1", 7)
+    assert settings.model_name == ["a", "b"]
+
+
+def test_engine_options_are_read_from_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What flags and the environment say in words becomes what the engine takes."""
+    monkeypatch.setenv("LATIMER_LORA", "a.gguf,b=c.gguf=0.5")
+    settings = Settings.load(None, flash_attention="on", gpu_layers="all", cache_type="q8_0")
+    assert settings.adapters() == [("a.gguf", 1.0), ("b=c.gguf", 0.5)]
+    assert (settings.flash_attention, settings.gpu_layers) == (True, -1)
+    assert Settings.load(None, flash_attention="auto").flash_attention is None
+    with pytest.raises(WrongSettings, match="--cache-type must be one of f32"):
+        Settings.load(None, cache_type="q3_k")
+
+
+async def test_the_queue_is_set_for_every_engine(
+    monkeypatch: pytest.MonkeyPatch, llama_server_url: str
+) -> None:
+    """How many requests may wait is a flag, a variable and a key; 1,024 unless one says more."""
+    assert Settings.load(None).queue == 1_024
+    monkeypatch.setenv("LATIMER_QUEUE", "7")
+    settings = Settings.load(None, model=llama_server_url)
+    backend = backend_of(settings)
+    await backend.model()
+    assert isinstance(backend, Deferred)
+    assert isinstance(backend._backend, LlamaServer)
+    assert (settings.queue, backend._backend.server.turns._limit) == (7, 7)
+    with pytest.raises(ValueError, match="queue"):
+        Settings.load(None, queue=-1)
+    await backend.aclose()
+
+
+def test_a_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
+    """A typo in the file is found when it is read."""
+    file = tmp_path / "latimer.toml"
+    file.write_text("prot = 1\n")
+    with pytest.raises(ValueError, match="prot"):
+        Settings.load(file)
+
+
+def test_keys_from_a_file(tmp_path: Path) -> None:
+    """One key a line, beside those that flags name; none of them is shown."""
+    file = tmp_path / "keys"
+    file.write_text("one\ntwo\n")
+    settings = Settings.load(None, api_key=("zero",), api_key_file=file)
+    assert settings.keys() == ["zero", "one", "two"]
+    assert "zero" not in repr(settings)
+
+
+@pytest.mark.parametrize("empty", ["", " , "])
+def test_a_key_that_is_empty_opens_no_server(
+    empty: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A variable without a value, or a list without a key, is a mistake, not "no key"."""
+    monkeypatch.setenv("LATIMER_API_KEY", empty)
+    with pytest.raises(UnusableKey, match="no key in it"):
+        Settings.load(None).keys()
+    monkeypatch.delenv("LATIMER_API_KEY")
+    file = tmp_path / "latimer.toml"
+    file.write_text("api_key = []\n")
+    with pytest.raises(UnusableKey, match="no key in it"):
+        Settings.load(file).keys()
+    assert Settings.load(None).keys() == []
+
+
+def test_a_running_stream_ends_after_sigterm() -> None:
+    """SIGTERM lets what runs come to its end, and then the server stops."""
+    with command("--drain", "60") as (process, address):
+        body = {
+            "model": "demo",
+            "prompt": "One day,",
+            "max_tokens": 1500,
+            "ignore_eos": True,
+            "stream": True,
+            "temperature": 0,
+        }
+        with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as reply:
+            chunks = reply.iter_raw()
+            text = next(chunks)
+            process.send_signal(signal.SIGTERM)
+            text += b"".join(chunks)
+        assert text.endswith(b"data: [DONE]\n\n")
+        assert text.count(b'"finish_reason":"length"') == 1
+        process.communicate(timeout=30)
+        with pytest.raises(OSError, match="refused"):
+            urllib.request.urlopen(f"{address}/health")  # noqa: S310
+
+
+def test_a_free_port_is_free() -> None:
+    """What the tests bind to is on the loopback only."""
+    assert 1024 < free_port() < 65536
+
+
+def test_a_vocabulary_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path) -> None:
+    """Without its file and without a network the server does not start, and says what to do."""
+    nowhere = {"https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
+    done = run(
+        *("serve", "--logit-bias-vocabulary", "cl100k_base"),
+        TIKTOKEN_CACHE_DIR=str(tmp_path),
+        **nowhere,
+    )
+    assert done.returncode == 3
+    assert "put its file into a folder and name that in TIKTOKEN_CACHE_DIR" in done.stderr
+
+
+def test_exact_scores_do_not_depend_on_what_else_runs() -> None:
+    """`--exact` gives the same numbers to a prompt alone and beside others."""
+    body = {"model": "demo", "prompt": "Count to 7.", "echo": True, "logprobs": 0, "max_tokens": 0}
+    with command("--exact") as (_, address):
+        replies = [
+            httpx2.post(f"{address}/v1/completions", json=body, timeout=30).json() for _ in range(2)
+        ]
+    first, second = (reply["choices"][0]["logprobs"] for reply in replies)
+    assert first == second
+    assert len(first["tokens"]) > 2

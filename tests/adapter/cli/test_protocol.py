@@ -1,0 +1,144 @@
+"""The server's side of a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from latimer.adapter.cli.protocol import MOST_HEAD
+from support.servers import serving
+
+Writer = asyncio.StreamWriter
+
+
+class Waiting:
+    """An app that works until it is told that its client has left."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.left = 0
+
+    async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        """Wait for the client to leave; a path of `/now` is answered at once."""
+        if scope["type"] != "http":
+            return
+        self.begun += 1
+        if scope["path"] == "/now":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+            return
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.left += 1
+
+
+REQUEST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [b"", REQUEST, REQUEST * 3, REQUEST.replace(b" 2\r\n", b" 900000\r\n") + b"x" * 900_000],
+    ids=["nothing", "a request", "three requests", "a large body"],
+)
+async def test_a_client_that_leaves_is_noticed(behind: bytes) -> None:
+    """Whatever a client has sent behind a request, leaving ends the work on it."""
+    app = Waiting()
+    with serving(lambda: app) as address:
+        port = int(address.rpartition(":")[2])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST + behind)
+        await asyncio.sleep(0.1)
+        assert app.begun == 1
+        assert app.left == 0
+        writer.transport.abort()
+        async with asyncio.timeout(1.5):
+            while not app.left:
+                await asyncio.sleep(0.01)
+
+
+async def answer(port: int, data: bytes) -> tuple[bytes, dict[str, dict[str, str]]]:
+    """The status line and the JSON body that some bytes are answered with."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    head = await reader.readuntil(b"\r\n\r\n")
+    body = await reader.read()
+    writer.close()
+    return head.split(b"\r\n")[0], json.loads(body)
+
+
+async def test_requests_that_are_none_get_an_error_object() -> None:
+    """What is no HTTP, and a head without end, are answered in OpenAI's form."""
+    with serving(Waiting) as address:
+        port = int(address.rpartition(":")[2])
+        status, body = await answer(port, b"\x16\x03\x01 hello\r\n\r\n")
+        assert status == b"HTTP/1.1 400 Bad Request"
+        assert body["error"]["type"] == "invalid_request_error"
+        endless = b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MOST_HEAD // 4)
+        status, body = await answer(port, endless)
+        assert status.startswith(b"HTTP/1.1 431")
+        assert str(MOST_HEAD) in body["error"]["message"]
+
+
+async def test_requests_in_a_row_are_answered_in_order() -> None:
+    """Requests that were sent together are all answered."""
+    app = Waiting()
+    with serving(lambda: app) as address:
+        port = int(address.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n" * 5)
+        for _ in range(5):
+            assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    assert app.begun == 5
+
+
+async def test_trailers_are_no_headers_and_have_an_end() -> None:
+    """What comes behind a chunked body is left out, and is bounded as a head is."""
+    seen: list[bytes] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return
+                more = message["more_body"]
+            seen.extend(value for name, value in scope["headers"] if name == b"host")
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+    chunked = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    with serving(lambda: app) as address:
+        port = int(address.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chunked + b"Host: evil.example\r\n\r\n")
+        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        assert seen == [b"a"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            writer.write(chunked)
+            for _ in range(64):
+                writer.write(b"a:b\r\n" * 4_096)
+                await writer.drain()
+        async with asyncio.timeout(5):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        writer.close()
+    assert len(seen) == 1
+
+
+async def test_small_chunks_are_no_trailers() -> None:
+    """A body in chunks of one byte is taken, however long its framing is."""
+    body = b"".join(b"1\r\nx\r\n" for _ in range(50_000))
+    with serving(Waiting) as address:
+        port = int(address.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST /now HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + body + b"0\r\n\r\n")
+        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()

@@ -1,0 +1,156 @@
+"""The order in which the choices of a stream begin, whatever order their events arrive in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+from latimer.adapter.chat import message
+from latimer.adapter.chat.formats.table import HERMES
+from latimer.adapter.chat.message import ChatFrames
+from latimer.adapter.exchange import Exchange
+from latimer.adapter.generation.frames import CompletionFrames, Frames
+from latimer.adapter.generation.parts import Form
+from latimer.adapter.generation.run import Plan, run
+from latimer.adapter.generation.sinks import Answer, Streamed
+from latimer.adapter.generation.usage import usage_of
+from latimer.adapter.service import Policy, Served
+from latimer.backends.base import Batch, Capabilities, Event, Finish, Generation, Model, Piece
+
+CALL = b'<tool_call>{"name": "f", "arguments": {"a": 5}}</tool_call>'
+HEAD = {"id": "x", "object": "y", "created": 7, "model": "m"}
+MODEL = Model("m", 100, None, "", "", False, "f", 7)
+FORM = Form(lambda: HERMES.reader({"f": {}}, frozenset(), False, False))
+
+
+class Shape(NamedTuple):
+    """A kind of stream, and the three texts of its choices: each begins in another way."""
+
+    chat: bool
+    form: Form | None
+    texts: tuple[bytes, bytes, bytes]
+
+
+SHAPES = {
+    "calls": Shape(True, FORM, (CALL, CALL, CALL)),
+    "calls and content": Shape(True, FORM, (CALL, b"EN is no stop", b"<tool is no call")),
+    "chat": Shape(True, None, (b"EN", "é…".encode(), b"")),
+    "completions": Shape(False, None, (b"EN", "é…".encode(), b"")),
+}
+
+
+class Scripted:
+    """A backend whose batches come in a given order."""
+
+    capabilities = Capabilities("scripted", frozenset())
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._batches = batches
+
+    @asynccontextmanager
+    async def open(self, _job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
+        """The batches, one after the other."""
+
+        async def batches() -> AsyncIterator[Batch]:
+            for batch in self._batches:
+                yield batch
+
+        yield batches()
+
+
+def whole(*_: object) -> Mapping[str, Any]:
+    """No stream is sent whole."""
+    raise AssertionError
+
+
+async def streamed(shape: Shape, batches: Sequence[Batch]) -> list[Any]:
+    """The choices of a stream's chunks, in their order."""
+    sent = bytearray()
+
+    async def send(message: Mapping[str, Any]) -> None:
+        sent.extend(message.get("body", b""))
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError
+
+    job = Generation((1,), None, (None,) * 3, stops=("END",))
+    frames: Frames = CompletionFrames(HEAD, False)
+    if shape.chat:
+        frames = ChatFrames(HEAD, False, shape=message.Shape(shape.form is not None))
+    plan = Plan([job], 3, usage_of, form=shape.form)
+    exchange = Exchange({"headers": []}, receive, send)
+    served = Served(Scripted(batches), MODEL, Policy())  # type: ignore[arg-type]
+    sink = Streamed(exchange, served, Answer(whole, 3), frames)
+    await run(served.backend, plan, sink)
+    *events, done = sent.decode().removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+
+
+def orders(counts: Sequence[int]) -> Iterator[list[int]]:
+    """Every order in which choices can have their events, as a list of choices."""
+    if not any(counts):
+        yield []
+    for choice, count in enumerate(counts):
+        if count:
+            rest = [number - (index == choice) for index, number in enumerate(counts)]
+            for order in orders(rest):
+                yield [choice, *order]
+
+
+def check(shape: Shape, chunks: Sequence[Any]) -> None:
+    """Each choice begins after the one before it, ends once, and has all of its text."""
+    firsts = list(dict.fromkeys(chunk["index"] for chunk in chunks))
+    assert firsts == [0, 1, 2]
+    ends = [chunk["index"] for chunk in chunks if chunk["finish_reason"]]
+    assert sorted(ends) == [0, 1, 2]
+    for index, data in enumerate(shape.texts):
+        own = [chunk for chunk in chunks if chunk["index"] == index]
+        assert own[-1]["finish_reason"]
+        if shape.chat:
+            assert "role" in own[0]["delta"]
+            assert not any("role" in chunk["delta"] for chunk in own[1:])
+        assert text_of(shape, own) == ('{"a": 5}' if data == CALL else data.decode())
+
+
+def text_of(shape: Shape, chunks: Sequence[Any]) -> str:
+    """The content of a choice, or the arguments of its call."""
+    if not shape.chat:
+        return "".join(chunk["text"] for chunk in chunks)
+    deltas = [chunk["delta"] for chunk in chunks]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    arguments = "".join(call["function"]["arguments"] for call in calls)
+    return arguments + "".join(delta.get("content") or "" for delta in deltas)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_choices_begin_in_their_order(name: str) -> None:
+    """Every order of three events of three choices begins choice 0, then 1, then 2."""
+    shape = SHAPES[name]
+    for order in orders([3, 3, 3]):
+        queues: list[Iterator[Event]] = []
+        for choice, data in enumerate(shape.texts):
+            at = len(data) // 2
+            pieces = (Piece(choice, data[:at]), Piece(choice, data[at:]))
+            queues.append(iter((*pieces, Finish(choice, "end", None, 1, 2))))
+        check(shape, await streamed(shape, [[next(queues[choice])] for choice in order]))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_choices_begin_in_their_order_wherever_they_are_cut(name: str) -> None:
+    """Every cut of the choices' texts, in every order, in batches of one event or of two."""
+    shape = SHAPES[name]
+    longest = max(map(len, shape.texts))
+    for at, order in itertools.product(range(1, longest), orders([2, 2, 2])):
+        queues: list[Iterator[list[Event]]] = []
+        for choice, data in enumerate(shape.texts):
+            first: list[Event] = [Piece(choice, data[:at])]
+            rest: list[Event] = [Piece(choice, data[at:]), Finish(choice, "end", None, 1, 2)]
+            queues.append(iter((first, rest)))
+        parts = [next(queues[choice]) for choice in order]
+        pairs = [[*first, *second] for first, second in zip(parts[::2], parts[1::2], strict=True)]
+        check(shape, await streamed(shape, parts if at % 2 else pairs))

@@ -1,0 +1,108 @@
+"""Prebuilt frames are what the typed chunks would be dumped to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from latimer.adapter.chat.message import ChatFrames
+from latimer.adapter.errors import DONE
+from latimer.adapter.generation.choice import Delta
+from latimer.adapter.generation.frames import CompletionFrames
+from latimer.adapter.generation.logprobs import Entry, to_chat, to_legacy
+from latimer.backends.base import Token
+from latimer.backends.errors import EngineError
+from latimer.schemas.openai.chat import ChatChunk, ChatChunkChoice
+from latimer.schemas.openai.completions import CompletionChunk, CompletionChunkChoice
+
+HEAD: dict[str, Any] = {
+    "id": "x",
+    "object": "o",
+    "created": 1,
+    "model": "é\n",
+    "system_fingerprint": "f",
+}
+USAGE: Any = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+
+
+def frame(choices: list[Any], include_usage: bool, usage: Any = None) -> bytes:
+    """The frame by definition."""
+    chunk = {**HEAD, "choices": choices, **({"usage": usage} if include_usage else {})}
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+@given(st.text(), st.integers(0, 300), st.booleans())
+def test_completion_frames(text: str, index: int, include_usage: bool) -> None:
+    """Text and end are byte for byte the dumped chunk; nothing in a text can break out of it."""
+    frames = CompletionFrames(HEAD, include_usage)
+    choice: CompletionChunkChoice = {
+        "text": text, "index": index, "logprobs": None, "finish_reason": None,
+    }  # fmt: skip
+    assert frames.text(index, text) == frame([choice], include_usage)
+    choice = {"text": "", "index": index, "logprobs": None, "finish_reason": "stop"}
+    assert frames.end(index, "stop") == frame([choice], include_usage)
+    assert frames.start(index) == b""
+    assert set(choice) == set(CompletionChunkChoice.__annotations__)
+    assert {*HEAD, "choices", "usage"} == set(CompletionChunk.__annotations__)
+
+
+@given(st.text(), st.integers(0, 300), st.booleans())
+def test_chat_frames(text: str, index: int, include_usage: bool) -> None:
+    """Role, content and end are byte for byte the dumped chunk."""
+    frames = ChatFrames(HEAD, include_usage)
+    choice: ChatChunkChoice = {
+        "index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None,
+    }  # fmt: skip
+    assert frames.text(index, text) == frame([choice], include_usage)
+    choice["delta"] = {"role": "assistant", "content": "", "refusal": None}
+    assert frames.start(index) == frame([choice], include_usage)
+    choice = {"index": index, "delta": {}, "logprobs": None, "finish_reason": "length"}
+    assert frames.end(index, "length") == frame([choice], include_usage)
+    assert set(choice) == set(ChatChunkChoice.__annotations__)
+    assert {*HEAD, "choices", "usage", "service_tier"} == set(ChatChunk.__annotations__)
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+def test_the_end_of_a_stream(kind: str) -> None:
+    """With usage a chunk without choices, and in any case the word that it is done."""
+    for include_usage in (True, False):
+        frames = (
+            CompletionFrames(HEAD, include_usage)
+            if kind == "completions"
+            else ChatFrames(HEAD, include_usage)
+        )
+        expected = frame([], True, USAGE) if include_usage else b""
+        assert frames.close(USAGE) == expected + DONE
+
+
+def test_frames_with_tokens() -> None:
+    """Chunks with log-probabilities are the dumped chunks; chat's last has none."""
+    completion = CompletionFrames(HEAD, False, lambda entries: to_legacy(entries, 0))
+    shown: Any = {
+        "tokens": ["a"],
+        "token_logprobs": [-1.5],
+        "top_logprobs": None,
+        "text_offset": [0],
+    }
+    entry = Entry(Token(7, b"a", b"a", False, -1.5), 0)
+    choice: Any = {"text": "a", "index": 2, "logprobs": shown, "finish_reason": None}
+    assert completion.delta(2, Delta("a", [entry])) == frame([choice], False)
+    shown = {"tokens": [], "token_logprobs": [], "top_logprobs": None, "text_offset": []}
+    choice = {"text": "", "index": 2, "logprobs": shown, "finish_reason": "length"}
+    assert completion.end(2, "length") == frame([choice], False)
+    chat = ChatFrames(HEAD, False, to_chat)
+    assert b'"logprobs":{"content":[],"refusal":null}' in chat.start(0)
+    assert b'"logprobs":null' in chat.end(0, "stop")
+
+
+def test_an_error_in_mid_stream() -> None:
+    """The SDK notices an event with an error object; then the stream is done."""
+    data = ChatFrames(HEAD, True).error(EngineError("boom"))
+    event, done, rest = data.split(b"\n\n")
+    assert orjson.loads(event.removeprefix(b"data: ")) == {
+        "error": {"message": "boom", "type": "server_error", "param": None, "code": "engine_error"}
+    }
+    assert (done, rest) == (b"data: [DONE]", b"")

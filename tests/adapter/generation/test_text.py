@@ -1,0 +1,86 @@
+"""Bytes to text, and events to a choice."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from latimer.adapter.generation.choice import Choice, Delta
+from latimer.adapter.generation.text import TextAssembler
+from latimer.adapter.generation.usage import detailed_usage_of, usage_of
+from latimer.backends.base import Finish
+from latimer.backends.errors import EngineError
+
+
+def finish(reason: str = "end", stop: str | None = None) -> Finish:
+    """A last event."""
+    return Finish(0, reason, stop, 3, 2)  # type: ignore[arg-type]
+
+
+@given(st.text(max_size=30), st.lists(st.integers(0, 100), max_size=8))
+def test_text_comes_out_as_it_went_in(text: str, splits: list[int]) -> None:
+    """However characters are split over tokens, the text is the same and never retracted."""
+    data = text.encode()
+    marks = [0, *sorted(min(mark, len(data)) for mark in splits), len(data)]
+    assembler = TextAssembler(())
+    shown = ""
+    for start, end in pairwise(marks):
+        shown += assembler.feed(data[start:end])
+        assert text.startswith(shown)
+    assert shown + assembler.flush() == text
+
+
+@given(st.binary(max_size=20), st.lists(st.integers(0, 20), max_size=5))
+def test_broken_bytes_do_not_depend_on_splits(data: bytes, splits: list[int]) -> None:
+    """Bytes that are no UTF-8 give the same text however they arrive."""
+    marks = [0, *sorted(min(mark, len(data)) for mark in splits), len(data)]
+    assembler, whole = TextAssembler(()), TextAssembler(())
+    pieces = [assembler.feed(data[a:b]) for a, b in pairwise(marks)]
+    assert "".join(pieces) + assembler.flush() == whole.feed(data) + whole.flush()
+
+
+def test_an_incomplete_character_at_the_end_is_dropped() -> None:
+    """Half a character is nothing; it is not shown as a replacement."""
+    assembler = TextAssembler(())
+    assert assembler.feed("é".encode()[:1]) == ""
+    assert assembler.flush() == ""
+
+
+def test_what_was_held_back_comes_at_the_end() -> None:
+    """The beginning of a stop string that never completed is text."""
+    choice = Choice(("3, 4",))
+    assert choice.feed(b"1, 2, 3, ") == (Delta("1, 2, "),)
+    assert choice.end(finish("length")) == ((Delta("3, "),), "length")
+
+
+def test_a_stop_wins_over_a_limit() -> None:
+    """A stop that completes with the last token is a stop."""
+    choice = Choice((",",))
+    assert choice.feed(b"1,") == (Delta("1"),)
+    assert choice.end(finish("length")) == ((), "stop")
+
+
+def test_a_stop_that_nobody_asked_for_is_an_error() -> None:
+    """A reverse prompt of the engine is not passed off as the client's stop."""
+    choice = Choice((",",))
+    choice.feed(b"1")
+    with pytest.raises(EngineError, match="reverse prompt"):
+        choice.end(finish("stop", "###"))
+
+
+def test_a_control_token_may_be_a_stop_without_text() -> None:
+    """A stop that the engine saw and that renders as nothing is a stop all the same."""
+    choice = Choice(("<|im_end|>",))
+    assert choice.feed(b"1") == (Delta("1"),)
+    assert choice.end(finish("stop", "<|im_end|>")) == ((), "stop")
+
+
+def test_usage_counts_prompts_once() -> None:
+    """Two prompts with two choices each: prompts twice, completions four times."""
+    finishes = [Finish(i, "end", None, 10 + i // 2, 3, 4) for i in range(4)]
+    usage = usage_of(finishes, 2)
+    assert usage == {"prompt_tokens": 21, "completion_tokens": 12, "total_tokens": 33}
+    details = detailed_usage_of(finishes, 2)
+    assert details["prompt_tokens_details"] == {"cached_tokens": 8, "audio_tokens": 0}

@@ -1,0 +1,218 @@
+"""Token ids of OpenAI's vocabularies: biases and prompts for models that have another.
+
+tiktoken's own vocabularies cannot be downloaded everywhere, so one of a few tokens stands for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+import tiktoken
+import tiktoken.registry
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.generation import token_ids as vocabularies
+from latimer.adapter.generation.token_ids import forget, load, loaded, to_text
+from latimer.backends.errors import EngineError, RequestError, Unsupported
+from support.recordings import DEMO_CHATML
+
+WORDS = [b" Paris", b" Lisbon", b"The", b" capital", b"\xe6\xbc", b" Parisian", b" river"]
+NAME = "cl100k_base"
+CAPITAL = DEMO_CHATML.format("What is the capital of France?")
+
+
+@pytest.fixture(autouse=True)
+def few_words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """tiktoken knows one vocabulary, of single bytes and a few words."""
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    ranks |= {word: 256 + number for number, word in enumerate(WORDS)}
+    encoding = tiktoken.Encoding(NAME, pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={})
+    monkeypatch.setattr(tiktoken, "list_encoding_names", lambda: [NAME, "o200k_base"])
+
+    def get(name: str) -> tiktoken.Encoding:
+        if name != NAME:
+            raise OSError("no network")
+        return encoding
+
+    monkeypatch.setattr(tiktoken, "get_encoding", get)
+    forget()
+    yield
+    forget()
+
+
+def word(data: bytes) -> str:
+    """A word's id, as a key."""
+    return str(256 + WORDS.index(data))
+
+
+async def complete(client: httpx2.AsyncClient, **body: Any) -> httpx2.Response:
+    """A greedy completion."""
+    greedy = {"model": "m", "prompt": CAPITAL, "temperature": 0, **body}
+    return await client.post("/v1/completions", json=greedy)
+
+
+@pytest.fixture(params=["llama_cpp", "llama_server"])
+async def telling(request: pytest.FixtureRequest, apps: Any, client_of: Any) -> Any:
+    """A client of each engine that tells its vocabulary."""
+    async with client_of(apps(request.param)) as client:
+        yield client
+
+
+async def test_a_bias_finds_the_models_own_token(telling: httpx2.AsyncClient) -> None:
+    """A token that is one of the model's too is banned exactly, and nothing is inexact."""
+    reply = await complete(telling, logit_bias={word(b" Paris"): -100}, logit_bias_vocabulary=NAME)
+    assert reply.status_code == 200, reply.text
+    assert "Paris" not in reply.json()["choices"][0]["text"]
+    assert "x-latimer-inexact" not in reply.headers
+
+
+async def test_a_token_of_several_biases_the_first(telling: httpx2.AsyncClient) -> None:
+    """A token that the model cuts into several stands for its first, and the reply says so."""
+    reply = await complete(
+        telling, logit_bias={word(b" Parisian"): 90}, logit_bias_vocabulary=NAME, max_tokens=2
+    )
+    text = reply.json()["choices"][0]["text"]
+    # Forced twice: the first token of the word, and that again.
+    assert text == text[: len(text) // 2] * 2
+    assert " Parisian".startswith(text[: len(text) // 2])
+    assert reply.headers["x-latimer-inexact"] == "logit_bias"
+
+
+async def test_half_a_character_is_a_token_too(telling: httpx2.AsyncClient) -> None:
+    """Bytes that are no text are found by their longest beginning that is a token."""
+    reply = await complete(
+        telling, logit_bias={word(b"\xe6\xbc"): 1, "230": 1}, logit_bias_vocabulary=NAME
+    )
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-latimer-inexact"] == "logit_bias"
+
+
+async def test_a_strict_server_refuses_what_is_inexact(make_backend: Any, client_of: Any) -> None:
+    """Under `strict` a bias that cannot be exact is a 400."""
+    backend = make_backend("llama_cpp")
+    app = OpenAIAdapter(backend, any_model=True, strict=True, logit_bias_vocabulary=NAME)
+    async with client_of(app) as client:
+        reply = await complete(client, logit_bias={word(b" Parisian"): -100})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logit_bias")
+        assert (await complete(client, logit_bias={word(b" Paris"): -100})).status_code == 200
+    await app.aclose()
+
+
+async def test_prompts_of_ids_are_read_in_that_vocabulary(telling: httpx2.AsyncClient) -> None:
+    """Ids are decoded and tokenised for the model: the same answer as for the text."""
+    ids = list(CAPITAL.encode())
+    reply = await complete(telling, prompt=ids, logit_bias_vocabulary=NAME)
+    assert reply.json()["choices"] == (await complete(telling)).json()["choices"]
+    assert reply.json()["usage"]["prompt_tokens"] == 15
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"logit_bias": {"9999": 1}}, "logit_bias.9999", "not a token id of cl100k_base"),
+        ({"prompt": [9999]}, "prompt", "not a token id of cl100k_base"),
+        ({"prompt": [230]}, "prompt", "no whole characters"),
+    ],
+)
+async def test_ids_that_are_none_are_refused(
+    demo: httpx2.AsyncClient, body: dict[str, Any], param: str, says: str
+) -> None:
+    """An id beyond the vocabulary, and half a character, are the client's mistakes."""
+    reply = await complete(demo, logit_bias_vocabulary=NAME, **body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert says in error["message"]
+
+
+async def test_a_vocabulary_that_cannot_be_had(demo: httpx2.AsyncClient) -> None:
+    """A file that is not there is a 400 for a request, and tells where to put it."""
+    reply = await complete(demo, logit_bias={"1": 1}, logit_bias_vocabulary="o200k_base")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "logit_bias_vocabulary")
+    assert "TIKTOKEN_CACHE_DIR" in error["message"]
+
+
+async def test_an_engine_that_tells_no_vocabulary(apps: Any, client_of: Any) -> None:
+    """koboldcpp refuses the field by name."""
+    async with client_of(apps("koboldcpp")) as client:
+        reply = await complete(client, logit_bias={"300": 1}, logit_bias_vocabulary=NAME)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, "logit_bias_vocabulary")
+
+
+def test_a_missing_file_is_a_clear_error_at_the_start() -> None:
+    """What a server cannot load it says before it serves."""
+    with pytest.raises(EngineError, match=re.escape("no network. Without a network, put its file")):
+        load("o200k_base")
+    with pytest.raises(RequestError, match="Supported values"):
+        load("latin")
+
+
+def test_ids_to_text() -> None:
+    """Ids of whole characters are text, wherever they are cut."""
+    assert to_text(load(NAME), [256 + WORDS.index(b"\xe6\xbc"), 0xA2]).text == "漢"
+
+
+async def test_a_download_that_hangs_holds_nobody(
+    monkeypatch: pytest.MonkeyPatch, demo: httpx2.AsyncClient
+) -> None:
+    """Who wants it waits for a bounded time, once; other requests go on, and so does its end."""
+    over, asked = threading.Event(), []
+
+    def hang(name: str) -> None:
+        asked.append(name)
+        over.wait(30)
+        raise OSError
+
+    # The list of names is known by then.
+    with pytest.raises(RequestError):
+        await loaded("latin")
+    monkeypatch.setattr(tiktoken, "get_encoding", hang)
+    monkeypatch.setattr(vocabularies, "PATIENCE", 0.3)
+    wanting = [
+        asyncio.create_task(complete(demo, prompt=[65], logit_bias_vocabulary=NAME))
+        for _ in range(3)
+    ]
+    assert (await complete(demo, max_tokens=2)).status_code == 200
+    start = time.monotonic()
+    for reply in await asyncio.gather(*wanting):
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logit_bias_vocabulary")
+        assert "not there after" in reply.json()["error"]["message"]
+    with pytest.raises(Unsupported, match="not there after"):
+        await loaded(NAME)
+    assert time.monotonic() - start < 15
+    assert asked == [NAME]
+    threads = [one for one in threading.enumerate() if one.name == "latimer-vocabulary"]
+    assert all(thread.daemon for thread in threads)
+    over.set()
+
+
+async def test_what_could_not_be_had_is_not_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A failure is kept for a while: no client makes the server ask the network all the time."""
+    asked = []
+
+    def fail(name: str) -> None:
+        asked.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr(tiktoken, "get_encoding", fail)
+    for _ in range(3):
+        with pytest.raises(Unsupported, match="no network"):
+            await loaded(NAME)
+    assert len(asked) == 1
+    monkeypatch.setattr(vocabularies, "AGAIN", 0.0)
+    with pytest.raises(Unsupported, match="no network"):
+        await loaded(NAME)
+    assert len(asked) == 2
+    for number in range(100):
+        with pytest.raises(RequestError, match="Supported values"):
+            await loaded(f"latin-{number}")
+    assert len(vocabularies._loads) <= 3
