@@ -20,7 +20,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("schemas/*.py",),
     ("schemas/native/*.py", "schemas/openai/*.py"),
     ("backends/*.py",),
-    ("backends/structured/*.py",),
+    ("backends/grammar/*.py",),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),
     # What one HTTP exchange is, whatever it is about, and what is served.
     tuple(

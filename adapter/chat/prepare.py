@@ -11,7 +11,7 @@ import orjson
 from ...backends import offload
 from ...backends.base import MEDIA, Generation, Grammar, Media, Passage, Sampling
 from ...backends.errors import RequestError, check_length
-from ...backends.structured import Unenforced
+from ...backends.grammar import Unenforced
 from ...schemas import limits
 from ...schemas.openai.messages import Message
 from ..generation.parts import Cutter, Form, Reader

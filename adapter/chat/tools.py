@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ...backends.errors import RequestError, shortened
-from ...backends.structured import Unenforced
+from ...backends.grammar import Unenforced
 from ...schemas.openai.common import FinishReason
 from ...schemas.openai.messages import (
     AssistantMessage,

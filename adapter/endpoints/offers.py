@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from ...backends.errors import RequestError, Unsupported, shortened
-from ...backends.structured import Unenforced, check_schema
+from ...backends.grammar import Unenforced, check_schema
 from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.messages import Custom, Function, FunctionTool
 from ..chat.tools import INPUT, Mode, Offer, wrong_schema

@@ -6,7 +6,7 @@ import orjson
 
 from ...backends.base import Capabilities, Grammar
 from ...backends.errors import RequestError, Unsupported, shortened
-from ...backends.structured import Unenforced, check_schema
+from ...backends.grammar import Unenforced, check_schema
 from ...schemas.openai.chat import ChatRequest, JsonObjectFormat, JsonSchema, JsonSchemaFormat
 from ...schemas.openai.common import GRAMMAR_FIELDS
 from ...schemas.openai.completions import CompletionRequest

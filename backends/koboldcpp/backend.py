@@ -18,9 +18,9 @@ from ..base import (
     TokenIds,
 )
 from ..errors import Unsupported, read_from
+from ..grammar import with_gbnf
 from ..http import HttpUpstream
 from ..streams import ended
-from ..structured import with_gbnf
 from ..turns import QUEUE
 from ..upstream import Upstream
 from . import tokens as tokens_of

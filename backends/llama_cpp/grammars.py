@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...schemas.limits import ITEMS, MULTIPLE, PROPERTIES
-from .. import gbnf, offload
+from .. import offload
 from ..base import Grammar
 from ..errors import shortened
+from ..grammar import Unenforced, check_length, gbnf, gbnf_of, in_request, path_to, repetitions
 from ..offload import DeepThreads, Memo
-from ..structured import Unenforced, check_length, gbnf_of, in_request, path_to, repetitions
 from .trials import Trials
 from .vocabulary import Vocabulary
 

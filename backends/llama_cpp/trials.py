@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ...schemas.limits import TRIAL, TRIAL_MEMORY
-from .. import gbnf
+from ..grammar import gbnf
 from ..offload import Memo
 
 _PROGRAM = Path(__file__).with_name("trial.py")

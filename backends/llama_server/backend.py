@@ -19,9 +19,9 @@ from ..base import (
     Stream,
     TokenIds,
 )
+from ..grammar import with_gbnf
 from ..http import HttpUpstream
 from ..streams import ended, merged
-from ..structured import with_gbnf
 from ..turns import QUEUE, Party
 from ..upstream import Upstream
 from .call import Call

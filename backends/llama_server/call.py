@@ -18,8 +18,8 @@ from ..errors import (
     ids_of,
     malformed,
 )
+from ..grammar import with_gbnf
 from ..sse import EventParser
-from ..structured import with_gbnf
 from .events import ENGINE, OtherModel, check_model
 from .prompt import native_prompt, prompt_ids
 from .scorer import score

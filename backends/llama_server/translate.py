@@ -129,7 +129,7 @@ def size_of(prompt: str | Sequence[int] | MultimodalPrompt) -> int:
 def to_native(
     job: Generation, choice: int, prompt: NativePrompt, context: int, stream: bool = True
 ) -> CompletionPayload:
-    """The payload of one choice; a grammar must be GBNF (`structured.with_gbnf`).
+    """The payload of one choice; a grammar must be GBNF (`grammar.with_gbnf`).
 
     Args:
         prompt: the job's prompt as it is sent: text that the server tokenises, token ids, or text

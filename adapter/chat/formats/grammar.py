@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import orjson
 
 from ....backends.base import Grammar, Passage
-from ....backends.offload import Memo
-from ....backends.structured import (
+from ....backends.grammar import (
     WS,
     Unenforced,
     as_gbnf,
@@ -21,6 +20,7 @@ from ....backends.structured import (
     token_or_text,
     until,
 )
+from ....backends.offload import Memo
 from ....schemas import limits
 from .harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from .mistral import ARGS

@@ -12,9 +12,8 @@ from jsonschema import Draft202012Validator
 from latimer.adapter.chat.formats.grammar import Request, TooLarge, beside
 from latimer.adapter.chat.formats.grammar import grammar as grammar_of
 from latimer.adapter.chat.formats.table import FORMATS, Format
-from latimer.backends import gbnf
+from latimer.backends.grammar import Unenforced, gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
-from latimer.backends.structured import Unenforced
 from latimer.schemas.limits import SCHEMA
 from support.walks import Walker
 

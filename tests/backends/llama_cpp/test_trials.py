@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import llguidance
 import pytest
-from latimer.backends.gbnf import WrongGrammar
+from latimer.backends.grammar.gbnf import WrongGrammar
 from latimer.backends.llama_cpp.trials import Trials
 
 READ = llguidance.LLMatcher.grammar_from_lark

@@ -29,6 +29,7 @@ from latimer.backends.errors import (
     InvalidGrammar,
     RequestError,
 )
+from latimer.backends.grammar import with_gbnf
 from latimer.backends.llama_server.translate import (
     NEUTRAL,
     ChoiceStream,
@@ -38,7 +39,6 @@ from latimer.backends.llama_server.translate import (
 )
 from latimer.backends.llama_server.vocabulary import Vocabulary, read_pieces
 from latimer.backends.sse import EventParser
-from latimer.backends.structured import with_gbnf
 from support.recordings import RECORDINGS, body, exchange
 
 STREAMS = [

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from latimer.backends import gbnf
+from latimer.backends.grammar import Unenforced, gbnf
+from latimer.backends.grammar.regex import to_gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
-from latimer.backends.structured import Unenforced
-from latimer.backends.structured.regex import to_gbnf
 from support.walks import Walker
 
 

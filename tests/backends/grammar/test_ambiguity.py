@@ -10,8 +10,8 @@ import gguf
 import llama_cpp
 import numpy as np
 import pytest
-from latimer.backends.ambiguity import LAST, terminals
-from latimer.backends.gbnf import WrongGrammar, check
+from latimer.backends.grammar.ambiguity import LAST, terminals
+from latimer.backends.grammar.gbnf import WrongGrammar, check
 from latimer.backends.llama_cpp.grammars import Candidates
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.options import Options

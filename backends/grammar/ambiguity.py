@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-from ..schemas.limits import PATHS, WAYS
+from ...schemas.limits import PATHS, WAYS
 
 # Steps that follow one character: llama.cpp needs 2 to 5 us for each, since it compares each new
 # way with all others.

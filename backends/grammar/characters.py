@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..ambiguity import joined
+from .ambiguity import joined
 
 LAST = 0x10FFFF
 # UTF-8 cannot spell them.

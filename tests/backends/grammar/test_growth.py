@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 import pytest
 from latimer.backends.base import Grammar
-from latimer.backends.gbnf import WrongGrammar
-from latimer.backends.structured import Unenforced, check_schema, gbnf_of
-from latimer.backends.structured.regex import repetitions
+from latimer.backends.grammar import Unenforced, check_schema, gbnf_of
+from latimer.backends.grammar.gbnf import WrongGrammar
+from latimer.backends.grammar.regex import repetitions
 from latimer.schemas.limits import SCHEMA
 
 # Seconds of CPU time for any of them.

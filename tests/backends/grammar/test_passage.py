@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from latimer.backends import gbnf
 from latimer.backends.base import Grammar, Passage
+from latimer.backends.grammar import as_gbnf, gbnf, renamed, until
 from latimer.backends.llama_cpp.library import LoadedModel
-from latimer.backends.structured import as_gbnf, renamed, until
 from support.walks import Walker
 
 MARKERS = ("</think>", "ab", "aab", "abab", "[/]", "é🔥é", "--^]")

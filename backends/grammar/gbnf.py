@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..schemas import limits
+from ...schemas import limits
+from ..errors import shortened
 from .ambiguity import Part, TooManyWays, check_ways
-from .errors import shortened
 
 MAX_SIZE = limits.GRAMMAR.most
 MAX_NESTING = limits.GROUPS.most

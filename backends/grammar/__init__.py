@@ -7,9 +7,9 @@ from sys import getsizeof
 from ...schemas.limits import SCHEMA
 from ..base import Generation, Grammar
 from ..errors import InvalidGrammar
-from ..gbnf import MAX_SIZE, WrongGrammar, check
 from ..offload import Memo
 from .characters import literal
+from .gbnf import MAX_SIZE, WrongGrammar, check
 from .passage import after, renamed, token_or_text, until
 from .regex import repetitions
 from .regex import to_gbnf as regex_to_gbnf

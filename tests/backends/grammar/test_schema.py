@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.backends import gbnf
+from latimer.backends.grammar import Unenforced, gbnf, path_to
+from latimer.backends.grammar.numbers import integers, numbers
+from latimer.backends.grammar.schema import FORMATS, to_gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
-from latimer.backends.structured import Unenforced, path_to
-from latimer.backends.structured.numbers import integers, numbers
-from latimer.backends.structured.schema import FORMATS, to_gbnf
 from support.schemas import SCHEMAS, error_of
 from support.walks import Walker
 

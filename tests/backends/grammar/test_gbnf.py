@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import llama_cpp
 import pytest
-from latimer.backends.gbnf import MAX_NESTING, WrongGrammar, check
+from latimer.backends.grammar.gbnf import MAX_NESTING, WrongGrammar, check
 from latimer.backends.llama_cpp.library import LoadedModel
 
 JSON = r"""
