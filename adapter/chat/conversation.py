@@ -29,7 +29,7 @@ from ...schemas.openai.messages import (
     TextPart,
     ToolMessage,
 )
-from .formats.table import HERMES, Format, format_of
+from .formats import HERMES, Format, format_of
 from .reasoning import Tags
 from .templates import render
 from .tools import INPUT

@@ -18,9 +18,9 @@ from ..generation.parts import Cutter, Form, Reader
 from ..service import Served
 from . import instruct
 from .conversation import Style, known_style_of, turns_of
+from .formats import Format
 from .formats import grammar as calls_grammar
-from .formats.harmony import CHANNEL, MESSAGE
-from .formats.table import Format
+from .formats.rules import Function
 from .media import media_of
 from .message import Shape
 from .parsing import Plain
@@ -29,8 +29,6 @@ from .special_tokens import LIKELY, Rendered, prompt_of, spellings_of
 from .templates import Talk, render, variables_of
 from .thinking import Thinking
 from .tools import Offer, wrong_schema
-
-_FINAL = f"{CHANNEL}final{MESSAGE}"
 
 
 class ChatTurn(NamedTuple):
@@ -107,15 +105,15 @@ class _Marks(NamedTuple):
     visible: tuple[str, ...]
 
     @property
-    def is_harmony(self) -> bool:
+    def is_one_of_several(self) -> bool:
         """Whether the answer is one of several messages."""
-        return self.style.form.title == "harmony" and self.style.native
+        return bool(self.style.form.answer) and self.style.native
 
     @property
     def passage(self) -> Passage | None:
         """What comes before an answer."""
-        if self.is_harmony:
-            return Passage("", _FINAL, True)
+        if self.is_one_of_several:
+            return Passage("", self.style.form.answer, True)
         if self.tags is None:
             return None
         return Passage(self.tags.begin, self.tags.end, self.is_open, self.tokens)
@@ -212,7 +210,7 @@ async def _marks_of(
         tags = None
     found = _Marks(style, tags, is_open, frozenset(), ())
     wanted = set(tags) if tags is not None else set()
-    if turn.offer is not None or found.is_harmony:
+    if turn.offer is not None or found.is_one_of_several:
         wanted |= set(style.form.markers)
     if turn.offer is not None or wanted:
         # Stops are looked for here then, in what can be seen.
@@ -227,10 +225,10 @@ async def _marks_of(
     return found._replace(tokens=frozenset(tokens), visible=tuple(sorted(spelled)))
 
 
-def _functions(offer: Offer) -> tuple[tuple[str, bytes | None, bool], ...]:
+def _functions(offer: Offer) -> tuple[Function, ...]:
     """Functions as grammars for calls are made of them."""
     return tuple(
-        (
+        Function(
             function.name,
             None if function.parameters is None else orjson.dumps(function.parameters),
             bool(function.strict),
@@ -280,7 +278,7 @@ async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Gramm
         error = Unenforced(error.reason, error.path[1:])
         path = f"{offer.path(index)}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
-    after = None if marks.is_harmony else marks.passage
+    after = None if marks.is_one_of_several else marks.passage
     return Grammar("gbnf", text, param, after, is_own=True), True
 
 
@@ -291,14 +289,14 @@ def _is_lazy(form: Format, served: Served) -> bool:
 
 def _form(marks: _Marks, offer: Offer | None, sure: bool) -> Form | None:
     """How an answer is taken apart; None where all of it is content."""
-    if offer is None and marks.tags is None and not marks.is_harmony:
+    if offer is None and marks.tags is None and not marks.is_one_of_several:
         return None
     schemas = {one.name: one.parameters for _, one in offer.functions} if offer is not None else {}
     forced = sure and offer is not None and offer.mode != "auto"
 
     def reader() -> Reader:
         own: Reader = Plain()
-        if offer is not None or marks.is_harmony:
+        if offer is not None or marks.is_one_of_several:
             own = marks.style.form.reader(schemas, marks.tokens, sure, forced)
         tags = marks.tags
         if tags is None:

@@ -6,11 +6,16 @@ https://cookbook.openai.com/articles/openai-harmony
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from ...generation.parts import Part
+from ....backends.grammar import literal
+from ...generation.parts import Part, Reader
 from ..json_call import ARGUMENTS, Broken, CallReader, Steps
 from ..parsing import BLANKS, Blanks, Markers
+from .base import Format
+from .rules import marker as marker_of
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
@@ -38,7 +43,7 @@ class BodyReader(CallReader):
         self._check_whole()
 
 
-class Harmony:
+class HarmonyReader:
     """Reads a whole turn of the assistant's, which the prompt has begun with `<|start|>assistant`.
 
     Args:
@@ -182,3 +187,38 @@ class Harmony:
         parts = self._told()
         rest = len(self._raw) - self._settled
         return [*parts, Part("nothing", b"", rest)] if rest else parts
+
+
+@dataclass(frozen=True, eq=False)
+class Harmony(Format):
+    """A call is a message to a function, in the channel for commentary."""
+
+    def is_of(self, template: str) -> bool:
+        """See `Format.is_of`."""
+        return all(one in template for one in (CHANNEL, "commentary", "functions."))
+
+    def reader(
+        self, functions: Mapping[str, Any], marks: frozenset[str], sure: bool, forced: bool
+    ) -> Reader:
+        """See `Format.reader`."""
+        return HarmonyReader(frozenset() if forced else marks, functions.__contains__, sure)
+
+    def spelled(self, name: str) -> tuple[str, ...]:
+        """See `Format.spelled`."""
+        return (f"functions.{name}",)
+
+    def call(self, name: str, arguments: str, marks: frozenset[str]) -> str:
+        """See `Format.call`."""
+        constrain, message = marker_of(CONSTRAIN, marks), marker_of(MESSAGE, marks)
+        return f'{literal(name)} " "? ({constrain} "json")? {message} {arguments}'
+
+    def around(self, parallel: bool, marks: frozenset[str]) -> tuple[str, str]:
+        """See `Format.around`; a message that thinks may come before the call."""
+        channel, message = marker_of(CHANNEL, marks), marker_of(MESSAGE, marks)
+        over, start = marker_of(END, marks), marker_of(START, marks)
+        thought = f"!{over}*" if over.startswith("<") else "[^<]*"
+        before = f'({channel} "analysis" {message} {thought} {over} {start} "assistant")?'
+        return f'{before} {channel} "commentary to=functions."', "call"
+
+
+FORMAT = Harmony("harmony", MARKERS, answer=f"{CHANNEL}final{MESSAGE}")

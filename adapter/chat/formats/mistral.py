@@ -7,7 +7,17 @@ A list of objects (tokenizers v3 to v7), or `name[ARGS]{…}`, with `[CALL_ID]id
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....backends.grammar import literal
+from ..calls import OneReader
 from ..json_call import Broken, CallReader, Steps
+from .base import Check, Format
+from .rules import GAP
+from .rules import marker as marker_of
 
 MARKER = "[TOOL_CALLS]"
 ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
@@ -40,3 +50,49 @@ class MistralReader(CallReader):
 def _name(header: bytearray) -> str:
     text = header.decode(errors="replace").removesuffix(ARGS)
     return text.split(CALL_ID)[0].strip()
+
+
+@dataclass(frozen=True, eq=False)
+class Mistral(Format):
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}]`."""
+
+    def is_of(self, template: str) -> bool:
+        """See `Format.is_of`."""
+        return MARKER in template
+
+    def one(self, functions: Mapping[str, Any], check: Check | None) -> OneReader:
+        """See `Format.one`."""
+        return MistralReader(check=check)
+
+
+@dataclass(frozen=True, eq=False)
+class WithArgs(Mistral):
+    """`[TOOL_CALLS]name[ARGS]{…}`, once for each call."""
+
+    def is_of(self, template: str) -> bool:
+        """See `Format.is_of`."""
+        return MARKER in template and ARGS in template
+
+    def spelled(self, name: str) -> tuple[str, ...]:
+        """See `Format.spelled`."""
+        return (f"{name}{ARGS}", f"{name}{CALL_ID}")
+
+    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """See `Format.written`."""
+        return "".join(
+            f"{MARKER}{name}{ARGS}{json.dumps(arguments, ensure_ascii=False)}"
+            for name, arguments in calls
+        )
+
+    def call(self, name: str, arguments: str, marks: frozenset[str]) -> str:
+        """See `Format.call`."""
+        return f"{literal(name)} {marker_of(ARGS, marks)} {arguments}"
+
+    def around(self, parallel: bool, marks: frozenset[str]) -> tuple[str, str]:
+        """See `Format.around`; a name stands right behind the marker."""
+        begin = marker_of(self.begin, marks)
+        return begin, f"call ({GAP} {begin} call)*" if parallel else "call"
+
+
+FORMAT = Mistral("mistral", (MARKER,), MARKER, listed=True, id_size=9)
+WITH_ARGS = WithArgs("mistral-args", (MARKER, ARGS), MARKER, id_size=9)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.adapter.chat.formats.table import FORMATS, Format, format_of
+from latimer.adapter.chat.formats import FORMATS, Format, format_of
 from latimer.adapter.generation.parts import Part
 
 from .outputs import OUTPUTS, Expected
@@ -160,3 +160,11 @@ def test_no_marker_stands_in_another() -> None:
     for form in FORMATS:
         for one in form.markers:
             assert not [other for other in form.markers if one != other and one in other]
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form.begin], ids=lambda f: f.title)
+def test_what_a_format_writes_it_reads(form: Format) -> None:
+    """Earlier calls are told as the model itself makes them."""
+    calls = [("get_weather", {"city": 'Köln "am" Rhein', "days": 2}), ("get_time", {})]
+    found = whole(read(form, [(form.written(calls).encode(), False)]))
+    assert [(name, json.loads(arguments)) for name, arguments in found] == calls

@@ -9,9 +9,10 @@ from typing import Any
 import orjson
 import pytest
 from jsonschema import Draft202012Validator
+from latimer.adapter.chat.formats import FORMATS, Format
 from latimer.adapter.chat.formats.grammar import Request, TooLarge, beside
 from latimer.adapter.chat.formats.grammar import grammar as grammar_of
-from latimer.adapter.chat.formats.table import FORMATS, Format
+from latimer.adapter.chat.formats.rules import Function
 from latimer.backends.grammar import Unenforced, gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.schemas.limits import SCHEMA
@@ -37,9 +38,9 @@ FUNCTIONS = tuple(
 NO_MARKS = frozenset[str]()
 
 
-def grammar(*fields: Any) -> str:
+def grammar(form: Format, functions: Any, *fields: Any) -> str:
     """The grammar of a request with some fields."""
-    return grammar_of(Request(*fields))
+    return grammar_of(Request(form, tuple(Function(*one) for one in functions), *fields))
 
 
 @pytest.fixture(scope="module")

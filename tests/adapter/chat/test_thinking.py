@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from latimer.adapter.chat.formats.table import HERMES
+from latimer.adapter.chat.formats import HERMES
 from latimer.adapter.chat.parsing import Plain
 from latimer.adapter.chat.thinking import Thinking
 from latimer.adapter.generation.parts import Part, Reader

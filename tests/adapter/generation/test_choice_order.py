@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from latimer.adapter.chat import message
-from latimer.adapter.chat.formats.table import HERMES
+from latimer.adapter.chat.formats import HERMES
 from latimer.adapter.chat.message import ChatFrames
 from latimer.adapter.exchange import Exchange
 from latimer.adapter.generation.frames import CompletionFrames, Frames

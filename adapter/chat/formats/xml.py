@@ -7,15 +7,22 @@ Values are text where the function's schema wants a string, else JSON.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from ....backends.grammar import Unenforced, literal, until
 from ...generation.parts import Part
+from ..calls import OneReader
 from ..json_call import Broken
 from ..parsing import BLANKS
+from .base import Check, Format
+from .rules import Function, Path
+from .rules import value as value_rules
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_PARAMETER, END_FUNCTION = b"</parameter>", b"</function>"
@@ -133,3 +140,85 @@ class XmlReader:
     def _put(self, kind: str, data: bytes) -> None:
         self._parts.append(Part(kind, data, self._size))  # type: ignore[arg-type]
         self._size = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Xml(Format):
+    """Calls in tags."""
+
+    def is_of(self, template: str) -> bool:
+        """See `Format.is_of`."""
+        return all(one in template for one in (self.begin, FUNCTION, PARAMETER))
+
+    def spelled(self, name: str) -> tuple[str, ...]:
+        """See `Format.spelled`."""
+        return (f"{FUNCTION}{name}>",)
+
+    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """See `Format.written`."""
+        return "\n".join(self._written(name, arguments) for name, arguments in calls)
+
+    def rules(self, function: Function, name: str, prefix: str, index: int) -> Mapping[str, str]:
+        """See `Format.rules`."""
+        return _tags(function, name, prefix, index)
+
+    def call(self, name: str, arguments: str, marks: frozenset[str]) -> str:
+        """See `Format.call`."""
+        return f'{literal(f"{FUNCTION}{name}>")} "\\n" {arguments} "</function>"'
+
+    def one(self, functions: Mapping[str, Any], check: Check | None) -> OneReader:
+        """See `Format.one`."""
+        return XmlReader(functions)
+
+    def _written(self, name: str, arguments: Any) -> str:
+        lines = [self.begin, f"{FUNCTION}{name}>"]
+        for key, value in arguments.items() if isinstance(arguments, dict) else ():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            lines += [f"{PARAMETER}{key}>", text, "</parameter>"]
+        return "\n".join([*lines, "</function>", self.end])
+
+
+_NOTES = frozenset({"title", "description", "default", "examples", "$schema", "$id"})
+_OBJECT_KEYS = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs"}
+_TEXT_KEYS = _NOTES | {"type"}
+
+
+def _tags(function: Function, name: str, prefix: str, index: int) -> Mapping[str, str]:
+    """Rules for arguments in tags: those of the schema, in its order."""
+    strict = function.strict
+    schema = {} if function.schema is None else orjson.loads(function.schema)
+    properties = schema.get("properties") or {}
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    if strict:
+        _check_said(schema, _OBJECT_KEYS, (index,))
+    required = frozenset(schema.get("required", ()))
+    rules: dict[str, str] = {}
+    parts = []
+    for place, (key, value) in enumerate(properties.items()):
+        own = f"{prefix}value-{place}"
+        end = '"\\n</parameter>\\n"'
+        path = (index, "properties", key)
+        if not takes_text(value):
+            inner = {**shared, **value} if isinstance(value, dict) else value
+            rules |= value_rules(inner, own, f"{prefix}v{place}-", path if strict else None)
+            rules[f"{own}-end"] = f"{own} {end}"
+        elif values := value.get("enum", [value["const"]] if "const" in value else []):
+            listed = " | ".join(literal(one) for one in values)
+            rules[f"{own}-end"] = f"({listed}) {end}"
+        else:
+            if strict:
+                _check_said(value, _TEXT_KEYS, path)
+            rules |= until("\n</parameter>", f"{own}-end", '"\\n"')
+        tag = f'{literal(f"{PARAMETER}{key}>")} "\\n" {own}-end'
+        parts.append(tag if key in required else f"({tag})?")
+    return {**rules, name: " ".join(parts) or '""'}
+
+
+def _check_said(schema: Mapping[str, Any], known: frozenset[str], path: Path) -> None:
+    """Raise `Unenforced` for a keyword that arguments in tags cannot be held to."""
+    for key in schema:
+        if key not in known:
+            raise Unenforced(f"'{key}' is not enforced in this model's format", (*path, key))
+
+
+FORMAT = Xml("xml", ("<tool_call>", "</tool_call>"), "<tool_call>", "</tool_call>")

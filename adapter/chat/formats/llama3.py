@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
 from ...generation.parts import Part
-from ..json_call import Broken, CallReader
+from ..calls import OneReader
+from ..json_call import ARGUMENTS, Broken, CallReader
 from ..parsing import BLANKS
+from .bare import Bare
+from .base import Check
+from .rules import marker as marker_of
 
 MARKER = "<|python_tag|>"
 # What the interpreter is called where it is offered as a function.
@@ -75,3 +81,34 @@ class PythonTagReader:
         if name is None or not text:
             raise Broken
         return name, orjson.dumps({"code": text})
+
+
+@dataclass(frozen=True, eq=False)
+class Llama3(Bare):
+    """`{"name": …, "parameters": {…}}`, with the marker in front of it or without."""
+
+    def is_of(self, template: str) -> bool:
+        """See `Format.is_of`."""
+        if not super().is_of(template) or '"parameters"' not in template:
+            return False
+        return MARKER in template or "<|start_header_id|>" in template
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """See `Format.begins`."""
+        return (MARKER,)
+
+    def one(self, functions: Mapping[str, Any], check: Check | None) -> OneReader:
+        """See `Format.one`; what is no JSON may be a tool that it knows by name."""
+
+        def make() -> CallReader:
+            return CallReader(self.name, (self.arguments, *ARGUMENTS), check)
+
+        return PythonTagReader(make, functions.__contains__)
+
+    def around(self, parallel: bool, marks: frozenset[str]) -> tuple[str, str]:
+        """See `Format.around`; nothing comes behind the first call."""
+        return f"{marker_of(MARKER, marks)}?", "call"
+
+
+FORMAT = Llama3("llama3", (MARKER,), arguments="parameters", bare=True)

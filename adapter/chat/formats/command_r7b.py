@@ -1,0 +1,9 @@
+"""Calls as Command R7B writes them: a list of actions, each with a tool's name."""
+
+from __future__ import annotations
+
+from .base import Format
+
+_BEGIN, _END = "<|START_ACTION|>", "<|END_ACTION|>"
+
+FORMAT = Format("command-r7b", (_BEGIN, _END), _BEGIN, _END, "tool_name", "parameters", listed=True)

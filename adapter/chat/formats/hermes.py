@@ -1,0 +1,24 @@
+"""Calls as Hermes, Qwen 2.5 and 3 and many others write them: an object between two tags.
+
+https://github.com/NousResearch/Hermes-Function-Calling
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .base import Format
+
+
+@dataclass(frozen=True, eq=False)
+class Hermes(Format):
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+
+    def is_of(self, template: str) -> bool:
+        """See `Format.is_of`; others put other things between the same tags."""
+        if "<function=" in template or "<arg_key>" in template:
+            return False
+        return self.begin in template and ('"name"' in template or '\\"name\\"' in template)
+
+
+FORMAT = Hermes("hermes", ("<tool_call>", "</tool_call>"), "<tool_call>", "</tool_call>")
