@@ -13,7 +13,7 @@ import orjson
 from typing_extensions import Unpack
 
 from ..backends.base import Backend
-from ..backends.errors import LatimerError, RequestError, shortened
+from ..backends.errors import LatimerError, shortened
 from .chat.instruct import FORMATS
 from .cors import Access, Verdict
 from .endpoints.chat import create_chat_completion
@@ -21,7 +21,7 @@ from .endpoints.completions import create_completion
 from .endpoints.health import health
 from .endpoints.models import list_models, retrieve_model
 from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
-from .errors import MethodNotAllowed, ShuttingDown, error_event, unexpected
+from .errors import InvalidRequest, MethodNotAllowed, ShuttingDown, error_event, unexpected
 from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
 from .guards import Keys
 from .origins import LocalRules
@@ -183,7 +183,7 @@ class OpenAIAdapter:
             found = self._find(scope)
             if found is None:
                 asked = shortened(f"{scope['method']} {scope['path']}")
-                raise RequestError(f"Invalid URL ({asked})", status=404)
+                raise InvalidRequest(f"Invalid URL ({asked})", status=404)
             method, endpoint, guarded = found
             if guarded:
                 owner = self._keys.check(exchange)

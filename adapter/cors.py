@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..backends.errors import RequestError
-from .errors import Header
+from .errors import Header, InvalidRequest
 from .origins import ANY, LocalRules, host_name, is_origin
 
 METHODS = (b"GET", b"POST", b"DELETE")
@@ -47,7 +46,7 @@ class Verdict(NamedTuple):
     """
 
     headers: Sequence[Header]
-    error: RequestError | None = None
+    error: InvalidRequest | None = None
     is_preflight: bool = False
 
 
@@ -121,7 +120,7 @@ def _preflight(headers: Sequence[Header], granted: Sequence[Header]) -> Verdict:
     method = asked[_REQUEST_METHOD]
     if method not in METHODS:
         allowed = b", ".join(METHODS).decode()
-        error = RequestError(
+        error = InvalidRequest(
             f"The method '{_shown(method.decode('latin-1'))}' is not allowed for requests of web "
             f"pages. Allowed are {allowed}.",
             code="method_not_allowed",
@@ -129,7 +128,7 @@ def _preflight(headers: Sequence[Header], granted: Sequence[Header]) -> Verdict:
         return Verdict(granted, error)
     names = asked.get(b"access-control-request-headers")
     if names is not None and not _NAMES.fullmatch(names):
-        error = RequestError(
+        error = InvalidRequest(
             "The header 'Access-Control-Request-Headers' is malformed. Send names of headers, with "
             "commas between them.",
             code="header_not_allowed",
@@ -148,7 +147,7 @@ def _preflight(headers: Sequence[Header], granted: Sequence[Header]) -> Verdict:
     return Verdict(found, is_preflight=True)
 
 
-def _origin_error(origin: str, is_keyless: bool) -> RequestError:
+def _origin_error(origin: str, is_keyless: bool) -> InvalidRequest:
     if is_keyless:
         name = origin if is_origin(origin) else "ORIGIN"
         message = (
@@ -161,12 +160,12 @@ def _origin_error(origin: str, is_keyless: bool) -> RequestError:
             f"The origin '{_shown(origin)}' may not use this server. To allow it, name it in "
             "cors_origins (--cors-origin)."
         )
-    return RequestError(message, code="origin_not_allowed", status=403)
+    return InvalidRequest(message, code="origin_not_allowed", status=403)
 
 
-def _host_error(host: str) -> RequestError:
+def _host_error(host: str) -> InvalidRequest:
     name = host_name(host) or "NAME"
-    return RequestError(
+    return InvalidRequest(
         f"The host '{_shown(host)}' is not a known name of this server. Without an API key it "
         "answers to addresses, localhost, names without a dot and its machine's name. To allow "
         f"another one, start the server with --allowed-host {_shown(name)}, or with --api-key.",

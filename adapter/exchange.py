@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import orjson
 
 from ..backends import offload
-from ..backends.errors import LatimerError, RequestError
+from ..backends.errors import LatimerError
 from ..schemas import limits
-from .errors import Header, render
+from .errors import Header, InvalidRequest, render
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -83,7 +83,7 @@ class Exchange:
         """Read the body.
 
         Raises:
-            RequestError: it is no JSON by its type; 413 for one of more than `limit` bytes.
+            InvalidRequest: it is no JSON by its type; 413 for one of more than `limit` bytes.
             Disconnected: the client left before its end.
         """
         for key, value in self.scope["headers"]:
@@ -110,7 +110,7 @@ class Exchange:
         It has finite numbers and valid UTF-8, and is nested no deeper than allowed.
 
         Raises:
-            RequestError: as contract 1.2 words it.
+            InvalidRequest: as contract 1.2 words it.
         """
         parts, self._body = self._body, []
         if self.size <= offload.SMALL:
@@ -227,7 +227,7 @@ def _check_type(content_type: bytes) -> None:
     media = content_type.decode("latin-1").partition(";")[0].strip().lower()
     if media and media != "application/json":
         media = _printable(media)
-        raise RequestError(
+        raise InvalidRequest(
             f"Unsupported content type: '{media}'. This API method only accepts "
             "'application/json' requests, but you specified the header 'Content-Type: "
             f"{media}'. Please try again with a supported content type.",
@@ -247,11 +247,11 @@ def _object(parts: list[bytes]) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise RequestError(_NOT_JSON + f"It says: {error}.") from None
+        raise InvalidRequest(_NOT_JSON + f"It says: {error}.") from None
     if not isinstance(value, dict):
-        raise RequestError(_NOT_JSON + "It must be an object.")
+        raise InvalidRequest(_NOT_JSON + "It must be an object.")
     if body.count(b"[") + body.count(b"{") > MAX_NESTING and _depth(value) > MAX_NESTING:
-        raise RequestError(_NOT_JSON + f"It is nested deeper than {MAX_NESTING} levels.")
+        raise InvalidRequest(_NOT_JSON + f"It is nested deeper than {MAX_NESTING} levels.")
     return value
 
 
@@ -266,7 +266,7 @@ def _check_count(body: bytes) -> None:
     containers = bare.count(b"[") + bare.count(b"{")
     for count, limit in ((containers, limits.CONTAINERS), (_values(bare), limits.VALUES)):
         if count > limit.most:
-            raise RequestError(
+            raise InvalidRequest(
                 f"Invalid request body: it has {count} {limit.unit}; at most {limit.most} are "
                 "allowed."
             )
@@ -276,8 +276,8 @@ def _values(body: bytes) -> int:
     return body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
-def _too_large(limit: int) -> RequestError:
-    return RequestError(
+def _too_large(limit: int) -> InvalidRequest:
+    return InvalidRequest(
         f"The request's body is larger than {limit} bytes, the most this server takes.",
         code="request_too_large",
         status=413,

@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Iterable
 from contextlib import suppress
 
-from ..backends.errors import RequestError
+from .errors import InvalidRequest
 from .exchange import Exchange
 
 _MISSING = (
@@ -35,18 +35,18 @@ class Keys:
         """Who asks, as a name that tells nothing of the key; empty where everybody may.
 
         Raises:
-            RequestError: the 401 that OpenAI answers; every key is compared, found or not.
+            InvalidRequest: the 401 that OpenAI answers; every key is compared, found or not.
         """
         if not self._owners:
             return ""
         scheme, _, key = (exchange.raw_header(b"authorization") or b"").partition(b" ")
         key = key.strip(b" \t")
         if scheme.lower() != b"bearer" or not key:
-            raise RequestError(_MISSING, status=401)
+            raise InvalidRequest(_MISSING, status=401)
         digest = _digest(key)
         matches = [owner for known, owner in self._owners if hmac.compare_digest(digest, known)]
         if not matches:
-            raise RequestError(
+            raise InvalidRequest(
                 f"Incorrect API key provided: {_redacted(key)}. Ask whoever runs this server for "
                 "one.",
                 code="invalid_api_key",

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ..backends.base import Backend, Capabilities, Model
-from ..backends.errors import LatimerError, RequestError, shortened
+from ..backends.errors import LatimerError, shortened
 from ..schemas import limits
 from ..schemas.openai.common import Usage
+from .errors import InvalidRequest
 
 DEFAULT_MAX_BODY = limits.BODY.most
 
@@ -119,7 +120,7 @@ class Service:
         """What a request's model means; an unknown name is a 404 (contract 1.4).
 
         Raises:
-            RequestError: no model has the name.
+            InvalidRequest: no model has the name.
             EngineUnavailable: an engine that may have it is not there.
         """
         missing: LatimerError | None = None
@@ -135,7 +136,7 @@ class Service:
                 return Served(listing.backend, model, listing.policy)
         if missing is not None:
             raise missing
-        raise RequestError(
+        raise InvalidRequest(
             f"The model `{shortened(name)}` does not exist or you do not have access to it.",
             None,
             "model_not_found",

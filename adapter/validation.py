@@ -11,12 +11,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..backends import offload
 from ..backends.base import Capabilities, Sampling
-from ..backends.errors import RequestError, Unsupported, shortened
+from ..backends.errors import Unsupported, shortened
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.common import SAMPLING_EXTRAS, Request
 from ..schemas.openai.completions import CompletionRequest
-from .errors import from_validation
+from .errors import InvalidRequest
 from .exchange import Exchange
+from .validation_errors import from_validation
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ async def read(exchange: Exchange, adapter: TypeAdapter[T]) -> T:
 
 
 def parse(adapter: TypeAdapter[T], body: Mapping[str, Any]) -> T:
-    """Validate a body; raises `RequestError` in OpenAI's words."""
+    """Validate a body; raises `InvalidRequest` in OpenAI's words."""
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
@@ -147,7 +148,7 @@ async def notes(
     nearly.update(inexact)
     if strict and ignored:
         name = shortened(ignored[0])
-        raise RequestError(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+        raise InvalidRequest(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
     if ignored:
         exchange.headers.append((b"x-latimer-ignored", _listed(ignored)))
     if nearly:
@@ -186,7 +187,7 @@ def check_stream_options(request: CompletionRequest | ChatRequest) -> bool:
     if request.stream_options is None:
         return False
     if not request.stream:
-        raise RequestError(
+        raise InvalidRequest(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             "stream_options",
         )

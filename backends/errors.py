@@ -7,6 +7,11 @@
     - EmptyPrompt           nothing to start from
     - InvalidGrammar        a grammar that is wrong, or that nothing can follow
     - UnreadableMedia       a picture or a sound that is none
+    - UnknownToken          a token id that is none
+    - WordTooLong           a word that the tokeniser cannot take
+    - TooMany               more entries than the engine takes
+    - Refused               the engine says so
+    - TooComplex            preparing it takes too long
   x Busy                    too much work at once; asking again later helps
   x EngineError             the engine's fault
     - EngineUnavailable     not reachable, or still loading its model
@@ -51,29 +56,25 @@ class LatimerError(Exception):
 
 
 class RequestError(LatimerError):
-    """The request is wrong; `param` names the field in the client's own words, if one is at fault.
+    """The request is wrong. What is below carries facts; `adapter/errors.py` has OpenAI's words.
 
-    `code` is OpenAI's machine-readable word (contract 1.2 and 1.4), `status` the HTTP status.
+    Args:
+        param: the field at fault in the client's own words, None where it is no single one.
+        facts: what else there is to say.
     """
 
-    def __init__(
-        self, message: str, param: str | None = None, code: str | None = None, status: int = 400
-    ) -> None:
-        super().__init__(message)
+    def __init__(self, param: str | None, *facts: object) -> None:
+        super().__init__(f"{type(self).__name__}: {', '.join(map(str, (param, *facts)))}")
         self.param = param
-        self.code = code
-        self.status = status
 
 
 class Unsupported(RequestError):
-    """A field is valid, but `engine` cannot honour it; the message says what would."""
+    """A field is valid, but `engine` cannot honour it; the hint says what would."""
 
     def __init__(self, param: str, engine: str, hint: str) -> None:
-        super().__init__(
-            f"Unsupported parameter: '{param}' is not supported by {engine}. {hint}",
-            param,
-            "unsupported_parameter",
-        )
+        super().__init__(param, engine, hint)
+        self.engine = engine
+        self.hint = hint
 
 
 class ContextExceeded(RequestError):
@@ -86,14 +87,8 @@ class ContextExceeded(RequestError):
     def __init__(
         self, context: int, prompt_tokens: int, max_tokens: int = 0, at_least: bool = False
     ) -> None:
-        more = "at least " if at_least else ""
-        super().__init__(
-            f"This model's maximum context length is {context} tokens, however you requested "
-            f"{more}{prompt_tokens + max_tokens} tokens ({more}{prompt_tokens} in your prompt; "
-            f"{max_tokens} for the completion). Please reduce your prompt; or completion length.",
-            "prompt",
-            "context_length_exceeded",
-        )
+        facts = f"{context} tokens", f"{prompt_tokens} in your prompt", f"{max_tokens} behind it"
+        super().__init__("prompt", *facts)
         self.context = context
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
@@ -119,31 +114,72 @@ class EmptyPrompt(RequestError):
     """Nothing to start from: no text, and no BOS that the model would begin with."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "Invalid 'prompt': empty. This model has no BOS token to start from; send at least one "
-            "token.",
-            "prompt",
-            "empty_string",
-        )
+        super().__init__("prompt")
 
 
 class InvalidGrammar(RequestError):
     """A grammar, in the request's field `param`, that is wrong or that nothing can follow."""
 
     def __init__(self, param: str, reason: str) -> None:
-        super().__init__(f"Invalid '{param}': {summed_up(reason)}.", param, "invalid_value")
+        super().__init__(param, reason)
+        self.reason = reason
 
 
 class UnreadableMedia(RequestError):
     """What came in the request's field `param` cannot be read as a picture or a sound."""
 
     def __init__(self, param: str) -> None:
-        super().__init__(
-            f"Invalid '{param}': it cannot be read. Pictures may be PNG, JPEG, GIF or BMP, sounds "
-            "WAV, MP3 or FLAC.",
-            param,
-            "image_parse_error",
-        )
+        super().__init__(param)
+
+
+class UnknownToken(RequestError):
+    """A token id that the vocabulary does not have.
+
+    Args:
+        size: how many tokens it has.
+        token: the id, None where it is not told which of many.
+    """
+
+    def __init__(self, param: str, size: int, token: int | None = None) -> None:
+        super().__init__(param, size, token)
+        self.size = size
+        self.token = token
+
+
+class WordTooLong(RequestError):
+    """A word, or a run of blanks, of more than `most` characters; `beginning` is how it begins."""
+
+    def __init__(self, most: int, beginning: str) -> None:
+        super().__init__("prompt", f"{most} characters without a change", beginning)
+        self.most = most
+        self.beginning = beginning
+
+
+class TooMany(RequestError):
+    """The engine takes at most `most` entries of a field that has `count`."""
+
+    def __init__(self, param: str, engine: str, most: int, count: int) -> None:
+        super().__init__(param, engine, f"at most {most}", count)
+        self.engine = engine
+        self.most = most
+        self.count = count
+
+
+class Refused(RequestError):
+    """The engine refused the request, and says why."""
+
+    def __init__(self, param: str | None, engine: str, reason: str) -> None:
+        super().__init__(param, engine, reason)
+        self.engine = engine
+        self.reason = reason
+
+
+class TooComplex(RequestError):
+    """The request takes more than some seconds to prepare."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(None, seconds)
+        self.seconds = seconds
 
 
 class Busy(LatimerError):

@@ -16,7 +16,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from ..schemas import limits
-from .errors import RequestError
+from .errors import TooComplex
 
 # Bytes or characters that every piece of work here handles within about a millisecond.
 SMALL = 16_384
@@ -59,17 +59,6 @@ _large = DeepThreads(1, "latimer-large")
 
 class Abandoned(BaseException):
     """Raised inside work that nobody waits for any more; never leaves this module."""
-
-
-class TooLong(RequestError):
-    """A request takes too long to prepare."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            f"This request takes more than {MOST_SECONDS:g} s to prepare. Send a smaller one: "
-            "fewer or shorter messages, a simpler schema or grammar.",
-            code="request_too_complex",
-        )
 
 
 class _Work(Generic[T]):
@@ -120,7 +109,7 @@ async def run(size: int, work: Callable[..., T], *arguments: object) -> T:
             a thread would cost more than it brings.
 
     Raises:
-        TooLong: it took more than `MOST_SECONDS`.
+        TooComplex: it took more than `MOST_SECONDS`.
     """
     if size <= SMALL:
         return work(*arguments)
@@ -135,7 +124,7 @@ async def run(size: int, work: Callable[..., T], *arguments: object) -> T:
             # The work's own.
             raise
         piece.leave()
-        raise TooLong from None
+        raise TooComplex(MOST_SECONDS) from None
     except asyncio.CancelledError:
         piece.leave()
         raise
@@ -189,7 +178,7 @@ class Memo(Generic[K, V]):
         """Return the result for an argument; `work` makes it where it is not known yet.
 
         Raises:
-            TooLong: it took more than `MOST_SECONDS`.
+            TooComplex: it took more than `MOST_SECONDS`.
         """
         found = self.known(key)
         if found is not None:
@@ -206,7 +195,7 @@ class Memo(Generic[K, V]):
                 # Whoever leaves does not end what others wait for.
                 value = await asyncio.shield(waiting)
         except TimeoutError:
-            raise TooLong from None
+            raise TooComplex(MOST_SECONDS) from None
         finally:
             self._left(key, shared)
         self._keep(key, value)

@@ -27,7 +27,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         f"adapter/{name}.py"
         for name in (
             "cors", "credentials", "errors", "exchange", "guards", "origins", "printable",
-            "service", "validation",
+            "service", "validation", "validation_errors",
         )
     ),
     ("adapter/generation/*.py",),

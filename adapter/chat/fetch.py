@@ -17,7 +17,8 @@ from typing import Any
 import httpcore2
 import httpx2
 
-from ...backends.errors import RequestError, shortened
+from ...backends.errors import shortened
+from ..errors import InvalidRequest
 
 MOST_BYTES = 20 * 1024 * 1024
 MOST_REDIRECTS = 3
@@ -97,7 +98,7 @@ class Fetcher:
         """Return the body at an address.
 
         Raises:
-            RequestError: it is not public, too large, no image, or does not answer.
+            InvalidRequest: it is not public, too large, no image, or does not answer.
         """
         try:
             async with asyncio.timeout(SECONDS):
@@ -108,7 +109,7 @@ class Fetcher:
             reason = f"there was no answer within {SECONDS} seconds"
         except _ERRORS as error:
             reason = f"it cannot be fetched ({shortened(str(error))})"
-        raise RequestError(f"Invalid '{param}': {reason}.", param, "invalid_image_url")
+        raise InvalidRequest(f"Invalid '{param}': {reason}.", param, "invalid_image_url")
 
     async def _followed(self, url: str) -> bytes:
         # Reading the machine's certificates takes 20 ms.

@@ -14,7 +14,7 @@ from tinytag import TinyTag
 
 from ...backends import offload
 from ...backends.base import Media, MediaKind
-from ...backends.errors import RequestError, UnreadableMedia, Unsupported
+from ...backends.errors import UnreadableMedia, Unsupported
 from ...schemas import limits
 from ...schemas.openai.messages import (
     AudioPart,
@@ -24,6 +24,7 @@ from ...schemas.openai.messages import (
     RefusalPart,
     TextPart,
 )
+from ..errors import InvalidRequest
 from ..service import Served
 
 # What llama.cpp's readers know (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC.
@@ -42,7 +43,7 @@ async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, 
     """What messages hold beside text, in its order.
 
     Raises:
-        RequestError: a part is not what it says.
+        InvalidRequest: a part is not what it says.
         Unsupported: the model does not take it, or its address must not be fetched.
     """
     found: list[Media] = []
@@ -57,7 +58,7 @@ async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, 
                 continue
             here = f"messages[{index}].content[{number}]"
             if len(found) == limits.IMAGES.most:
-                raise RequestError(
+                raise InvalidRequest(
                     f"Invalid '{here}': at most {limits.IMAGES.most} images and sounds are allowed "
                     "in one request.",
                     here,
@@ -105,7 +106,7 @@ def _inline(url: str, param: str) -> bytes:
         raise _no_image_url(url, param)
     kind = head.removeprefix("data:").partition(";")[0]
     if kind and not kind.startswith("image/"):
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid '{param}': its MIME type is '{kind[:60]}'. Only image types are supported.",
             param,
             "invalid_image_format",
@@ -123,14 +124,14 @@ def _check_pixels(data: bytes, param: str) -> None:
     if width <= 0 or height <= 0:
         raise UnreadableMedia(param)
     if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > limits.SCANS.most:
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid '{param}': at most {limits.SCANS.most} scans of a progressive JPEG are "
             "allowed. Save it with fewer.",
             param,
             "image_too_large",
         )
     if width * height > limits.PIXELS.most:
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid '{param}': the image has {width} x {height} pixels; at most "
             f"{limits.PIXELS.most} are allowed. Send a smaller one.",
             param,
@@ -152,14 +153,14 @@ def _check_length(data: bytes, param: str) -> None:
     if not sound.duration or not sound.samplerate:
         raise UnreadableMedia(param)
     if sound.samplerate < LOWEST_RATE:
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid '{param}': the sound has {sound.samplerate} samples a second; at least "
             f"{LOWEST_RATE} are needed.",
             param,
             "image_parse_error",
         )
     if sound.duration > limits.SOUND.most:
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid '{param}': the sound is {sound.duration:.0f} s long; at most "
             f"{limits.SOUND.most} s are allowed. Send a shorter one.",
             param,
@@ -167,8 +168,8 @@ def _check_length(data: bytes, param: str) -> None:
         )
 
 
-def _no_image_url(url: str, param: str) -> RequestError:
-    return RequestError(
+def _no_image_url(url: str, param: str) -> InvalidRequest:
+    return InvalidRequest(
         f"Invalid '{param}': '{url[:60]}' is no image URL. Send a data: URL, "
         "'data:image/png;base64,…'.",
         param,
@@ -182,7 +183,7 @@ def _decoded(text: str, param: str) -> bytes:
     except (binascii.Error, ValueError):
         data = b""
     if not data:
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid '{param}': expected base64-encoded data.", param, "invalid_base64"
         )
     return data

@@ -10,10 +10,11 @@ import orjson
 
 from ...backends import offload
 from ...backends.base import MEDIA, Generation, Grammar, Media, Passage, Sampling
-from ...backends.errors import RequestError, check_length
+from ...backends.errors import check_length
 from ...backends.grammar import Unenforced
 from ...schemas import limits
 from ...schemas.openai.messages import Message
+from ..errors import InvalidRequest
 from ..generation.parts import Cutter, Form, Reader
 from ..service import Served
 from . import instruct
@@ -165,7 +166,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
 def _check_media(text: str, media: Sequence[Media]) -> None:
     """Refuse pictures that a template leaves out."""
     if media and text.count(MEDIA) != len(media):
-        raise RequestError(
+        raise InvalidRequest(
             "The model's chat template leaves out some of the images or sounds of these messages. "
             "Send them in a user's message.",
             "messages",
@@ -247,7 +248,7 @@ async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Gramm
     forced = offer.mode != "auto"
     alone = answer is None or (forced and answer.param.startswith("response_format"))
     if answer is not None and not alone and not answer.param.startswith("response_format"):
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid '{answer.param}': with tools an answer may be a call, which follows another "
             "grammar. Leave one of them out, or send a 'response_format'.",
             answer.param,
@@ -267,7 +268,7 @@ async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Gramm
     except calls_grammar.TooLarge:
         if not forced and alone:
             return None, False
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid '{param}': no grammar can be made for so many functions at once. Offer fewer "
             "that are strict, or leave the choice to the model.",
             param,

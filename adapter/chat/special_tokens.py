@@ -18,8 +18,9 @@ from weakref import WeakKeyDictionary
 
 from ...backends import offload
 from ...backends.base import MEDIA, MEDIA_ID, Backend, Model, Prompt, Special, Text, TokenIds
-from ...backends.errors import EngineUnavailable, RequestError
+from ...backends.errors import EngineUnavailable
 from ...schemas import limits
+from ..errors import InvalidRequest
 from .templates import Talk
 
 # Breaks a spelling where an engine cannot be given plain text.
@@ -260,7 +261,7 @@ class _Cutter:
         """Refuse what would come to more questions than a request may ask."""
         self._pieces += pieces
         if self._pieces > limits.SPELLED.most:
-            raise RequestError(
+            raise InvalidRequest(
                 "Invalid 'messages': they spell the model's control tokens too often: their text "
                 f"comes to more than {limits.SPELLED.most} pieces. Spell them less often, or in "
                 "fewer messages.",

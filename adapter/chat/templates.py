@@ -20,7 +20,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...backends.base import Model
-from ...backends.errors import EngineError, RequestError, Unsupported, summed_up
+from ...backends.errors import EngineError, Unsupported, summed_up
+from ..errors import InvalidRequest
 from .instruct import FORMATS
 
 # What a template is given by itself; a request cannot give it otherwise.
@@ -58,7 +59,7 @@ def render(model: Model, talk: Talk) -> str:
     koboldcpp does it.
 
     Raises:
-        RequestError: the template refuses the messages (roles that must alternate, for example).
+        InvalidRequest: the template refuses the messages (roles that must alternate, for example).
         EngineError: the template itself is broken.
     """
     messages = talk["messages"]
@@ -72,7 +73,7 @@ def render(model: Model, talk: Talk) -> str:
     marked = [*messages[:-1], {**last, "content": last["content"] + here}]
     prompt, found, _rest = _rendered(model, talk, marked, False).partition(here)
     if not found:
-        raise RequestError(
+        raise InvalidRequest(
             "The model's chat template leaves out the assistant's last message, which is to go "
             "on. Leave it out, or let a user's follow.",
             "messages",
@@ -99,11 +100,11 @@ def _rendered(model: Model, talk: Talk, messages: Sequence[Mapping[str, Any]], b
         )
         return "".join(template.root_render_func(context))
     except _TemplateError as error:
-        raise RequestError(
+        raise InvalidRequest(
             f"The model's chat template refuses these messages: {summed_up(str(error))}", "messages"
         ) from None
     except Exception as error:
-        raise RequestError(
+        raise InvalidRequest(
             f"The model's chat template cannot render these messages: {summed_up(repr(error))}",
             "messages",
         ) from error
@@ -118,14 +119,14 @@ def variables_of(
     says which.
 
     Raises:
-        RequestError: it names what the template is given by itself.
+        InvalidRequest: it names what the template is given by itself.
         Unsupported: the template knows no effort.
     """
     source = model.template or ""
     variables = dict(given or {})
     for name in OWN:
         if name in variables:
-            raise RequestError(
+            raise InvalidRequest(
                 f"Invalid 'chat_template_kwargs.{name}': the template is given '{name}' by itself. "
                 "Leave it out.",
                 f"chat_template_kwargs.{name}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from ...backends.errors import RequestError, shortened
+from ...backends.errors import shortened
 from ...backends.grammar import Unenforced
 from ...schemas.openai.common import FinishReason
 from ...schemas.openai.messages import (
@@ -15,6 +15,7 @@ from ...schemas.openai.messages import (
     Message,
     ToolMessage,
 )
+from ..errors import InvalidRequest
 
 Mode = Literal["auto", "required", "named"]
 
@@ -52,9 +53,9 @@ class Offer(NamedTuple):
         return f"functions[{index}]" if self.legacy else f"tools[{index}].function"
 
 
-def wrong_schema(name: str, error: Unenforced, param: str) -> RequestError:
+def wrong_schema(name: str, error: Unenforced, param: str) -> InvalidRequest:
     """The error for parameters that are no schema, or that nothing can make sure of."""
-    return RequestError(
+    return InvalidRequest(
         f"Invalid schema for function '{shortened(name)}': In context={error.context}, "
         f"{error.reason}.",
         param,
@@ -65,7 +66,7 @@ def check_calls(messages: Sequence[Message]) -> None:
     """Every call has its result, and every result its call (contract 3.2).
 
     Raises:
-        RequestError: in OpenAI's words.
+        InvalidRequest: in OpenAI's words.
     """
     open_ids: list[str] = []
     for index, message in enumerate(messages):
@@ -73,7 +74,7 @@ def check_calls(messages: Sequence[Message]) -> None:
             if message.tool_call_id not in open_ids:
                 before = _call_before(messages, index)
                 if before is None or message.tool_call_id not in _ids(before):
-                    raise RequestError(
+                    raise InvalidRequest(
                         "Invalid parameter: messages with role 'tool' must be a response to a "
                         "preceeding message with 'tool_calls'.",
                         f"messages.[{index}].role",
@@ -89,7 +90,7 @@ def check_calls(messages: Sequence[Message]) -> None:
 
 def _check_open(ids: Sequence[str], index: int) -> None:
     if ids:
-        raise RequestError(
+        raise InvalidRequest(
             "An assistant message with 'tool_calls' must be followed by tool messages responding "
             "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
             f"{shortened(', '.join(ids))}",

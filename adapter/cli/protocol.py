@@ -18,9 +18,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from ...backends.errors import RequestError
 from ...schemas import limits
-from ..errors import render
+from ..errors import InvalidRequest, render
 
 MOST_HEAD = limits.HEAD.most
 # A chunk of one byte takes six.
@@ -178,7 +177,7 @@ class Protocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()
             return
-        _, error, _ = render(RequestError(message, status=status))
+        _, error, _ = render(InvalidRequest(message, status=status))
         body = orjson.dumps(error)
         head = [
             STATUS_LINE[status],

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 import uvicorn
 
-from ...backends.errors import LatimerError, RequestError
+from ...backends.errors import LatimerError
 from ...backends.offload import Abandoned
 from ..app import OpenAIAdapter
 from ..config import WrongSettings
 from ..discovery import backend_of, is_elsewhere, unused
+from ..errors import InvalidRequest
 from ..generation.token_ids import load
 from ..printable import printable
 from .listening import bound, local_rules
@@ -151,7 +152,7 @@ def _load_vocabulary(settings: Settings) -> None:
     name = settings.logit_bias_vocabulary or ""
     try:
         load(name)
-    except RequestError as error:
+    except InvalidRequest as error:
         raise WrongSettings(f"{settings.place('logit_bias_vocabulary')}: {error.message}") from None
 
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from ...backends import offload
 from ...backends.base import Capabilities, Generation, Sampling
-from ...backends.errors import ContextExceeded, LatimerError, RequestError, Unsupported
+from ...backends.errors import LatimerError, Unsupported
 from ...schemas import limits
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
@@ -20,7 +20,7 @@ from ...schemas.openai.messages import AssistantMessage
 from ..chat.message import ChatFrames, Shape, message_of
 from ..chat.prepare import ChatJob, prepare
 from ..chat.tools import check_calls
-from ..errors import chat_context_error
+from ..errors import InvalidRequest, in_chat
 from ..exchange import Exchange
 from ..generation.logprobs import to_chat
 from ..generation.native import pass_native
@@ -80,7 +80,7 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     try:
         chat = await prepare(await turn_of(exchange, request, served, sampling), served)
     except LatimerError as error:
-        raise _translate(error) from None
+        raise in_chat(error) from None
     inexact = (*inexact, *chat.inexact)
     await notes(exchange, request, sampling, capabilities, strict, inexact)
     if request.oai_compat is False:
@@ -99,7 +99,7 @@ async def _answer(
     include_usage: bool,
 ) -> None:
     job = chat.job
-    plan = Plan([job], len(job.seeds), detailed_usage_of, form=chat.form, translate=_translate)
+    plan = Plan([job], len(job.seeds), detailed_usage_of, form=chat.form, translate=in_chat)
     head: dict[str, Any] = {
         "id": f"chatcmpl-{random.getrandbits(96):024x}",
         "object": "chat.completion",
@@ -144,23 +144,15 @@ def _whole(
     }
 
 
-def _translate(error: LatimerError) -> LatimerError:
-    if isinstance(error, ContextExceeded):
-        return chat_context_error(error)
-    if isinstance(error, RequestError) and error.param == "prompt":
-        return RequestError(error.message, "messages", error.code, error.status)
-    return error
-
-
 def _check_combinations(request: ChatRequest) -> None:
     """Fields that need, or exclude, another one (contract 3.1)."""
     if request.top_logprobs is not None and not request.logprobs:
-        raise RequestError(
+        raise InvalidRequest(
             "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
             "top_logprobs",
         )
     if request.metadata is not None and not request.store:
-        raise RequestError(
+        raise InvalidRequest(
             "The 'metadata' parameter is only allowed when 'store' is enabled.", "metadata"
         )
     for name, needs in (
@@ -169,21 +161,21 @@ def _check_combinations(request: ChatRequest) -> None:
         ("function_call", "functions"),
     ):
         if getattr(request, name) is not None and not getattr(request, needs):
-            raise RequestError(
+            raise InvalidRequest(
                 f"Invalid value for '{name}': '{name}' is only allowed when '{needs}' are "
                 "specified.",
                 name,
             )
     both = (request.max_tokens, request.max_completion_tokens)
     if None not in both and both[0] != both[1]:
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid 'max_tokens': {both[0]} differs from 'max_completion_tokens', {both[1]}. "
             "Send 'max_completion_tokens' only; 'max_tokens' is its older name.",
             "max_tokens",
             "invalid_value",
         )
     if request.audio is None and "audio" in (request.modalities or ()):
-        raise RequestError(
+        raise InvalidRequest(
             "Missing required parameter: 'audio'.", "audio", "missing_required_parameter"
         )
 
@@ -206,13 +198,13 @@ def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
                 raise Unsupported(f"{here}.audio", capabilities.engine, _LEAVE_OUT)
             said = (message.content, message.refusal, message.tool_calls, message.function_call)
             if all(one is None for one in said):
-                raise RequestError(
+                raise InvalidRequest(
                     f"Missing required parameter: '{here}.content'.",
                     f"{here}.content",
                     "missing_required_parameter",
                 )
     if parts > limits.PARTS.most:
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid 'messages': their content has {parts} parts; at most {limits.PARTS.most} "
             "are allowed. Send fewer, larger ones.",
             "messages",

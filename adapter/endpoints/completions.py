@@ -13,11 +13,12 @@ from pydantic import TypeAdapter
 
 from ...backends import offload
 from ...backends.base import Backend, Capabilities, Generation, Prompt, Sampling, Text
-from ...backends.errors import LatimerError, RequestError, Unsupported, check_length
+from ...backends.errors import LatimerError, Unsupported, check_length
 from ...schemas import limits
 from ...schemas.openai.common import Usage
 from ...schemas.openai.completions import Completion, CompletionRequest
 from ..chat.templates import without_bos
+from ..errors import InvalidRequest
 from ..exchange import Exchange
 from ..generation.choice import Echo
 from ..generation.constraints import grammar_of
@@ -66,7 +67,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     prompts = await offload.run(exchange.size, _prompts, request, served, encoding)
     if len(prompts) * candidates > MOST_CHOICES:
         param = "n" if best is None else "best_of"
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid '{param}': {len(prompts)} prompts with {candidates} choices each are "
             f"{len(prompts) * candidates} choices; one request may have {MOST_CHOICES}. Send "
             "fewer prompts at once.",
@@ -132,9 +133,7 @@ def _shape(request: CompletionRequest) -> Callable[[Sequence[Entry]], Any] | Non
 def _translate(request: CompletionRequest, error: LatimerError) -> LatimerError:
     """An error in the words of the request: what ranks candidates was asked for by `best_of`."""
     if isinstance(error, Unsupported) and error.param == "logprobs" and request.logprobs is None:
-        return RequestError(
-            error.message.replace("'logprobs'", "'best_of'"), "best_of", error.code, error.status
-        )
+        return Unsupported("best_of", error.engine, error.hint)
     return error
 
 
@@ -148,14 +147,14 @@ def _count(request: CompletionRequest) -> tuple[int, int | None]:
     if best_of is None or best_of == count:
         return count, None
     if best_of < count:
-        raise RequestError(
+        raise InvalidRequest(
             "You requested that the server return more choices than it will generate (HINT: you "
             f"must set 'n' (currently {count}) to be at most 'best_of' (currently {best_of}), or "
             "omit either parameter if you don't specifically want to use them.)",
             "best_of",
         )
     if request.stream:
-        raise RequestError(
+        raise InvalidRequest(
             f"Results cannot be streamed when 'best_of' ({best_of}) is greater than 'n' ({count}).",
             "best_of",
         )
@@ -212,7 +211,7 @@ def _job(
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     suffix = request.suffix or None
     if suffix is not None and request.echo and request.logprobs is not None:
-        raise RequestError(
+        raise InvalidRequest(
             "Invalid 'suffix': 'echo' with 'logprobs' cannot show a prompt that goes on after the "
             "completion. Leave one of them out.",
             "suffix",

@@ -7,11 +7,12 @@ from typing import Any
 
 import orjson
 
-from ...backends.errors import RequestError, Unsupported, shortened
+from ...backends.errors import Unsupported, shortened
 from ...backends.grammar import Unenforced, check_schema
 from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.messages import Custom, Function, FunctionTool
 from ..chat.tools import INPUT, Mode, Offer, wrong_schema
+from ..errors import InvalidRequest
 
 _KINDS = ("function", "custom")
 
@@ -20,7 +21,7 @@ def offer_of(request: ChatRequest, engine: str) -> Offer | None:
     """What a request offers; None where nothing may be called.
 
     Raises:
-        RequestError: the choice names no tool that there is, or parameters are no JSON schema.
+        InvalidRequest: the choice names no tool that there is, or parameters are no JSON schema.
         Unsupported: a tool is none of functions.
     """
     legacy = not request.tools
@@ -47,7 +48,7 @@ def offer_of(request: ChatRequest, engine: str) -> Offer | None:
         unknown = names.difference(known)
         if unknown:
             source = "functions" if legacy else "tools"
-            raise RequestError(
+            raise InvalidRequest(
                 f"Invalid value for '{param}': '{shortened(min(unknown))}' is not among the "
                 f"{source} of the request; there are {shortened(', '.join(known))}.",
                 param,
@@ -101,7 +102,7 @@ def _named(choice: Mapping[str, Any], legacy: bool, param: str) -> tuple[Mode, s
         '"function": {"name": …}}, …]}}'
     )
     shown = shortened(orjson.dumps(choice).decode())
-    raise RequestError(
+    raise InvalidRequest(
         f"Invalid value for '{param}': {shown}. Objects may be {shapes}.",
         param,
         "invalid_value",

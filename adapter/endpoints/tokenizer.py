@@ -6,7 +6,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
-from ...backends.errors import RequestError
+from ...backends.errors import UnknownToken
 from ...schemas.openai.tokenizer import (
     Detokenized,
     DetokenizeRequest,
@@ -61,8 +61,7 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
     served = await service.first()
     try:
         data = await served.backend.detokenize(tuple(request.tokens))
-    except RequestError as error:
-        message = error.message.replace("'prompt'", "'tokens'")
-        raise RequestError(message, "tokens", error.code) from None
+    except UnknownToken as error:
+        raise UnknownToken("tokens", error.size, error.token) from None
     reply: Detokenized = {"prompt": data.decode(errors="replace")}
     await exchange.reply(200, orjson.dumps(reply))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ...backends import offload
 from ...backends.base import Sampling
-from ...backends.errors import RequestError, Unsupported
+from ...backends.errors import Unsupported
 from ...schemas.openai.chat import ChatRequest, InstructAdapter
 from ..chat.instruct import FORMATS, ROLES, Format, Turn
 from ..chat.prepare import ChatTurn
+from ..errors import InvalidRequest
 from ..exchange import Exchange
 from ..generation.constraints import grammar_of
 from ..service import Served
@@ -21,7 +22,7 @@ async def turn_of(
     """What a request wants to be said next.
 
     Raises:
-        RequestError: its tools, its answer's format or its adapter is wrong.
+        InvalidRequest: its tools, its answer's format or its adapter is wrong.
         Unsupported: the engine cannot do it.
     """
     capabilities, size = served.capabilities, exchange.size
@@ -66,14 +67,14 @@ def format_of(adapter: InstructAdapter) -> Format:
     """A request's own format; what it leaves out is nothing.
 
     Raises:
-        RequestError: a turn has two spellings, or users and assistant cannot be told apart.
+        InvalidRequest: a turn has two spellings, or users and assistant cannot be told apart.
     """
     turns: dict[str, Turn] = {}
     for role in ROLES:
         nested = getattr(adapter.templates, role) if adapter.templates is not None else None
         flat = (getattr(adapter, f"{role}_start"), getattr(adapter, f"{role}_end"))
         if nested is not None and flat != (None, None):
-            raise RequestError(
+            raise InvalidRequest(
                 f"Invalid 'adapter.{role}_start': 'adapter.templates.{role}' says it already. "
                 "Leave one of them out.",
                 f"adapter.{role}_start",
@@ -85,7 +86,7 @@ def format_of(adapter: InstructAdapter) -> Format:
             else Turn(flat[0] or "", flat[1] or "")
         )
     if not (turns["user"].start or turns["user"].end or turns["assistant"].start):
-        raise RequestError(
+        raise InvalidRequest(
             "Invalid 'adapter': nothing stands between the user's turns and the assistant's. Send "
             "'user_start' and 'assistant_start' at least, or 'templates' with both.",
             "adapter",

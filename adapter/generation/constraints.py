@@ -5,11 +5,12 @@ from __future__ import annotations
 import orjson
 
 from ...backends.base import Capabilities, Grammar
-from ...backends.errors import RequestError, Unsupported, shortened
+from ...backends.errors import Unsupported, shortened
 from ...backends.grammar import Unenforced, check_schema
 from ...schemas.openai.chat import ChatRequest, JsonObjectFormat, JsonSchema, JsonSchemaFormat
 from ...schemas.openai.common import GRAMMAR_FIELDS
 from ...schemas.openai.completions import CompletionRequest
+from ..errors import InvalidRequest
 
 _FIELDS = frozenset(GRAMMAR_FIELDS)
 _FIELD = "response_format"
@@ -23,7 +24,7 @@ def grammar_of(
     """What the completion must look like, None where it is free.
 
     Raises:
-        RequestError: two fields say it, or a schema is none.
+        InvalidRequest: two fields say it, or a schema is none.
         Unsupported: the engine takes no grammar of this kind.
     """
     found: list[Grammar] = []
@@ -36,7 +37,7 @@ def grammar_of(
         return None
     if len(found) > 1:
         first, second = found[0].param, found[1].param
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid '{second}': a completion follows one grammar, and '{first}' is one already. "
             "Leave one of them out.",
             second,
@@ -81,4 +82,4 @@ def _check(schema: object, name: str, param: str) -> None:
         check_schema(schema)
     except Unenforced as error:
         where = f"In context={error.context}, " if error.path else ""
-        raise RequestError(f"Invalid schema{name}: {where}{error.reason}.", param) from None
+        raise InvalidRequest(f"Invalid schema{name}: {where}{error.reason}.", param) from None

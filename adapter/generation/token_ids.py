@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...backends import offload
 from ...backends.base import Backend, Sampling, Text
-from ...backends.errors import EngineError, LatimerError, RequestError, Unsupported, shortened
+from ...backends.errors import EngineError, LatimerError, Unsupported, shortened
 from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.completions import CompletionRequest
+from ..errors import InvalidRequest
 from ..service import Served
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def load(name: str) -> Encoding:
 
     Raises:
         EngineError: tiktoken is not installed, or cannot get the vocabulary's file.
-        RequestError: it knows no vocabulary of that name.
+        InvalidRequest: it knows no vocabulary of that name.
     """
     _check(name, _load_of("", _names).future.result())
     encoding: Encoding = _load_of(name, lambda: _encoding(name)).future.result()
@@ -94,7 +95,7 @@ async def loaded(name: str) -> Encoding:
 
     Raises:
         Unsupported: it cannot be had, or not within `PATIENCE`.
-        RequestError: tiktoken knows no vocabulary of that name.
+        InvalidRequest: tiktoken knows no vocabulary of that name.
     """
     _check(name, await _waited(name, _load_of("", _names)))
     encoding: Encoding = await _waited(name, _load_of(name, lambda: _encoding(name)))
@@ -133,7 +134,7 @@ def _names() -> Collection[str]:
 def _check(name: str, names: Collection[str]) -> None:
     if name not in names:
         listed = ", ".join(f"'{known}'" for known in names)
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid value: '{shortened(name)}'. Supported values are: {listed}.",
             "logit_bias_vocabulary",
             "invalid_value",
@@ -159,7 +160,7 @@ async def to_model(name: str, biases: Biases, backend: Backend) -> tuple[Biases,
     bias. Where two tokens have the same first one, the one that is exact counts, else the stronger.
 
     Raises:
-        RequestError: an id is none of the vocabulary.
+        InvalidRequest: an id is none of the vocabulary.
         Unsupported: the engine does not tell how it spells tokens.
     """
     encoding = await loaded(name)
@@ -189,13 +190,13 @@ def to_text(encoding: Encoding, ids: Sequence[int]) -> Text:
     """A prompt of another vocabulary's ids as text, for the model's own tokeniser.
 
     Raises:
-        RequestError: an id is none of the vocabulary, or the ids are no whole characters.
+        InvalidRequest: an id is none of the vocabulary, or the ids are no whole characters.
     """
     data = b"".join(_bytes_of(encoding, token, "prompt") for token in ids)
     try:
         return Text(data.decode())
     except UnicodeDecodeError:
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid 'prompt': these ids of {encoding.name} are no whole characters, so no other "
             "model can read them. Send text.",
             "prompt",
@@ -207,7 +208,7 @@ def _bytes_of(encoding: Encoding, token: int, param: str) -> bytes:
     try:
         return encoding.decode_single_token_bytes(token)
     except KeyError:
-        raise RequestError(
+        raise InvalidRequest(
             f"Invalid '{param}': {token} is not a token id of {encoding.name}; ids go from 0 to "
             f"{encoding.max_token_value}.",
             param,
@@ -245,7 +246,7 @@ async def _first(
     for end in range(len(data), 0, -1):
         if (token := ids.get(data[:end])) is not None:
             return token
-    raise RequestError(
+    raise InvalidRequest(
         f"Invalid 'logit_bias': no token of the model begins like {data!r}.",
         "logit_bias",
         "invalid_value",

@@ -11,7 +11,7 @@ import orjson
 
 from ...schemas.native.koboldcpp import GeneratePayload, LastLogprobs, StreamEvent
 from ..base import MEDIA, Capabilities, Finish, Generation, MediaKind, Reason
-from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, RequestError
+from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, TooMany
 from ..stops import StopMatcher, matcher_of
 
 ENGINE = "koboldcpp"
@@ -148,12 +148,7 @@ def to_native(
         payload["reasoning_effort"] = "high"
     if sampling.logit_bias:
         if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
-            raise RequestError(
-                f"Invalid 'logit_bias': {ENGINE} takes at most {MAX_LOGIT_BIAS} entries, but got "
-                f"{len(sampling.logit_bias)} instead.",
-                "logit_bias",
-                "object_above_max_properties",
-            )
+            raise TooMany("logit_bias", ENGINE, MAX_LOGIT_BIAS, len(sampling.logit_bias))
         payload["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     return payload  # type: ignore[return-value]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base import MEDIA, MEDIA_ID, Generation, Text, TokenIds
-from ..errors import ContextExceeded, RequestError, Unsupported, check_length
+from ..errors import ContextExceeded, UnknownToken, Unsupported, check_length
 from .options import ENGINE
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def prompt_of(
 
     Raises:
         ContextExceeded: the prompt is so long that it cannot fit, whatever its tokens are.
-        RequestError: an id is none of the vocabulary's.
+        UnknownToken: an id is none of the vocabulary's.
     """
     check_length(len(job.suffix or ""), vocabulary.longest, context, job.max_tokens)
     if isinstance(job.prompt, Text):
@@ -133,12 +133,7 @@ def _infill(job: Generation, vocabulary: Vocabulary) -> Prompt:
 
 
 def check_ids(ids: TokenIds, size: int, param: str) -> None:
-    """Raise `RequestError` for an id that is none of a vocabulary's."""
+    """Raise `UnknownToken` for an id that is none of a vocabulary's."""
     for token in ids:
         if not 0 <= token < size:
-            raise RequestError(
-                f"Invalid '{param}': {token} is not a token id of this model; ids go from 0 to "
-                f"{size - 1}.",
-                param,
-                "invalid_value",
-            )
+            raise UnknownToken(param, size, token)

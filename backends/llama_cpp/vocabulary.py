@@ -10,7 +10,7 @@ import llama_cpp
 
 from ...schemas.limits import WORD
 from ..base import Special, TokenIds
-from ..errors import RequestError
+from ..errors import WordTooLong
 from ..pieces import shown
 from .library import LoadedModel
 from .tokenizer import PIECE, Cutter, tokenize
@@ -160,9 +160,4 @@ def _check_runs(text: str) -> None:
     """Refuse a word, or a run of blanks, that llama.cpp's recursion has no stack for."""
     for run in _RUN.finditer(text):
         if run.end() - run.start() > WORD.most:
-            raise RequestError(
-                f"Invalid 'prompt': it has more than {WORD.most} characters without a change "
-                f"between words and blanks, from {run[0][:20]!r} on. Send less of them.",
-                "prompt",
-                "string_above_max_length",
-            )
+            raise WordTooLong(WORD.most, run[0][:20])

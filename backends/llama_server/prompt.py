@@ -6,7 +6,7 @@ import orjson
 
 from .. import offload
 from ..base import Generation, Model, Text, TokenIds
-from ..errors import ContextExceeded, EmptyPrompt, RequestError, Unsupported, read_from, text_of
+from ..errors import ContextExceeded, EmptyPrompt, UnknownToken, Unsupported, read_from, text_of
 from . import infill
 from .events import ENGINE
 from .server import Server
@@ -93,10 +93,6 @@ def _marker(server: Server) -> str:
 
 
 def check_ids(ids: TokenIds, vocabulary: Vocabulary) -> None:
-    """Raise `RequestError` for an id that is none of the vocabulary."""
+    """Raise `UnknownToken` for an id that is none of the vocabulary."""
     if ids and not (min(ids) >= 0 and max(ids) < len(vocabulary)):
-        raise RequestError(
-            f"Invalid 'prompt': token ids must be between 0 and {len(vocabulary) - 1}.",
-            "prompt",
-            "invalid_value",
-        )
+        raise UnknownToken("prompt", len(vocabulary))

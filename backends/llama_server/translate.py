@@ -29,7 +29,7 @@ from ..errors import (
     EngineUnavailable,
     InvalidGrammar,
     LatimerError,
-    RequestError,
+    Refused,
     UnreadableMedia,
     read_from,
     summed_up,
@@ -194,7 +194,7 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
         if message.startswith("Failed to load image"):
             media = job.media if job is not None else ()
             return UnreadableMedia(media[0].param if len(media) == 1 else "messages")
-        return RequestError(f"{ENGINE} refused the request: {message}", param)
+        return Refused(param, ENGINE, message)
     if "empty grammar stack" in message and job is not None and job.grammar is not None:
         # It drew a token that the grammar forbids, as no other was left.
         reason = "it left nothing to go on with: every token that it allows is banned"

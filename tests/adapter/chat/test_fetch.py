@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from latimer.adapter.chat.fetch import Fetcher, is_public
-from latimer.backends.errors import RequestError
+from latimer.adapter.errors import InvalidRequest
 from support.servers import serving
 
 BODY = b"\x89PNG" + bytes(1000)
@@ -44,7 +44,7 @@ def address() -> Iterator[str]:
 
 async def refused(fetcher: Fetcher, url: str) -> str:
     """Why an address is not fetched."""
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         await fetcher(url, "messages[0]")
     assert (caught.value.param, caught.value.code) == ("messages[0]", "invalid_image_url")
     return caught.value.message
