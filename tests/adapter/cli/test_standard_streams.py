@@ -7,7 +7,7 @@ import sys
 
 CODE = """
 import sys
-from latimer.adapter import standard_streams
+from latimer.adapter.cli import standard_streams
 standard_streams.secure()
 sys.stderr.write("x" * 99 + "\\n")
 for _ in range(20):
