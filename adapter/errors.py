@@ -165,16 +165,6 @@ def _chat_context(error: ContextExceeded) -> str:
     )
 
 
-def _unknown_token(error: UnknownToken) -> str:
-    last = error.size - 1
-    if error.token is None:
-        return f"Invalid '{error.param}': token ids must be between 0 and {last}."
-    return (
-        f"Invalid '{error.param}': {error.token} is not a token id of this model; ids go from 0 "
-        f"to {last}."
-    )
-
-
 # What is said of each kind of error, and OpenAI's code for it (contract 1.2 to 1.4).
 _WORDS: Mapping[type[RequestError], Callable[[Any], tuple[str, str | None]]] = {
     Unsupported: lambda error: (
@@ -196,7 +186,11 @@ _WORDS: Mapping[type[RequestError], Callable[[Any], tuple[str, str | None]]] = {
         "sounds WAV, MP3 or FLAC.",
         "image_parse_error",
     ),
-    UnknownToken: lambda error: (_unknown_token(error), "invalid_value"),
+    UnknownToken: lambda error: (
+        f"Invalid '{error.param}': {error.token} is not a token id of this model; ids go from 0 "
+        f"to {error.size - 1}.",
+        "invalid_value",
+    ),
     WordTooLong: lambda error: (
         f"Invalid 'prompt': it has more than {error.most} characters without a change between "
         f"words and blanks, from {error.beginning!r} on. Send less of them.",

@@ -33,6 +33,17 @@ Prompt: TypeAlias = TokenIds | Text
 WINDOWS = frozenset({"repeat_last_n", "dry_penalty_last_n"})
 
 
+# The sampling extras of llama.cpp, by the names that requests use.
+LLAMA_CPP_EXTRAS = frozenset(
+    {
+        "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
+        "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta",
+        "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+        "dry_sequence_breakers", "repeat_penalty", "repeat_last_n", "ignore_eos",
+    }
+)  # fmt: skip
+
+
 class Sampling(NamedTuple):
     """How to pick tokens: OpenAI's own knobs, and the engine extras that the request named.
 

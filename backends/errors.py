@@ -21,7 +21,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,7 +64,7 @@ class RequestError(LatimerError):
     """
 
     def __init__(self, param: str | None, *facts: object) -> None:
-        super().__init__(f"{type(self).__name__}: {', '.join(map(str, (param, *facts)))}")
+        super().__init__(f"{type(self).__name__}: {', '.join(map(repr, (param, *facts)))}")
         self.param = param
 
 
@@ -133,17 +133,22 @@ class UnreadableMedia(RequestError):
 
 
 class UnknownToken(RequestError):
-    """A token id that the vocabulary does not have.
+    """A token id that the vocabulary, of `size` tokens, does not have."""
 
-    Args:
-        size: how many tokens it has.
-        token: the id, None where it is not told which of many.
-    """
-
-    def __init__(self, param: str, size: int, token: int | None = None) -> None:
+    def __init__(self, param: str, size: int, token: int) -> None:
         super().__init__(param, size, token)
         self.size = size
         self.token = token
+
+
+def check_ids(param: str, ids: Sequence[int], size: int) -> None:
+    """Refuse an id that a vocabulary of so many tokens does not have.
+
+    Raises:
+        UnknownToken: it names the first.
+    """
+    if ids and not (min(ids) >= 0 and max(ids) < size):
+        raise UnknownToken(param, size, next(one for one in ids if not 0 <= one < size))
 
 
 class WordTooLong(RequestError):

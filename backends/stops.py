@@ -92,6 +92,46 @@ def matcher_of(job: Generation) -> Matcher:
     return StopMatcher(job.stops) if job.scan is None else job.scan()
 
 
+class TokenCut:
+    """Where a stop cuts a choice off, and how many of its tokens begin before that."""
+
+    __slots__ = ("_matcher", "_released", "_size", "_starts")
+
+    def __init__(self, job: Generation) -> None:
+        self._matcher = matcher_of(job)
+        self._starts: list[int] = []
+        self._size = 0
+        self._released = 0
+
+    @property
+    def stop(self) -> str | None:
+        """See `Matcher.stop`."""
+        return self._matcher.stop
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens belong to the completion."""
+        return begun_before(self._released, self._starts)
+
+    def add(self, data: bytes, mark: bool = False) -> None:
+        """Take the next token."""
+        self._starts.append(self._size)
+        self._size += len(data)
+        self._released += self._matcher.advance(data, mark)
+
+    def settle(self) -> None:
+        """Nothing more comes."""
+        self._released += self._matcher.settle()
+
+
+def begun_before(end: int, starts: Iterable[int]) -> int:
+    """How many tokens have their first byte before a cut: those belong to what is kept.
+
+    That is contract 2.5, for counts as for log-probabilities.
+    """
+    return sum([start < end for start in starts])
+
+
 def cut(text: bytes, stops: Iterable[str]) -> tuple[int, str | None]:
     """Where a whole text ends: its length, or the start of the stop that completes first."""
     matcher = StopMatcher(stops)

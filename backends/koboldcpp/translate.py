@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -12,7 +12,7 @@ import orjson
 from ...schemas.native.koboldcpp import GeneratePayload, LastLogprobs, StreamEvent
 from ..base import MEDIA, Capabilities, Finish, Generation, MediaKind, Reason
 from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, TooMany
-from ..stops import StopMatcher, matcher_of
+from ..stops import StopMatcher, begun_before, matcher_of
 
 ENGINE = "koboldcpp"
 MAX_LOGIT_BIAS = 512
@@ -251,20 +251,24 @@ class ChoiceStream:
 
 
 def tokens_before(tokens: Sequence[str], text: bytes, end: int) -> int:
-    """How many tokens begin before byte `end` of the text.
+    """How many tokens begin before byte `end` of the text."""
+    return begun_before(end, _starts(tokens, text))
+
+
+def _starts(tokens: Sequence[str], text: bytes) -> Iterator[int]:
+    """Where each token begins in the text.
 
     Tokens inside a character were decoded to less than their bytes; a run of them fills the text
     up to where the next whole token is found, and shares it evenly.
     """
-    count = position = pending = 0
+    position = pending = 0
     for token in tokens:
         data = token.encode()
         found = text.find(data, position) if data else -1
         if found < 0 or (found > position and not pending):
             pending += 1
             continue
-        count += sum(position + i * (found - position) // pending < end for i in range(pending))
-        count += found < end
+        yield from (position + i * (found - position) // pending for i in range(pending))
+        yield found
         position, pending = found + len(data), 0
-    rest = len(text) - position
-    return count + sum(position + i * rest // pending < end for i in range(pending))
+    yield from (position + i * (len(text) - position) // pending for i in range(pending))

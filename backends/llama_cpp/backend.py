@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from .. import offload
 from ..base import (
+    LLAMA_CPP_EXTRAS,
     Batch,
     Capabilities,
     Event,
@@ -32,6 +33,7 @@ from ..errors import (
     EngineError,
     LatimerError,
     Unsupported,
+    check_ids,
 )
 from ..streams import ended
 from ..turns import QUEUE, Party
@@ -46,7 +48,7 @@ from .options import (
     default_cache_memory,
     default_threads,
 )
-from .prompts import Prompt, check_ids, prompt_of, size_of
+from .prompts import Prompt, prompt_of, size_of
 
 if TYPE_CHECKING:
     from .grammars import Constraint
@@ -59,29 +61,7 @@ DEMO_MODEL = Path(__file__).with_name("demo.gguf")
 
 CAPABILITIES = Capabilities(
     engine=ENGINE,
-    extras=frozenset(
-        {
-            "top_k",
-            "min_p",
-            "typical_p",
-            "top_n_sigma",
-            "xtc_probability",
-            "xtc_threshold",
-            "dynatemp_range",
-            "dynatemp_exponent",
-            "mirostat",
-            "mirostat_tau",
-            "mirostat_eta",
-            "dry_multiplier",
-            "dry_base",
-            "dry_allowed_length",
-            "dry_penalty_last_n",
-            "dry_sequence_breakers",
-            "repeat_penalty",
-            "repeat_last_n",
-            "ignore_eos",
-        }
-    ),
+    extras=LLAMA_CPP_EXTRAS,
     grammars=frozenset({"gbnf", "json_schema", "regex", "lark"}),
     refused={
         "oai_compat": "An engine in this process has no reply of its own.",
@@ -235,7 +215,7 @@ class LlamaCpp:
         vocabulary = (await self._engine()).vocabulary
 
         def text() -> bytes:
-            check_ids(ids, vocabulary.size, "prompt")
+            check_ids("prompt", ids, vocabulary.size)
             return vocabulary.detokenize(ids)
 
         return await offload.run(len(ids), text)
@@ -323,7 +303,7 @@ class LlamaCpp:
 
         model, vocabulary = engine.model, engine.vocabulary
         prompt, count, chunks, shown = read
-        check_ids(tuple(i for i, _ in job.sampling.logit_bias), vocabulary.size, "logit_bias")
+        check_ids("logit_bias", [i for i, _ in job.sampling.logit_bias], vocabulary.size)
         if not prompt:
             raise EmptyPrompt
         room = model.context - len(prompt)

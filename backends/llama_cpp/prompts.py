@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base import MEDIA, MEDIA_ID, Generation, Text, TokenIds
-from ..errors import ContextExceeded, UnknownToken, Unsupported, check_length
+from ..errors import ContextExceeded, Unsupported, check_ids, check_length
 from .options import ENGINE
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def prompt_of(
 
     Raises:
         ContextExceeded: the prompt is so long that it cannot fit, whatever its tokens are.
-        UnknownToken: an id is none of the vocabulary's.
+        check_ids: an id is none of the vocabulary's.
     """
     check_length(len(job.suffix or ""), vocabulary.longest, context, job.max_tokens)
     if isinstance(job.prompt, Text):
@@ -65,7 +65,7 @@ def prompt_of(
         ids = vocabulary.tokenize(text.text, add_special=True, parse_special=text.parse_special)
         found = Prompt(ids, len(ids) - vocabulary.adds_bos, {})
     else:
-        check_ids(text, vocabulary.size, "prompt")
+        check_ids("prompt", text, vocabulary.size)
         found = Prompt(text, len(text) - job.hidden, {})
     if job.prompt_logprobs is None:
         return found
@@ -126,14 +126,7 @@ def _infill(job: Generation, vocabulary: Vocabulary) -> Prompt:
     if isinstance(prompt, Text):
         prefix = tokenize(prompt.text)
     else:
-        check_ids(prompt, vocabulary.size, "prompt")
+        check_ids("prompt", prompt, vocabulary.size)
         prefix = prompt
     ids = (before, *prefix, after, *tokenize(job.suffix or ""), gap)
     return Prompt((vocabulary.bos_id, *ids) if vocabulary.adds_bos else ids, len(ids), {})
-
-
-def check_ids(ids: TokenIds, size: int, param: str) -> None:
-    """Raise `UnknownToken` for an id that is none of a vocabulary's."""
-    for token in ids:
-        if not 0 <= token < size:
-            raise UnknownToken(param, size, token)

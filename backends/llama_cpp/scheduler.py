@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from ..base import Event, Finish, Piece, PromptTokens, Reason, Token
 from ..errors import EngineError, InvalidGrammar, LatimerError
-from ..stops import matcher_of
+from ..stops import TokenCut
 from .cache import Cache, Slot
 from .grammars import Candidates, TooComplex
 from .library import Context, DecodeFailed
@@ -206,9 +206,8 @@ class Scheduler:
             self._cache.size,
             constraint,
         )
-        matcher = matcher_of(job)
         cached = max(slot.reused - task.hidden, 0)
-        return Run(choice, slot, sampler, matcher, history, wanted, cached=cached)
+        return Run(choice, slot, sampler, TokenCut(job), history, wanted, cached=cached)
 
     def _begin_scoring(self, run: Run) -> None:
         task = run.choice.task
@@ -373,13 +372,9 @@ class Scheduler:
         if data or told:
             self._outbox.append((task, (Piece(run.choice.index, data, told, mark, 1),)))
         if task.job.stops:
-            run.starts.append(run.text_size)
-            run.text_size += len(data)
-            run.released += run.matcher.advance(data, mark)
-            stop = run.matcher.stop
-            if stop is not None:
-                before = sum(start < run.released for start in run.starts)
-                self._finish(run, "stop", stop, before)
+            run.cut.add(data, mark)
+            if run.cut.stop is not None:
+                self._finish(run, "stop", run.cut.stop, run.cut.tokens)
                 return
         if run.drawn >= task.max_tokens:
             self._finish(run, "length", None, run.drawn)

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..base import Event, Generation, Matcher, Token, TokenIds
+from ..base import Event, Generation, Token, TokenIds
 from ..errors import LatimerError
+from ..stops import TokenCut
 from ..turns import Party
 from .cache import Slot
 from .grammars import Constraint
@@ -97,15 +98,12 @@ class Run:
     choice: Choice
     slot: Slot
     sampler: Sampler
-    matcher: Matcher
+    cut: TokenCut
     history: list[int]
     wanted: int
     scored: list[Token] | None = None
     cached: int = 0
     drawn: int = 0
-    text_size: int = 0
-    released: int = 0
-    starts: list[int] = field(default_factory=list)
     rows: Rows = NOWHERE
     outputs: int = 0
     ready: bool = False

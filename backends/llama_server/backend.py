@@ -19,13 +19,14 @@ from ..base import (
     Stream,
     TokenIds,
 )
+from ..errors import check_ids
 from ..grammar import with_gbnf
 from ..http import HttpUpstream
 from ..streams import ended, merged
 from ..turns import QUEUE, Party
 from ..upstream import Upstream
 from .call import Call
-from .prompt import check_ids, native_prompt, prompt_ids
+from .prompt import native_prompt, prompt_ids
 from .scorer import prompt_tokens
 from .scoring import speculative
 from .server import Server
@@ -124,7 +125,7 @@ class LlamaServer:
         vocabulary = (await self.server.facts()).vocabulary
 
         def text() -> bytes:
-            check_ids(ids, vocabulary)
+            check_ids("prompt", ids, len(vocabulary))
             return b"".join(vocabulary.shown(ids))
 
         return await offload.run(len(ids), text)

@@ -6,12 +6,11 @@ import orjson
 
 from .. import offload
 from ..base import Generation, Model, Text, TokenIds
-from ..errors import ContextExceeded, EmptyPrompt, UnknownToken, Unsupported, read_from, text_of
+from ..errors import ContextExceeded, EmptyPrompt, Unsupported, check_ids, read_from, text_of
 from . import infill
 from .events import ENGINE
 from .server import Server
 from .translate import NativePrompt, to_error, with_media
-from .vocabulary import Vocabulary
 
 
 async def native_prompt(server: Server, job: Generation, model: Model) -> NativePrompt:
@@ -53,7 +52,7 @@ async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[Tok
     if len(ids) + (job.max_tokens or 0) > model.context:
         raise ContextExceeded(model.context, count, job.max_tokens or 0)
     if job.prompt_logprobs is not None:
-        check_ids(ids, (await server.facts()).vocabulary)
+        check_ids("prompt", ids, len((await server.facts()).vocabulary))
     return ids, count
 
 
@@ -90,9 +89,3 @@ async def _markers(server: Server, model: Model) -> infill.Markers:
 def _marker(server: Server) -> str:
     """What stands for a picture in the server's prompts."""
     return server.watch.identity.marker if server.watch.identity is not None else ""
-
-
-def check_ids(ids: TokenIds, vocabulary: Vocabulary) -> None:
-    """Raise `UnknownToken` for an id that is none of the vocabulary."""
-    if ids and not (min(ids) >= 0 and max(ids) < len(vocabulary)):
-        raise UnknownToken("prompt", len(vocabulary))

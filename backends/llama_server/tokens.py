@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..base import Finish, Generation, Piece, Reason, Token
 from ..errors import EngineError
-from ..stops import matcher_of
+from ..stops import TokenCut
 from .events import ENGINE
 from .scoring import alternatives, logprob_of, speculative
 from .translate import heads
@@ -44,11 +44,8 @@ class TokenStream:
         self._choice = choice
         self._prompt_tokens = prompt_tokens
         self._vocabulary = vocabulary
-        self._matcher = matcher_of(job)
+        self._cut = TokenCut(job)
         self.marks = vocabulary.marks(job.visible)
-        self._released = 0
-        self._size = 0
-        self._starts: list[int] = []
         self._predicted = 0
         self._cached = 0
         self._steps: list[_Step] = []
@@ -101,19 +98,15 @@ class TokenStream:
     def _note(self, tokens: Sequence[Token]) -> None:
         for token in tokens:
             self.ids.append(token.id)
-            self._starts.append(self._size)
-            self._size += len(token.data)
-            self._released += self._matcher.advance(token.data, token.id in self.marks)
+            self._cut.add(token.data, token.id in self.marks)
         finish = self.finish
-        if finish is None and self._job.scan is not None and self._matcher.stop is not None:
+        stop = self._cut.stop
+        if finish is None and self._job.scan is not None and stop is not None:
             # The server knows of no stop.
-            finish = Finish(
-                self._choice, "stop", self._matcher.stop, self._prompt_tokens, 0, self._cached
-            )
-        if finish is not None and (finish.reason == "stop" or self._matcher.stop is not None):
-            self._released += self._matcher.settle()
-            before = sum(start < self._released for start in self._starts)
-            self.finish = finish._replace(completion_tokens=before)
+            finish = Finish(self._choice, "stop", stop, self._prompt_tokens, 0, self._cached)
+        if finish is not None and (finish.reason == "stop" or stop is not None):
+            self._cut.settle()
+            self.finish = finish._replace(completion_tokens=self._cut.tokens)
 
     def _step(self, event: dict[str, Any]) -> list[Token]:
         predicted = event["tokens_predicted"]

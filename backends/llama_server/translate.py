@@ -11,6 +11,7 @@ import orjson
 
 from ...schemas.native.llama_server import CompletionPayload, MultimodalPrompt
 from ..base import (
+    LLAMA_CPP_EXTRAS,
     MEDIA,
     Capabilities,
     Event,
@@ -35,7 +36,7 @@ from ..errors import (
     summed_up,
     whole_of,
 )
-from ..stops import cut
+from ..stops import begun_before, cut
 from .events import ENGINE, is_last, more_than_last, none_of
 from .vocabulary import Vocabulary
 
@@ -69,29 +70,7 @@ NEUTRAL: dict[str, Any] = {
 
 CAPABILITIES = Capabilities(
     engine=ENGINE,
-    extras=frozenset(
-        {
-            "top_k",
-            "min_p",
-            "typical_p",
-            "top_n_sigma",
-            "xtc_probability",
-            "xtc_threshold",
-            "dynatemp_range",
-            "dynatemp_exponent",
-            "mirostat",
-            "mirostat_tau",
-            "mirostat_eta",
-            "dry_multiplier",
-            "dry_base",
-            "dry_allowed_length",
-            "dry_penalty_last_n",
-            "dry_sequence_breakers",
-            "repeat_penalty",
-            "repeat_last_n",
-            "ignore_eos",
-        }
-    ),
+    extras=LLAMA_CPP_EXTRAS,
     # It counts the prompt's tokens too; OpenAI counts generated ones only.
     inexact=frozenset({"presence_penalty", "frequency_penalty"}),
     grammars=frozenset({"gbnf", "json_schema", "regex"}),
@@ -372,7 +351,7 @@ class ChoiceStream:
         self.finished = True
         prompt = max(event["tokens_evaluated"] - self._hidden, 0)
         cached = event["timings"]["cache_n"] if "timings" in event else 0
-        before = self._tokens_before(self._released)
+        before = begun_before(self._released, self._token_starts())
         return Finish(self._choice, "stop", stop, prompt, before, max(min(cached, prompt), 0))
 
     def _held(self) -> Sequence[Step]:
@@ -399,7 +378,7 @@ class ChoiceStream:
             text = b"".join(step.content for step in self._steps) + rest
             end, stop = cut(text, self._job.stops)
             if stop is not None:
-                completion = self._tokens_before(end)
+                completion = begun_before(end, self._token_starts())
         prompt = event["tokens_evaluated"] - self._hidden
         cached = event["timings"]["cache_n"] if "timings" in event else 0
         finish = Finish(
@@ -433,25 +412,25 @@ class ChoiceStream:
             )
         return found.pop() + piece
 
-    def _tokens_before(self, end: int) -> int:
-        """How many tokens begin before a byte of the text.
+    def _token_starts(self) -> Iterator[int]:
+        """Where each token begins in the text.
 
         A token begins where the one before it ends. Tokens without an event of their own end
         inside a character: the first of them begins where the step begins, the step's last token
         ends where the step's text does.
         """
         assert self.vocabulary is not None
-        count = position = sent = 0
+        position = sent = 0
         for index, step in enumerate(self._steps):
             size = len(self.vocabulary.piece(step.id)) if step.id >= 0 else 0
             sent += len(step.content)
             released = step.content and index < len(self._steps) - 1
             after = sent if released else position + size
-            count += position < end
+            yield position
             if step.tokens > 1:
-                count += (step.tokens - 2) * (position + 1 < end) + (after - size < end)
+                yield from [position + 1] * (step.tokens - 2)
+                yield after - size
             position = after
-        return count
 
 
 def heads(stop: bytes, piece: bytes) -> Iterator[bytes]:
