@@ -7,11 +7,11 @@ from typing import Protocol
 
 from ..generation.parts import Part
 from .json_call import Broken
-from .parsing import BLANKS, Blanks, Markers
+from .parsing import BLANKS, Blanks, MarkerFinder
 
 
-class OneReader(Protocol):
-    """Reads what stands behind a marker (`json_call.CallReader`)."""
+class CallParser(Protocol):
+    """Reads what stands behind a marker (`json_call.JsonCallParser`)."""
 
     done: bool
 
@@ -37,29 +37,29 @@ class Calls:
         end: what stands behind one; it may be missing.
         bare: whether a text that begins with JSON is a call; others then follow after `;`.
         marks: markers that are tokens of the model's: text that is spelled like them is none.
-        sure: whether calls cannot be broken: then they are told as they come. Others are told when
+        enforced: whether calls cannot be broken: then they are told as they come. Others are told when
             they are complete, and what is broken is content.
     """
 
     def __init__(
         self,
-        make: Callable[[bool], OneReader],
+        make: Callable[[bool], CallParser],
         begin: Sequence[str] = (),
         end: str = "",
         bare: bool = False,
         marks: frozenset[str] = frozenset(),
-        sure: bool = False,
+        enforced: bool = False,
     ) -> None:
         self._make = make
-        self._markers = Markers(begin, marks)
+        self._markers = MarkerFinder(begin, marks)
         self._end = b";" if bare else end.encode()
         self._bare = bare
-        self._sure = sure
+        self._enforced = enforced
         self._blanks = Blanks()
         self._text = b""
         # The call that is being read: its bytes, how many of them parts were told of, and the
         # parts that wait until it is complete.
-        self._reader: OneReader | None = None
+        self._reader: CallParser | None = None
         self._raw = b""
         self._settled = 0
         self._waiting: list[Part] = []
@@ -68,10 +68,10 @@ class Calls:
         self._called = self._broke = False
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """See `Reader.feed`."""
+        """See `Parser.feed`."""
         out: list[Part] = []
         # In a call that is sure a token is part of it, whatever it is.
-        inside = self._reader is not None and (self._sure or data not in self._markers.all)
+        inside = self._reader is not None and (self._enforced or data not in self._markers.all)
         if mark and not inside and not (self._ended and data == self._end):
             return self._marked(data)
         self._text += data
@@ -80,7 +80,7 @@ class Calls:
         return out
 
     def end(self) -> list[Part]:
-        """See `Reader.end`."""
+        """See `Parser.end`."""
         out = self._cut()
         return out + (self._blanks.drop() if self._called else self._blanks.flush())
 
@@ -141,37 +141,37 @@ class Calls:
         return True
 
     def _begin(self, marker: bytes) -> list[Part]:
-        self._reader = self._make(not self._sure)
+        self._reader = self._make(not self._enforced)
         self._raw, self._settled = marker, 0
         return self._blanks.drop()
 
-    def _read(self, reader: OneReader, out: list[Part]) -> bool:
+    def _read(self, parser: CallParser, out: list[Part]) -> bool:
         try:
-            size, parts = reader.feed(self._text)
+            size, parts = parser.feed(self._text)
         except Broken as error:
             # The byte that broke it is read once more.
             self._raw += self._text[: error.at]
             self._text = self._text[error.at :]
-            if self._sure:
-                self._waiting += reader.taken()
+            if self._enforced:
+                self._waiting += parser.taken()
                 out += self._told(False)
             out += self._dropped()
             return True
         self._raw += self._text[:size]
         self._text = self._text[size:]
         self._waiting += parts
-        if self._sure or reader.done:
-            out += self._told(reader.done)
-        if reader.done:
+        if self._enforced or parser.done:
+            out += self._told(parser.done)
+        if parser.done:
             self._reader, self._ended = None, True
-        return reader.done
+        return parser.done
 
     def _told(self, whole: bool) -> list[Part]:
         """The parts of a call; where it is whole they stand for all of its bytes."""
         parts, self._waiting = self._waiting, []
         self._settled += sum(part.size for part in parts)
         self._called = self._called or bool(parts)
-        if whole and self._sure:
+        if whole and self._enforced:
             self._markers.take_texts()
         if whole and len(self._raw) > self._settled:
             parts.append(Part("nothing", b"", len(self._raw) - self._settled))
@@ -185,12 +185,12 @@ class Calls:
         self._broke = True
         return self._content(self._raw)
 
-    def _unfinished(self, reader: OneReader) -> list[Part]:
+    def _unfinished(self, parser: CallParser) -> list[Part]:
         try:
-            self._waiting += reader.end()
+            self._waiting += parser.end()
         except Broken:
             # A call that is sure was cut off: its beginning is no content.
-            return self._told(True) if self._sure else self._dropped()
+            return self._told(True) if self._enforced else self._dropped()
         return self._told(True)
 
     def _close(self, out: list[Part]) -> bool:

@@ -29,7 +29,7 @@ from ...schemas.openai.messages import (
     TextPart,
     ToolMessage,
 )
-from .formats import HERMES, Format, format_of
+from .formats import HERMES, ToolCallFormat, format_of
 from .reasoning import Tags
 from .templates import render
 from .tools import INPUT
@@ -54,7 +54,7 @@ class Style(NamedTuple):
         block: into whose turn the words go.
     """
 
-    form: Format
+    form: ToolCallFormat
     native: bool = False
     calls: bool = False
     null: bool = False
@@ -248,7 +248,7 @@ def _make_result(
             turn["name"] = named[message.tool_call_id]
 
 
-def _short(call_id: str, form: Format) -> str:
+def _short(call_id: str, form: ToolCallFormat) -> str:
     """An id as long as the template wants it."""
     if form.id_size is None:
         return call_id

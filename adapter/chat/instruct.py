@@ -19,7 +19,7 @@ class Turn(NamedTuple):
     end: str = ""
 
 
-class Format(NamedTuple):
+class InstructFormat(NamedTuple):
     """A turn of each role; `begin` is what the assistant's next one begins with."""
 
     system: Turn
@@ -49,17 +49,17 @@ class Format(NamedTuple):
         return self.assistant if role == "assistant" else self.user
 
 
-def _format(system: Turn, user: Turn, assistant: Turn, begin: str | None = None) -> Format:
-    return Format(system, user, assistant, assistant.start if begin is None else begin)
+def _format(system: Turn, user: Turn, assistant: Turn, begin: str | None = None) -> InstructFormat:
+    return InstructFormat(system, user, assistant, assistant.start if begin is None else begin)
 
 
-def _alike(start: str, end: str, assistant: str = "assistant") -> Format:
+def _alike(start: str, end: str, assistant: str = "assistant") -> InstructFormat:
     """A format whose turns differ in the name of who speaks."""
     system, user, own = [Turn(start.format(role), end) for role in ("system", "user", assistant)]
     return _format(system, user, own)
 
 
-FORMATS: Mapping[str, Format] = {
+FORMATS: Mapping[str, InstructFormat] = {
     "alpaca": _format(
         Turn("", "\n\n"), Turn("### Instruction:\n", "\n\n"), Turn("### Response:\n", "\n\n")
     ),

@@ -29,7 +29,7 @@ class Broken(Exception):
     at = 0
 
 
-class CallReader:
+class JsonCallParser:
     """Reads one object `{"name": …, "arguments": {…}}`, or a list of some.
 
     Arguments come as they are written, as soon as the name is known.

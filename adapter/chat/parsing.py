@@ -17,15 +17,15 @@ class Plain:
     """A reader for which all is content."""
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """See `Reader.feed`; a token that is no text is not shown."""
+        """See `Parser.feed`; a token that is no text is not shown."""
         return [Part("nothing" if mark else "content", b"" if mark else data, len(data))]
 
     def end(self) -> list[Part]:
-        """See `Reader.end`."""
+        """See `Parser.end`."""
         return []
 
 
-class Markers:
+class MarkerFinder:
     """Looks for the first of some markers in text.
 
     Args:

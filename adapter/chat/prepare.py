@@ -15,21 +15,21 @@ from ...backends.grammar import Unenforced
 from ...schemas import limits
 from ...schemas.openai.messages import Message
 from ..errors import InvalidRequest
-from ..generation.parts import Cutter, Form, Reader
+from ..generation.parts import Cutter, MessageFormat, Parser
 from ..service import Served
 from . import instruct
 from .conversation import Style, known_style_of, turns_of
-from .formats import Format
+from .formats import ToolCallFormat
 from .formats import grammar as calls_grammar
-from .formats.rules import Function
+from .formats.rules import FunctionSchema
 from .media import media_of
 from .message import Shape
 from .parsing import Plain
 from .reasoning import Tags, tags_of
 from .special_tokens import LIKELY, Rendered, prompt_of, spellings_of
-from .templates import Talk, render, variables_of
+from .templates import Conversation, render, variables_of
 from .thinking import Thinking
-from .tools import Offer, wrong_schema
+from .tools import ToolSet, wrong_schema
 
 
 class ChatTurn(NamedTuple):
@@ -54,9 +54,9 @@ class ChatTurn(NamedTuple):
     stops: tuple[str, ...]
     sampling: Sampling
     logprobs: int | None = None
-    offer: Offer | None = None
+    tool_set: ToolSet | None = None
     answer: Grammar | None = None
-    format: instruct.Format | None = None
+    format: instruct.InstructFormat | None = None
     variables: Mapping[str, Any] | None = None
     effort: str | None = None
 
@@ -71,7 +71,7 @@ class ChatJob(NamedTuple):
     """
 
     job: Generation
-    form: Form | None
+    form: MessageFormat | None
     shape: Shape
     inexact: Sequence[str]
 
@@ -137,8 +137,8 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     _check_media(rendered.text, media)
     stops = tuple(dict.fromkeys((*turn.stops, *markers)))
     marks = await _marks_of(turn, served, manner, rendered.text, stops)
-    grammar, sure = await _grammar(turn, served, marks)
-    form = _form(marks, turn.offer, sure)
+    grammar, enforced = await _grammar(turn, served, marks)
+    form = _form(marks, turn.tool_set, enforced)
     job = Generation(
         rendered.prompt,
         turn.max_tokens,
@@ -151,12 +151,12 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
         hidden=rendered.hidden,
         visible=marks.visible,
         media=media,
-        scan=None if form is None or not stops else lambda: Cutter(form.reader(), stops),
+        scan=None if form is None or not stops else lambda: Cutter(form.parser(), stops),
         fingerprint=model.fingerprint,
     )
     shape = Shape(form is not None)
-    if turn.offer is not None:
-        shape = Shape(True, turn.offer.legacy, turn.offer.custom)
+    if turn.tool_set is not None:
+        shape = Shape(True, turn.tool_set.legacy, turn.tool_set.custom)
     inexact = ["messages"] if rendered.changed else []
     if media and not served.capabilities.counts_media:
         inexact.append("usage")
@@ -178,8 +178,8 @@ async def _prompt(
 ) -> tuple[Rendered, Sequence[str]]:
     """The prompt, and what begins somebody else's turn where only text tells."""
     model, size = served.model, turn.size
-    told = turn.offer.told if turn.offer is not None else ()
-    arguments = model, turn.messages, told, manner.style, manner.tags
+    listed = turn.tool_set.listed if turn.tool_set is not None else ()
+    arguments = model, turn.messages, listed, manner.style, manner.tags
     messages, tools = (
         turns_of(*arguments)
         if size <= offload.SMALL
@@ -187,18 +187,20 @@ async def _prompt(
     )
     engine = served.capabilities.engine
     variables = variables_of(turn.variables, turn.effort, model, engine)
-    talk: Talk = {"messages": messages, "variables": variables, "tools": tools}
+    conversation: Conversation = {"messages": messages, "variables": variables, "tools": tools}
     form = turn.format
     if form is None and model.template is None:
         form = instruct.FORMATS["alpaca"]
 
-    def show(talk: Talk) -> str:
-        return render(model, talk) if form is None else form.render(talk["messages"])
+    def show(conversation: Conversation) -> str:
+        return (
+            render(model, conversation) if form is None else form.render(conversation["messages"])
+        )
 
     markers = () if form is None else form.stops(messages)
     if served.policy.parse_content:
-        return Rendered.of(await offload.run(size, show, talk)), markers
-    return await prompt_of(model, talk, served.backend, show, has_media, size), markers
+        return Rendered.of(await offload.run(size, show, conversation)), markers
+    return await prompt_of(model, conversation, served.backend, show, has_media, size), markers
 
 
 async def _marks_of(
@@ -211,9 +213,9 @@ async def _marks_of(
         tags = None
     found = _Marks(style, tags, is_open, frozenset(), ())
     wanted = set(tags) if tags is not None else set()
-    if turn.offer is not None or found.is_one_of_several:
+    if turn.tool_set is not None or found.is_one_of_several:
         wanted |= set(style.form.markers)
-    if turn.offer is not None or wanted:
+    if turn.tool_set is not None or wanted:
         # Stops are looked for here then, in what can be seen.
         wanted |= {stop for stop in stops if LIKELY.search(stop)}
     if not wanted:
@@ -226,26 +228,26 @@ async def _marks_of(
     return found._replace(tokens=frozenset(tokens), visible=tuple(sorted(spelled)))
 
 
-def _functions(offer: Offer) -> tuple[Function, ...]:
+def _functions(tool_set: ToolSet) -> tuple[FunctionSchema, ...]:
     """Functions as grammars for calls are made of them."""
     return tuple(
-        Function(
+        FunctionSchema(
             function.name,
             None if function.parameters is None else orjson.dumps(function.parameters),
             bool(function.strict),
         )
-        for _, function in offer.functions
+        for _, function in tool_set.functions
     )
 
 
 async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Grammar | None, bool]:
     """What each choice must look like, and whether it makes sure of calls."""
-    offer, size = turn.offer, turn.size
+    tool_set, size = turn.tool_set, turn.size
     answer = None if turn.answer is None else turn.answer._replace(after=marks.passage)
-    if offer is None:
+    if tool_set is None:
         return answer, False
     form = marks.style.form
-    forced = offer.mode != "auto"
+    forced = tool_set.mode != "auto"
     alone = answer is None or (forced and answer.param.startswith("response_format"))
     if answer is not None and not alone and not answer.param.startswith("response_format"):
         raise InvalidRequest(
@@ -256,13 +258,13 @@ async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Gramm
         )
     if not forced and alone and not _is_lazy(form, served):
         return None, False
-    param = "functions" if offer.legacy else "tools"
+    param = "functions" if tool_set.legacy else "tools"
     beside = None if answer is None or alone else answer._replace(after=None)
-    functions = await offload.run(size, _functions, offer)
+    functions = await offload.run(size, _functions, tool_set)
     try:
         text = await calls_grammar.prepared(
-            calls_grammar.Request(
-                form, functions, offer.parallel, forced or not alone, marks.tokens, beside
+            calls_grammar.GrammarRequest(
+                form, functions, tool_set.parallel, forced or not alone, marks.tokens, beside
             )
         )
     except calls_grammar.TooLarge:
@@ -275,33 +277,39 @@ async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Gramm
             "array_above_max_length",
         ) from None
     except Unenforced as error:
-        index, function = offer.functions[int(error.path[0])]
+        index, function = tool_set.functions[int(error.path[0])]
         error = Unenforced(error.reason, error.path[1:])
-        path = f"{offer.path(index)}.parameters{error.where}"
+        path = f"{tool_set.path(index)}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
     after = None if marks.is_one_of_several else marks.passage
     return Grammar("gbnf", text, param, after, is_own=True), True
 
 
-def _is_lazy(form: Format, served: Served) -> bool:
+def _is_lazy(form: ToolCallFormat, served: Served) -> bool:
     """Whether calls that the model makes by itself can be followed by a grammar."""
     return bool(form.begin) and served.capabilities.free_grammars
 
 
-def _form(marks: _Marks, offer: Offer | None, sure: bool) -> Form | None:
+def _form(marks: _Marks, tool_set: ToolSet | None, enforced: bool) -> MessageFormat | None:
     """How an answer is taken apart; None where all of it is content."""
-    if offer is None and marks.tags is None and not marks.is_one_of_several:
+    if tool_set is None and marks.tags is None and not marks.is_one_of_several:
         return None
-    schemas = {one.name: one.parameters for _, one in offer.functions} if offer is not None else {}
-    forced = sure and offer is not None and offer.mode != "auto"
+    schemas = (
+        {one.name: one.parameters for _, one in tool_set.functions} if tool_set is not None else {}
+    )
+    forced = enforced and tool_set is not None and tool_set.mode != "auto"
 
-    def reader() -> Reader:
-        own: Reader = Plain()
-        if offer is not None or marks.is_one_of_several:
-            own = marks.style.form.reader(schemas, marks.tokens, sure, forced)
+    def parser() -> Parser:
+        own: Parser = Plain()
+        if tool_set is not None or marks.is_one_of_several:
+            own = marks.style.form.parser(schemas, marks.tokens, enforced, forced)
         tags = marks.tags
         if tags is None:
             return own
         return Thinking(tags.begin, tags.end, marks.is_open, marks.tokens, own)
 
-    return Form(reader) if offer is None else Form(reader, offer.called, offer.parallel)
+    return (
+        MessageFormat(parser)
+        if tool_set is None
+        else MessageFormat(parser, tool_set.called, tool_set.parallel)
+    )

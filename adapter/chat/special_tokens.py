@@ -21,7 +21,7 @@ from ...backends.base import MEDIA, MEDIA_ID, Backend, Model, Prompt, Special, T
 from ...backends.errors import EngineUnavailable
 from ...schemas import limits
 from ..errors import InvalidRequest
-from .templates import Talk
+from .templates import Conversation
 
 # Breaks a spelling where an engine cannot be given plain text.
 BREAK = "\u200b"
@@ -57,9 +57,9 @@ class Rendered(NamedTuple):
 
 async def prompt_of(
     model: Model,
-    talk: Talk,
+    conversation: Conversation,
     backend: Backend,
-    render: Callable[[Talk], str],
+    render: Callable[[Conversation], str],
     has_media: bool = False,
     size: int = 0,
 ) -> Rendered:
@@ -71,48 +71,50 @@ async def prompt_of(
         size: bytes of the request's body.
     """
     plain = (
-        _rendered_if_plain(talk, render)
+        _rendered_if_plain(conversation, render)
         if size <= offload.SMALL
-        else await offload.run(size, _rendered_if_plain, talk, render)
+        else await offload.run(size, _rendered_if_plain, conversation, render)
     )
     if plain is not None:
         return Rendered.of(plain)
     marks = await _marks_of(backend, model)
-    spelled = await offload.run(size, _spelled, talk, marks.pattern)
+    spelled = await offload.run(size, _spelled, conversation, marks.pattern)
     if not spelled:
-        return Rendered.of(await offload.run(size, render, talk))
+        return Rendered.of(await offload.run(size, render, conversation))
     capabilities = backend.capabilities
     as_text = has_media and not capabilities.media_among_ids
     if as_text or not capabilities.plain_text:
         broken = {spelling: spelling[0] + BREAK + spelling[1:] for spelling in spelled}
-        talk = await offload.run(size, _replaced, talk, marks.pattern, broken)
-        return Rendered.of(await offload.run(size, render, talk), True)
-    hidden = await offload.run(size, _hidden, talk, spelled)
-    talk = await offload.run(size, _replaced, talk, marks.pattern, hidden)
-    text = await offload.run(size, render, talk)
+        conversation = await offload.run(size, _replaced, conversation, marks.pattern, broken)
+        return Rendered.of(await offload.run(size, render, conversation), True)
+    hidden = await offload.run(size, _hidden, conversation, spelled)
+    conversation = await offload.run(size, _replaced, conversation, marks.pattern, hidden)
+    text = await offload.run(size, render, conversation)
     spellings = {character: spelling for spelling, character in hidden.items()}
     bos = await backend.tokenize("", add_special=True, parse_special=True)
     ids = await _Cutter(backend, marks, spellings, has_media).ids(text)
     return Rendered(bos + ids, text, len(bos))
 
 
-def _rendered_if_plain(talk: Talk, render: Callable[[Talk], str]) -> str | None:
+def _rendered_if_plain(
+    conversation: Conversation, render: Callable[[Conversation], str]
+) -> str | None:
     """The prompt of a talk, None where it holds what control tokens are spelled with."""
-    return None if _may_spell(talk) else render(talk)
+    return None if _may_spell(conversation) else render(conversation)
 
 
-def _may_spell(talk: Talk) -> bool:
-    return LIKELY.search("\n".join(_texts(talk))) is not None
+def _may_spell(conversation: Conversation) -> bool:
+    return LIKELY.search("\n".join(_texts(conversation))) is not None
 
 
-def _spelled(talk: Talk, pattern: re.Pattern[str]) -> set[str]:
+def _spelled(conversation: Conversation, pattern: re.Pattern[str]) -> set[str]:
     """The control tokens that somebody's words spell."""
-    return {found for text in _texts(talk) for found in pattern.findall(text)}
+    return {found for text in _texts(conversation) for found in pattern.findall(text)}
 
 
-def _hidden(talk: Talk, spelled: Iterable[str]) -> dict[str, str]:
+def _hidden(conversation: Conversation, spelled: Iterable[str]) -> dict[str, str]:
     """A private-use character for each spelling, which nothing in the talk has."""
-    used = set().union(*(set(text) for text in _texts(talk)))
+    used = set().union(*(set(text) for text in _texts(conversation)))
     free = (chr(code) for code in _PRIVATE if chr(code) not in used)
     return dict(zip(sorted(spelled), free, strict=False))
 

@@ -29,7 +29,7 @@ OWN = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "
 _PRIVATE = range(0x10F000, 0x10FFFE)
 
 
-class Talk(TypedDict):
+class Conversation(TypedDict):
     """What a prompt is made of: messages and tools as `turns` gives them, and variables."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -52,7 +52,7 @@ class _TemplateError(Exception):
     """What a template raises by itself."""
 
 
-def render(model: Model, talk: Talk) -> str:
+def render(model: Model, conversation: Conversation) -> str:
     """The prompt for the assistant's next turn, without a BOS that the engine adds itself.
 
     A last message of the assistant's goes on. A model without a template gets Alpaca's format, as
@@ -62,16 +62,16 @@ def render(model: Model, talk: Talk) -> str:
         InvalidRequest: the template refuses the messages (roles that must alternate, for example).
         EngineError: the template itself is broken.
     """
-    messages = talk["messages"]
+    messages = conversation["messages"]
     if model.template is None:
         return FORMATS["alpaca"].render(messages)
     last = messages[-1]
     if last["role"] != "assistant":
-        return without_bos(_rendered(model, talk, messages, True), model)
+        return without_bos(_rendered(model, conversation, messages, True), model)
     said = "".join(message["content"] or "" for message in messages)
     here = next(chr(code) for code in _PRIVATE if chr(code) not in said)
     marked = [*messages[:-1], {**last, "content": last["content"] + here}]
-    prompt, found, _rest = _rendered(model, talk, marked, False).partition(here)
+    prompt, found, _rest = _rendered(model, conversation, marked, False).partition(here)
     if not found:
         raise InvalidRequest(
             "The model's chat template leaves out the assistant's last message, which is to go "
@@ -81,17 +81,19 @@ def render(model: Model, talk: Talk) -> str:
     return without_bos(prompt, model)
 
 
-def _rendered(model: Model, talk: Talk, messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
+def _rendered(
+    model: Model, conversation: Conversation, messages: Sequence[Mapping[str, Any]], begins: bool
+) -> str:
     template = _compile(model.template or "")
     try:
         variables = {
             **template.globals,
-            **talk["variables"],
+            **conversation["variables"],
             "messages": messages,
             "add_generation_prompt": begins,
             "bos_token": model.bos_token,
             "eos_token": model.eos_token,
-            "tools": talk.get("tools"),
+            "tools": conversation.get("tools"),
             "documents": None,
         }
         # What `template.render` does, without copying the variables two times more.

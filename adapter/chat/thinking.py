@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..generation.parts import Part, Reader
-from .parsing import BLANKS, Markers
+from ..generation.parts import Parser, Part
+from .parsing import BLANKS, MarkerFinder
 
 
 class Thinking:
@@ -17,12 +17,12 @@ class Thinking:
     """
 
     def __init__(
-        self, begin: str, end: str, is_open: bool, marks: frozenset[str], answer: Reader
+        self, begin: str, end: str, is_open: bool, marks: frozenset[str], answer: Parser
     ) -> None:
         self._begin = begin.encode()
         self._text_begin = begin not in marks
         self._end = end.encode()
-        self._ends = Markers([end], marks)
+        self._ends = MarkerFinder([end], marks)
         self._answer = answer
         self._held = b""
         self._thought = False
@@ -30,11 +30,11 @@ class Thinking:
         self._read = Thinking._thinks if is_open else Thinking._starts
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """See `Reader.feed`."""
+        """See `Parser.feed`."""
         return self._read(self, data, mark)
 
     def end(self) -> list[Part]:
-        """See `Reader.end`; a thought that does not end is one."""
+        """See `Parser.end`; a thought that does not end is one."""
         held, self._held = self._held, b""
         if self._read is Thinking._thinks:
             kept = held.rstrip(BLANKS)

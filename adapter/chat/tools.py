@@ -23,7 +23,7 @@ Mode = Literal["auto", "required", "named"]
 INPUT = "input"
 
 
-class Offer(NamedTuple):
+class ToolSet(NamedTuple):
     """What may be called.
 
     Args:
@@ -35,7 +35,7 @@ class Offer(NamedTuple):
     """
 
     functions: Sequence[tuple[int, Function]]
-    told: Sequence[Function]
+    listed: Sequence[Function]
     mode: Mode
     parallel: bool
     legacy: bool

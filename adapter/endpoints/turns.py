@@ -6,14 +6,14 @@ from ...backends import offload
 from ...backends.base import Sampling
 from ...backends.errors import Unsupported
 from ...schemas.openai.chat import ChatRequest, InstructAdapter
-from ..chat.instruct import FORMATS, ROLES, Format, Turn
+from ..chat.instruct import FORMATS, ROLES, InstructFormat, Turn
 from ..chat.prepare import ChatTurn
 from ..errors import InvalidRequest
 from ..exchange import Exchange
 from ..generation.constraints import grammar_of
 from ..service import Served
 from ..validation import seeds_of, stops_of
-from .offers import offer_of
+from .tools import tool_set_of
 
 
 async def turn_of(
@@ -30,9 +30,9 @@ async def turn_of(
     if own is not None and request.chat_template_kwargs:
         hint = "An instruct format has no variables; leave one of them out."
         raise Unsupported("chat_template_kwargs", capabilities.engine, hint)
-    offer = None
+    tool_set = None
     if request.tools or request.functions:
-        offer = await offload.run(size, offer_of, request, capabilities.engine)
+        tool_set = await offload.run(size, tool_set_of, request, capabilities.engine)
     answer = (
         grammar_of(request, capabilities)
         if size <= offload.SMALL
@@ -47,7 +47,7 @@ async def turn_of(
         stops_of(request.stop),
         sampling,
         (request.top_logprobs or 0) if request.logprobs else None,
-        offer,
+        tool_set,
         answer,
         own,
         request.chat_template_kwargs,
@@ -55,7 +55,7 @@ async def turn_of(
     )
 
 
-def _format(request: ChatRequest, served: Served) -> Format | None:
+def _format(request: ChatRequest, served: Served) -> InstructFormat | None:
     """What stands around each turn instead of the model's template; None where that is rendered."""
     if request.adapter is not None:
         return format_of(request.adapter)
@@ -63,7 +63,7 @@ def _format(request: ChatRequest, served: Served) -> Format | None:
     return None if name is None else FORMATS[name]
 
 
-def format_of(adapter: InstructAdapter) -> Format:
+def format_of(adapter: InstructAdapter) -> InstructFormat:
     """A request's own format; what it leaves out is nothing.
 
     Raises:
@@ -93,4 +93,4 @@ def format_of(adapter: InstructAdapter) -> Format:
             "invalid_value",
         )
     begin = turns["assistant"].start if adapter.assistant_gen is None else adapter.assistant_gen
-    return Format(turns["system"], turns["user"], turns["assistant"], begin)
+    return InstructFormat(turns["system"], turns["user"], turns["assistant"], begin)

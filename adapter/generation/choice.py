@@ -14,7 +14,7 @@ from ...backends.base import Finish, Piece, PromptTokens, Token
 from ...backends.errors import EngineError
 from ...schemas.openai.common import FinishReason
 from .logprobs import Entry, Placer
-from .parts import Cutter, Form, Kind, Part
+from .parts import Cutter, Kind, MessageFormat, Part
 from .text import TextAssembler
 
 _DATA, _TOKENS = attrgetter("data"), attrgetter("tokens")
@@ -70,7 +70,7 @@ class Choice:
     __slots__ = ("_assembler", "_echo", "_parts", "_placer", "_stops", "finish")
 
     def __init__(
-        self, stops: Sequence[str], echo: Echo = _NO_ECHO, form: Form | None = None
+        self, stops: Sequence[str], echo: Echo = _NO_ECHO, form: MessageFormat | None = None
     ) -> None:
         self._stops = stops
         self._echo = echo
@@ -174,9 +174,9 @@ class Choice:
 class _Parts:
     """A choice whose text is taken apart: each part as text, with the tokens that begin in it."""
 
-    def __init__(self, form: Form, stops: Sequence[str]) -> None:
+    def __init__(self, form: MessageFormat, stops: Sequence[str]) -> None:
         self._form = form
-        self._cutter = Cutter(form.reader(), stops)
+        self._cutter = Cutter(form.parser(), stops)
         self._decoders = {kind: _decoder("replace") for kind in ("content", "reasoning")}
         # Tokens of markers, which are shown with the call that they begin, if with any.
         self._marker: list[Entry] = []

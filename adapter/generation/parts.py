@@ -25,7 +25,7 @@ class Part(NamedTuple):
     size: int
 
 
-class Reader(Protocol):
+class Parser(Protocol):
     """Takes generated text apart; what comes out does not depend on how it was cut."""
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
@@ -37,7 +37,7 @@ class Reader(Protocol):
         ...
 
 
-class Form(NamedTuple):
+class MessageFormat(NamedTuple):
     """How a choice is taken apart.
 
     Args:
@@ -46,7 +46,7 @@ class Form(NamedTuple):
         parallel: whether more calls than one are shown.
     """
 
-    reader: Callable[[], Reader]
+    parser: Callable[[], Parser]
     called: FinishReason = "tool_calls"
     parallel: bool = True
 
@@ -57,8 +57,8 @@ class Cutter:
     As a `Matcher` it tells an engine where to end.
     """
 
-    def __init__(self, reader: Reader, stops: Sequence[str]) -> None:
-        self._reader = reader
+    def __init__(self, parser: Parser, stops: Sequence[str]) -> None:
+        self._reader = parser
         self._matcher = StopMatcher(stops)
         self.released = 0
 

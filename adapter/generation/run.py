@@ -14,7 +14,7 @@ from ...backends.turns import Party
 from ...schemas.openai.common import Usage
 from ..service import Observer
 from .choice import Choice, Echo
-from .parts import Form
+from .parts import MessageFormat
 
 # What making a choice costs, in bytes of JSON that cost as much to read.
 CHOICE = 64
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
     choices: int
     usage: Callable[[Sequence[Finish], int], Usage]
     echoes: Sequence[Echo] = ()
-    form: Form | None = None
+    form: MessageFormat | None = None
     translate: Callable[[LatimerError], LatimerError] = lambda error: error
 
 

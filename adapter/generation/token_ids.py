@@ -133,9 +133,9 @@ def _names() -> Collection[str]:
 
 def _check(name: str, names: Collection[str]) -> None:
     if name not in names:
-        listed = ", ".join(f"'{known}'" for known in names)
+        in_list = ", ".join(f"'{known}'" for known in names)
         raise InvalidRequest(
-            f"Invalid value: '{shortened(name)}'. Supported values are: {listed}.",
+            f"Invalid value: '{shortened(name)}'. Supported values are: {in_list}.",
             "logit_bias_vocabulary",
             "invalid_value",
         )

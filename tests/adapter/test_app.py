@@ -73,10 +73,10 @@ async def test_models_are_listed_and_found(backend: LlamaCpp) -> None:
     """Every listed name is accepted, slashes URL-encoded or not; others are not found."""
     app = OpenAIAdapter(backend, model_names=["gpt-4o", "org/model"])
     async with client_of(app) as client:
-        listed = (await client.get("/v1/models")).json()
-        assert listed["object"] == "list"
-        assert [model["id"] for model in listed["data"]] == ["gpt-4o", "org/model"]
-        for model in listed["data"]:
+        in_list = (await client.get("/v1/models")).json()
+        assert in_list["object"] == "list"
+        assert [model["id"] for model in in_list["data"]] == ["gpt-4o", "org/model"]
+        for model in in_list["data"]:
             assert set(model) == {"id", "object", "created", "owned_by"}
             assert isinstance(model["created"], int)
         for path in ("gpt-4o", "org/model", "org%2Fmodel", "org%252Fmodel"):

@@ -12,13 +12,13 @@ from . import (
     tool_call_list,
     xml,
 )
-from .base import Format
+from .base import ToolCallFormat
 
-__all__ = ["FORMATS", "HERMES", "Format", "format_of"]
+__all__ = ["FORMATS", "HERMES", "ToolCallFormat", "format_of"]
 
 HERMES = hermes.FORMAT
 # A template is of the first that says so.
-FORMATS: tuple[Format, ...] = (
+FORMATS: tuple[ToolCallFormat, ...] = (
     HERMES,
     harmony.FORMAT,
     xml.FORMAT,
@@ -31,6 +31,6 @@ FORMATS: tuple[Format, ...] = (
 )
 
 
-def format_of(template: str) -> Format | None:
+def format_of(template: str) -> ToolCallFormat | None:
     """The way in which a template writes calls; None where it knows no tools, or another way."""
     return next((one for one in FORMATS if one.is_of(template)), None)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import Format
+from .base import ToolCallFormat
 
 
 @dataclass(frozen=True, eq=False)
-class Bare(Format):
+class Bare(ToolCallFormat):
     """`{"name": …, "arguments": {…}}`."""
 
     def is_of(self, template: str) -> bool:
-        """See `Format.is_of`."""
+        """See `ToolCallFormat.is_of`."""
         if "tools" not in template or '"name"' not in template or "<function=" in template:
             return False
         return '"arguments"' in template or '"parameters"' in template

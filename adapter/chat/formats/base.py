@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ....backends.grammar import literal
-from ...generation.parts import Reader
-from ..calls import Calls, OneReader
-from ..json_call import ARGUMENTS, NAME, CallReader
-from .rules import GAP, Function, marker
+from ...generation.parts import Parser
+from ..calls import CallParser, Calls
+from ..json_call import ARGUMENTS, NAME, JsonCallParser
+from .rules import GAP, FunctionSchema, marker
 from .rules import arguments as json_arguments
 
 Check: TypeAlias = Callable[[str], bool]
 
 
 @dataclass(frozen=True, eq=False)
-class Format:
+class ToolCallFormat:
     """Calls as JSON objects, between markers or alone; other ways are its subclasses.
 
     Args:
@@ -37,7 +37,7 @@ class Format:
     end: str = ""
     name: str = NAME
     arguments: str = ARGUMENTS[0]
-    listed: bool = False
+    in_list: bool = False
     bare: bool = False
     id_size: int | None = None
     answer: str = ""
@@ -46,37 +46,37 @@ class Format:
         """Whether a chat template writes calls so."""
         return self.begin in template and "tools" in template
 
-    def reader(
-        self, functions: Mapping[str, Any], marks: frozenset[str], sure: bool, forced: bool
-    ) -> Reader:
+    def parser(
+        self, functions: Mapping[str, Any], marks: frozenset[str], enforced: bool, forced: bool
+    ) -> Parser:
         """What takes calls out of an answer.
 
         Args:
             functions: the schemas of the arguments of those that are offered, by their names.
             marks: markers that are tokens of the model's.
-            sure: whether a grammar makes calls that cannot be broken.
+            enforced: whether a grammar makes calls that cannot be broken.
             forced: whether there is nothing but calls, so that the spelling of a marker is one.
         """
         check = functions.__contains__
 
-        def make(checked: bool) -> OneReader:
+        def make(checked: bool) -> CallParser:
             return self.one(functions, check if checked else None)
 
         own = frozenset() if forced else marks
-        return Calls(make, self.begins, self.end, self.bare, own, sure)
+        return Calls(make, self.begins, self.end, self.bare, own, enforced)
 
     @property
     def begins(self) -> tuple[str, ...]:
         """The markers that may begin a call."""
         return (self.begin,) if self.begin else ()
 
-    def one(self, functions: Mapping[str, Any], check: Check | None) -> OneReader:
+    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
         """What reads what stands behind a marker.
 
         Args:
             check: says whether a function is offered, None where that is sure.
         """
-        return CallReader(self.name, (self.arguments, *ARGUMENTS), check)
+        return JsonCallParser(self.name, (self.arguments, *ARGUMENTS), check)
 
     def spelled(self, name: str) -> tuple[str, ...]:
         """How a function's name may stand in a call."""
@@ -89,11 +89,13 @@ class Format:
             json.dumps({self.name: name, self.arguments: arguments}, ensure_ascii=False)
             for name, arguments in calls
         ]
-        if self.listed:
+        if self.in_list:
             return f"{self.begin}[{', '.join(objects)}]{self.end}"
         return "".join(f"{self.begin}{one}{self.end}" for one in objects)
 
-    def rules(self, function: Function, name: str, prefix: str, index: int) -> Mapping[str, str]:
+    def rules(
+        self, function: FunctionSchema, name: str, prefix: str, index: int
+    ) -> Mapping[str, str]:
         """GBNF rules for a function's arguments (`rules.arguments`)."""
         return json_arguments(function, name, prefix, index)
 
@@ -113,7 +115,7 @@ class Format:
             return "", "call"
         begin = marker(self.begin, marks)
         end = f" {GAP} {marker(self.end, marks)}" if self.end else ""
-        if self.listed:
+        if self.in_list:
             more = f' ({GAP} "," {GAP} call)*' if parallel else ""
             return begin, f'{GAP} "[" {GAP} call{more} {GAP} "]"{end}'
         more = f" ({GAP} {begin} {GAP} call{end})*" if parallel else ""

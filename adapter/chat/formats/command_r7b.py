@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from .base import Format
+from .base import ToolCallFormat
 
 _BEGIN, _END = "<|START_ACTION|>", "<|END_ACTION|>"
 
-FORMAT = Format("command-r7b", (_BEGIN, _END), _BEGIN, _END, "tool_name", "parameters", listed=True)
+FORMAT = ToolCallFormat(
+    "command-r7b", (_BEGIN, _END), _BEGIN, _END, "tool_name", "parameters", in_list=True
+)

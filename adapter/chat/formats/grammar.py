@@ -10,8 +10,8 @@ from ....backends.base import Grammar
 from ....backends.grammar import WS, as_gbnf, renamed, until
 from ....backends.offload import Memo
 from ....schemas import limits
-from .base import Format
-from .rules import Function
+from .base import ToolCallFormat
+from .rules import FunctionSchema
 
 _ANY = b'{"type":"object"}'
 # Room is left for what may come before: a thought.
@@ -24,7 +24,7 @@ class TooLarge(Exception):
     """There are so many functions that no grammar for all of them can be followed."""
 
 
-class Request(NamedTuple):
+class GrammarRequest(NamedTuple):
     """What a grammar for calls is made of.
 
     Args:
@@ -35,8 +35,8 @@ class Request(NamedTuple):
         answer: what there may be instead of calls.
     """
 
-    form: Format
-    functions: tuple[Function, ...]
+    form: ToolCallFormat
+    functions: tuple[FunctionSchema, ...]
     parallel: bool
     forced: bool
     marks: frozenset[str]
@@ -49,17 +49,17 @@ class Request(NamedTuple):
         return own + (len(self.answer.text) if self.answer is not None else 0)
 
 
-_known: Memo[Request, str] = Memo(
+_known: Memo[GrammarRequest, str] = Memo(
     16 << 20, lambda request, text: 1_024 + 4 * request.size + getsizeof(text)
 )
 
 
-async def prepared(request: Request) -> str:
+async def prepared(request: GrammarRequest) -> str:
     """The grammar of a request, made in a thread and kept; see `grammar`."""
     return await _known.get(request, lambda: grammar(request))
 
 
-def grammar(request: Request) -> str:
+def grammar(request: GrammarRequest) -> str:
     """A grammar for an answer with calls.
 
     Raises:
@@ -78,8 +78,8 @@ def grammar(request: Request) -> str:
 
 
 def _grammar(
-    form: Format,
-    functions: Sequence[Function],
+    form: ToolCallFormat,
+    functions: Sequence[FunctionSchema],
     parallel: bool,
     forced: bool,
     marks: frozenset[str],

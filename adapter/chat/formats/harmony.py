@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....backends.grammar import literal
-from ...generation.parts import Part, Reader
-from ..json_call import ARGUMENTS, Broken, CallReader, Steps
-from ..parsing import BLANKS, Blanks, Markers
-from .base import Format
+from ...generation.parts import Parser, Part
+from ..json_call import ARGUMENTS, Broken, JsonCallParser, Steps
+from ..parsing import BLANKS, Blanks, MarkerFinder
+from .base import ToolCallFormat
 from .rules import marker as marker_of
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
@@ -25,7 +25,7 @@ _CHANNEL = re.compile(rb"<\|channel\|>\s*([a-z]+)")
 _OUTSIDE = {START.encode(), CHANNEL.encode()}
 
 
-class BodyReader(CallReader):
+class BodyParser(JsonCallParser):
     """Reads the body of a call: arguments and nothing else."""
 
     def __init__(self, name: str, check: Callable[[str], bool] | None) -> None:
@@ -43,35 +43,35 @@ class BodyReader(CallReader):
         self._check_whole()
 
 
-class HarmonyReader:
+class HarmonyParser:
     """Reads a whole turn of the assistant's, which the prompt has begun with `<|start|>assistant`.
 
     Args:
         marks: markers that are tokens of the model's.
         check: says whether a function is offered.
-        sure: whether calls cannot be broken.
+        enforced: whether calls cannot be broken.
     """
 
     def __init__(
-        self, marks: frozenset[str], check: Callable[[str], bool], sure: bool = False
+        self, marks: frozenset[str], check: Callable[[str], bool], enforced: bool = False
     ) -> None:
-        self._markers = Markers(MARKERS, marks)
+        self._markers = MarkerFinder(MARKERS, marks)
         self._check = check
-        self._sure = sure
+        self._enforced = enforced
         self._blanks = Blanks()
         self._text = b""
         # What stands before a body; None in a body, and where content came without any.
         self._header: bytes | None = b""
         self._first = True
         self._kind = "content"
-        self._call: CallReader | None = None
+        self._call: JsonCallParser | None = None
         self._raw = b""
         self._settled = 0
         self._waiting: list[Part] = []
         self._called = False
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """See `Reader.feed`."""
+        """See `Parser.feed`."""
         out: list[Part] = []
         if mark and data in self._markers.all:
             out += self._takes(self._text)
@@ -89,7 +89,7 @@ class HarmonyReader:
         return out
 
     def end(self) -> list[Part]:
-        """See `Reader.end`."""
+        """See `Parser.end`."""
         out = self._takes(self._text)
         self._text = b""
         out += self._close()
@@ -144,26 +144,26 @@ class HarmonyReader:
         recipient = _RECIPIENT.search(header)
         if recipient is not None:
             name = recipient[1].decode()
-            self._call = BodyReader(name, None if self._sure else self._check)
+            self._call = BodyParser(name, None if self._enforced else self._check)
             self._raw, self._settled = header, 0
             self._waiting = [Part("call", name.encode(), len(header))]
-            return [*self._blanks.drop(), *(self._told() if self._sure else ())]
+            return [*self._blanks.drop(), *(self._told() if self._enforced else ())]
         self._kind = "reasoning" if channel is not None and channel[1] == b"analysis" else "content"
         return [Part("nothing", b"", len(header))]
 
-    def _calls(self, call: CallReader, data: bytes) -> list[Part]:
+    def _calls(self, call: JsonCallParser, data: bytes) -> list[Part]:
         self._raw += data
         if call.done:
             return []
         try:
             _size, parts = call.feed(data)
         except Broken:
-            if not self._sure:
+            if not self._enforced:
                 return self._dropped()
             self._waiting += call.taken()
             return self._told() + self._dropped()
         self._waiting += parts
-        return self._told() if self._sure else []
+        return self._told() if self._enforced else []
 
     def _told(self) -> list[Part]:
         parts, self._waiting = self._waiting, []
@@ -190,30 +190,30 @@ class HarmonyReader:
 
 
 @dataclass(frozen=True, eq=False)
-class Harmony(Format):
+class Harmony(ToolCallFormat):
     """A call is a message to a function, in the channel for commentary."""
 
     def is_of(self, template: str) -> bool:
-        """See `Format.is_of`."""
+        """See `ToolCallFormat.is_of`."""
         return all(one in template for one in (CHANNEL, "commentary", "functions."))
 
-    def reader(
-        self, functions: Mapping[str, Any], marks: frozenset[str], sure: bool, forced: bool
-    ) -> Reader:
-        """See `Format.reader`."""
-        return HarmonyReader(frozenset() if forced else marks, functions.__contains__, sure)
+    def parser(
+        self, functions: Mapping[str, Any], marks: frozenset[str], enforced: bool, forced: bool
+    ) -> Parser:
+        """See `ToolCallFormat.reader`."""
+        return HarmonyParser(frozenset() if forced else marks, functions.__contains__, enforced)
 
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `Format.spelled`."""
+        """See `ToolCallFormat.spelled`."""
         return (f"functions.{name}",)
 
     def call(self, name: str, arguments: str, marks: frozenset[str]) -> str:
-        """See `Format.call`."""
+        """See `ToolCallFormat.call`."""
         constrain, message = marker_of(CONSTRAIN, marks), marker_of(MESSAGE, marks)
         return f'{literal(name)} " "? ({constrain} "json")? {message} {arguments}'
 
     def around(self, parallel: bool, marks: frozenset[str]) -> tuple[str, str]:
-        """See `Format.around`; a message that thinks may come before the call."""
+        """See `ToolCallFormat.around`; a message that thinks may come before the call."""
         channel, message = marker_of(CHANNEL, marks), marker_of(MESSAGE, marks)
         over, start = marker_of(END, marks), marker_of(START, marks)
         thought = f"!{over}*" if over.startswith("<") else "[^<]*"

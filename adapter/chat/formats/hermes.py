@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import Format
+from .base import ToolCallFormat
 
 
 @dataclass(frozen=True, eq=False)
-class Hermes(Format):
+class Hermes(ToolCallFormat):
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
 
     def is_of(self, template: str) -> bool:
-        """See `Format.is_of`; others put other things between the same tags."""
+        """See `ToolCallFormat.is_of`; others put other things between the same tags."""
         if "<function=" in template or "<arg_key>" in template:
             return False
         return self.begin in template and ('"name"' in template or '\\"name\\"' in template)

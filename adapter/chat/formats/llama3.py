@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 
 from ...generation.parts import Part
-from ..calls import OneReader
-from ..json_call import ARGUMENTS, Broken, CallReader
+from ..calls import CallParser
+from ..json_call import ARGUMENTS, Broken, JsonCallParser
 from ..parsing import BLANKS
 from .bare import Bare
 from .base import Check
@@ -28,10 +28,10 @@ INTERPRETERS = ("code_interpreter", "python", "ipython")
 _BUILT_IN = re.compile(r"([A-Za-z_][A-Za-z0-9_-]{0,63})\.call(\(.*\))", re.DOTALL)
 
 
-class PythonTagReader:
+class PythonTagParser:
     """Reads any of them; what is no JSON goes to the text's end."""
 
-    def __init__(self, make: Callable[[], CallReader], offered: Callable[[str], bool]) -> None:
+    def __init__(self, make: Callable[[], JsonCallParser], offered: Callable[[str], bool]) -> None:
         self._json = make()
         self._offered = offered
         self._text = b""
@@ -39,7 +39,7 @@ class PythonTagReader:
         self.done = False
 
     def feed(self, data: bytes) -> tuple[int, list[Part]]:
-        """See `OneReader.feed`."""
+        """See `CallParser.feed`."""
         if self._is_json is None:
             bare = (self._text + data).lstrip(BLANKS)
             self._is_json = bare[:1] == b"{" if bare else None
@@ -51,11 +51,11 @@ class PythonTagReader:
         return len(data), []
 
     def taken(self) -> list[Part]:
-        """See `OneReader.taken`."""
+        """See `CallParser.taken`."""
         return self._json.taken()
 
     def end(self) -> list[Part]:
-        """See `OneReader.end`."""
+        """See `CallParser.end`."""
         if self._is_json:
             return self._json.end()
         text = self._text.decode(errors="replace").strip()
@@ -88,26 +88,26 @@ class Llama3(Bare):
     """`{"name": …, "parameters": {…}}`, with the marker in front of it or without."""
 
     def is_of(self, template: str) -> bool:
-        """See `Format.is_of`."""
+        """See `ToolCallFormat.is_of`."""
         if not super().is_of(template) or '"parameters"' not in template:
             return False
         return MARKER in template or "<|start_header_id|>" in template
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """See `Format.begins`."""
+        """See `ToolCallFormat.begins`."""
         return (MARKER,)
 
-    def one(self, functions: Mapping[str, Any], check: Check | None) -> OneReader:
-        """See `Format.one`; what is no JSON may be a tool that it knows by name."""
+    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
+        """See `ToolCallFormat.one`; what is no JSON may be a tool that it knows by name."""
 
-        def make() -> CallReader:
-            return CallReader(self.name, (self.arguments, *ARGUMENTS), check)
+        def make() -> JsonCallParser:
+            return JsonCallParser(self.name, (self.arguments, *ARGUMENTS), check)
 
-        return PythonTagReader(make, functions.__contains__)
+        return PythonTagParser(make, functions.__contains__)
 
     def around(self, parallel: bool, marks: frozenset[str]) -> tuple[str, str]:
-        """See `Format.around`; nothing comes behind the first call."""
+        """See `ToolCallFormat.around`; nothing comes behind the first call."""
         return f"{marker_of(MARKER, marks)}?", "call"
 
 

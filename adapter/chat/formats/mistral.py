@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....backends.grammar import literal
-from ..calls import OneReader
-from ..json_call import Broken, CallReader, Steps
-from .base import Check, Format
+from ..calls import CallParser
+from ..json_call import Broken, JsonCallParser, Steps
+from .base import Check, ToolCallFormat
 from .rules import GAP
 from .rules import marker as marker_of
 
@@ -24,7 +24,7 @@ ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
 _LONGEST = 64 + len(CALL_ID) + 64 + len(ARGS)
 
 
-class MistralReader(CallReader):
+class MistralParser(JsonCallParser):
     """Reads either of them."""
 
     def _run(self) -> Steps:
@@ -53,16 +53,16 @@ def _name(header: bytearray) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Mistral(Format):
+class Mistral(ToolCallFormat):
     """`[TOOL_CALLS][{"name": …, "arguments": {…}}]`."""
 
     def is_of(self, template: str) -> bool:
-        """See `Format.is_of`."""
+        """See `ToolCallFormat.is_of`."""
         return MARKER in template
 
-    def one(self, functions: Mapping[str, Any], check: Check | None) -> OneReader:
-        """See `Format.one`."""
-        return MistralReader(check=check)
+    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
+        """See `ToolCallFormat.one`."""
+        return MistralParser(check=check)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,29 +70,29 @@ class WithArgs(Mistral):
     """`[TOOL_CALLS]name[ARGS]{…}`, once for each call."""
 
     def is_of(self, template: str) -> bool:
-        """See `Format.is_of`."""
+        """See `ToolCallFormat.is_of`."""
         return MARKER in template and ARGS in template
 
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `Format.spelled`."""
+        """See `ToolCallFormat.spelled`."""
         return (f"{name}{ARGS}", f"{name}{CALL_ID}")
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """See `Format.written`."""
+        """See `ToolCallFormat.written`."""
         return "".join(
             f"{MARKER}{name}{ARGS}{json.dumps(arguments, ensure_ascii=False)}"
             for name, arguments in calls
         )
 
     def call(self, name: str, arguments: str, marks: frozenset[str]) -> str:
-        """See `Format.call`."""
+        """See `ToolCallFormat.call`."""
         return f"{literal(name)} {marker_of(ARGS, marks)} {arguments}"
 
     def around(self, parallel: bool, marks: frozenset[str]) -> tuple[str, str]:
-        """See `Format.around`; a name stands right behind the marker."""
+        """See `ToolCallFormat.around`; a name stands right behind the marker."""
         begin = marker_of(self.begin, marks)
         return begin, f"call ({GAP} {begin} call)*" if parallel else "call"
 
 
-FORMAT = Mistral("mistral", (MARKER,), MARKER, listed=True, id_size=9)
+FORMAT = Mistral("mistral", (MARKER,), MARKER, in_list=True, id_size=9)
 WITH_ARGS = WithArgs("mistral-args", (MARKER, ARGS), MARKER, id_size=9)

@@ -19,7 +19,7 @@ _MOST_TAKEN_AWAY = 32
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class Function(NamedTuple):
+class FunctionSchema(NamedTuple):
     """A function whose calls a grammar is for.
 
     Args:
@@ -38,7 +38,7 @@ def marker(text: str, marks: frozenset[str]) -> str:
     return token_or_text(text, Passage("", "", False, marks))
 
 
-def arguments(function: Function, name: str, prefix: str, index: int) -> Mapping[str, str]:
+def arguments(function: FunctionSchema, name: str, prefix: str, index: int) -> Mapping[str, str]:
     """Rules for arguments as JSON.
 
     Args:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .base import Format
+from .base import ToolCallFormat
 
-FORMAT = Format(
-    "tool-call-list", ("<|tool_call|>",), "<|tool_call|>", "<|/tool_call|>", listed=True
+FORMAT = ToolCallFormat(
+    "tool-call-list", ("<|tool_call|>",), "<|tool_call|>", "<|/tool_call|>", in_list=True
 )

@@ -17,11 +17,11 @@ import orjson
 
 from ....backends.grammar import Unenforced, literal, until
 from ...generation.parts import Part
-from ..calls import OneReader
+from ..calls import CallParser
 from ..json_call import Broken
 from ..parsing import BLANKS
-from .base import Check, Format
-from .rules import Function, Path
+from .base import Check, ToolCallFormat
+from .rules import FunctionSchema, Path
 from .rules import value as value_rules
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
@@ -41,7 +41,7 @@ def takes_text(schema: object) -> bool:
     return bool(kind == "string")
 
 
-class XmlReader:
+class XmlParser:
     """Reads one function with its arguments; each argument is told when it is complete.
 
     Args:
@@ -60,7 +60,7 @@ class XmlReader:
         self.done = False
 
     def feed(self, data: bytes) -> tuple[int, list[Part]]:
-        """See `OneReader.feed`; a byte at a time, so that what is behind the end is not taken."""
+        """See `CallParser.feed`; a byte at a time, so that what is behind the end is not taken."""
         for position in range(len(data)):
             self._text.append(data[position])
             self._size += 1
@@ -74,12 +74,12 @@ class XmlReader:
         return len(data), self.taken()
 
     def taken(self) -> list[Part]:
-        """See `OneReader.taken`."""
+        """See `CallParser.taken`."""
         parts, self._parts = self._parts, []
         return parts
 
     def end(self) -> list[Part]:
-        """See `OneReader.end`: a function that is not closed is none."""
+        """See `CallParser.end`: a function that is not closed is none."""
         raise Broken
 
     def _read(self) -> None:
@@ -143,32 +143,34 @@ class XmlReader:
 
 
 @dataclass(frozen=True, eq=False)
-class Xml(Format):
+class Xml(ToolCallFormat):
     """Calls in tags."""
 
     def is_of(self, template: str) -> bool:
-        """See `Format.is_of`."""
+        """See `ToolCallFormat.is_of`."""
         return all(one in template for one in (self.begin, FUNCTION, PARAMETER))
 
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `Format.spelled`."""
+        """See `ToolCallFormat.spelled`."""
         return (f"{FUNCTION}{name}>",)
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """See `Format.written`."""
+        """See `ToolCallFormat.written`."""
         return "\n".join(self._written(name, arguments) for name, arguments in calls)
 
-    def rules(self, function: Function, name: str, prefix: str, index: int) -> Mapping[str, str]:
-        """See `Format.rules`."""
+    def rules(
+        self, function: FunctionSchema, name: str, prefix: str, index: int
+    ) -> Mapping[str, str]:
+        """See `ToolCallFormat.rules`."""
         return _tags(function, name, prefix, index)
 
     def call(self, name: str, arguments: str, marks: frozenset[str]) -> str:
-        """See `Format.call`."""
+        """See `ToolCallFormat.call`."""
         return f'{literal(f"{FUNCTION}{name}>")} "\\n" {arguments} "</function>"'
 
-    def one(self, functions: Mapping[str, Any], check: Check | None) -> OneReader:
-        """See `Format.one`."""
-        return XmlReader(functions)
+    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
+        """See `ToolCallFormat.one`."""
+        return XmlParser(functions)
 
     def _written(self, name: str, arguments: Any) -> str:
         lines = [self.begin, f"{FUNCTION}{name}>"]
@@ -183,7 +185,7 @@ _OBJECT_KEYS = _NOTES | {"type", "properties", "required", "additionalProperties
 _TEXT_KEYS = _NOTES | {"type"}
 
 
-def _tags(function: Function, name: str, prefix: str, index: int) -> Mapping[str, str]:
+def _tags(function: FunctionSchema, name: str, prefix: str, index: int) -> Mapping[str, str]:
     """Rules for arguments in tags: those of the schema, in its order."""
     strict = function.strict
     schema = {} if function.schema is None else orjson.loads(function.schema)
@@ -203,8 +205,8 @@ def _tags(function: Function, name: str, prefix: str, index: int) -> Mapping[str
             rules |= value_rules(inner, own, f"{prefix}v{place}-", path if strict else None)
             rules[f"{own}-end"] = f"{own} {end}"
         elif values := value.get("enum", [value["const"]] if "const" in value else []):
-            listed = " | ".join(literal(one) for one in values)
-            rules[f"{own}-end"] = f"({listed}) {end}"
+            in_list = " | ".join(literal(one) for one in values)
+            rules[f"{own}-end"] = f"({in_list}) {end}"
         else:
             if strict:
                 _check_said(value, _TEXT_KEYS, path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.adapter.chat.formats import FORMATS, Format, format_of
+from latimer.adapter.chat.formats import FORMATS, ToolCallFormat, format_of
 from latimer.adapter.generation.parts import Part
 
 from .outputs import OUTPUTS, Expected
@@ -31,14 +31,14 @@ TEMPLATES = Path(__file__).parents[2] / "templates"
 
 
 def read(
-    form: Format,
+    form: ToolCallFormat,
     chunks: Iterable[tuple[bytes, bool]],
     marks: frozenset[str] = frozenset(),
-    sure: bool = False,
+    enforced: bool = False,
 ) -> list[Part]:
     """The parts that some chunks come to; each: its bytes, and whether it is a token."""
-    reader = form.reader(FUNCTIONS, marks, sure, False)
-    return [*(part for data, mark in chunks for part in reader.feed(data, mark)), *reader.end()]
+    parser = form.parser(FUNCTIONS, marks, enforced, False)
+    return [*(part for data, mark in chunks for part in parser.feed(data, mark)), *parser.end()]
 
 
 def whole(parts: Sequence[Part]) -> list[str | tuple[str, str]]:
@@ -109,13 +109,15 @@ def test_calls_that_are_sure_come_as_they_are_written(
     """What a grammar makes comes to the same, in fragments, before it is complete."""
     form, data = BY_TITLE[title], output.encode()
     chunks = [(data[at : at + 1], False) for at in range(len(data))]
-    assert whole(read(form, [(data, False)], sure=True)) == whole(read(form, chunks, sure=True))
-    parts = read(form, chunks, sure=True)
+    assert whole(read(form, [(data, False)], enforced=True)) == whole(
+        read(form, chunks, enforced=True)
+    )
+    parts = read(form, chunks, enforced=True)
     assert sum(part.size for part in parts) == len(data)
 
 
 @given(st.sampled_from(sorted(OUTPUTS)), st.data(), st.booleans())
-def test_whatever_comes_is_read(title: str, data: st.DataObject, sure: bool) -> None:
+def test_whatever_comes_is_read(title: str, data: st.DataObject, enforced: bool) -> None:
     """Pieces of outputs in any order give parts that cover every byte, however they are cut."""
     words = [output for output, _ in OUTPUTS[title]]
     text = "".join(
@@ -125,10 +127,10 @@ def test_whatever_comes_is_read(title: str, data: st.DataObject, sure: bool) -> 
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
     edges = [0, *cuts, len(text)]
     chunks = [(text[a:b], False) for a, b in pairwise(edges)]
-    parts = read(BY_TITLE[title], chunks, sure=sure)
+    parts = read(BY_TITLE[title], chunks, enforced=enforced)
     assert sum(part.size for part in parts) == len(text)
-    assert whole(parts) == whole(read(BY_TITLE[title], [(text, False)], sure=sure))
-    if not sure:
+    assert whole(parts) == whole(read(BY_TITLE[title], [(text, False)], enforced=enforced))
+    if not enforced:
         for one in whole(parts):
             if isinstance(one, tuple):
                 assert one[0] in FUNCTIONS
@@ -163,7 +165,7 @@ def test_no_marker_stands_in_another() -> None:
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form.begin], ids=lambda f: f.title)
-def test_what_a_format_writes_it_reads(form: Format) -> None:
+def test_what_a_format_writes_it_reads(form: ToolCallFormat) -> None:
     """Earlier calls are told as the model itself makes them."""
     calls = [("get_weather", {"city": 'Köln "am" Rhein', "days": 2}), ("get_time", {})]
     found = whole(read(form, [(form.written(calls).encode(), False)]))

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import pytest
 from jsonschema import Draft202012Validator
-from latimer.adapter.chat.formats import FORMATS, Format
-from latimer.adapter.chat.formats.grammar import Request, TooLarge, beside
+from latimer.adapter.chat.formats import FORMATS, ToolCallFormat
+from latimer.adapter.chat.formats.grammar import GrammarRequest, TooLarge, beside
 from latimer.adapter.chat.formats.grammar import grammar as grammar_of
-from latimer.adapter.chat.formats.rules import Function
+from latimer.adapter.chat.formats.rules import FunctionSchema
 from latimer.backends.grammar import Unenforced, gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.schemas.limits import SCHEMA
@@ -38,9 +38,11 @@ FUNCTIONS = tuple(
 NO_MARKS = frozenset[str]()
 
 
-def grammar(form: Format, functions: Any, *fields: Any) -> str:
+def grammar(form: ToolCallFormat, functions: Any, *fields: Any) -> str:
     """The grammar of a request with some fields."""
-    return grammar_of(Request(form, tuple(Function(*one) for one in functions), *fields))
+    return grammar_of(
+        GrammarRequest(form, tuple(FunctionSchema(*one) for one in functions), *fields)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +51,16 @@ def walker(demo_loaded: LoadedModel) -> Walker:
     return Walker(demo_loaded)
 
 
-def calls_in(form: Format, text: str, forced: bool) -> list[tuple[str, str]]:
+def calls_in(form: ToolCallFormat, text: str, forced: bool) -> list[tuple[str, str]]:
     """The calls that a text comes to; there is no content beside them."""
-    reader = form.reader(SCHEMAS, NO_MARKS, False, forced)
-    parts = whole([*reader.feed(text.encode()), *reader.end()])
+    parser = form.parser(SCHEMAS, NO_MARKS, False, forced)
+    parts = whole([*parser.feed(text.encode()), *parser.end()])
     return [one for one in parts if isinstance(one, tuple)]
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)
 @pytest.mark.parametrize("parallel", [False, True], ids=["one", "several"])
-def test_forced_calls_are_read_back(walker: Walker, form: Format, parallel: bool) -> None:
+def test_forced_calls_are_read_back(walker: Walker, form: ToolCallFormat, parallel: bool) -> None:
     """Every walk is calls of functions that are offered, with arguments by their schemas."""
     text = grammar(form, FUNCTIONS, parallel, True, NO_MARKS)
     found = walker.texts(text, 40)
@@ -86,7 +88,7 @@ def test_calls_behind_content(walker: Walker, title: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)
-def test_markers_that_are_tokens_are_named(form: Format) -> None:
+def test_markers_that_are_tokens_are_named(form: ToolCallFormat) -> None:
     """GBNF names them by their spellings, where it can."""
     text = grammar(form, FUNCTIONS, True, True, frozenset(form.markers))
     nameable = {marker for marker in form.markers if marker.startswith("<")}

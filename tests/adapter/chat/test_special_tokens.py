@@ -16,7 +16,7 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.chat.conversation import style_of, turns_of
 from latimer.adapter.chat.special_tokens import BREAK, _Cutter, _marks_of, prompt_of
-from latimer.adapter.chat.templates import Talk, render
+from latimer.adapter.chat.templates import Conversation, render
 from latimer.backends.base import Backend, Model, Text, TokenIds
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
@@ -47,7 +47,7 @@ async def backend(
     await made.aclose()
 
 
-def chat(content: str) -> Talk:
+def chat(content: str) -> Conversation:
     """A talk in which the user says something, twice."""
     messages = [
         {"role": "user", "content": content},
@@ -120,7 +120,7 @@ async def test_cutting_a_clean_prompt_changes_nothing(backend: LlamaCpp, name: s
     assert found == whole
 
 
-def tool_talk(model: Model, content: str) -> Talk:
+def tool_talk(model: Model, content: str) -> Conversation:
     """A talk in which a tool's description, a call and its result say something."""
     function = Function(name="look", description=content, parameters={"type": "object"})
     call = {"id": "call_000000001", "type": "function",
@@ -144,8 +144,8 @@ async def test_tools_calls_and_results_are_text(backend: LlamaCpp, name: str) ->
     for attack in ATTACKS:
         found = []
         for content in (attack, harmless(attack)):
-            talk = tool_talk(model, content)
-            rendered = await prompt_of(model, talk, backend, partial(render, model))
+            conversation = tool_talk(model, content)
+            rendered = await prompt_of(model, conversation, backend, partial(render, model))
             ids = rendered.prompt
             if isinstance(ids, Text):
                 ids = await backend.tokenize(ids.text, add_special=True, parse_special=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from latimer.adapter.chat.conversation import plain
-from latimer.adapter.chat.templates import Talk, render, variables_of
+from latimer.adapter.chat.templates import Conversation, render, variables_of
 from latimer.backends.base import Model
 from latimer.backends.errors import EngineError, RequestError
 from latimer.schemas.openai.chat import ChatRequest
@@ -170,8 +170,11 @@ def test_variables_of_a_template(
 
 def test_variables_reach_the_template() -> None:
     """By their names."""
-    talk: Talk = {"messages": [{"role": "user", "content": "x"}], "variables": {"mood": "kind"}}
-    assert render(replace(MODEL, template="{{ mood }}"), talk) == "kind"
+    conversation: Conversation = {
+        "messages": [{"role": "user", "content": "x"}],
+        "variables": {"mood": "kind"},
+    }
+    assert render(replace(MODEL, template="{{ mood }}"), conversation) == "kind"
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])

@@ -8,7 +8,7 @@ import pytest
 from latimer.adapter.chat.formats import HERMES
 from latimer.adapter.chat.parsing import Plain
 from latimer.adapter.chat.thinking import Thinking
-from latimer.adapter.generation.parts import Part, Reader
+from latimer.adapter.generation.parts import Parser, Part
 
 from .test_formats import halves, whole
 
@@ -38,9 +38,9 @@ def read(
     is_open: bool, chunks: Sequence[tuple[bytes, bool]], marks: frozenset[str] = frozenset()
 ) -> list[Part]:
     """The parts of some chunks."""
-    answer: Reader = HERMES.reader({"f": None}, frozenset(), False, False)
-    reader = Thinking("<think>", "</think>", is_open, marks, answer)
-    return [*(part for data, mark in chunks for part in reader.feed(data, mark)), *reader.end()]
+    answer: Parser = HERMES.parser({"f": None}, frozenset(), False, False)
+    parser = Thinking("<think>", "</think>", is_open, marks, answer)
+    return [*(part for data, mark in chunks for part in parser.feed(data, mark)), *parser.end()]
 
 
 @pytest.mark.parametrize(("is_open", "output", "expected"), CASES)
@@ -66,7 +66,7 @@ def test_tags_that_are_tokens() -> None:
 
 def test_an_answer_without_calls() -> None:
     """A token of the vocabulary that stands in content by itself is not shown."""
-    reader = Thinking("<think>", "</think>", False, frozenset({"<think>", "</think>"}), Plain())
+    parser = Thinking("<think>", "</think>", False, frozenset({"<think>", "</think>"}), Plain())
     chunks = [(b"a", False), (b"</think>", True), (b"b", False)]
-    parts = [part for data, mark in chunks for part in reader.feed(data, mark)]
+    parts = [part for data, mark in chunks for part in parser.feed(data, mark)]
     assert whole(parts) == ["ab"]

@@ -14,7 +14,7 @@ from latimer.adapter.chat.formats import HERMES
 from latimer.adapter.chat.message import ChatFrames
 from latimer.adapter.exchange import Exchange
 from latimer.adapter.generation.frames import CompletionFrames, Frames
-from latimer.adapter.generation.parts import Form
+from latimer.adapter.generation.parts import MessageFormat
 from latimer.adapter.generation.run import Plan, run
 from latimer.adapter.generation.sinks import Answer, Streamed
 from latimer.adapter.generation.usage import usage_of
@@ -24,14 +24,14 @@ from latimer.backends.base import Batch, Capabilities, Event, Finish, Generation
 CALL = b'<tool_call>{"name": "f", "arguments": {"a": 5}}</tool_call>'
 HEAD = {"id": "x", "object": "y", "created": 7, "model": "m"}
 MODEL = Model("m", 100, None, "", "", False, "f", 7)
-FORM = Form(lambda: HERMES.reader({"f": {}}, frozenset(), False, False))
+FORM = MessageFormat(lambda: HERMES.parser({"f": {}}, frozenset(), False, False))
 
 
 class Shape(NamedTuple):
     """A kind of stream, and the three texts of its choices: each begins in another way."""
 
     chat: bool
-    form: Form | None
+    form: MessageFormat | None
     texts: tuple[bytes, bytes, bytes]
 
 

@@ -11,13 +11,13 @@ from ...backends.errors import Unsupported, shortened
 from ...backends.grammar import Unenforced, check_schema
 from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.messages import Custom, Function, FunctionTool
-from ..chat.tools import INPUT, Mode, Offer, wrong_schema
+from ..chat.tools import INPUT, Mode, ToolSet, wrong_schema
 from ..errors import InvalidRequest
 
 _KINDS = ("function", "custom")
 
 
-def offer_of(request: ChatRequest, engine: str) -> Offer | None:
+def tool_set_of(request: ChatRequest, engine: str) -> ToolSet | None:
     """What a request offers; None where nothing may be called.
 
     Raises:
@@ -58,14 +58,14 @@ def offer_of(request: ChatRequest, engine: str) -> Offer | None:
         return None
     elif choice == "required":
         mode = "required"
-    offer = Offer(allowed, functions, mode, not legacy and request.parallel_tool_calls is not False,
-                  legacy, frozenset(custom))  # fmt: skip
+    parallel = not legacy and request.parallel_tool_calls is not False
+    tool_set = ToolSet(allowed, functions, mode, parallel, legacy, frozenset(custom))
     for index, function in enumerate(functions):
         if function.parameters is not None:
-            _check(function, f"{offer.path(index)}.parameters")
+            _check(function, f"{tool_set.path(index)}.parameters")
     if mode == "named":
-        offer = offer._replace(parallel=False)
-    return offer
+        tool_set = tool_set._replace(parallel=False)
+    return tool_set
 
 
 def _taking_text(tool: Custom) -> Function:
