@@ -90,7 +90,7 @@ class Media(NamedTuple):
     param: str
 
 
-class Passage(NamedTuple):
+class Preamble(NamedTuple):
     """What a model may write before its answer: what it thinks.
 
     Args:
@@ -119,7 +119,7 @@ class Grammar(NamedTuple):
     kind: GrammarKind
     text: str
     param: str
-    after: Passage | None = None
+    after: Preamble | None = None
     is_own: bool = False
 
 
@@ -148,16 +148,17 @@ class Generation(NamedTuple):
         max_tokens: how many tokens to generate at most; None is to the end of the context.
         seeds: one per choice; its length is the number of choices. None is a random seed.
         stops: strings that end a choice; the cut is made before the first that completes.
-        scan: makes what finds a choice's stop where not all of its text counts; an engine, which
-            would look everywhere, is not told of the stops then.
+        stop_matcher: makes what finds a choice's stop where not all of its text counts; an engine,
+            which would look everywhere, is not told of the stops then.
         media: pictures and sounds; each stands as `MEDIA` in the prompt, or as `MEDIA_ID`.
-        visible: tokens whose spelling is to appear in the text, although they are control tokens.
+        preserved_tokens: tokens whose spelling is to appear in the text, although they are control
+            tokens.
         logprobs: how many alternatives to tell for each generated token; None tells no tokens.
         prompt_logprobs: the same for the prompt's own tokens.
         suffix: what follows the gap that is to be filled; the prompt is what comes before it.
         owner: whose it is; what one owner's prompts have evaluated is not gone on from for another.
         grammar: what each choice must look like, None where it is free.
-        hidden: how many ids at the prompt's beginning are not the client's own: a BOS.
+        bos_count: how many ids at the prompt's beginning are not the client's own: a BOS.
         party: the request that it belongs to, None where it is the only job of one.
         fingerprint: the model that it was made for; an engine that serves another one by then
             refuses it. Empty where it does not matter.
@@ -173,10 +174,10 @@ class Generation(NamedTuple):
     suffix: str | None = None
     owner: str = ""
     grammar: Grammar | None = None
-    hidden: int = 0
+    bos_count: int = 0
     media: tuple[Media, ...] = ()
-    visible: tuple[str, ...] = ()
-    scan: Callable[[], Matcher] | None = None
+    preserved_tokens: tuple[str, ...] = ()
+    stop_matcher: Callable[[], Matcher] | None = None
     party: Party | None = None
     fingerprint: str = ""
 
@@ -248,7 +249,7 @@ class Piece(NamedTuple):
     Args:
         tokens: where the job asks for tokens, those whose data, put together, is `data`; a piece
             that only spells a stop string has none.
-        mark: whether it is the spelling of one of the job's `visible` tokens, not text like it.
+        mark: whether it is the spelling of one of the job's `preserved_tokens`, not text like it.
         token_count: how many tokens it is, where the engine tells.
     """
 
@@ -327,7 +328,7 @@ class Capabilities:
         plain_text: whether it can be given text in which control tokens do not count as such.
         media_among_ids: whether a prompt of ids may have media.
         counts_media: whether it tells how many tokens media come to.
-        marks: whether it tells a visible token from text that is spelled like it.
+        marks: whether it tells a preserved token from text that is spelled like it.
         free_grammars: whether a grammar costs nothing where it allows anything.
     """
 

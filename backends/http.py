@@ -87,17 +87,17 @@ class HttpUpstream:
         self._busy: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
 
-    def send(self, method: str, path: str, body: bytes | None = None) -> Exchange:
+    def send(self, method: str, path: str, body: bytes | None = None) -> HttpReply:
         """See `Upstream.send`."""
-        return Exchange(self, self._head(method, path, body), body or b"")
+        return HttpReply(self, self._head(method, path, body), body or b"")
 
-    def ask(self, path: str, witness: bool = False) -> Exchange:
+    def ask(self, path: str, witness: bool = False) -> HttpReply:
         """Ask what does not depend on what the engine serves, on a connection of its own.
 
         Args:
             witness: whether the answer is the engine's proof: its connection is kept then.
         """
-        return Exchange(self, self._head("GET", path, None), b"", True, witness)
+        return HttpReply(self, self._head("GET", path, None), b"", True, witness)
 
     @property
     def is_sure(self) -> bool:
@@ -263,7 +263,7 @@ class HttpUpstream:
         return connection
 
 
-class Exchange:
+class HttpReply:
     """One request and its answer; also the `Reply`."""
 
     __slots__ = (
@@ -286,7 +286,7 @@ class Exchange:
         self._head = head
         self._body = body
 
-    async def __aenter__(self) -> Exchange:
+    async def __aenter__(self) -> HttpReply:
         upstream = self._upstream
         connection = self._kept() if self._asks else upstream.take()
         fresh = connection is None

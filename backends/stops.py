@@ -89,7 +89,7 @@ def prepared(
 
 def matcher_of(job: Generation) -> Matcher:
     """What finds the stop of one choice of a job."""
-    return StopMatcher(job.stops) if job.scan is None else job.scan()
+    return StopMatcher(job.stops) if job.stop_matcher is None else job.stop_matcher()
 
 
 class TokenCut:

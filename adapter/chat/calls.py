@@ -37,8 +37,8 @@ class Calls:
         end: what stands behind one; it may be missing.
         bare: whether a text that begins with JSON is a call; others then follow after `;`.
         marks: markers that are tokens of the model's: text that is spelled like them is none.
-        enforced: whether calls cannot be broken: then they are told as they come. Others are told when
-            they are complete, and what is broken is content.
+        enforced: whether a grammar keeps calls whole: then they are told as they come. Others are
+            told when they are complete, and what is broken is content.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from ...backends import offload
-from ...backends.base import MEDIA, Generation, Grammar, Media, Passage, Sampling
+from ...backends.base import MEDIA, Generation, Grammar, Media, Preamble, Sampling
 from ...backends.errors import check_length
 from ...backends.grammar import Unenforced
 from ...schemas import limits
@@ -96,14 +96,14 @@ class _Marks(NamedTuple):
         tags: what stands around its thoughts, None where it thinks of nothing now.
         is_open: whether the prompt has begun a thought.
         tokens: those of all these that are tokens of the model's, so that no text is one.
-        visible: tokens that an engine has to be asked for.
+        preserved_tokens: tokens that an engine has to be asked for.
     """
 
     style: Style
     tags: Tags | None
     is_open: bool
     tokens: frozenset[str]
-    visible: tuple[str, ...]
+    preserved_tokens: tuple[str, ...]
 
     @property
     def is_one_of_several(self) -> bool:
@@ -111,13 +111,13 @@ class _Marks(NamedTuple):
         return bool(self.style.form.answer) and self.style.native
 
     @property
-    def passage(self) -> Passage | None:
+    def preamble(self) -> Preamble | None:
         """What comes before an answer."""
         if self.is_one_of_several:
-            return Passage("", self.style.form.answer, True)
+            return Preamble("", self.style.form.answer, True)
         if self.tags is None:
             return None
-        return Passage(self.tags.begin, self.tags.end, self.is_open, self.tokens)
+        return Preamble(self.tags.begin, self.tags.end, self.is_open, self.tokens)
 
 
 async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
@@ -148,10 +148,10 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
         logprobs=turn.logprobs,
         owner=turn.owner,
         grammar=grammar,
-        hidden=rendered.hidden,
-        visible=marks.visible,
+        bos_count=rendered.bos_count,
+        preserved_tokens=marks.preserved_tokens,
         media=media,
-        scan=None if form is None or not stops else lambda: Cutter(form.parser(), stops),
+        stop_matcher=None if form is None or not stops else lambda: Cutter(form.parser(), stops),
         fingerprint=model.fingerprint,
     )
     shape = Shape(form is not None)
@@ -225,7 +225,7 @@ async def _marks_of(
     if not style.native:
         # A model that was told in words may use its token, or spell it as it was told.
         tokens = tokens - set(style.form.markers)
-    return found._replace(tokens=frozenset(tokens), visible=tuple(sorted(spelled)))
+    return found._replace(tokens=frozenset(tokens), preserved_tokens=tuple(sorted(spelled)))
 
 
 def _functions(tool_set: ToolSet) -> tuple[FunctionSchema, ...]:
@@ -243,7 +243,7 @@ def _functions(tool_set: ToolSet) -> tuple[FunctionSchema, ...]:
 async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Grammar | None, bool]:
     """What each choice must look like, and whether it makes sure of calls."""
     tool_set, size = turn.tool_set, turn.size
-    answer = None if turn.answer is None else turn.answer._replace(after=marks.passage)
+    answer = None if turn.answer is None else turn.answer._replace(after=marks.preamble)
     if tool_set is None:
         return answer, False
     form = marks.style.form
@@ -281,7 +281,7 @@ async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Gramm
         error = Unenforced(error.reason, error.path[1:])
         path = f"{tool_set.path(index)}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
-    after = None if marks.is_one_of_several else marks.passage
+    after = None if marks.is_one_of_several else marks.preamble
     return Grammar("gbnf", text, param, after, is_own=True), True
 
 

@@ -40,13 +40,13 @@ class Rendered(NamedTuple):
     Args:
         text: what it says; a private-use character stands for each control token that a message
             spells, where the prompt is ids.
-        hidden: how many of its ids are a BOS.
+        bos_count: how many of its ids are a BOS.
         changed: whether content had to be changed for it.
     """
 
     prompt: Prompt
     text: str
-    hidden: int = 0
+    bos_count: int = 0
     changed: bool = False
 
     @classmethod
@@ -87,10 +87,10 @@ async def prompt_of(
         broken = {spelling: spelling[0] + BREAK + spelling[1:] for spelling in spelled}
         conversation = await offload.run(size, _replaced, conversation, marks.pattern, broken)
         return Rendered.of(await offload.run(size, render, conversation), True)
-    hidden = await offload.run(size, _hidden, conversation, spelled)
-    conversation = await offload.run(size, _replaced, conversation, marks.pattern, hidden)
+    spelled_as = await offload.run(size, _hidden, conversation, spelled)
+    conversation = await offload.run(size, _replaced, conversation, marks.pattern, spelled_as)
     text = await offload.run(size, render, conversation)
-    spellings = {character: spelling for spelling, character in hidden.items()}
+    spellings = {character: spelling for spelling, character in spelled_as.items()}
     bos = await backend.tokenize("", add_special=True, parse_special=True)
     ids = await _Cutter(backend, marks, spellings, has_media).ids(text)
     return Rendered(bos + ids, text, len(bos))

@@ -10,7 +10,7 @@ from ..errors import InvalidGrammar
 from ..offload import Memo
 from .characters import literal
 from .gbnf import MAX_SIZE, WrongGrammar, check
-from .passage import after, renamed, token_or_text, until
+from .preamble import after, renamed, token_or_text, until
 from .regex import repetitions
 from .regex import to_gbnf as regex_to_gbnf
 from .schema import WS, check_schema, path_to, rules_of

@@ -33,7 +33,7 @@ LAST = 0x10FFFF
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
-class Part(NamedTuple):
+class GrammarPart(NamedTuple):
     """A part of an alternate.
 
     Args:
@@ -111,7 +111,7 @@ class _Follower:
     Ways come with the number of paths that lead to each.
     """
 
-    def __init__(self, rules: Mapping[str, list[list[Part]]]) -> None:
+    def __init__(self, rules: Mapping[str, list[list[GrammarPart]]]) -> None:
         self._source = rules
         self._places: dict[str, list[_Place | None]] = {}
         self._stacks: dict[tuple[int, int], _Stack] = {}
@@ -182,7 +182,7 @@ class _Follower:
             found += [self._written_out(parts) for parts in self._source[rule]]
         return found
 
-    def _written_out(self, parts: list[Part]) -> _Place | None:
+    def _written_out(self, parts: list[GrammarPart]) -> _Place | None:
         """The elements of an alternate, repetitions written out as llama.cpp does."""
         rest: _Place | None = None
         for part in reversed(parts):
@@ -192,7 +192,7 @@ class _Follower:
                 rest = self._once(part, rest)
         return rest
 
-    def _once(self, part: Part, rest: _Place | None) -> _Place | None:
+    def _once(self, part: GrammarPart, rest: _Place | None) -> _Place | None:
         if part.rule is not None:
             return _Place(part.rule, (), rest)
         ranges = self._ranges.get(part.text)
@@ -202,7 +202,7 @@ class _Follower:
             rest = _Place(None, one, rest)
         return rest
 
-    def _repeated(self, part: Part) -> str:
+    def _repeated(self, part: GrammarPart) -> str:
         """The rule that llama.cpp makes of what may follow: `S' ::= S S' |`, or a chain of them."""
         once = part._replace(least=1, most=1)
         what = part.rule or part.text
@@ -221,7 +221,7 @@ class _Follower:
         return name
 
 
-def check_ways(rules: Mapping[str, list[list[Part]]]) -> None:
+def check_ways(rules: Mapping[str, list[list[GrammarPart]]]) -> None:
     """Follow a grammar everywhere, and to where it opens most ways first.
 
     A place counts as seen where the same ways were open before: a recursion is followed twice, and

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ...schemas import limits
 from ..errors import shortened
-from .ambiguity import Part, TooManyWays, check_ways
+from .ambiguity import GrammarPart, TooManyWays, check_ways
 
 MAX_SIZE = limits.GRAMMAR.most
 MAX_NESTING = limits.GROUPS.most
@@ -241,7 +241,7 @@ def _check_ways(rules: dict[str, _Group]) -> None:
     parts = {
         name: [
             [
-                Part(item.rule, item.text, item.least, None if item.endless else item.times)
+                GrammarPart(item.rule, item.text, item.least, None if item.endless else item.times)
                 for item in alternate
                 if item is not _NOTHING
             ]

@@ -109,7 +109,7 @@ class Run:
             if reason is None and not stream.stopped:
                 reason = await whole.finish_reason(
                     self._server, self._genkey, stream.text[start:], self._generations,
-                    bool(self._job.visible),
+                    bool(self._job.preserved_tokens),
                 )  # fmt: skip
             ended = reason == "stop" and not stream.stopped
             told_tokens = await self._count(stream, ended)

@@ -129,9 +129,9 @@ def to_native(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "presence_penalty": sampling.presence_penalty,
-        "stop_sequence": list(job.stops) if job.scan is None else [],
+        "stop_sequence": list(job.stops) if job.stop_matcher is None else [],
         **NEUTRAL,
-        "render_special": bool(job.visible),
+        "render_special": bool(job.preserved_tokens),
         **{EXTRAS[name]: value for name, value in sampling.extras_within(context).items()},
     }
     if sampling.presence_penalty and "repeat_last_n" not in sampling.extras:
@@ -176,7 +176,7 @@ class ChoiceStream:
     def __init__(self, job: Generation, choice: int, prompt_tokens: int, end: str = "") -> None:
         self.choice = choice
         # Where control tokens are shown, so is the end token.
-        self._ends = StopMatcher((end,)) if job.visible and end else None
+        self._ends = StopMatcher((end,)) if job.preserved_tokens and end else None
         self._prompt_tokens = prompt_tokens
         self._matcher = matcher_of(job)
         self._released = 0

@@ -48,7 +48,7 @@ from .options import (
     default_cache_memory,
     default_threads,
 )
-from .prompts import Prompt, prompt_of, size_of
+from .prompts import TokenizedPrompt, prompt_of, size_of
 
 if TYPE_CHECKING:
     from .grammars import Constraint
@@ -297,7 +297,7 @@ class LlamaCpp:
         job: Generation,
         engine: Engine,
         constraint: Constraint | None,
-        read: Prompt,
+        read: TokenizedPrompt,
     ) -> tuple[Task, _Mailbox]:
         from .tasks import Task
 
@@ -314,12 +314,12 @@ class LlamaCpp:
             job = job._replace(prompt_logprobs=None)
         stop_tokens = {
             token: stop
-            for stop in (job.stops if job.scan is None else ())
+            for stop in (job.stops if job.stop_matcher is None else ())
             if (token := vocabulary.control_token(stop)) is not None
         }
         marks = {
             token: mark.encode()
-            for mark in job.visible
+            for mark in job.preserved_tokens
             if (token := vocabulary.mark(mark)) is not None and token not in vocabulary.ends
         }
         mailbox = _Mailbox(asyncio.get_running_loop())

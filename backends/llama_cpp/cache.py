@@ -146,7 +146,7 @@ class Cache:
     def make_room(self, count: int) -> bool:
         """Let what rests leave, oldest first, until so many cells are free; whether they are."""
         while self.free < count and self._resting:
-            self.stow(next(iter(self._resting.values())))
+            self.swap_out(next(iter(self._resting.values())))
         return self.free >= count
 
     def rest(self, slot: Slot) -> None:
@@ -161,9 +161,9 @@ class Cache:
         """Let all that rests leave where others run: for those it would only make steps longer."""
         if self._running:
             for slot in list(self._resting.values()):
-                self.stow(slot)
+                self.swap_out(slot)
 
-    def stow(self, slot: Slot) -> None:
+    def swap_out(self, slot: Slot) -> None:
         """Keep a sequence outside, and free its cells."""
         self._save(slot)
         self.drop(slot)
@@ -190,7 +190,7 @@ class Cache:
     def _new(self, owner: str, source: Slot | None) -> Slot:
         """A slot that is empty; what has rested longest leaves where there is no other."""
         if not self._ids:
-            self.stow(next(slot for slot in self._resting.values() if slot is not source))
+            self.swap_out(next(slot for slot in self._resting.values() if slot is not source))
         slot = Slot(self._ids.pop(), owner)
         self._running[slot.id] = slot
         return slot

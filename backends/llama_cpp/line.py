@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterator
 
-from .tasks import Choice
+from .tasks import TaskChoice
 
 
 class Line:
@@ -16,25 +16,25 @@ class Line:
     """
 
     def __init__(self) -> None:
-        self._choices: list[Choice] = []
+        self._choices: list[TaskChoice] = []
         self._served = 0
 
     def __len__(self) -> int:
         return len(self._choices)
 
-    def __iter__(self) -> Iterator[Choice]:
+    def __iter__(self) -> Iterator[TaskChoice]:
         return iter(self._choices)
 
-    def __getitem__(self, place: int) -> Choice:
+    def __getitem__(self, place: int) -> TaskChoice:
         return self._choices[place]
 
-    def add(self, choice: Choice) -> None:
+    def add(self, choice: TaskChoice) -> None:
         """Let a choice wait for its request's next turn."""
         party = choice.task.party
         party.turn = choice.turn = max(party.turn, self._served) + 1
         insort(self._choices, choice, key=lambda other: other.turn)
 
-    def put_first(self, choice: Choice) -> None:
+    def put_first(self, choice: TaskChoice) -> None:
         """Let a choice go on before all others: it had its turn already."""
         choice.turn = self._choices[0].turn if self._choices else self._served
         self._choices.insert(0, choice)
@@ -43,7 +43,7 @@ class Line:
         """Take the choice at a place out of the line: it is its turn."""
         self._served = max(self._served, self._choices.pop(place).turn)
 
-    def keep(self, wanted: Callable[[Choice], bool]) -> None:
+    def keep(self, wanted: Callable[[TaskChoice], bool]) -> None:
         """Let only some wait on."""
         self._choices = [choice for choice in self._choices if wanted(choice)]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .vocabulary import Vocabulary
 
 
-class Prompt(NamedTuple):
+class TokenizedPrompt(NamedTuple):
     """What is evaluated for a job.
 
     Args:
@@ -41,7 +41,7 @@ def prompt_of(
     vocabulary: Vocabulary,
     media: Sequence[Sequence[int | Chunk]],
     context: int,
-) -> Prompt:
+) -> TokenizedPrompt:
     """Return a job's prompt as ids.
 
     Args:
@@ -55,18 +55,18 @@ def prompt_of(
     if isinstance(job.prompt, Text):
         check_length(len(job.prompt.text), vocabulary.longest, context, job.max_tokens)
     elif len(job.prompt) > context:
-        raise ContextExceeded(context, len(job.prompt) - job.hidden, job.max_tokens or 0)
-    text, found = job.prompt, Prompt((), 0, {})
+        raise ContextExceeded(context, len(job.prompt) - job.bos_count, job.max_tokens or 0)
+    text, found = job.prompt, TokenizedPrompt((), 0, {})
     if media:
         found = _with_media(job, vocabulary, media)
     elif job.suffix is not None:
         found = _infill(job, vocabulary)
     elif isinstance(text, Text):
         ids = vocabulary.tokenize(text.text, add_special=True, parse_special=text.parse_special)
-        found = Prompt(ids, len(ids) - vocabulary.adds_bos, {})
+        found = TokenizedPrompt(ids, len(ids) - vocabulary.adds_bos, {})
     else:
         check_ids("prompt", text, vocabulary.size)
-        found = Prompt(text, len(text) - job.hidden, {})
+        found = TokenizedPrompt(text, len(text) - job.bos_count, {})
     if job.prompt_logprobs is None:
         return found
     data = text.text.encode() if isinstance(text, Text) else None
@@ -76,7 +76,7 @@ def prompt_of(
 
 def _with_media(
     job: Generation, vocabulary: Vocabulary, media: Sequence[Sequence[int | Chunk]]
-) -> Prompt:
+) -> TokenizedPrompt:
     """The same with what stands for pictures and sounds, and where in it they are."""
     prompt = job.prompt
     if isinstance(prompt, Text):
@@ -86,10 +86,10 @@ def _with_media(
         runs += [
             vocabulary.tokenize(text, add_special=False, parse_special=special) for text in others
         ]
-        hidden = int(vocabulary.adds_bos)
+        bos_count = int(vocabulary.adds_bos)
     else:
         runs = [tuple(run) for run in _split(prompt, MEDIA_ID)]
-        hidden = job.hidden
+        bos_count = job.bos_count
     ids: list[int] = []
     chunks: dict[int, Chunk] = {}
     for run, parts in zip(runs, [*media, ()], strict=True):
@@ -100,7 +100,7 @@ def _with_media(
             else:
                 chunks[len(ids)] = part
                 ids += part.ids
-    return Prompt(tuple(ids), len(ids) - hidden, chunks)
+    return TokenizedPrompt(tuple(ids), len(ids) - bos_count, chunks)
 
 
 def _split(ids: TokenIds, at: int) -> list[list[int]]:
@@ -113,7 +113,7 @@ def _split(ids: TokenIds, at: int) -> list[list[int]]:
     return runs
 
 
-def _infill(job: Generation, vocabulary: Vocabulary) -> Prompt:
+def _infill(job: Generation, vocabulary: Vocabulary) -> TokenizedPrompt:
     """Prefix and suffix around the gap, by the vocabulary's own tokens for it."""
     if vocabulary.fim is None:
         raise Unsupported("suffix", ENGINE, "This model has no tokens for filling in the middle.")
@@ -129,4 +129,4 @@ def _infill(job: Generation, vocabulary: Vocabulary) -> Prompt:
         check_ids("prompt", prompt, vocabulary.size)
         prefix = prompt
     ids = (before, *prefix, after, *tokenize(job.suffix or ""), gap)
-    return Prompt((vocabulary.bos_id, *ids) if vocabulary.adds_bos else ids, len(ids), {})
+    return TokenizedPrompt((vocabulary.bos_id, *ids) if vocabulary.adds_bos else ids, len(ids), {})

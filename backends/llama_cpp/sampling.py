@@ -84,12 +84,12 @@ class Sampler:
         if self._constraint is None:
             token: int = llama_cpp.llama_sampler_sample(self._chain, context.pointer, rows.last)
             return token
-        token = self._draw(context.row(rows.last), candidates, self._constraint)
+        token = self._sample(context.row(rows.last), candidates, self._constraint)
         self._constraint.accept(token)
         llama_cpp.llama_sampler_accept(self._chain, token)
         return token
 
-    def _draw(
+    def _sample(
         self, logits: NDArray[np.float32], candidates: Candidates, constraint: Constraint
     ) -> int:
         """Draw as if there was no grammar, and only if it disagrees once more from what it allows.
@@ -99,13 +99,13 @@ class Sampler:
         """
         candidates.fill(logits)
         candidates.apply(self._chain)
-        drawn = candidates.selected
-        if drawn is not None and constraint.allows(drawn):
-            return drawn
+        sampled = candidates.selected
+        if sampled is not None and constraint.allows(sampled):
+            return sampled
         if candidates.fill(logits, constraint.allowed()):
             candidates.apply(self._chain)
-            if (drawn := candidates.selected) is not None:
-                return drawn
+            if (sampled := candidates.selected) is not None:
+                return sampled
         # Only an end is left, and sampling was told to ban it.
         for token in self._ends:
             if constraint.allows(token):

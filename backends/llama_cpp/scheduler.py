@@ -21,7 +21,7 @@ from .projector import Projector
 from .sampling import DeadEnd, Sampler
 from .scoring import score
 from .states import BLOCK
-from .tasks import Choice, Run, Task
+from .tasks import Run, Task, TaskChoice
 from .vocabulary import Vocabulary
 
 Delivery = tuple[Task, "Sequence[Event] | LatimerError"]
@@ -115,7 +115,7 @@ class Scheduler:
                         self._score(run)
                     if run.ready:
                         for one in self._forked(run):
-                            self._draw(one)
+                            self._sample(one)
         self._flush()
         self._cache.tidy()
 
@@ -129,7 +129,7 @@ class Scheduler:
                 self._stopping = True
                 return
             # The first choice evaluates the prompt for all; the others follow then.
-            self._waiting.add(Choice(task, 0))
+            self._waiting.add(TaskChoice(task, 0))
             block = False
 
     def _drop_cancelled(self) -> None:
@@ -172,7 +172,7 @@ class Scheduler:
             else:
                 run, begun.slot, choice.begun = begun, slot, None
             self._running.append(run)
-            if scoring and run.drawn == 0:
+            if scoring and run.sampled == 0:
                 self._begin_scoring(run)
 
     def _is_coming(self, history: list[int], owner: str) -> bool:
@@ -192,7 +192,7 @@ class Scheduler:
         """Cells of the context."""
         return self._cache.size
 
-    def _begun(self, choice: Choice, slot: Slot, history: list[int], wanted: int) -> Run:
+    def _begun(self, choice: TaskChoice, slot: Slot, history: list[int], wanted: int) -> Run:
         task = choice.task
         job = task.job
         seed = job.seeds[choice.index]
@@ -206,15 +206,15 @@ class Scheduler:
             self._cache.size,
             constraint,
         )
-        cached = max(slot.reused - task.hidden, 0)
+        cached = max(slot.reused - task.bos_count, 0)
         return Run(choice, slot, sampler, TokenCut(job), history, wanted, cached=cached)
 
     def _begin_scoring(self, run: Run) -> None:
         task = run.choice.task
-        spelling, control = self._vocabulary.token(task.prompt[task.hidden])
+        spelling, control = self._vocabulary.token(task.prompt[task.bos_count])
         first = task.shown[0]
         spelling = spelling if control else first
-        token = Token(task.prompt[task.hidden], first, spelling, control, None)
+        token = Token(task.prompt[task.bos_count], first, spelling, control, None)
         run.scored = [token]
         if not run.wanted or (task.max_tokens == 0 and task.prompt_tokens == 1):
             self._end_scoring(run)
@@ -280,15 +280,15 @@ class Scheduler:
             if self._cache.free >= least:
                 return self._cache.free
             others = [one for one in self._running if one not in batch]
-            self._set_aside(others[-1])
+            self._preempt(others[-1])
             if others[-1] is run:
                 return 0
         return count
 
-    def _set_aside(self, run: Run) -> None:
+    def _preempt(self, run: Run) -> None:
         """Free a sequence's cells; it waits, first of all, to go on."""
         self._running.remove(run)
-        self._cache.stow(run.slot)
+        self._cache.swap_out(run.slot)
         run.scored = None
         run.choice.begun = run
         self._waiting.put_first(run.choice)
@@ -300,13 +300,13 @@ class Scheduler:
         position = len(run.slot.tokens)
         start = position - run.outputs
         # What comes before the first of the client's own tokens scores nothing that is shown.
-        skipped = max(task.hidden - start, 0)
+        skipped = max(task.bos_count - start, 0)
         followers = range(start + skipped + 1, min(position + 1, len(task.prompt)))
         if followers:
             tokens = []
             for at in followers:
                 spelling, control = self._vocabulary.token(task.prompt[at])
-                data = task.shown[at - task.hidden]
+                data = task.shown[at - task.bos_count]
                 tokens.append((task.prompt[at], data, spelling if control else data, control))
             logits = self._context.logits(run.rows.output + skipped, len(tokens))
             scored += score(logits, tokens, task.job.prompt_logprobs or 0, self._vocabulary)
@@ -333,10 +333,10 @@ class Scheduler:
         They draw from the same logits. Those for which there is no sequence wait for their turn.
         """
         choice, task = run.choice, run.choice.task
-        if run.drawn or choice.index or len(task.job.seeds) == 1:
+        if run.sampled or choice.index or len(task.job.seeds) == 1:
             return [run]
         found = [run]
-        others = deque(Choice(task, index) for index in range(1, len(task.job.seeds)))
+        others = deque(TaskChoice(task, index) for index in range(1, len(task.job.seeds)))
         while others and len(self._running) < self._limit:
             slot = self._cache.fork(run.slot)
             if slot is None:
@@ -349,7 +349,7 @@ class Scheduler:
             self._waiting.add(other)
         return found
 
-    def _draw(self, run: Run) -> None:
+    def _sample(self, run: Run) -> None:
         task = run.choice.task
         try:
             token = run.sampler.sample(self._context, run.rows, self._candidates)
@@ -357,15 +357,15 @@ class Scheduler:
             param = task.job.grammar.param if task.job.grammar is not None else ""
             self._end(task, InvalidGrammar(param, f"it left nothing to go on with: {error}"))
             return
-        run.drawn += 1
+        run.sampled += 1
         run.history.append(token)
         run.wanted += 1
         if token in task.stop_tokens:
-            self._finish(run, "stop", task.stop_tokens[token], run.drawn - 1)
+            self._finish(run, "stop", task.stop_tokens[token], run.sampled - 1)
             return
         told = self._told(run, token) if task.job.logprobs is not None else ()
         if token in self._vocabulary.ends:
-            self._finish(run, "end", None, run.drawn - 1, *told)
+            self._finish(run, "end", None, run.sampled - 1, *told)
             return
         mark = token in task.marks
         data = task.marks[token] if mark else self._vocabulary.pieces[token]
@@ -376,8 +376,8 @@ class Scheduler:
             if run.cut.stop is not None:
                 self._finish(run, "stop", run.cut.stop, run.cut.tokens)
                 return
-        if run.drawn >= task.max_tokens:
-            self._finish(run, "length", None, run.drawn)
+        if run.sampled >= task.max_tokens:
+            self._finish(run, "length", None, run.sampled)
 
     def _told(self, run: Run, token: int) -> list[Token]:
         """The token that was drawn, with the log-probabilities of its place."""
@@ -386,8 +386,8 @@ class Scheduler:
         task = run.choice.task
         data = b"" if token in self._vocabulary.ends else self._vocabulary.pieces[token]
         data = task.marks.get(token, data)
-        drawn = (token, data, spelling, control)
-        return score(logits, [drawn], task.job.logprobs or 0, self._vocabulary)
+        sampled = (token, data, spelling, control)
+        return score(logits, [sampled], task.job.logprobs or 0, self._vocabulary)
 
     def _finish(
         self,

@@ -38,7 +38,7 @@ class Task:
         shown: the bytes that each of the client's own tokens shows, where they are asked for.
         max_tokens: tokens to generate at most, the context's end included.
         stop_tokens: control tokens that a stop string spells.
-        marks: what tokens of the job's `visible` spell.
+        marks: what tokens of the job's `preserved_tokens` spell.
         mailbox: where its events go, by way of the scheduler's hand-over.
         constraint: the beginning of the job's grammar.
         chunks: embeddings in the prompt, by the place where each begins.
@@ -59,7 +59,7 @@ class Task:
     cancelled: bool = False
 
     @property
-    def hidden(self) -> int:
+    def bos_count(self) -> int:
         """How many tokens stand before the client's own."""
         return len(self.prompt) - self.prompt_tokens
 
@@ -68,7 +68,7 @@ NOWHERE = Rows(-1, -1)
 
 
 @dataclass(eq=False, slots=True)
-class Choice:
+class TaskChoice:
     """A choice that waits.
 
     Args:
@@ -95,7 +95,7 @@ class Run:
         ready: whether the batch holds its last token, so that another can be drawn.
     """
 
-    choice: Choice
+    choice: TaskChoice
     slot: Slot
     sampler: Sampler
     cut: TokenCut
@@ -103,7 +103,7 @@ class Run:
     wanted: int
     scored: list[Token] | None = None
     cached: int = 0
-    drawn: int = 0
+    sampled: int = 0
     rows: Rows = NOWHERE
     outputs: int = 0
     ready: bool = False

@@ -63,10 +63,10 @@ class Call:
         if job.logprobs is None:
             prompt = await native_prompt(server, job, model)
             adds_bos = model.adds_bos and (isinstance(job.prompt, Text) or job.suffix is not None)
-            careful = job.visible or job.scan is not None
+            careful = job.preserved_tokens or job.stop_matcher is not None
             vocabulary = (await server.facts()).vocabulary if careful else None
-            hidden = job.hidden or int(adds_bos)
-            self._stream = ChoiceStream(job, self._choice, hidden, vocabulary)
+            bos_count = job.bos_count or int(adds_bos)
+            self._stream = ChoiceStream(job, self._choice, bos_count, vocabulary)
             self._read = self._read_careful if job.stops and not careful else None
         else:
             prompt = await self._prepare_tokens(model)
@@ -113,7 +113,7 @@ class Call:
         return self
 
     async def __anext__(self) -> Batch:
-        if self._stream.finished and self._job.scan is not None:
+        if self._stream.finished and self._job.stop_matcher is not None:
             # The server knows of no stop: it must not go on.
             await self.__aexit__()
             raise StopAsyncIteration
@@ -163,7 +163,7 @@ class Call:
         if len(self._prompt) >= model.context:
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
         # It checks the events; its text is not used.
-        self._stream = ChoiceStream(job._replace(stops=(), scan=None), self._choice, 0)
+        self._stream = ChoiceStream(job._replace(stops=(), stop_matcher=None), self._choice, 0)
         self._tokens = TokenStream(job, self._choice, count, facts.vocabulary)
         self._read = self._read_tokens
         return self._prompt

@@ -21,7 +21,7 @@ PROBE: dict[str, Any] = {
 }
 
 
-class Markers(NamedTuple):
+class InfillTokens(NamedTuple):
     """The tokens in front of the prefix, of the suffix, and of what fills the gap."""
 
     prefix: int
@@ -36,7 +36,7 @@ class Markers(NamedTuple):
         return (*both, self.middle)
 
 
-def markers(ids: TokenIds, prefix: TokenIds, suffix: TokenIds) -> Markers:
+def markers(ids: TokenIds, prefix: TokenIds, suffix: TokenIds) -> InfillTokens:
     """Read the markers off a prompt that `/infill` made of a known prefix and suffix.
 
     Raises:
@@ -45,7 +45,7 @@ def markers(ids: TokenIds, prefix: TokenIds, suffix: TokenIds) -> Markers:
     before, after = _last(ids, prefix), _last(ids, suffix)
     if before < 1 or after < 1:
         raise Unsupported("suffix", ENGINE, "It does not show how it marks the gap.")
-    return Markers(ids[before - 1], ids[after - 1], ids[-1], after < before)
+    return InfillTokens(ids[before - 1], ids[after - 1], ids[-1], after < before)
 
 
 def _last(ids: TokenIds, part: TokenIds) -> int:

@@ -46,7 +46,7 @@ async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[Tok
         )
         count = len(ids) - model.adds_bos
     else:
-        ids, count = prompt, len(prompt) - job.hidden
+        ids, count = prompt, len(prompt) - job.bos_count
     if not ids:
         raise EmptyPrompt
     if len(ids) + (job.max_tokens or 0) > model.context:
@@ -66,7 +66,7 @@ async def _filling(server: Server, job: Generation, model: Model) -> tuple[Token
     return ((await server.ids("")) + ids if model.adds_bos else ids), len(ids)
 
 
-async def _markers(server: Server, model: Model) -> infill.Markers:
+async def _markers(server: Server, model: Model) -> infill.InfillTokens:
     found = server.infill
     if found is None:
         status, body = await server.reply("POST", "/infill", orjson.dumps(infill.PROBE))

@@ -29,11 +29,11 @@ async def prompt_tokens(
     """
     if not count:
         return ()
-    vocabulary, hidden = facts.vocabulary, len(ids) - count
-    own = ids[hidden:]
+    vocabulary, bos_count = facts.vocabulary, len(ids) - count
+    own = ids[bos_count:]
     text = job.prompt.text.encode() if isinstance(job.prompt, Text) else None
     # The first is not told (contract 2.6.1), even where a BOS before it would score it.
-    scores = await score(server, ids, hidden + 1, job.prompt_logprobs or 0, job.party)
+    scores = await score(server, ids, bos_count + 1, job.prompt_logprobs or 0, job.party)
 
     def tokens() -> Sequence[Token]:
         return _tokens(own, vocabulary, text, scores)
@@ -56,7 +56,12 @@ async def score(
 
 
 async def _score(
-    server: Server, call: scoring.Call, ids: TokenIds, top: int, facts: Facts, party: Party | None
+    server: Server,
+    call: scoring.ScoringCall,
+    ids: TokenIds,
+    top: int,
+    facts: Facts,
+    party: Party | None,
 ) -> list[scoring.Score]:
     scores: list[scoring.Score] = []
     calls = [call]
@@ -79,8 +84,8 @@ async def _score(
 
 
 async def _read_scores(
-    server: Server, call: scoring.Call, ids: TokenIds, top: int, body: bytes, facts: Facts
-) -> tuple[list[scoring.Score], list[scoring.Call]]:
+    server: Server, call: scoring.ScoringCall, ids: TokenIds, top: int, body: bytes, facts: Facts
+) -> tuple[list[scoring.Score], list[scoring.ScoringCall]]:
     try:
         with read_from(ENGINE, "a call that scores a prompt"):
             return await offload.run(

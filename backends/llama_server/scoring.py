@@ -41,7 +41,7 @@ class Score(NamedTuple):
     top: tuple[Alternative, ...]
 
 
-class Call(NamedTuple):
+class ScoringCall(NamedTuple):
     """A native call: tokens `start` to `stop` of some ids, forced after those before them."""
 
     kind: Kind
@@ -50,17 +50,17 @@ class Call(NamedTuple):
     wide: bool = False
 
 
-def plan(ids: TokenIds, start: int, vocabulary: Vocabulary, slots: int) -> list[Call]:
+def plan(ids: TokenIds, start: int, vocabulary: Vocabulary, slots: int) -> list[ScoringCall]:
     """The calls that score the tokens from `start` (at least 1) on, spread over the slots."""
     longest = min(max(math.ceil((len(ids) - start) / slots), SHORTEST), LONGEST)
-    calls: list[Call] = []
+    calls: list[ScoringCall] = []
     for at in range(start, len(ids)):
         kind = _kind(vocabulary.piece(ids[at]))
         last = calls[-1] if calls else None
         if last and kind == last.kind == "grammar" and at - last.start < longest:
             calls[-1] = last._replace(stop=at + 1)
         else:
-            calls.append(Call(kind, at, at + 1))
+            calls.append(ScoringCall(kind, at, at + 1))
     return calls
 
 
@@ -77,7 +77,7 @@ def _kind(piece: bytes) -> Kind:
 
 
 def to_native(
-    call: Call, ids: TokenIds, top: int, vocabulary: Vocabulary, cache: bool
+    call: ScoringCall, ids: TokenIds, top: int, vocabulary: Vocabulary, cache: bool
 ) -> dict[str, Any]:
     """The payload of a call; `cache` says whether what was evaluated before may be reused."""
     payload: dict[str, Any] = {
@@ -102,13 +102,13 @@ def to_native(
 
 
 def read(
-    call: Call,
+    call: ScoringCall,
     ids: TokenIds,
     top: int,
     body: bytes,
     vocabulary: Vocabulary,
     names: Container[str] | None = None,
-) -> tuple[list[Score], list[Call]]:
+) -> tuple[list[Score], list[ScoringCall]]:
     """The scores of a call's first tokens, and the calls that are still to be made for the others.
 
     Args:
@@ -135,7 +135,7 @@ def read(
     return scores, after(call, len(scores), ids)
 
 
-def after(call: Call, scored: int, ids: TokenIds) -> list[Call]:
+def after(call: ScoringCall, scored: int, ids: TokenIds) -> list[ScoringCall]:
     """The calls for what a call did not score.
 
     A run can end early: by an end token that has a spelling, by a stop that was set on the server.
@@ -148,12 +148,12 @@ def after(call: Call, scored: int, ids: TokenIds) -> list[Call]:
     if call.kind == "bias":
         raise EngineError(f"{ENGINE} cannot be made to generate token {ids[start]}.")
     rest = [call._replace(start=start + 1)] if start + 1 < call.stop else []
-    return [Call("bias", start, start + 1), *rest]
+    return [ScoringCall("bias", start, start + 1), *rest]
 
 
 def _read_among(
-    call: Call, ids: TokenIds, top: int, entries: Sequence[Any], vocabulary: Vocabulary
-) -> tuple[list[Score], list[Call]]:
+    call: ScoringCall, ids: TokenIds, top: int, entries: Sequence[Any], vocabulary: Vocabulary
+) -> tuple[list[Score], list[ScoringCall]]:
     wanted = ids[call.start]
     for entry in entries[:1]:
         for other in entry["top_logprobs"]:

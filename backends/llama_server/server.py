@@ -17,7 +17,7 @@ from ..turns import Party, Turns
 from ..upstream import Upstream
 from .events import ENGINE
 from .facts import Facts, read_facts, read_specials
-from .infill import Markers
+from .infill import InfillTokens
 from .translate import to_error
 from .watch import Watch
 
@@ -51,7 +51,7 @@ class Server:
         self.names: frozenset[str] = frozenset()
         self.known = Known(upstream.address, self.watch, self._read_model)
         self._facts: Facts | None = None
-        self.infill: Markers | None = None
+        self.infill: InfillTokens | None = None
         self._specials: Sequence[Special] | None = None
         self._learning = asyncio.Lock()
 

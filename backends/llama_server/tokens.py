@@ -45,7 +45,7 @@ class TokenStream:
         self._prompt_tokens = prompt_tokens
         self._vocabulary = vocabulary
         self._cut = TokenCut(job)
-        self.marks = vocabulary.marks(job.visible)
+        self.marks = vocabulary.marks(job.preserved_tokens)
         self._predicted = 0
         self._cached = 0
         self._steps: list[_Step] = []
@@ -101,7 +101,7 @@ class TokenStream:
             self._cut.add(token.data, token.id in self.marks)
         finish = self.finish
         stop = self._cut.stop
-        if finish is None and self._job.scan is not None and stop is not None:
+        if finish is None and self._job.stop_matcher is not None and stop is not None:
             # The server knows of no stop.
             finish = Finish(self._choice, "stop", stop, self._prompt_tokens, 0, self._cached)
         if finish is not None and (finish.reason == "stop" or stop is not None):
@@ -200,7 +200,7 @@ class TokenStream:
 
 
 def pieces_of(choice: int, tokens: Sequence[Token], marks: Mapping[int, bytes]) -> list[Piece]:
-    """Tokens put together to pieces; a visible one in a piece of its own."""
+    """Tokens put together to pieces; a preserved one in a piece of its own."""
     groups = groupby(enumerate(tokens), lambda one: one[0] if one[1].id in marks else -1)
     pieces = []
     for at, group in groups:

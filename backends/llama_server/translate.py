@@ -126,7 +126,7 @@ def to_native(
         "seed": random.getrandbits(31) if seed is None else seed % (2**32 - 1),
         # A reused prefix changes logits in the last digits: a seed promises to repeat.
         "cache_prompt": seed is None or sampling.temperature == 0,
-        "stop": job.stops if job.scan is None else (),
+        "stop": job.stops if job.stop_matcher is None else (),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "presence_penalty": sampling.presence_penalty,
@@ -135,7 +135,7 @@ def to_native(
         "logit_bias": [[i, bias if bias > -100 else False] for i, bias in sampling.logit_bias],
         **sampling.extras_within(context),
     }
-    if job.scan is not None:
+    if job.stop_matcher is not None:
         # The end may be found here, and then no last event tells what came from the cache.
         payload["timings_per_token"] = True
     if job.grammar is not None:
@@ -144,9 +144,9 @@ def to_native(
         payload["ignore_eos"] = False
     if job.logprobs is not None:
         payload["n_probs"] = max(job.logprobs, 1)
-    if job.stops or job.visible:
+    if job.stops or job.preserved_tokens:
         # A control token renders as nothing unless it is named here.
-        payload["preserved_tokens"] = (*job.stops, *job.visible)
+        payload["preserved_tokens"] = (*job.stops, *job.preserved_tokens)
     penalised = sampling.presence_penalty or sampling.frequency_penalty
     if penalised and "repeat_last_n" not in sampling.extras:
         payload["repeat_last_n"] = context
@@ -200,23 +200,23 @@ class ChoiceStream:
     vocabulary. `needs_vocabulary` says before the final event is fed whether it will be wanted.
 
     Args:
-        hidden: how many of the prompt's tokens are not the client's own: a BOS.
-        vocabulary: needed from the beginning where some tokens are to be visible, or where stops
+        bos_count: how many of the prompt's tokens are not the client's own: a BOS.
+        vocabulary: needed from the beginning where some tokens are to be preserved, or where stops
             do not count everywhere.
     """
 
     def __init__(
-        self, job: Generation, choice: int, hidden: int, vocabulary: Vocabulary | None = None
+        self, job: Generation, choice: int, bos_count: int, vocabulary: Vocabulary | None = None
     ) -> None:
         self._job = job
         self._choice = choice
-        self._hidden = hidden
+        self._hidden = bos_count
         self._steps: list[Step] = []
         self._predicted = 0
         self._sent = 0
         self._most = LARGEST if job.max_tokens is None else job.max_tokens + SLACK
-        self._marks = vocabulary.marks(job.visible) if vocabulary is not None else {}
-        self._matcher = job.scan() if job.scan is not None else None
+        self._marks = vocabulary.marks(job.preserved_tokens) if vocabulary is not None else {}
+        self._matcher = job.stop_matcher() if job.stop_matcher is not None else None
         self._released = 0
         self.vocabulary = vocabulary
         self.finished = False
@@ -331,7 +331,7 @@ class ChoiceStream:
             raise EngineError(f"{ENGINE} counts {told} tokens, after {self._predicted}.")
 
     def _marked(self, piece: Piece, token: int) -> tuple[Piece, ...]:
-        """A step's text; where it ends with a visible token, that gets a piece of its own."""
+        """A step's text; where it ends with a preserved token, that gets a piece of its own."""
         mark, content = self._marks.get(token), piece.data
         if mark is None or not content.endswith(mark):
             return (piece,)

@@ -23,7 +23,7 @@ LLAMA_SERVER = {
     "stops": Generation(PROMPT, 16, sampling=GREEDY, stops=("Paris", "is Par")),
     "logprobs": Generation(PROMPT, 5, sampling=GREEDY, logprobs=2),
     "echo": Generation(Text("One day"), 0, sampling=GREEDY, logprobs=1, prompt_logprobs=1),
-    "visible": Generation(PROMPT, 5, sampling=GREEDY, visible=("<|im_end|>",)),
+    "visible": Generation(PROMPT, 5, sampling=GREEDY, preserved_tokens=("<|im_end|>",)),
     "unscored": Generation(PROMPT, 0),
 }
 KOBOLDCPP = {

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from ....backends.base import Passage
+from ....backends.base import Preamble
 from ....backends.grammar import Unenforced, rules_of, token_or_text
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -35,7 +35,7 @@ class FunctionSchema(NamedTuple):
 
 def marker(text: str, marks: frozenset[str]) -> str:
     """A marker: one token of the model's, or its spelling."""
-    return token_or_text(text, Passage("", "", False, marks))
+    return token_or_text(text, Preamble("", "", False, marks))
 
 
 def arguments(function: FunctionSchema, name: str, prefix: str, index: int) -> Mapping[str, str]:

@@ -176,7 +176,7 @@ def test_media_are_files_and_words() -> None:
 
 def test_an_end_token_that_is_shown_is_no_text() -> None:
     """Where control tokens are visible the end token comes as text, in one piece or in several."""
-    job = Generation(Text("a"), 5, visible=("<think>",))
+    job = Generation(Text("a"), 5, preserved_tokens=("<think>",))
     assert to_native(job, 0, "a", 5, 100, "KEY")["render_special"] is True
     for pieces in (["a", "<|im_end|>"], ["a<|im_", "end|>"], ["a<|im_end|>"]):
         stream = ChoiceStream(job, 0, 1, "<|im_end|>")
@@ -192,7 +192,7 @@ def test_stops_that_do_not_count_everywhere_are_not_sent() -> None:
     def cutter() -> Cutter:
         return Cutter(Thinking("<t>", "</t>", False, frozenset(), Plain()), ("x",))
 
-    job = Generation(Text("a"), 5, stops=("x",), scan=cutter)
+    job = Generation(Text("a"), 5, stops=("x",), stop_matcher=cutter)
     assert to_native(job, 0, "a", 5, 100, "KEY")["stop_sequence"] == []
     stream = ChoiceStream(job, 0, 1)
     stream.feed("<t>x</t>a")

@@ -82,7 +82,7 @@ def run(cache: Cache, memory: Memory, tokens: list[int], alone: bool) -> int:
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["take", "fork", "grow", "rest", "tidy", "stow", "drop", "room"]),
+        st.sampled_from(["take", "fork", "grow", "rest", "tidy", "swap_out", "drop", "room"]),
         TOKENS,
         st.integers(0, 9),
     ),
@@ -120,7 +120,7 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
                 memory.evaluate(slot.id, tokens)
         elif slot is not None:
             running.remove(slot)
-            {"rest": cache.rest, "stow": cache.stow, "drop": cache.drop}[step](slot)
+            {"rest": cache.rest, "swap_out": cache.swap_out, "drop": cache.drop}[step](slot)
         assert cache.free == SIZE - memory.used >= 0
         for one in running:
             assert [token for token, _ in memory.sequences.get(one.id, [])] == one.tokens

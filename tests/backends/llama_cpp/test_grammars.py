@@ -127,8 +127,8 @@ async def test_probabilities_are_those_of_masking(backend: LlamaCpp) -> None:
     weights = {a.spelling.decode(): math.exp(a.logprob) for a in first.top if a.spelling.isdigit()}
     total = sum(weight for digit, weight in weights.items() if len(digit) == 1)
     grammar = Grammar("regex", "[0-9]", "regex")
-    drawn = Generation(ASK, 1, tuple(range(1200)), grammar=grammar)
-    events = await events_of(backend, drawn)
+    sampled = Generation(ASK, 1, tuple(range(1200)), grammar=grammar)
+    events = await events_of(backend, sampled)
     counts = Counter(e.data.decode() for e in events if isinstance(e, Piece))
     assert sum(counts.values()) == 1200
     for digit, weight in weights.items():

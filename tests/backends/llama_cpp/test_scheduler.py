@@ -150,25 +150,25 @@ def test_a_long_prompt_goes_in_pieces_and_stops_nobody(two: Engine) -> None:
     """A prompt longer than the batch is evaluated over several steps while another goes on."""
     _, short = two.submit(DEMO_CHATML.format("Count to 12."), 30)
     two.scheduler.step()
-    drawn = len(short.events)
+    sampled = len(short.events)
     _, long = two.submit("word " * 300, 1)
     while not long.finished:
         two.scheduler.step()
         if not short.finished:
-            assert len(short.events) == drawn + 1
-            drawn += 1
-    assert drawn > 3
+            assert len(short.events) == sampled + 1
+            sampled += 1
+    assert sampled > 3
 
 
 def test_a_cancelled_job_is_gone_within_a_step(engine: Engine) -> None:
     """Nothing is drawn for it any more, and its sequence is free."""
     task, box = engine.submit(DEMO_CHATML.format("Count to 12."), 40)
     engine.scheduler.step()
-    drawn = len(box.events)
+    sampled = len(box.events)
     task.cancelled = True
     engine.scheduler.step()
     engine.scheduler.step()
-    assert len(box.events) == drawn
+    assert len(box.events) == sampled
     _, after = engine.submit(DEMO_CHATML.format("Count to 7."), 40)
     finish(engine, after)
     assert after.text == b"1, 2, 3, 4, 5, 6, 7."

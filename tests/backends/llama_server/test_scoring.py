@@ -15,7 +15,7 @@ from latimer.backends.llama_server.scoring import (
     LONGEST,
     SHORTEST,
     WIDE,
-    Call,
+    ScoringCall,
     plan,
     read,
     to_native,
@@ -59,13 +59,13 @@ def test_long_runs_are_spread_over_the_slots() -> None:
 def test_payloads_force_their_tokens() -> None:
     """A grammar of ids, a bias, or an ordinary token in the place of one without an entry."""
     ids = (1, 2, 7, 0, 3)
-    payload = to_native(Call("grammar", 1, 3), ids, 2, VOCABULARY, True)
+    payload = to_native(ScoringCall("grammar", 1, 3), ids, 2, VOCABULARY, True)
     assert payload["grammar"] == "root ::= <[2]> <[7]>"
     assert (payload["prompt"], payload["n_predict"], payload["n_probs"]) == ((1,), 2, 2)
-    payload = to_native(Call("bias", 3, 4), ids, 0, VOCABULARY, False)
+    payload = to_native(ScoringCall("bias", 3, 4), ids, 0, VOCABULARY, False)
     assert payload["logit_bias"][0][0] == 0
     assert (payload["n_probs"], payload["cache_prompt"]) == (1, False)
-    payload = to_native(Call("among", 4, 5), ids, 0, VOCABULARY, True)
+    payload = to_native(ScoringCall("among", 4, 5), ids, 0, VOCABULARY, True)
     assert payload["logit_bias"][0][0] == 1
     assert payload["n_probs"] == len(PIECES) < WIDE
 
@@ -74,7 +74,7 @@ def test_scores_are_read_in_order() -> None:
     """Each entry's own number, its alternatives spelled by the vocabulary, and no more calls."""
     ids = (1, 2, 7)
     body = reply(entry(2, -0.5, (0, -0.1), (2, -0.5)), entry(7, -3.4028234663852886e38))
-    scores, rest = read(Call("grammar", 1, 3), ids, 1, body, VOCABULARY)
+    scores, rest = read(ScoringCall("grammar", 1, 3), ids, 1, body, VOCABULARY)
     assert [score.logprob for score in scores] == [-0.5, -math.inf]
     assert scores[0].top[0].spelling == b"<|c|>"
     assert scores[0].top[0].control
@@ -85,22 +85,22 @@ def test_scores_are_read_in_order() -> None:
 def test_a_run_that_ends_early_goes_on() -> None:
     """What was told counts; the token that the grammar refused is forced by a bias."""
     ids = (1, 2, 7, 1, 2)
-    call = Call("grammar", 1, 5)
+    call = ScoringCall("grammar", 1, 5)
     scores, rest = read(call, ids, 0, reply(entry(2)), VOCABULARY)
-    assert (len(scores), rest) == (1, [Call("grammar", 2, 5)])
+    assert (len(scores), rest) == (1, [ScoringCall("grammar", 2, 5)])
     scores, rest = read(call, ids, 0, reply(entry(1)), VOCABULARY)
-    assert (scores, rest) == ([], [Call("bias", 1, 2), Call("grammar", 2, 5)])
+    assert (scores, rest) == ([], [ScoringCall("bias", 1, 2), ScoringCall("grammar", 2, 5)])
 
 
 def test_another_token_is_an_error_never_a_number() -> None:
     """A forced token that does not come back is not scored."""
     with pytest.raises(EngineError, match="token 0"):
-        read(Call("bias", 1, 2), (1, 0), 0, reply(entry(2)), VOCABULARY)
+        read(ScoringCall("bias", 1, 2), (1, 0), 0, reply(entry(2)), VOCABULARY)
 
 
 def test_a_token_without_an_entry_is_found_among_the_others() -> None:
     """First among the most likely, then in the whole vocabulary; else it is an error."""
-    ids, call = (1, 3), Call("among", 1, 2)
+    ids, call = (1, 3), ScoringCall("among", 1, 2)
     body = reply(entry(1, -9.0, (2, -0.1), (3, -4.0)))
     scores, rest = read(call, ids, 1, body, VOCABULARY)
     assert (scores[0].logprob, [other.id for other in scores[0].top], rest) == (-4.0, [2], [])
@@ -114,7 +114,7 @@ def test_drafted_tokens_have_no_log_probabilities() -> None:
     """A server that decodes speculatively is refused, not believed."""
     body = reply(entry(2), timings={"draft_n": 3})
     with pytest.raises(Unsupported, match="draft model"):
-        read(Call("grammar", 1, 2), (1, 2), 0, body, VOCABULARY)
+        read(ScoringCall("grammar", 1, 2), (1, 2), 0, body, VOCABULARY)
 
 
 @given(st.text(max_size=4), st.integers(0, 4))

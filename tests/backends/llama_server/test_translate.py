@@ -64,7 +64,7 @@ def job_of(name: str) -> Generation:
 
 def translate(job: Generation, vocabulary: Vocabulary, *chunks: bytes) -> list[Event]:
     """All canonical events of a stream."""
-    parser, stream = EventParser(), ChoiceStream(job, 0, hidden=0)
+    parser, stream = EventParser(), ChoiceStream(job, 0, bos_count=0)
     events: list[Event] = []
     for chunk in chunks:
         for event in stream.parse(parser.feed(chunk)):
@@ -137,7 +137,7 @@ def test_cached_tokens_are_told() -> None:
 
 def test_a_bos_that_was_added_is_not_counted() -> None:
     """With a BOS in front, the prompt has one token less than the server evaluated."""
-    stream = ChoiceStream(job_of("greedy-stream"), 0, hidden=1)
+    stream = ChoiceStream(job_of("greedy-stream"), 0, bos_count=1)
     data = EventParser().feed(body("llama_server", "greedy-stream"))
     assert finish_of(stream.feed(stream.parse(data))).prompt_tokens == 14
 
@@ -297,7 +297,7 @@ def event(content: str, token: int, predicted: int) -> dict[str, Any]:
 
 def test_a_visible_token_is_a_piece_of_its_own() -> None:
     """The control token is marked, behind what was held back before it; its look-alike is not."""
-    job = Generation(Text("a"), 9, visible=("<m>",))
+    job = Generation(Text("a"), 9, preserved_tokens=("<m>",))
     assert list(to_native(job, 0, "a", 100)["preserved_tokens"]) == ["<m>"]
     marked = Vocabulary([b"", b"a", b"b x", b"<m> "], {0: b"<m>"})
     stream = ChoiceStream(job, 0, 0, marked)
@@ -313,7 +313,7 @@ def test_a_stop_that_the_server_does_not_know_ends_the_choice() -> None:
     def cutter() -> Cutter:
         return Cutter(Thinking("<t>", "</t>", True, frozenset(), Plain()), ("x",))
 
-    job = Generation(Text("a"), 9, stops=("x",), scan=cutter)
+    job = Generation(Text("a"), 9, stops=("x",), stop_matcher=cutter)
     payload = to_native(job, 0, "a", 100)
     assert (list(payload["stop"]), payload["timings_per_token"]) == ([], True)
     vocabulary = Vocabulary([b"x", b"</t>", b"a", b" bx"], {})

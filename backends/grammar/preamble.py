@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..base import Passage
+from ..base import Preamble
 from .characters import literal
 
 _GAP = "[ \\n]{0,4}"
@@ -14,7 +14,7 @@ _NAME = re.compile(
 )
 
 
-def after(text: str, passage: Passage) -> str:
+def after(text: str, preamble: Preamble) -> str:
     """A grammar that begins behind what a model thinks.
 
     Args:
@@ -24,14 +24,14 @@ def after(text: str, passage: Passage) -> str:
     while answer in text:
         answer += "-"
     inner = renamed(text, "root", answer)
-    end = token_or_text(passage.end, passage)
+    end = token_or_text(preamble.end, preamble)
     if end.startswith("<"):
         rules = {f"{answer}-thought": f"!{end}* {end} {_GAP} {answer}"}
     else:
-        rules = until(passage.end, f"{answer}-thought", f"{_GAP} {answer}")
+        rules = until(preamble.end, f"{answer}-thought", f"{_GAP} {answer}")
     root = f"{answer}-thought"
-    if not passage.is_open:
-        begin = token_or_text(passage.begin, passage)
+    if not preamble.is_open:
+        begin = token_or_text(preamble.begin, preamble)
         root = f"{_GAP} {begin} {root} | {answer}"
     rules["root"] = root
     return "".join(f"{name} ::= {rule}\n" for name, rule in rules.items()) + inner
@@ -42,9 +42,9 @@ def renamed(text: str, rule: str, name: str) -> str:
     return _NAME.sub(lambda match: name if match[2] == rule else match[0], text)
 
 
-def token_or_text(marker: str, passage: Passage) -> str:
+def token_or_text(marker: str, preamble: Preamble) -> str:
     """GBNF for a marker: the token, where it is one and GBNF can spell it."""
-    if marker in passage.marks and re.fullmatch(r"<[^<>\[][^<>]*>", marker):
+    if marker in preamble.marks and re.fullmatch(r"<[^<>\[][^<>]*>", marker):
         return marker
     return literal(marker)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from latimer.backends.base import Grammar, Passage
+from latimer.backends.base import Grammar, Preamble
 from latimer.backends.grammar import as_gbnf, gbnf, renamed, until
 from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
@@ -72,12 +72,12 @@ def test_text_that_may_end_without_a_marker(walker: Walker) -> None:
 
 def test_an_answer_behind_a_thought(walker: Walker) -> None:
     """The answer follows its grammar, whether there is a thought or none."""
-    maybe = as_gbnf(ANSWER._replace(after=Passage("<t>", "</t>", False)))
+    maybe = as_gbnf(ANSWER._replace(after=Preamble("<t>", "</t>", False)))
     for one in walker.texts(maybe, 80, most=200):
         answer = one.rpartition("</t>")[2].strip()
         assert set(answer) <= set("xyz")
         assert len(answer) == 2
-    begun = as_gbnf(ANSWER._replace(after=Passage("<t>", "b", True)))
+    begun = as_gbnf(ANSWER._replace(after=Preamble("<t>", "b", True)))
     thoughts = walker.texts(begun, 40, most=200)
     assert thoughts
     assert all("b" in one for one in thoughts)
@@ -86,7 +86,7 @@ def test_an_answer_behind_a_thought(walker: Walker) -> None:
 def test_tags_that_are_tokens_are_named() -> None:
     """Then nothing but the token ends the thought."""
     marks = frozenset({"</think>"})
-    text = as_gbnf(ANSWER._replace(after=Passage("<think>", "</think>", True, marks)))
+    text = as_gbnf(ANSWER._replace(after=Preamble("<think>", "</think>", True, marks)))
     assert gbnf.check(text) == ["</think>", "</think>"]
 
 
