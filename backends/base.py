@@ -96,14 +96,14 @@ class Preamble(NamedTuple):
     Args:
         begin, end: what stands around it.
         is_open: whether the prompt has begun it already; else it may be missing.
-        marks: those of the two that are one token of the model's; text that is spelled like such
+        special: those of the two that are one token of the model's; text that is spelled like such
             a token is none.
     """
 
     begin: str
     end: str
     is_open: bool
-    marks: frozenset[str] = frozenset()
+    special: frozenset[str] = frozenset()
 
 
 class Grammar(NamedTuple):
@@ -328,7 +328,7 @@ class Capabilities:
         plain_text: whether it can be given text in which control tokens do not count as such.
         media_among_ids: whether a prompt of ids may have media.
         counts_media: whether it tells how many tokens media come to.
-        marks: whether it tells a preserved token from text that is spelled like it.
+        tells_special: whether it tells a preserved token from text that is spelled like it.
         free_grammars: whether a grammar costs nothing where it allows anything.
     """
 
@@ -342,7 +342,7 @@ class Capabilities:
     plain_text: bool = True
     media_among_ids: bool = True
     counts_media: bool = True
-    marks: bool = True
+    tells_special: bool = True
     free_grammars: bool = True
 
 

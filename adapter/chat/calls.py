@@ -36,7 +36,7 @@ class Calls:
         begin: markers that begin a call.
         end: what stands behind one; it may be missing.
         bare: whether a text that begins with JSON is a call; others then follow after `;`.
-        marks: markers that are tokens of the model's: text that is spelled like them is none.
+        special: markers that are tokens of the model's: text that is spelled like them is none.
         enforced: whether a grammar keeps calls whole: then they are told as they come. Others are
             told when they are complete, and what is broken is content.
     """
@@ -47,11 +47,11 @@ class Calls:
         begin: Sequence[str] = (),
         end: str = "",
         bare: bool = False,
-        marks: frozenset[str] = frozenset(),
+        special: frozenset[str] = frozenset(),
         enforced: bool = False,
     ) -> None:
         self._make = make
-        self._markers = MarkerFinder(begin, marks)
+        self._markers = MarkerFinder(begin, special)
         self._end = b";" if bare else end.encode()
         self._bare = bare
         self._enforced = enforced

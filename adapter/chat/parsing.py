@@ -30,12 +30,12 @@ class MarkerFinder:
 
     Args:
         markers: none of them may stand in another.
-        marks: those that are tokens of the model's, so that no text is one.
+        special: those that are tokens of the model's, so that no text is one.
     """
 
-    def __init__(self, markers: Sequence[str], marks: frozenset[str]) -> None:
+    def __init__(self, markers: Sequence[str], special: frozenset[str]) -> None:
         self.all = frozenset(marker.encode() for marker in markers)
-        self._texts = [marker.encode() for marker in markers if marker not in marks]
+        self._texts = [marker.encode() for marker in markers if marker not in special]
 
     def take_texts(self) -> None:
         """From here on text that is spelled like a marker is one."""

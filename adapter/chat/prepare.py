@@ -88,7 +88,7 @@ class _Manner(NamedTuple):
     tags: Tags | None
 
 
-class _Marks(NamedTuple):
+class _Special(NamedTuple):
     """What a model's answer is made of beside text.
 
     Args:
@@ -136,9 +136,9 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     check_length(len(rendered.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
     _check_media(rendered.text, media)
     stops = tuple(dict.fromkeys((*turn.stops, *markers)))
-    marks = await _marks_of(turn, served, manner, rendered.text, stops)
-    grammar, enforced = await _grammar(turn, served, marks)
-    form = _form(marks, turn.tool_set, enforced)
+    special = await _special_of(turn, served, manner, rendered.text, stops)
+    grammar, enforced = await _grammar(turn, served, special)
+    form = _form(special, turn.tool_set, enforced)
     job = Generation(
         rendered.prompt,
         turn.max_tokens,
@@ -149,7 +149,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
         owner=turn.owner,
         grammar=grammar,
         bos_count=rendered.bos_count,
-        preserved_tokens=marks.preserved_tokens,
+        preserved_tokens=special.preserved_tokens,
         media=media,
         stop_matcher=None if form is None or not stops else lambda: Cutter(form.parser(), stops),
         fingerprint=model.fingerprint,
@@ -203,15 +203,15 @@ async def _prompt(
     return await prompt_of(model, conversation, served.backend, show, has_media, size), markers
 
 
-async def _marks_of(
+async def _special_of(
     turn: ChatTurn, served: Served, manner: _Manner, prompt: str, stops: Sequence[str]
-) -> _Marks:
+) -> _Special:
     style, tags = manner
     text = prompt.rstrip()
     is_open = tags is not None and text.endswith(tags.begin)
     if tags is not None and text.endswith(tags.end):
         tags = None
-    found = _Marks(style, tags, is_open, frozenset(), ())
+    found = _Special(style, tags, is_open, frozenset(), ())
     wanted = set(tags) if tags is not None else set()
     if turn.tool_set is not None or found.is_one_of_several:
         wanted |= set(style.form.markers)
@@ -221,7 +221,7 @@ async def _marks_of(
     if not wanted:
         return found
     spelled = wanted & await spellings_of(served.backend, served.model)
-    tokens = spelled if served.capabilities.marks else frozenset()
+    tokens = spelled if served.capabilities.tells_special else frozenset()
     if not style.native:
         # A model that was told in words may use its token, or spell it as it was told.
         tokens = tokens - set(style.form.markers)
@@ -240,13 +240,15 @@ def _functions(tool_set: ToolSet) -> tuple[FunctionSchema, ...]:
     )
 
 
-async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Grammar | None, bool]:
+async def _grammar(
+    turn: ChatTurn, served: Served, special: _Special
+) -> tuple[Grammar | None, bool]:
     """What each choice must look like, and whether it makes sure of calls."""
     tool_set, size = turn.tool_set, turn.size
-    answer = None if turn.answer is None else turn.answer._replace(after=marks.preamble)
+    answer = None if turn.answer is None else turn.answer._replace(after=special.preamble)
     if tool_set is None:
         return answer, False
-    form = marks.style.form
+    form = special.style.form
     forced = tool_set.mode != "auto"
     alone = answer is None or (forced and answer.param.startswith("response_format"))
     if answer is not None and not alone and not answer.param.startswith("response_format"):
@@ -264,7 +266,7 @@ async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Gramm
     try:
         text = await calls_grammar.prepared(
             calls_grammar.GrammarRequest(
-                form, functions, tool_set.parallel, forced or not alone, marks.tokens, beside
+                form, functions, tool_set.parallel, forced or not alone, special.tokens, beside
             )
         )
     except calls_grammar.TooLarge:
@@ -281,7 +283,7 @@ async def _grammar(turn: ChatTurn, served: Served, marks: _Marks) -> tuple[Gramm
         error = Unenforced(error.reason, error.path[1:])
         path = f"{tool_set.path(index)}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
-    after = None if marks.is_one_of_several else marks.preamble
+    after = None if special.is_one_of_several else special.preamble
     return Grammar("gbnf", text, param, after, is_own=True), True
 
 
@@ -290,9 +292,9 @@ def _is_lazy(form: ToolCallFormat, served: Served) -> bool:
     return bool(form.begin) and served.capabilities.free_grammars
 
 
-def _form(marks: _Marks, tool_set: ToolSet | None, enforced: bool) -> MessageFormat | None:
+def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> MessageFormat | None:
     """How an answer is taken apart; None where all of it is content."""
-    if tool_set is None and marks.tags is None and not marks.is_one_of_several:
+    if tool_set is None and special.tags is None and not special.is_one_of_several:
         return None
     schemas = (
         {one.name: one.parameters for _, one in tool_set.functions} if tool_set is not None else {}
@@ -301,12 +303,12 @@ def _form(marks: _Marks, tool_set: ToolSet | None, enforced: bool) -> MessageFor
 
     def parser() -> Parser:
         own: Parser = Plain()
-        if tool_set is not None or marks.is_one_of_several:
-            own = marks.style.form.parser(schemas, marks.tokens, enforced, forced)
-        tags = marks.tags
+        if tool_set is not None or special.is_one_of_several:
+            own = special.style.form.parser(schemas, special.tokens, enforced, forced)
+        tags = special.tags
         if tags is None:
             return own
-        return Thinking(tags.begin, tags.end, marks.is_open, marks.tokens, own)
+        return Thinking(tags.begin, tags.end, special.is_open, special.tokens, own)
 
     return (
         MessageFormat(parser)

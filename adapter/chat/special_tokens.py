@@ -77,22 +77,22 @@ async def prompt_of(
     )
     if plain is not None:
         return Rendered.of(plain)
-    marks = await _marks_of(backend, model)
-    spelled = await offload.run(size, _spelled, conversation, marks.pattern)
+    specials = await _special_tokens_of(backend, model)
+    spelled = await offload.run(size, _spelled, conversation, specials.pattern)
     if not spelled:
         return Rendered.of(await offload.run(size, render, conversation))
     capabilities = backend.capabilities
     as_text = has_media and not capabilities.media_among_ids
     if as_text or not capabilities.plain_text:
         broken = {spelling: spelling[0] + BREAK + spelling[1:] for spelling in spelled}
-        conversation = await offload.run(size, _replaced, conversation, marks.pattern, broken)
+        conversation = await offload.run(size, _replaced, conversation, specials.pattern, broken)
         return Rendered.of(await offload.run(size, render, conversation), True)
     spelled_as = await offload.run(size, _hidden, conversation, spelled)
-    conversation = await offload.run(size, _replaced, conversation, marks.pattern, spelled_as)
+    conversation = await offload.run(size, _replaced, conversation, specials.pattern, spelled_as)
     text = await offload.run(size, render, conversation)
     spellings = {character: spelling for spelling, character in spelled_as.items()}
     bos = await backend.tokenize("", add_special=True, parse_special=True)
-    ids = await _Cutter(backend, marks, spellings, has_media).ids(text)
+    ids = await _Cutter(backend, specials, spellings, has_media).ids(text)
     return Rendered(bos + ids, text, len(bos))
 
 
@@ -156,10 +156,10 @@ def _replaced(value: Any, pattern: re.Pattern[str], by: Mapping[str, str]) -> An
 
 async def spellings_of(backend: Backend, model: Model) -> frozenset[str]:
     """What the model's tokeniser takes for one token, wherever it stands."""
-    return (await _marks_of(backend, model)).spellings
+    return (await _special_tokens_of(backend, model)).spellings
 
 
-class _Marks:
+class _SpecialTokens:
     """What a model's tokeniser takes for one token, and what that does to the blanks beside it."""
 
     def __init__(self, specials: Sequence[Special], model: Model) -> None:
@@ -185,19 +185,19 @@ class _Marks:
         return found
 
 
-_known: WeakKeyDictionary[Any, _Marks] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Any, _SpecialTokens] = WeakKeyDictionary()
 
 
-async def _marks_of(backend: Backend, model: Model) -> _Marks:
-    marks = _known.get(backend)
-    if marks is None or marks.fingerprint != model.fingerprint:
+async def _special_tokens_of(backend: Backend, model: Model) -> _SpecialTokens:
+    found = _known.get(backend)
+    if found is None or found.fingerprint != model.fingerprint:
         specials = await backend.specials()
         if (await backend.model()).fingerprint != model.fingerprint:
             raise EngineUnavailable("The engine serves another model now; ask again.")
         # Some vocabularies have a thousand; their expression takes its time to compile.
-        marks = await offload.run(64 * len(specials), _Marks, specials, model)
-        _known[backend] = marks
-    return marks
+        found = await offload.run(64 * len(specials), _SpecialTokens, specials, model)
+        _known[backend] = found
+    return found
 
 
 class _Cutter:
@@ -211,23 +211,23 @@ class _Cutter:
     def __init__(
         self,
         backend: Backend,
-        marks: _Marks,
+        specials: _SpecialTokens,
         spellings: Mapping[str, str],
         has_media: bool = False,
     ) -> None:
         self._has_media = has_media
         self._backend = backend
-        self._marks = marks
+        self._specials = specials
         self._spellings = spellings
         self._private = re.compile("|".join(spellings))
         self._pieces = 0
 
     async def ids(self, text: str) -> TokenIds:
         """The ids of a prompt; the template's control tokens and nothing else are some."""
-        marks = await offload.run(len(text), self._found, text)
+        specials = await offload.run(len(text), self._found, text)
         found: list[TokenIds] = []
         clean, start, before = "", 0, ""
-        for index, mark in enumerate(marks):
+        for index, mark in enumerate(specials):
             if index % MARKS_AT_ONCE == MARKS_AT_ONCE - 1:
                 await asyncio.sleep(0)
             run = text[start : mark.start() if mark is not None else len(text)]
@@ -244,13 +244,13 @@ class _Cutter:
 
     def _found(self, text: str) -> list[re.Match[str] | None]:
         """The template's control tokens, and the end."""
-        return [*self._marks.pattern.finditer(text), None]
+        return [*self._specials.pattern.finditer(text), None]
 
     async def _plain(self, run: str, before: str, after: str) -> list[TokenIds]:
         """The ids of a run of text with its spellings back, between two control tokens."""
-        if before and (await self._marks.strips(before, self._backend))[1]:
+        if before and (await self._specials.strips(before, self._backend))[1]:
             run = run.lstrip()
-        if after and (await self._marks.strips(after, self._backend))[0]:
+        if after and (await self._specials.strips(after, self._backend))[0]:
             run = run.rstrip()
         first, *others = await offload.run(len(run), self._spelled, run)
         self._count(1 + len(others))
@@ -278,7 +278,7 @@ class _Cutter:
         for match in self._private.finditer(run):
             spelling = self._spellings[match[0]]
             parts[-1].append(run[position : match.start()])
-            if spelling in self._marks.added:
+            if spelling in self._specials.added:
                 # Such a token is found even in plain text: it must not be whole in any piece.
                 parts[-1].append(spelling[0])
                 parts.append([spelling[1:]])

@@ -12,17 +12,17 @@ class Thinking:
     Args:
         begin, end: the tags.
         is_open: whether the prompt has begun it already.
-        marks: those of them that are tokens of the model's.
+        special: those of them that are tokens of the model's.
         answer: reads what follows.
     """
 
     def __init__(
-        self, begin: str, end: str, is_open: bool, marks: frozenset[str], answer: Parser
+        self, begin: str, end: str, is_open: bool, special: frozenset[str], answer: Parser
     ) -> None:
         self._begin = begin.encode()
-        self._text_begin = begin not in marks
+        self._text_begin = begin not in special
         self._end = end.encode()
-        self._ends = MarkerFinder([end], marks)
+        self._ends = MarkerFinder([end], special)
         self._answer = answer
         self._held = b""
         self._thought = False

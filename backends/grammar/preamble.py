@@ -44,7 +44,7 @@ def renamed(text: str, rule: str, name: str) -> str:
 
 def token_or_text(marker: str, preamble: Preamble) -> str:
     """GBNF for a marker: the token, where it is one and GBNF can spell it."""
-    if marker in preamble.marks and re.fullmatch(r"<[^<>\[][^<>]*>", marker):
+    if marker in preamble.special and re.fullmatch(r"<[^<>\[][^<>]*>", marker):
         return marker
     return literal(marker)
 

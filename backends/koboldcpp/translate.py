@@ -82,7 +82,7 @@ CAPABILITIES = Capabilities(
     plain_text=False,
     media_among_ids=False,
     counts_media=False,
-    marks=False,
+    tells_special=False,
     free_grammars=False,
 )
 

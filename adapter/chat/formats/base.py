@@ -47,13 +47,13 @@ class ToolCallFormat:
         return self.begin in template and "tools" in template
 
     def parser(
-        self, functions: Mapping[str, Any], marks: frozenset[str], enforced: bool, forced: bool
+        self, functions: Mapping[str, Any], special: frozenset[str], enforced: bool, forced: bool
     ) -> Parser:
         """What takes calls out of an answer.
 
         Args:
             functions: the schemas of the arguments of those that are offered, by their names.
-            marks: markers that are tokens of the model's.
+            special: markers that are tokens of the model's.
             enforced: whether a grammar makes calls that cannot be broken.
             forced: whether there is nothing but calls, so that the spelling of a marker is one.
         """
@@ -62,7 +62,7 @@ class ToolCallFormat:
         def make(checked: bool) -> CallParser:
             return self.one(functions, check if checked else None)
 
-        own = frozenset() if forced else marks
+        own = frozenset() if forced else special
         return Calls(make, self.begins, self.end, self.bare, own, enforced)
 
     @property
@@ -99,7 +99,7 @@ class ToolCallFormat:
         """GBNF rules for a function's arguments (`rules.arguments`)."""
         return json_arguments(function, name, prefix, index)
 
-    def call(self, name: str, arguments: str, marks: frozenset[str]) -> str:
+    def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
         """GBNF of one call, as it stands between the markers.
 
         Args:
@@ -109,12 +109,12 @@ class ToolCallFormat:
         own = literal(json.dumps(name))
         return f'"{{" ws {keys[0]} {own} ws "," ws {keys[1]} {arguments} ws "}}"'
 
-    def around(self, parallel: bool, marks: frozenset[str]) -> tuple[str, str]:
+    def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
         """GBNF of the marker that begins calls, and of all that comes behind it."""
         if not self.begin:
             return "", "call"
-        begin = marker(self.begin, marks)
-        end = f" {GAP} {marker(self.end, marks)}" if self.end else ""
+        begin = marker(self.begin, special)
+        end = f" {GAP} {marker(self.end, special)}" if self.end else ""
         if self.in_list:
             more = f' ({GAP} "," {GAP} call)*' if parallel else ""
             return begin, f'{GAP} "[" {GAP} call{more} {GAP} "]"{end}'

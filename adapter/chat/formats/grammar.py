@@ -31,7 +31,7 @@ class GrammarRequest(NamedTuple):
         functions: those that may be called.
         parallel: whether there may be several calls.
         forced: whether there is nothing but calls; else the first marker begins them.
-        marks: markers that are tokens of the model's.
+        special: markers that are tokens of the model's.
         answer: what there may be instead of calls.
     """
 
@@ -39,7 +39,7 @@ class GrammarRequest(NamedTuple):
     functions: tuple[FunctionSchema, ...]
     parallel: bool
     forced: bool
-    marks: frozenset[str]
+    special: frozenset[str]
     answer: Grammar | None = None
 
     @property
@@ -67,11 +67,11 @@ def grammar(request: GrammarRequest) -> str:
         InvalidGrammar: what there may be instead of calls is wrong.
         TooLarge: see there.
     """
-    form, functions, parallel, forced, marks, answer = request
-    text = _grammar(form, functions, parallel, forced, marks)
+    form, functions, parallel, forced, special, answer = request
+    text = _grammar(form, functions, parallel, forced, special)
     if len(text) > WELL_FOLLOWED:
         loose = [one if one.strict else one._replace(schema=_ANY) for one in functions]
-        text = _grammar(form, loose, parallel, forced, marks)
+        text = _grammar(form, loose, parallel, forced, special)
     if len(text) > MAX_SIZE:
         raise TooLarge
     return text if answer is None else beside(text, as_gbnf(answer))
@@ -82,17 +82,17 @@ def _grammar(
     functions: Sequence[FunctionSchema],
     parallel: bool,
     forced: bool,
-    marks: frozenset[str],
+    special: frozenset[str],
 ) -> str:
     rules = {"ws": WS}
     names = []
     for index, function in enumerate(functions):
         own = f"arguments-{index}"
         rules |= form.rules(function, own, f"f{index}-", index)
-        rules[f"call-{index}"] = form.call(function.name, own, marks)
+        rules[f"call-{index}"] = form.call(function.name, own, special)
         names.append(f"call-{index}")
     rules["call"] = " | ".join(names)
-    begin, rest = form.around(parallel, marks)
+    begin, rest = form.around(parallel, special)
     if forced:
         rules["root"] = f"{begin} {rest}"
     elif begin.startswith("<"):

@@ -47,15 +47,15 @@ class HarmonyParser:
     """Reads a whole turn of the assistant's, which the prompt has begun with `<|start|>assistant`.
 
     Args:
-        marks: markers that are tokens of the model's.
+        special: markers that are tokens of the model's.
         check: says whether a function is offered.
         enforced: whether calls cannot be broken.
     """
 
     def __init__(
-        self, marks: frozenset[str], check: Callable[[str], bool], enforced: bool = False
+        self, special: frozenset[str], check: Callable[[str], bool], enforced: bool = False
     ) -> None:
-        self._markers = MarkerFinder(MARKERS, marks)
+        self._markers = MarkerFinder(MARKERS, special)
         self._check = check
         self._enforced = enforced
         self._blanks = Blanks()
@@ -198,24 +198,24 @@ class Harmony(ToolCallFormat):
         return all(one in template for one in (CHANNEL, "commentary", "functions."))
 
     def parser(
-        self, functions: Mapping[str, Any], marks: frozenset[str], enforced: bool, forced: bool
+        self, functions: Mapping[str, Any], special: frozenset[str], enforced: bool, forced: bool
     ) -> Parser:
-        """See `ToolCallFormat.reader`."""
-        return HarmonyParser(frozenset() if forced else marks, functions.__contains__, enforced)
+        """See `ToolCallFormat.parser`."""
+        return HarmonyParser(frozenset() if forced else special, functions.__contains__, enforced)
 
     def spelled(self, name: str) -> tuple[str, ...]:
         """See `ToolCallFormat.spelled`."""
         return (f"functions.{name}",)
 
-    def call(self, name: str, arguments: str, marks: frozenset[str]) -> str:
+    def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
         """See `ToolCallFormat.call`."""
-        constrain, message = marker_of(CONSTRAIN, marks), marker_of(MESSAGE, marks)
+        constrain, message = marker_of(CONSTRAIN, special), marker_of(MESSAGE, special)
         return f'{literal(name)} " "? ({constrain} "json")? {message} {arguments}'
 
-    def around(self, parallel: bool, marks: frozenset[str]) -> tuple[str, str]:
+    def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
         """See `ToolCallFormat.around`; a message that thinks may come before the call."""
-        channel, message = marker_of(CHANNEL, marks), marker_of(MESSAGE, marks)
-        over, start = marker_of(END, marks), marker_of(START, marks)
+        channel, message = marker_of(CHANNEL, special), marker_of(MESSAGE, special)
+        over, start = marker_of(END, special), marker_of(START, special)
         thought = f"!{over}*" if over.startswith("<") else "[^<]*"
         before = f'({channel} "analysis" {message} {thought} {over} {start} "assistant")?'
         return f'{before} {channel} "commentary to=functions."', "call"

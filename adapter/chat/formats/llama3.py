@@ -106,9 +106,9 @@ class Llama3(Bare):
 
         return PythonTagParser(make, functions.__contains__)
 
-    def around(self, parallel: bool, marks: frozenset[str]) -> tuple[str, str]:
+    def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
         """See `ToolCallFormat.around`; nothing comes behind the first call."""
-        return f"{marker_of(MARKER, marks)}?", "call"
+        return f"{marker_of(MARKER, special)}?", "call"
 
 
 FORMAT = Llama3("llama3", (MARKER,), arguments="parameters", bare=True)

@@ -84,13 +84,13 @@ class WithArgs(Mistral):
             for name, arguments in calls
         )
 
-    def call(self, name: str, arguments: str, marks: frozenset[str]) -> str:
+    def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
         """See `ToolCallFormat.call`."""
-        return f"{literal(name)} {marker_of(ARGS, marks)} {arguments}"
+        return f"{literal(name)} {marker_of(ARGS, special)} {arguments}"
 
-    def around(self, parallel: bool, marks: frozenset[str]) -> tuple[str, str]:
+    def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
         """See `ToolCallFormat.around`; a name stands right behind the marker."""
-        begin = marker_of(self.begin, marks)
+        begin = marker_of(self.begin, special)
         return begin, f"call ({GAP} {begin} call)*" if parallel else "call"
 
 

@@ -33,9 +33,9 @@ class FunctionSchema(NamedTuple):
     strict: bool
 
 
-def marker(text: str, marks: frozenset[str]) -> str:
+def marker(text: str, special: frozenset[str]) -> str:
     """A marker: one token of the model's, or its spelling."""
-    return token_or_text(text, Preamble("", "", False, marks))
+    return token_or_text(text, Preamble("", "", False, special))
 
 
 def arguments(function: FunctionSchema, name: str, prefix: str, index: int) -> Mapping[str, str]:

@@ -164,7 +164,7 @@ class Xml(ToolCallFormat):
         """See `ToolCallFormat.rules`."""
         return _tags(function, name, prefix, index)
 
-    def call(self, name: str, arguments: str, marks: frozenset[str]) -> str:
+    def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
         """See `ToolCallFormat.call`."""
         return f'{literal(f"{FUNCTION}{name}>")} "\\n" {arguments} "</function>"'
 

@@ -33,11 +33,11 @@ TEMPLATES = Path(__file__).parents[2] / "templates"
 def read(
     form: ToolCallFormat,
     chunks: Iterable[tuple[bytes, bool]],
-    marks: frozenset[str] = frozenset(),
+    special: frozenset[str] = frozenset(),
     enforced: bool = False,
 ) -> list[Part]:
     """The parts that some chunks come to; each: its bytes, and whether it is a token."""
-    parser = form.parser(FUNCTIONS, marks, enforced, False)
+    parser = form.parser(FUNCTIONS, special, enforced, False)
     return [*(part for data, mark in chunks for part in parser.feed(data, mark)), *parser.end()]
 
 

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.chat.conversation import style_of, turns_of
-from latimer.adapter.chat.special_tokens import BREAK, _Cutter, _marks_of, prompt_of
+from latimer.adapter.chat.special_tokens import BREAK, _Cutter, _special_tokens_of, prompt_of
 from latimer.adapter.chat.templates import Conversation, render
 from latimer.backends.base import Backend, Model, Text, TokenIds
 from latimer.backends.llama_cpp import LlamaCpp
@@ -111,12 +111,12 @@ async def test_nothing_changes_beside_what_was_spelled(backend: LlamaCpp, name: 
 async def test_cutting_a_clean_prompt_changes_nothing(backend: LlamaCpp, name: str) -> None:
     """Where nothing is spelled, piece by piece gives the ids of the whole."""
     model = replace(await backend.model(), template=TEMPLATES[name])
-    marks = await _marks_of(backend, model)
+    specials = await _special_tokens_of(backend, model)
     text = render(model, chat("  What is it?\n\n "))
     whole = await backend.tokenize(text, add_special=False, parse_special=True)
     # A character that stands for itself makes every run one of its own.
     spellings = {character: character for character in set(text) if character.isalpha()}
-    found = await _Cutter(backend, marks, spellings).ids(text)
+    found = await _Cutter(backend, specials, spellings).ids(text)
     assert found == whole
 
 

@@ -35,11 +35,11 @@ CASES: Sequence[tuple[bool, str, Sequence[str | tuple[str, str]]]] = [
 
 
 def read(
-    is_open: bool, chunks: Sequence[tuple[bytes, bool]], marks: frozenset[str] = frozenset()
+    is_open: bool, chunks: Sequence[tuple[bytes, bool]], special: frozenset[str] = frozenset()
 ) -> list[Part]:
     """The parts of some chunks."""
     answer: Parser = HERMES.parser({"f": None}, frozenset(), False, False)
-    parser = Thinking("<think>", "</think>", is_open, marks, answer)
+    parser = Thinking("<think>", "</think>", is_open, special, answer)
     return [*(part for data, mark in chunks for part in parser.feed(data, mark)), *parser.end()]
 
 
@@ -57,11 +57,11 @@ def test_thoughts_are_read_alike_in_every_split(
 
 def test_tags_that_are_tokens() -> None:
     """Where the tags are tokens, text that is spelled like them is part of the thought."""
-    marks = frozenset({"<think>", "</think>"})
+    special = frozenset({"<think>", "</think>"})
     chunks = [(b"<think>", True), (b"a </think> b", False), (b"</think>", True), (b"\nc", False)]
-    assert whole(read(False, chunks, marks)) == ["(a </think> b)", "c"]
-    assert whole(read(False, [(b"<think>a</think>b", False)], marks)) == ["<think>a</think>b"]
-    assert whole(read(True, [(b"a\n", False), (b"</think>", True)], marks)) == ["(a)"]
+    assert whole(read(False, chunks, special)) == ["(a </think> b)", "c"]
+    assert whole(read(False, [(b"<think>a</think>b", False)], special)) == ["<think>a</think>b"]
+    assert whole(read(True, [(b"a\n", False), (b"</think>", True)], special)) == ["(a)"]
 
 
 def test_an_answer_without_calls() -> None:

@@ -85,8 +85,8 @@ def test_an_answer_behind_a_thought(walker: Walker) -> None:
 
 def test_tags_that_are_tokens_are_named() -> None:
     """Then nothing but the token ends the thought."""
-    marks = frozenset({"</think>"})
-    text = as_gbnf(ANSWER._replace(after=Preamble("<think>", "</think>", True, marks)))
+    special = frozenset({"</think>"})
+    text = as_gbnf(ANSWER._replace(after=Preamble("<think>", "</think>", True, special)))
     assert gbnf.check(text) == ["</think>", "</think>"]
 
 
