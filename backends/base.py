@@ -26,7 +26,7 @@ class Text(NamedTuple):
 
 
 TokenIds: TypeAlias = tuple[int, ...]
-Prompt: TypeAlias = TokenIds | Text
+Content: TypeAlias = TokenIds | Text
 
 
 # Extras that say how many of the last tokens are looked at.
@@ -140,25 +140,52 @@ class Matcher(Protocol):
         ...
 
 
+class Prompt(NamedTuple):
+    """What a completion follows.
+
+    Args:
+        content: text, or token ids that are used verbatim (nothing is added to them).
+        suffix: what follows the gap that is to be filled; the content is what comes before it.
+        media: pictures and sounds; each stands as `MEDIA` in the content, or as `MEDIA_ID`.
+        bos_count: how many ids at its beginning are not the client's own: a BOS.
+        logprobs: how many alternatives to tell for each of its own tokens; None tells no tokens.
+    """
+
+    content: Content
+    suffix: str | None = None
+    media: tuple[Media, ...] = ()
+    bos_count: int = 0
+    logprobs: int | None = None
+
+
+class Stops(NamedTuple):
+    """Strings that end a choice; the cut is made before the first that completes.
+
+    Args:
+        matcher: makes what finds them where not all of a choice's text counts; an engine, which
+            would look everywhere, is not told of them then.
+    """
+
+    texts: tuple[str, ...] = ()
+    matcher: Callable[[], Matcher] | None = None
+
+    @property
+    def for_engine(self) -> tuple[str, ...]:
+        """Those that an engine may end a choice at by itself."""
+        return self.texts if self.matcher is None else ()
+
+
 class Generation(NamedTuple):
     """One prompt and the choices wanted for it.
 
     Args:
-        prompt: text, or token ids that are used verbatim (nothing is added to them).
         max_tokens: how many tokens to generate at most; None is to the end of the context.
         seeds: one per choice; its length is the number of choices. None is a random seed.
-        stops: strings that end a choice; the cut is made before the first that completes.
-        stop_matcher: makes what finds a choice's stop where not all of its text counts; an engine,
-            which would look everywhere, is not told of the stops then.
-        media: pictures and sounds; each stands as `MEDIA` in the prompt, or as `MEDIA_ID`.
         preserved_tokens: tokens whose spelling is to appear in the text, although they are control
             tokens.
         logprobs: how many alternatives to tell for each generated token; None tells no tokens.
-        prompt_logprobs: the same for the prompt's own tokens.
-        suffix: what follows the gap that is to be filled; the prompt is what comes before it.
         owner: whose it is; what one owner's prompts have evaluated is not gone on from for another.
         grammar: what each choice must look like, None where it is free.
-        bos_count: how many ids at the prompt's beginning are not the client's own: a BOS.
         party: the request that it belongs to, None where it is the only job of one.
         fingerprint: the model that it was made for; an engine that serves another one by then
             refuses it. Empty where it does not matter.
@@ -167,17 +194,12 @@ class Generation(NamedTuple):
     prompt: Prompt
     max_tokens: int | None
     seeds: tuple[int | None, ...] = (None,)
-    stops: tuple[str, ...] = ()
+    stops: Stops = Stops()
     sampling: Sampling = Sampling()
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    suffix: str | None = None
     owner: str = ""
     grammar: Grammar | None = None
-    bos_count: int = 0
-    media: tuple[Media, ...] = ()
     preserved_tokens: tuple[str, ...] = ()
-    stop_matcher: Callable[[], Matcher] | None = None
     party: Party | None = None
     fingerprint: str = ""
 

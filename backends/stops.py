@@ -89,7 +89,7 @@ def prepared(
 
 def matcher_of(job: Generation) -> Matcher:
     """What finds the stop of one choice of a job."""
-    return StopMatcher(job.stops) if job.stop_matcher is None else job.stop_matcher()
+    return StopMatcher(job.stops.texts) if job.stops.matcher is None else job.stops.matcher()
 
 
 class TokenCut:

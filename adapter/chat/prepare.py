@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from ...backends import offload
-from ...backends.base import MEDIA, Generation, Grammar, Media, Preamble, Sampling
+from ...backends.base import MEDIA, Generation, Grammar, Media, Preamble, Prompt, Sampling, Stops
 from ...backends.errors import check_length
 from ...backends.grammar import Unenforced
 from ...schemas import limits
@@ -139,19 +139,17 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     special = await _special_of(turn, served, manner, rendered.text, stops)
     grammar, enforced = await _grammar(turn, served, special)
     form = _form(special, turn.tool_set, enforced)
+    scan = None if form is None or not stops else lambda: Cutter(form.parser(), stops)
     job = Generation(
-        rendered.prompt,
+        Prompt(rendered.prompt, media=media, bos_count=rendered.bos_count),
         turn.max_tokens,
         turn.seeds,
-        stops,
+        Stops(stops, scan),
         turn.sampling,
         logprobs=turn.logprobs,
         owner=turn.owner,
         grammar=grammar,
-        bos_count=rendered.bos_count,
         preserved_tokens=special.preserved_tokens,
-        media=media,
-        stop_matcher=None if form is None or not stops else lambda: Cutter(form.parser(), stops),
         fingerprint=model.fingerprint,
     )
     shape = Shape(form is not None)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ...backends import offload
-from ...backends.base import MEDIA, MEDIA_ID, Backend, Model, Prompt, Special, Text, TokenIds
+from ...backends.base import MEDIA, MEDIA_ID, Backend, Content, Model, Special, Text, TokenIds
 from ...backends.errors import EngineUnavailable
 from ...schemas import limits
 from ..errors import InvalidRequest
@@ -44,7 +44,7 @@ class Rendered(NamedTuple):
         changed: whether content had to be changed for it.
     """
 
-    prompt: Prompt
+    prompt: Content
     text: str
     bos_count: int = 0
     changed: bool = False

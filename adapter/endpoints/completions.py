@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from ...backends import offload
-from ...backends.base import Backend, Capabilities, Generation, Prompt, Sampling, Text
+from ...backends.base import (
+    Backend,
+    Capabilities,
+    Content,
+    Generation,
+    Prompt,
+    Sampling,
+    Stops,
+    Text,
+)
 from ...backends.errors import LatimerError, Unsupported, check_length
 from ...schemas import limits
 from ...schemas.openai.common import Usage
@@ -166,7 +175,9 @@ def _has_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and any(not isinstance(item, str) for item in prompt)
 
 
-def _prompts(request: CompletionRequest, served: Served, encoding: Encoding | None) -> list[Prompt]:
+def _prompts(
+    request: CompletionRequest, served: Served, encoding: Encoding | None
+) -> list[Content]:
     """Each prompt; `parse_special: false` makes control tokens in them plain text.
 
     Args:
@@ -184,7 +195,7 @@ def _prompts(request: CompletionRequest, served: Served, encoding: Encoding | No
         check_length(size, limits.TOKEN_SIZE.most, model.context, request.max_tokens)
         return Text(without_bos(prompt, model) if parse_special else prompt, parse_special)
 
-    def ids(prompt: Sequence[Any]) -> Prompt:
+    def ids(prompt: Sequence[Any]) -> Content:
         return tuple(prompt) if encoding is None else to_text(encoding, prompt)
 
     prompt = request.prompt
@@ -196,14 +207,14 @@ def _prompts(request: CompletionRequest, served: Served, encoding: Encoding | No
     return [text(item) if isinstance(item, str) else ids(item) for item in prompt]
 
 
-def _each(job: Generation, prompts: Sequence[Prompt]) -> list[Generation]:
+def _each(job: Generation, contents: Sequence[Content]) -> list[Generation]:
     """The same job for each prompt."""
-    return [job._replace(prompt=prompt) for prompt in prompts]
+    return [job._replace(prompt=job.prompt._replace(content=one)) for one in contents]
 
 
 def _job(
     request: CompletionRequest,
-    prompt: Prompt,
+    content: Content,
     sampling: Sampling,
     candidates: int,
     best: int | None,
@@ -218,15 +229,13 @@ def _job(
             "invalid_value",
         )
     return Generation(
-        prompt,
+        Prompt(content, suffix, logprobs=request.logprobs if request.echo else None),
         max_tokens,
         seeds_of(request.seed, candidates),
-        stops_of(request.stop),
+        Stops(stops_of(request.stop)),
         sampling,
         # Ranking takes each token's own log-probability.
         logprobs=0 if request.logprobs is None and best is not None else request.logprobs,
-        prompt_logprobs=request.logprobs if request.echo else None,
-        suffix=suffix,
     )
 
 
@@ -246,9 +255,9 @@ async def _echoes(
 
 async def _echo(request: CompletionRequest, job: Generation, backend: Backend) -> Echo:
     """What each choice of a job shows of its prompt, or how long that is (contract 2.4, 2.6.6)."""
-    if job.prompt_logprobs is not None:
+    if job.prompt.logprobs is not None:
         return Echo(keep_end=True)
-    prompt = job.prompt
+    prompt = job.prompt.content
     data = prompt.text.encode() if isinstance(prompt, Text) else await backend.detokenize(prompt)
     return Echo(data) if request.echo else Echo(base=len(data.decode(errors="replace")))
 
@@ -260,7 +269,7 @@ def _check_native(
         hint = capabilities.refused["oai_compat"]
     elif len(jobs) > 1 or len(jobs[0].seeds) > 1:
         hint = "One native call gives one choice of one prompt."
-    elif request.echo or jobs[0].max_tokens == 0 or jobs[0].suffix is not None:
+    elif request.echo or jobs[0].max_tokens == 0 or jobs[0].prompt.suffix is not None:
         hint = "No native call does 'echo' or 'suffix', or generates nothing."
     else:
         return

@@ -100,17 +100,17 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
 async def _prepared(plan: Plan) -> list[Choice]:
     """The choices of a plan."""
     count = len(plan.jobs) * plan.choices
-    if count == 1 and not plan.jobs[0].stops:
+    if count == 1 and not plan.jobs[0].stops.texts:
         return _made(plan)
     # Each job has the same stops.
-    stops = sum(map(len, plan.jobs[0].stops))
+    stops = sum(map(len, plan.jobs[0].stops.texts))
     return await offload.run(CHOICE * count + stops, _made, plan)
 
 
 def _made(plan: Plan) -> list[Choice]:
     echoes = plan.echoes or [Echo()] * len(plan.jobs)
     return [
-        Choice(job.stops, echo, plan.form)
+        Choice(job.stops.texts, echo, plan.form)
         for job, echo in zip(plan.jobs, echoes, strict=True)
         for _ in range(plan.choices)
     ]

@@ -67,7 +67,7 @@ class KoboldCpp:
         """See `Backend.open`; each choice takes a turn, one after the other."""
         server = self.server
         tokens_of.check(job)
-        if job.suffix is not None:
+        if job.prompt.suffix is not None:
             raise Unsupported("suffix", ENGINE, CAPABILITIES.refused["suffix"])
         server.turns.check(job.party)
         model = await server.known.get_for(job)

@@ -231,4 +231,4 @@ async def payload_of(
             payload["grammar_retain_state"] = True
         return orjson.dumps(payload)
 
-    return await offload.run(len(prompt) + sum(len(one.data) for one in job.media), made)
+    return await offload.run(len(prompt) + sum(len(one.data) for one in job.prompt.media), made)

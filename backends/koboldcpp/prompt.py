@@ -14,12 +14,13 @@ async def counted(server: Server, job: Generation, model: Model) -> tuple[str, i
 
     koboldcpp cuts what does not fit from the prompt's front, silently: so it is counted first.
     """
-    if isinstance(job.prompt, Text):
-        if not job.prompt.parse_special:
+    content = job.prompt.content
+    if isinstance(content, Text):
+        if not content.parse_special:
             raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
-        text = await offload.run(len(job.prompt.text), with_media, job, job.prompt.text)
+        text = await offload.run(len(content.text), with_media, job, content.text)
     else:
-        text = await _text_of(server, job.prompt)
+        text = await _text_of(server, content)
     tokens = len((await server.token_count(text, False))["ids"])
     count = tokens + model.adds_bos
     if not count:

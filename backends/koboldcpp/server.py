@@ -14,7 +14,7 @@ import orjson
 
 from ...schemas.native.koboldcpp import LastLogprobs, Perf, TokenCount, TokenCountPayload
 from .. import offload
-from ..base import Generation, Model, Sampling, Special, Text, TokenIds
+from ..base import Generation, Model, Prompt, Sampling, Special, Text, TokenIds
 from ..checks import Fresh, Known
 from ..errors import EngineError, EngineUnavailable, ids_of_text, read_from, text_of, whole_of
 from ..turns import Turns
@@ -220,7 +220,7 @@ class Server:
         if not self.tells_tokens:
             return True, ""
         genkey = new_genkey()
-        job = Generation(Text("a"), 1, sampling=Sampling(temperature=0.0))
+        job = Generation(Prompt(Text("a")), 1, sampling=Sampling(temperature=0.0))
         payload = to_native(job, 0, "a", 1, context, genkey)
         payload["grammar"] = 'root ::= ""'
         await self.turns.take()

@@ -35,7 +35,7 @@ class Told(NamedTuple):
 
 def check(job: Generation) -> None:
     """Raise `Unsupported` for log-probabilities that it does not know."""
-    if job.prompt_logprobs is not None:
+    if job.prompt.logprobs is not None:
         raise Unsupported(
             "logprobs",
             ENGINE,

@@ -108,7 +108,7 @@ def with_media(job: Generation, text: str) -> str:
     They say where each belongs: the engine itself puts all of them in front of the prompt.
     """
     counts = dict.fromkeys(_ATTACHED, 0)
-    for media in job.media:
+    for media in job.prompt.media:
         counts[media.kind] += 1
         words = f"\n(Attached {_ATTACHED[media.kind]} {counts[media.kind]})\n"
         text = text.replace(MEDIA, words, 1)
@@ -129,14 +129,14 @@ def to_native(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "presence_penalty": sampling.presence_penalty,
-        "stop_sequence": list(job.stops) if job.stop_matcher is None else [],
+        "stop_sequence": list(job.stops.for_engine),
         **NEUTRAL,
         "render_special": bool(job.preserved_tokens),
         **{EXTRAS[name]: value for name, value in sampling.extras_within(context).items()},
     }
     if sampling.presence_penalty and "repeat_last_n" not in sampling.extras:
         payload["rep_pen_range"] = context
-    for media in job.media:
+    for media in job.prompt.media:
         payload.setdefault(_FILES[media.kind], []).append(b64encode(media.data).decode())
     if job.grammar is not None:
         payload["grammar"] = job.grammar.text

@@ -158,7 +158,7 @@ class LlamaCpp:
             size_of(job), prompt_of, job, engine.vocabulary, parts, engine.model.context
         )
         task, mailbox = self._task(job, engine, constraint, prompt)
-        if task.max_tokens == 0 and job.prompt_logprobs is None:
+        if task.max_tokens == 0 and job.prompt.logprobs is None:
             yield ended(job, task.prompt_tokens)
             return
         with self._let_in(task.party):
@@ -290,7 +290,7 @@ class LlamaCpp:
         if projector is None:
             return []
         # Decoding a picture takes its time, and the engine goes on meanwhile.
-        return [await asyncio.to_thread(projector.read, one) for one in job.media]
+        return [await asyncio.to_thread(projector.read, one) for one in job.prompt.media]
 
     def _task(
         self,
@@ -309,12 +309,12 @@ class LlamaCpp:
         room = model.context - len(prompt)
         if room < 0 or (job.max_tokens or 0) > room or (room == 0 and job.max_tokens != 0):
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
-        if job.prompt_logprobs is not None and not count:
+        if job.prompt.logprobs is not None and not count:
             # Only a BOS: there is nothing to score.
-            job = job._replace(prompt_logprobs=None)
+            job = job._replace(prompt=job.prompt._replace(logprobs=None))
         stop_tokens = {
             token: stop
-            for stop in (job.stops if job.stop_matcher is None else ())
+            for stop in job.stops.for_engine
             if (token := vocabulary.control_token(stop)) is not None
         }
         marks = {

@@ -32,8 +32,9 @@ class TokenizedPrompt(NamedTuple):
 
 def size_of(job: Generation) -> int:
     """Return how many characters or ids a prompt has."""
-    own = len(job.prompt.text if isinstance(job.prompt, Text) else job.prompt)
-    return own + len(job.suffix or "")
+    content = job.prompt.content
+    own = len(content.text if isinstance(content, Text) else content)
+    return own + len(job.prompt.suffix or "")
 
 
 def prompt_of(
@@ -49,25 +50,27 @@ def prompt_of(
 
     Raises:
         ContextExceeded: the prompt is so long that it cannot fit, whatever its tokens are.
-        check_ids: an id is none of the vocabulary's.
+        UnknownToken: an id is none of the vocabulary's.
     """
-    check_length(len(job.suffix or ""), vocabulary.longest, context, job.max_tokens)
-    if isinstance(job.prompt, Text):
-        check_length(len(job.prompt.text), vocabulary.longest, context, job.max_tokens)
-    elif len(job.prompt) > context:
-        raise ContextExceeded(context, len(job.prompt) - job.bos_count, job.max_tokens or 0)
-    text, found = job.prompt, TokenizedPrompt((), 0, {})
+    check_length(len(job.prompt.suffix or ""), vocabulary.longest, context, job.max_tokens)
+    if isinstance(job.prompt.content, Text):
+        check_length(len(job.prompt.content.text), vocabulary.longest, context, job.max_tokens)
+    elif len(job.prompt.content) > context:
+        raise ContextExceeded(
+            context, len(job.prompt.content) - job.prompt.bos_count, job.max_tokens or 0
+        )
+    text, found = job.prompt.content, TokenizedPrompt((), 0, {})
     if media:
         found = _with_media(job, vocabulary, media)
-    elif job.suffix is not None:
+    elif job.prompt.suffix is not None:
         found = _infill(job, vocabulary)
     elif isinstance(text, Text):
         ids = vocabulary.tokenize(text.text, add_special=True, parse_special=text.parse_special)
         found = TokenizedPrompt(ids, len(ids) - vocabulary.adds_bos, {})
     else:
         check_ids("prompt", text, vocabulary.size)
-        found = TokenizedPrompt(text, len(text) - job.bos_count, {})
-    if job.prompt_logprobs is None:
+        found = TokenizedPrompt(text, len(text) - job.prompt.bos_count, {})
+    if job.prompt.logprobs is None:
         return found
     data = text.text.encode() if isinstance(text, Text) else None
     shown = vocabulary.shown(found.ids[len(found.ids) - found.own_count :], data)
@@ -78,7 +81,7 @@ def _with_media(
     job: Generation, vocabulary: Vocabulary, media: Sequence[Sequence[int | Chunk]]
 ) -> TokenizedPrompt:
     """The same with what stands for pictures and sounds, and where in it they are."""
-    prompt = job.prompt
+    prompt = job.prompt.content
     if isinstance(prompt, Text):
         first, *others = prompt.text.split(MEDIA)
         special = prompt.parse_special
@@ -89,7 +92,7 @@ def _with_media(
         bos_count = int(vocabulary.adds_bos)
     else:
         runs = [tuple(run) for run in _split(prompt, MEDIA_ID)]
-        bos_count = job.bos_count
+        bos_count = job.prompt.bos_count
     ids: list[int] = []
     chunks: dict[int, Chunk] = {}
     for run, parts in zip(runs, [*media, ()], strict=True):
@@ -118,7 +121,7 @@ def _infill(job: Generation, vocabulary: Vocabulary) -> TokenizedPrompt:
     if vocabulary.fim is None:
         raise Unsupported("suffix", ENGINE, "This model has no tokens for filling in the middle.")
     before, after, gap = vocabulary.fim
-    prompt = job.prompt
+    prompt = job.prompt.content
 
     def tokenize(text: str) -> TokenIds:
         return vocabulary.tokenize(text, add_special=False, parse_special=False)
@@ -128,5 +131,5 @@ def _infill(job: Generation, vocabulary: Vocabulary) -> TokenizedPrompt:
     else:
         check_ids("prompt", prompt, vocabulary.size)
         prefix = prompt
-    ids = (before, *prefix, after, *tokenize(job.suffix or ""), gap)
+    ids = (before, *prefix, after, *tokenize(job.prompt.suffix or ""), gap)
     return TokenizedPrompt((vocabulary.bos_id, *ids) if vocabulary.adds_bos else ids, len(ids), {})

@@ -148,7 +148,7 @@ class Scheduler:
         while place < len(self._waiting) and len(self._running) < self._limit and not self._full:
             choice = self._waiting[place]
             begun, task = choice.begun, choice.task
-            scoring = task.job.prompt_logprobs is not None and choice.index == 0
+            scoring = task.job.prompt.logprobs is not None and choice.index == 0
             history = [*task.prompt] if begun is None else begun.history
             wanted = len(history)
             if scoring and task.max_tokens == 0:
@@ -309,7 +309,7 @@ class Scheduler:
                 data = task.shown[at - task.bos_count]
                 tokens.append((task.prompt[at], data, spelling if control else data, control))
             logits = self._context.logits(run.rows.output + skipped, len(tokens))
-            scored += score(logits, tokens, task.job.prompt_logprobs or 0, self._vocabulary)
+            scored += score(logits, tokens, task.job.prompt.logprobs or 0, self._vocabulary)
         if not run.left:
             self._end_scoring(run)
 
@@ -371,7 +371,7 @@ class Scheduler:
         data = task.marks[token] if mark else self._vocabulary.pieces[token]
         if data or told:
             self._outbox.append((task, (Piece(run.choice.index, data, told, mark, 1),)))
-        if task.job.stops:
+        if task.job.stops.texts:
             run.cut.add(data, mark)
             if run.cut.stop is not None:
                 self._finish(run, "stop", run.cut.stop, run.cut.tokens)

@@ -67,9 +67,9 @@ class LlamaServer:
 
     def open(self, job: Generation) -> Stream:
         """See `Backend.open`; choices are separate native calls, run as there are slots."""
-        if job.party is None and (len(job.seeds) > 1 or job.prompt_logprobs is not None):
+        if job.party is None and (len(job.seeds) > 1 or job.prompt.logprobs is not None):
             job = job._replace(party=Party())
-        if job.prompt_logprobs is not None:
+        if job.prompt.logprobs is not None:
             return self._scored(job)
         if job.max_tokens == 0:
             return self._nothing(job)
@@ -95,7 +95,7 @@ class LlamaServer:
         if facts.speculative:
             raise speculative()
         first = await prompt_tokens(server, job, ids, count, facts)
-        rest = job._replace(prompt_logprobs=None)
+        rest = job._replace(prompt=job.prompt._replace(logprobs=None))
         async with self._nothing(rest) if job.max_tokens == 0 else self.open(rest) as batches:
             yield _after(first, batches)
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from .. import offload
-from ..base import Batch, Event, Generation, Model, Text, Token, TokenIds
+from ..base import Batch, Event, Generation, Model, Stops, Text, Token, TokenIds
 from ..errors import (
     MALFORMED,
     ContextExceeded,
@@ -62,12 +62,14 @@ class Call:
         prompt: NativePrompt
         if job.logprobs is None:
             prompt = await native_prompt(server, job, model)
-            adds_bos = model.adds_bos and (isinstance(job.prompt, Text) or job.suffix is not None)
-            careful = job.preserved_tokens or job.stop_matcher is not None
+            adds_bos = model.adds_bos and (
+                isinstance(job.prompt.content, Text) or job.prompt.suffix is not None
+            )
+            careful = job.preserved_tokens or job.stops.matcher is not None
             vocabulary = (await server.facts()).vocabulary if careful else None
-            bos_count = job.bos_count or int(adds_bos)
+            bos_count = job.prompt.bos_count or int(adds_bos)
             self._stream = ChoiceStream(job, self._choice, bos_count, vocabulary)
-            self._read = self._read_careful if job.stops and not careful else None
+            self._read = self._read_careful if job.stops.texts and not careful else None
         else:
             prompt = await self._prepare_tokens(model)
         self._context, self._begun = model.context, False
@@ -113,7 +115,7 @@ class Call:
         return self
 
     async def __anext__(self) -> Batch:
-        if self._stream.finished and self._job.stop_matcher is not None:
+        if self._stream.finished and self._job.stops.matcher is not None:
             # The server knows of no stop: it must not go on.
             await self.__aexit__()
             raise StopAsyncIteration
@@ -126,7 +128,7 @@ class Call:
                 batch = (
                     self._stream.feed(events) if self._read is None else await self._read(events)
                 )
-                if self._job.media and events and not self._begun:
+                if self._job.prompt.media and events and not self._begun:
                     self._begun = True
                     self._stream.check_room(events[0], self._context)
                 if events and events[-1]["stop"]:
@@ -153,7 +155,7 @@ class Call:
 
     async def _prepare_tokens(self, model: Model) -> TokenIds:
         server, job = self._server, self._job
-        if job.media:
+        if job.prompt.media:
             hint = "With images or audio the in-process engine tells them."
             raise Unsupported("logprobs", ENGINE, hint)
         facts = await server.facts()
@@ -163,7 +165,7 @@ class Call:
         if len(self._prompt) >= model.context:
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
         # It checks the events; its text is not used.
-        self._stream = ChoiceStream(job._replace(stops=(), stop_matcher=None), self._choice, 0)
+        self._stream = ChoiceStream(job._replace(stops=Stops()), self._choice, 0)
         self._tokens = TokenStream(job, self._choice, count, facts.vocabulary)
         self._read = self._read_tokens
         return self._prompt

@@ -19,11 +19,11 @@ async def native_prompt(server: Server, job: Generation, model: Model) -> Native
     The server refuses a prompt that is too long, but shortens a completion without a word.
     No token is shorter than a byte, so nearly always the text's length tells that all fits.
     """
-    prompt = job.prompt
-    if job.media:
-        size = sum(len(one.data) for one in job.media)
+    prompt = job.prompt.content
+    if job.prompt.media:
+        size = sum(len(one.data) for one in job.prompt.media)
         return await offload.run(size, with_media, job, _marker(server))
-    if isinstance(prompt, Text) and job.suffix is None and prompt.parse_special:
+    if isinstance(prompt, Text) and job.prompt.suffix is None and prompt.parse_special:
         room = model.context - (job.max_tokens or 0)
         if len(prompt.text.encode()) + 2 <= room:
             if not prompt.text and not model.adds_bos:
@@ -37,8 +37,8 @@ async def native_prompt(server: Server, job: Generation, model: Model) -> Native
 
 async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[TokenIds, int]:
     """The prompt's ids, and how many of them are the client's own, if all fits."""
-    prompt = job.prompt
-    if job.suffix is not None:
+    prompt = job.prompt.content
+    if job.prompt.suffix is not None:
         ids, count = await _filling(server, job, model)
     elif isinstance(prompt, Text):
         ids = await server.tokenize(
@@ -46,12 +46,12 @@ async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[Tok
         )
         count = len(ids) - model.adds_bos
     else:
-        ids, count = prompt, len(prompt) - job.bos_count
+        ids, count = prompt, len(prompt) - job.prompt.bos_count
     if not ids:
         raise EmptyPrompt
     if len(ids) + (job.max_tokens or 0) > model.context:
         raise ContextExceeded(model.context, count, job.max_tokens or 0)
-    if job.prompt_logprobs is not None:
+    if job.prompt.logprobs is not None:
         check_ids("prompt", ids, len((await server.facts()).vocabulary))
     return ids, count
 
@@ -59,10 +59,10 @@ async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[Tok
 async def _filling(server: Server, job: Generation, model: Model) -> tuple[TokenIds, int]:
     """A prompt and its suffix around the gap, by the model's own tokens for it."""
     markers = await _markers(server, model)
-    prefix = job.prompt
+    prefix = job.prompt.content
     if isinstance(prefix, Text):
         prefix = await server.plain(prefix.text)
-    ids = markers.around(prefix, await server.plain(job.suffix or ""))
+    ids = markers.around(prefix, await server.plain(job.prompt.suffix or ""))
     return ((await server.ids("")) + ids if model.adds_bos else ids), len(ids)
 
 

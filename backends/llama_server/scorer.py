@@ -31,9 +31,9 @@ async def prompt_tokens(
         return ()
     vocabulary, bos_count = facts.vocabulary, len(ids) - count
     own = ids[bos_count:]
-    text = job.prompt.text.encode() if isinstance(job.prompt, Text) else None
+    text = job.prompt.content.text.encode() if isinstance(job.prompt.content, Text) else None
     # The first is not told (contract 2.6.1), even where a BOS before it would score it.
-    scores = await score(server, ids, bos_count + 1, job.prompt_logprobs or 0, job.party)
+    scores = await score(server, ids, bos_count + 1, job.prompt.logprobs or 0, job.party)
 
     def tokens() -> Sequence[Token]:
         return _tokens(own, vocabulary, text, scores)

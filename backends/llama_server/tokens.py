@@ -101,7 +101,7 @@ class TokenStream:
             self._cut.add(token.data, token.id in self.marks)
         finish = self.finish
         stop = self._cut.stop
-        if finish is None and self._job.stop_matcher is not None and stop is not None:
+        if finish is None and self._job.stops.matcher is not None and stop is not None:
             # The server knows of no stop.
             finish = Finish(self._choice, "stop", stop, self._prompt_tokens, 0, self._cached)
         if finish is not None and (finish.reason == "stop" or stop is not None):
@@ -185,7 +185,7 @@ class TokenStream:
         for step in self._steps:
             data = step.token.data
             found = {b""} if not step.missing else {
-                head for stop in self._job.stops for head in heads(stop.encode(), data)
+                head for stop in self._job.stops.texts for head in heads(stop.encode(), data)
             }  # fmt: skip
             ways = [
                 way

@@ -93,9 +93,12 @@ def with_media(job: Generation, marker: str) -> MultimodalPrompt:
     Args:
         marker: what stands for each in the server's prompts.
     """
-    assert isinstance(job.prompt, Text)
-    data = [b64encode(one.data).decode() for one in job.media]
-    return {"prompt_string": job.prompt.text.replace(MEDIA, marker), "multimodal_data": data}
+    assert isinstance(job.prompt.content, Text)
+    data = [b64encode(one.data).decode() for one in job.prompt.media]
+    return {
+        "prompt_string": job.prompt.content.text.replace(MEDIA, marker),
+        "multimodal_data": data,
+    }
 
 
 def size_of(prompt: str | Sequence[int] | MultimodalPrompt) -> int:
@@ -126,7 +129,7 @@ def to_native(
         "seed": random.getrandbits(31) if seed is None else seed % (2**32 - 1),
         # A reused prefix changes logits in the last digits: a seed promises to repeat.
         "cache_prompt": seed is None or sampling.temperature == 0,
-        "stop": job.stops if job.stop_matcher is None else (),
+        "stop": job.stops.for_engine,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "presence_penalty": sampling.presence_penalty,
@@ -135,7 +138,7 @@ def to_native(
         "logit_bias": [[i, bias if bias > -100 else False] for i, bias in sampling.logit_bias],
         **sampling.extras_within(context),
     }
-    if job.stop_matcher is not None:
+    if job.stops.matcher is not None:
         # The end may be found here, and then no last event tells what came from the cache.
         payload["timings_per_token"] = True
     if job.grammar is not None:
@@ -144,9 +147,9 @@ def to_native(
         payload["ignore_eos"] = False
     if job.logprobs is not None:
         payload["n_probs"] = max(job.logprobs, 1)
-    if job.stops or job.preserved_tokens:
+    if job.stops.texts or job.preserved_tokens:
         # A control token renders as nothing unless it is named here.
-        payload["preserved_tokens"] = (*job.stops, *job.preserved_tokens)
+        payload["preserved_tokens"] = (*job.stops.texts, *job.preserved_tokens)
     penalised = sampling.presence_penalty or sampling.frequency_penalty
     if penalised and "repeat_last_n" not in sampling.extras:
         payload["repeat_last_n"] = context
@@ -171,7 +174,7 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
         param = "grammar" if "grammar" in message else None
         param = "prompt" if message.startswith("Prompt") else param
         if message.startswith("Failed to load image"):
-            media = job.media if job is not None else ()
+            media = job.prompt.media if job is not None else ()
             return UnreadableMedia(media[0].param if len(media) == 1 else "messages")
         return Refused(param, ENGINE, message)
     if "empty grammar stack" in message and job is not None and job.grammar is not None:
@@ -216,7 +219,7 @@ class ChoiceStream:
         self._sent = 0
         self._most = LARGEST if job.max_tokens is None else job.max_tokens + SLACK
         self._marks = vocabulary.marks(job.preserved_tokens) if vocabulary is not None else {}
-        self._matcher = job.stop_matcher() if job.stop_matcher is not None else None
+        self._matcher = job.stops.matcher() if job.stops.matcher is not None else None
         self._released = 0
         self.vocabulary = vocabulary
         self.finished = False
@@ -252,11 +255,14 @@ class ChoiceStream:
 
     def needs_vocabulary(self, event: dict[str, Any]) -> bool:
         """Whether an event can only be understood with the tokens' bytes at hand."""
-        if not event["stop"] or not self._job.stops or self.vocabulary is not None:
+        if not event["stop"] or not self._job.stops.texts or self.vocabulary is not None:
             return False
         if event["stop_type"] == "word" or self._held():
             return True
-        return cut(b"".join(step.content for step in self._steps), self._job.stops)[1] is not None
+        return (
+            cut(b"".join(step.content for step in self._steps), self._job.stops.texts)[1]
+            is not None
+        )
 
     def feed(self, events: Sequence[dict[str, Any]]) -> list[Event]:
         """Check the events of a chunk, and translate them.
@@ -270,7 +276,7 @@ class ChoiceStream:
             raise more_than_last()
         self._sent += len(events)
         out: list[Event] = []
-        choice, stops, marks = self._choice, self._job.stops, self._marks
+        choice, stops, marks = self._choice, self._job.stops.texts, self._marks
         for event in events:
             try:
                 if event["stop"] is not False:
@@ -374,9 +380,9 @@ class ChoiceStream:
         if rest:
             events.append(Piece(self._choice, rest))
         completion = event["tokens_predicted"] - (kind == "eos")
-        if self._job.stops and self._steps and self._matcher is None:
+        if self._job.stops.texts and self._steps and self._matcher is None:
             text = b"".join(step.content for step in self._steps) + rest
-            end, stop = cut(text, self._job.stops)
+            end, stop = cut(text, self._job.stops.texts)
             if stop is not None:
                 completion = begun_before(end, self._token_starts())
         prompt = event["tokens_evaluated"] - self._hidden
@@ -405,7 +411,7 @@ class ChoiceStream:
         piece = self.vocabulary.piece(step.id)
         if step.tokens == 1:
             return piece
-        found = {head for stop in self._job.stops for head in heads(stop.encode(), piece)}
+        found = {head for stop in self._job.stops.texts for head in heads(stop.encode(), piece)}
         if len(found) != 1:
             raise EngineError(
                 f"{ENGINE} held back text that ends in {piece!r} and does not tell how it begins."

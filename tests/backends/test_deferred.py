@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from latimer.backends.base import Backend, Generation, Text
+from latimer.backends.base import Backend, Generation, Prompt, Text
 from latimer.backends.deferred import MOMENT, Deferred
 from latimer.backends.errors import EngineUnavailable, LatimerError
 from latimer.backends.llama_cpp import LlamaCpp
@@ -53,14 +53,14 @@ async def test_the_engine_is_found_when_it_is_there(llama_server_url: str) -> No
     with pytest.raises(EngineUnavailable):
         await backend.model()
     with pytest.raises(EngineUnavailable):
-        backend.open(Generation(Text("a"), 1))
+        backend.open(Generation(Prompt(Text("a")), 1))
     assert backend.capabilities.engine == "llama-server"
     assert not backend.capabilities.extras
     engines.append(LlamaServer(llama_server_url))
     await asyncio.sleep(MOMENT)
     assert (await backend.model()).name == "demo.gguf"
     assert backend.capabilities.extras
-    async with backend.open(Generation(Text("a"), 2)) as batches:
+    async with backend.open(Generation(Prompt(Text("a")), 2)) as batches:
         assert [batch async for batch in batches]
     assert await backend.detokenize(
         await backend.tokenize("a", add_special=False, parse_special=False)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from latimer.backends.base import Backend, Generation, Sampling, Text
+from latimer.backends.base import Backend, Generation, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import LatimerError
 from latimer.backends.http import HttpUpstream
 from latimer.backends.koboldcpp import KoboldCpp
@@ -19,15 +19,15 @@ from support.recordings import DEMO_CHATML
 PROMPT = Text(DEMO_CHATML.format("What is the capital of France?"))
 GREEDY = Sampling(temperature=0.0)
 LLAMA_SERVER = {
-    "plain": Generation(PROMPT, 5, sampling=GREEDY),
-    "stops": Generation(PROMPT, 16, sampling=GREEDY, stops=("Paris", "is Par")),
-    "logprobs": Generation(PROMPT, 5, sampling=GREEDY, logprobs=2),
-    "echo": Generation(Text("One day"), 0, sampling=GREEDY, logprobs=1, prompt_logprobs=1),
-    "visible": Generation(PROMPT, 5, sampling=GREEDY, preserved_tokens=("<|im_end|>",)),
-    "unscored": Generation(PROMPT, 0),
+    "plain": Generation(Prompt(PROMPT), 5, sampling=GREEDY),
+    "stops": Generation(Prompt(PROMPT), 16, sampling=GREEDY, stops=Stops(("Paris", "is Par"))),
+    "logprobs": Generation(Prompt(PROMPT), 5, sampling=GREEDY, logprobs=2),
+    "echo": Generation(Prompt(Text("One day"), logprobs=1), 0, sampling=GREEDY, logprobs=1),
+    "visible": Generation(Prompt(PROMPT), 5, sampling=GREEDY, preserved_tokens=("<|im_end|>",)),
+    "unscored": Generation(Prompt(PROMPT), 0),
 }
 KOBOLDCPP = {
-    "plain": Generation(Text(DEMO_CHATML.format("Hello!")), 3, sampling=GREEDY),
+    "plain": Generation(Prompt(Text(DEMO_CHATML.format("Hello!"))), 3, sampling=GREEDY),
 }
 
 

@@ -21,6 +21,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from latimer.backends.base import Prompt
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from latimer.backends.base import Backend, Generation, PromptTokens, TokenIds
@@ -34,7 +36,7 @@ from support.texts import demo_texts
 
 async def score(backend: Backend, ids: TokenIds) -> None:
     """Score a prompt."""
-    async with backend.open(Generation(ids, 0, prompt_logprobs=1)) as batches:
+    async with backend.open(Generation(Prompt(ids, logprobs=1), 0)) as batches:
         async for batch in batches:
             for event in batch:
                 if isinstance(event, PromptTokens):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from latimer.backends.base import Backend, Generation, PromptTokens, Text, Token, TokenIds
+from latimer.backends.base import Backend, Generation, Prompt, PromptTokens, Text, Token, TokenIds
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 
@@ -32,7 +32,7 @@ async def engines(
 
 async def prompt_tokens(backend: Backend, prompt: Text | TokenIds, top: int = 1) -> Sequence[Token]:
     """A prompt's tokens with their log-probabilities."""
-    job = Generation(prompt, 0, prompt_logprobs=top)
+    job = Generation(Prompt(prompt, logprobs=top), 0)
     tokens: list[Token] = []
     async with backend.open(job) as batches:
         async for batch in batches:

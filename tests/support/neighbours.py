@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from latimer.backends.base import Backend, Generation, Piece, Sampling, Text, Token
+from latimer.backends.base import Backend, Generation, Piece, Prompt, Sampling, Text, Token
 
 from support.recordings import prompts
 
@@ -32,7 +32,7 @@ def requests(count: int) -> list[Generation]:
     known = itertools.islice(itertools.cycle(prompts()), count)
     return [
         Generation(
-            Text(prompt["prompt"]),
+            Prompt(Text(prompt["prompt"])),
             20 + number % 30,
             (number,),
             sampling=Sampling(0.0 if number % 2 else 1.0, logit_bias=((0, -100.0), (2, -100.0))),

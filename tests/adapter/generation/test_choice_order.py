@@ -19,7 +19,17 @@ from latimer.adapter.generation.run import Plan, run
 from latimer.adapter.generation.sinks import Answer, Streamed
 from latimer.adapter.generation.usage import usage_of
 from latimer.adapter.service import Policy, Served
-from latimer.backends.base import Batch, Capabilities, Event, Finish, Generation, Model, Piece
+from latimer.backends.base import (
+    Batch,
+    Capabilities,
+    Event,
+    Finish,
+    Generation,
+    Model,
+    Piece,
+    Prompt,
+    Stops,
+)
 
 CALL = b'<tool_call>{"name": "f", "arguments": {"a": 5}}</tool_call>'
 HEAD = {"id": "x", "object": "y", "created": 7, "model": "m"}
@@ -77,7 +87,7 @@ async def streamed(shape: Shape, batches: Sequence[Batch]) -> list[Any]:
     async def receive() -> dict[str, Any]:
         raise AssertionError
 
-    job = Generation((1,), None, (None,) * 3, stops=("END",))
+    job = Generation(Prompt((1,)), None, (None,) * 3, stops=Stops(("END",)))
     frames: Frames = CompletionFrames(HEAD, False)
     if shape.chat:
         frames = ChatFrames(HEAD, False, shape=message.Shape(shape.form is not None))

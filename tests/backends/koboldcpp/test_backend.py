@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-from latimer.backends.base import Finish, Generation, Grammar, Sampling, Text
+from latimer.backends.base import Finish, Generation, Grammar, Prompt, Sampling, Text
 from latimer.backends.errors import (
     Busy,
     ContextExceeded,
@@ -93,24 +93,26 @@ async def test_koboldcpp_tokenizes_one_text_at_a_time(
 
 async def test_koboldcpp_answers_are_whole(backend: KoboldCpp) -> None:
     """Twelve numbers, an end token, counts without it."""
-    texts, finishes = await run(backend, Generation(COUNT, 64, sampling=GREEDY))
+    texts, finishes = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
     assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
     assert finishes == [Finish(0, "end", None, 12, 24, 0)]
 
 
 async def test_koboldcpp_choices_are_seeds_of_one_job(backend: KoboldCpp) -> None:
     """Choices come one after the other, each of its own seed, the same again."""
-    job = Generation(Text("One day,"), 8, (7, 8, 9))
+    job = Generation(Prompt(Text("One day,")), 8, (7, 8, 9))
     texts, finishes = await run(backend, job)
     assert len(set(texts)) > 1
     assert [finish.completion_tokens for finish in finishes] == [8, 8, 8]
-    assert (await run(backend, Generation(Text("One day,"), 8, (8,))))[0] == [texts[1]]
+    assert (await run(backend, Generation(Prompt(Text("One day,")), 8, (8,))))[0] == [texts[1]]
 
 
 async def test_koboldcpp_goes_on_beyond_its_cap(backend: KoboldCpp) -> None:
     """More than 80 % of the context is generated in further calls of the same turn."""
     sampling = Sampling(temperature=0.0, extras={"ignore_eos": True})
-    texts, finishes = await run(backend, Generation(Text("One day,"), 1700, sampling=sampling))
+    texts, finishes = await run(
+        backend, Generation(Prompt(Text("One day,")), 1700, sampling=sampling)
+    )
     assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 1700)
     assert len(texts[0]) > 4000
 
@@ -118,16 +120,16 @@ async def test_koboldcpp_goes_on_beyond_its_cap(backend: KoboldCpp) -> None:
 async def test_koboldcpp_refuses_what_does_not_fit(backend: KoboldCpp) -> None:
     """What koboldcpp would cut from the prompt's front is an error with the numbers."""
     with pytest.raises(ContextExceeded) as caught:
-        await run(backend, Generation(Text("word " * 3000), 5))
+        await run(backend, Generation(Prompt(Text("word " * 3000)), 5))
     assert caught.value.context == 2048
     assert caught.value.prompt_tokens > 2048
     with pytest.raises(ContextExceeded):
-        await run(backend, Generation(COUNT, 2040))
+        await run(backend, Generation(Prompt(COUNT), 2040))
 
 
 async def test_koboldcpp_needs_no_call_for_no_tokens(backend: KoboldCpp) -> None:
     """`max_tokens: 0` counts the prompt and generates nothing."""
-    texts, finishes = await run(backend, Generation(COUNT, 0, sampling=GREEDY))
+    texts, finishes = await run(backend, Generation(Prompt(COUNT), 0, sampling=GREEDY))
     assert texts == [b""]
     assert finishes == [Finish(0, "length", None, 12, 0, 0)]
 
@@ -135,29 +137,29 @@ async def test_koboldcpp_needs_no_call_for_no_tokens(backend: KoboldCpp) -> None
 async def test_koboldcpp_refuses_an_empty_prompt(backend: KoboldCpp) -> None:
     """A model without BOS has nothing to start from."""
     with pytest.raises(EmptyPrompt):
-        await run(backend, Generation(Text(""), 5))
+        await run(backend, Generation(Prompt(Text("")), 5))
 
 
 async def test_koboldcpp_takes_ids_that_survive_its_tokeniser(backend: KoboldCpp) -> None:
     """Ids are served as their text where koboldcpp reads the same ids out of it again."""
     ids = await backend.tokenize(COUNT.text, add_special=False, parse_special=True)
-    assert (await run(backend, Generation(ids, 20, sampling=GREEDY)))[0] == [
+    assert (await run(backend, Generation(Prompt(ids), 20, sampling=GREEDY)))[0] == [
         b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
     ]
     with pytest.raises(Unsupported, match="do not survive"):
-        await run(backend, Generation((130,), 5))
+        await run(backend, Generation(Prompt((130,)), 5))
 
 
 async def test_koboldcpp_always_parses_control_tokens(backend: KoboldCpp) -> None:
     """A prompt that must not be parsed is refused."""
     with pytest.raises(Unsupported, match="always parses"):
-        await run(backend, Generation(Text("x", parse_special=False), 5))
+        await run(backend, Generation(Prompt(Text("x", parse_special=False)), 5))
 
 
 async def test_koboldcpp_ends_at_once_with_an_end_token(backend: KoboldCpp) -> None:
     """An answer of no text at all has no final event in the stream, and ends properly."""
     grammar = Grammar("gbnf", 'root ::= ""', "grammar")
-    job = Generation(COUNT, 10, sampling=GREEDY, grammar=grammar)
+    job = Generation(Prompt(COUNT), 10, sampling=GREEDY, grammar=grammar)
     texts, finishes = await run(backend, job)
     assert texts == [b""]
     assert (finishes[0].reason, finishes[0].completion_tokens) == ("end", 0)
@@ -166,7 +168,7 @@ async def test_koboldcpp_ends_at_once_with_an_end_token(backend: KoboldCpp) -> N
 async def test_a_grammar_goes_on_over_several_calls(backend: KoboldCpp) -> None:
     """An answer that is longer than one call follows its grammar to the end."""
     grammar = Grammar("gbnf", 'root ::= ("1" [2] [3] [4]){450} "."', "grammar")
-    job = Generation(Text("1234"), 1900, sampling=GREEDY, grammar=grammar)
+    job = Generation(Prompt(Text("1234")), 1900, sampling=GREEDY, grammar=grammar)
     texts, finishes = await run(backend, job)
     assert texts == [b"1234" * 450 + b"."]
     assert finishes[0].completion_tokens == 1801
@@ -174,12 +176,12 @@ async def test_a_grammar_goes_on_over_several_calls(backend: KoboldCpp) -> None:
 
 async def test_koboldcpp_native_replies_are_untouched(backend: KoboldCpp) -> None:
     """koboldcpp's own JSON comes back."""
-    async with backend.native(Generation(COUNT, 5, sampling=GREEDY), False) as reply:
+    async with backend.native(Generation(Prompt(COUNT), 5, sampling=GREEDY), False) as reply:
         value = orjson.loads(b"".join([chunk async for chunk in reply.body]))
     assert reply.status == 200
     assert value["results"][0]["text"] == "1, 2, 3"
     with pytest.raises(Unsupported, match="1639"):
-        async with backend.native(Generation(COUNT, 1700), False):
+        async with backend.native(Generation(Prompt(COUNT), 1700), False):
             pass
 
 
@@ -239,7 +241,7 @@ async def test_a_stream_that_never_ends_is_an_error() -> None:
 
     start = time.monotonic()
     with pytest.raises(EngineError, match="idle"):
-        await run(fake(handler, silence=0.05), Generation(COUNT, 5))
+        await run(fake(handler, silence=0.05), Generation(Prompt(COUNT), 5))
     assert time.monotonic() - start < 2
 
 
@@ -257,7 +259,7 @@ async def test_a_failure_while_generating_is_an_error() -> None:
     """A finish reason of `error` ends the job with an error."""
     event = b'event: message\ndata: {"token": "", "finish_reason": "error"}\n\n'
     with pytest.raises(EngineError, match="failed while generating"):
-        await run(fake(lambda _: httpx2.Response(200, content=event)), Generation(COUNT, 5))
+        await run(fake(lambda _: httpx2.Response(200, content=event)), Generation(Prompt(COUNT), 5))
 
 
 @pytest.mark.parametrize("reason", ["x", True, 0, [], {}])
@@ -265,7 +267,7 @@ async def test_an_unknown_finish_reason_is_an_error(reason: Any) -> None:
     """A generation ends for a reason that is known, or not at all."""
     event = b"data: " + orjson.dumps({"token": "a", "finish_reason": reason}) + b"\n\n"
     with pytest.raises(EngineError, match="an event that is none"):
-        await run(fake(lambda _: httpx2.Response(200, content=event)), Generation(COUNT, 5))
+        await run(fake(lambda _: httpx2.Response(200, content=event)), Generation(Prompt(COUNT), 5))
 
 
 async def test_a_koboldcpp_that_went_away_is_asked_anew() -> None:
@@ -290,7 +292,7 @@ async def test_a_koboldcpp_that_went_away_is_asked_anew() -> None:
     assert (await backend.model()).name == "koboldcpp/one"
     names.pop(0)
     with pytest.raises(EngineUnavailable):
-        await run(backend, Generation(COUNT, 5))
+        await run(backend, Generation(Prompt(COUNT), 5))
     names.pop(0)
     assert (await backend.model()).name == "koboldcpp/two"
     assert len(seen) > 1
@@ -299,7 +301,7 @@ async def test_a_koboldcpp_that_went_away_is_asked_anew() -> None:
 async def test_busy_with_others_is_busy() -> None:
     """A 503 of koboldcpp is the word to come back later."""
     with pytest.raises(Busy):
-        await run(fake(lambda _: httpx2.Response(503, content=b"{}")), Generation(COUNT, 5))
+        await run(fake(lambda _: httpx2.Response(503, content=b"{}")), Generation(Prompt(COUNT), 5))
 
 
 async def test_an_older_koboldcpp_counts_by_its_tokeniser() -> None:
@@ -328,7 +330,7 @@ async def test_an_older_koboldcpp_counts_by_its_tokeniser() -> None:
     backend = KoboldCpp(HttpxUpstream(client))
     assert (await backend.model()).template is None
     assert "usage" in backend.capabilities.inexact
-    texts, finishes = await run(backend, Generation(COUNT, 7))
+    texts, finishes = await run(backend, Generation(Prompt(COUNT), 7))
     assert texts == [b"1, 2, 3"]
     assert finishes[0].completion_tokens == 7
 
@@ -341,10 +343,12 @@ async def test_koboldcpp_work_ends_when_its_client_leaves(
     address, replay = koboldcpp_replay
     backend = KoboldCpp(address)
     sampling = Sampling(temperature=0.0, extras={"ignore_eos": True})
-    async with backend.open(Generation(Text("One day,"), 1600, sampling=sampling)) as batches:
+    async with backend.open(
+        Generation(Prompt(Text("One day,")), 1600, sampling=sampling)
+    ) as batches:
         await anext(aiter(batches))
     start = time.monotonic()
-    await run(backend, Generation(COUNT, 5, sampling=GREEDY))
+    await run(backend, Generation(Prompt(COUNT), 5, sampling=GREEDY))
     # A generation of five tokens takes half a second by itself: the stream starts after 0.35 s.
     assert time.monotonic() - start < 1.5
     if replay is not None:
@@ -355,6 +359,6 @@ async def test_koboldcpp_work_ends_when_its_client_leaves(
 async def test_koboldcpp_seeds_are_requests_of_their_own() -> None:
     """A bias that koboldcpp would cut off is refused before anything is sent."""
     biases = tuple((token, 1.0) for token in range(600))
-    job = Generation(COUNT, 5, sampling=Sampling(logit_bias=biases))
+    job = Generation(Prompt(COUNT), 5, sampling=Sampling(logit_bias=biases))
     with pytest.raises(RequestError, match="512"):
         await run(fake(lambda _: httpx2.Response(500)), job)

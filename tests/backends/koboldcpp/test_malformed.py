@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-from latimer.backends.base import Finish, Generation, Text
+from latimer.backends.base import Finish, Generation, Prompt, Text
 from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.koboldcpp.translate import to_error
@@ -20,7 +20,7 @@ from support.recordings import body
 
 # As many tokens as the recorded generation had, so that no second call follows.
 TOKENS = len(orjson.loads(body("koboldcpp", "last-logprobs"))["logprobs"]["tokens"])
-JOB = Generation(Text("Count to 12."), TOKENS)
+JOB = Generation(Prompt(Text("Count to 12.")), TOKENS)
 DEEP = b"[" * 200_000
 NONSENSE: dict[str, bytes] = {
     "null": b"null",

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from latimer.backends.base import Generation, Grammar, Sampling, Text
+from latimer.backends.base import Generation, Grammar, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError, Unsupported
 from latimer.backends.koboldcpp.tokens import check, read
 from support.recordings import body
@@ -84,13 +84,15 @@ def test_the_tokens_of_another_text_are_refused() -> None:
 @pytest.mark.parametrize(
     "job",
     [
-        Generation(Text("a"), 1, logprobs=1, sampling=Sampling(temperature=0.0)),
-        Generation(Text("a"), 1, logprobs=1, sampling=Sampling(top_p=0.9)),
-        Generation(Text("a"), 1, logprobs=1, sampling=Sampling(logit_bias=((5, 1.0),))),
-        Generation(Text("a"), 1, logprobs=1, sampling=Sampling(extras={"top_k": 5})),
-        Generation(Text("a"), 1, logprobs=1, grammar=Grammar("gbnf", "root ::= .", "grammar")),
-        Generation(Text("a"), 1, logprobs=11),
-        Generation(Text("a"), 1, prompt_logprobs=0),
+        Generation(Prompt(Text("a")), 1, logprobs=1, sampling=Sampling(temperature=0.0)),
+        Generation(Prompt(Text("a")), 1, logprobs=1, sampling=Sampling(top_p=0.9)),
+        Generation(Prompt(Text("a")), 1, logprobs=1, sampling=Sampling(logit_bias=((5, 1.0),))),
+        Generation(Prompt(Text("a")), 1, logprobs=1, sampling=Sampling(extras={"top_k": 5})),
+        Generation(
+            Prompt(Text("a")), 1, logprobs=1, grammar=Grammar("gbnf", "root ::= .", "grammar")
+        ),
+        Generation(Prompt(Text("a")), 1, logprobs=11),
+        Generation(Prompt(Text("a"), logprobs=0), 1),
     ],
     ids=["temperature", "top_p", "bias", "extra", "grammar", "too-many", "prompt"],
 )
@@ -102,5 +104,5 @@ def test_log_probabilities_that_it_does_not_know_are_refused(job: Generation) ->
 
 def test_neutral_sampling_is_served() -> None:
     """OpenAI's defaults shape nothing, so log-probabilities are the model's own."""
-    check(Generation(Text("a"), 1, logprobs=10))
-    check(Generation(Text("a"), 1, sampling=Sampling(temperature=0.0)))
+    check(Generation(Prompt(Text("a")), 1, logprobs=10))
+    check(Generation(Prompt(Text("a")), 1, sampling=Sampling(temperature=0.0)))

@@ -8,7 +8,7 @@ import pytest
 from latimer.adapter.chat.parsing import Plain
 from latimer.adapter.chat.thinking import Thinking
 from latimer.adapter.generation.parts import Cutter
-from latimer.backends.base import MEDIA, Generation, Media, Sampling, Text
+from latimer.backends.base import MEDIA, Generation, Media, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import Busy, EngineError, EngineUnavailable, RequestError
 from latimer.backends.koboldcpp.translate import (
     NEUTRAL,
@@ -31,7 +31,7 @@ BYTE_PIECES = json.loads(body("koboldcpp", "logprobs-byte-pieces"))["results"][0
 def run(name: str, *stops: str, split: int | None = None) -> tuple[ChoiceStream, str | None]:
     """Feed a recorded stream; returns the state and the engine's finish reason."""
     data = body("koboldcpp", name)
-    stream = ChoiceStream(Generation(Text("x"), 40, stops=stops), 0, 12)
+    stream = ChoiceStream(Generation(Prompt(Text("x")), 40, stops=Stops(stops)), 0, 12)
     parser, reason = EventParser(), None
     for chunk in (data[:split], data[split:]) if split else (data,):
         for event_data in parser.feed(chunk):
@@ -101,7 +101,7 @@ def test_fragments_of_characters_are_counted_where_they_lie() -> None:
 
 def test_an_engine_error_is_raised() -> None:
     """A finish reason of `error` is an error, not an answer."""
-    stream = ChoiceStream(Generation(Text("x"), 4), 0, 1)
+    stream = ChoiceStream(Generation(Prompt(Text("x")), 4), 0, 1)
     with pytest.raises(EngineError, match="failed while generating"):
         stream.parse(b'{"token": "", "finish_reason": "error"}')
     with pytest.raises(EngineError, match="is none"):
@@ -110,7 +110,7 @@ def test_an_engine_error_is_raised() -> None:
 
 def test_neutral_values_are_sent_every_time() -> None:
     """Nothing of koboldcpp's own sampling, trimming or placeholders applies."""
-    job = Generation(Text("x"), 5, stops=("a", "b"))
+    job = Generation(Prompt(Text("x")), 5, stops=Stops(("a", "b")))
     sent = dict(to_native(job, 0, "x", 5, 2048, "KEY"))
     assert all(sent[name] == value for name, value in NEUTRAL.items())
     assert sent["stop_sequence"] == ["a", "b"]
@@ -123,7 +123,7 @@ def test_extras_have_koboldcpps_names() -> None:
     sampling = Sampling(
         presence_penalty=0.5, extras={"typical_p": 0.9, "repeat_penalty": 1.1, "ignore_eos": True}
     )
-    sent = to_native(Generation(Text("x"), 5, sampling=sampling), 0, "x", 5, 2048, "")
+    sent = to_native(Generation(Prompt(Text("x")), 5, sampling=sampling), 0, "x", 5, 2048, "")
     assert (sent["typical"], sent["rep_pen"], sent["ban_eos_token"]) == (0.9, 1.1, True)
     assert (sent["presence_penalty"], sent["rep_pen_range"]) == (0.5, 2048)
 
@@ -131,9 +131,9 @@ def test_extras_have_koboldcpps_names() -> None:
 def test_a_bias_is_an_object_of_at_most_512() -> None:
     """Beyond koboldcpp's limit entries would be dropped: the request is refused."""
     biases = tuple((token, 1.0) for token in range(513))
-    job = Generation(Text("x"), 5, sampling=Sampling(logit_bias=biases[:2]))
+    job = Generation(Prompt(Text("x")), 5, sampling=Sampling(logit_bias=biases[:2]))
     assert to_native(job, 0, "x", 5, 2048, "")["logit_bias"] == {"0": 1.0, "1": 1.0}
-    job = Generation(Text("x"), 5, sampling=Sampling(logit_bias=biases))
+    job = Generation(Prompt(Text("x")), 5, sampling=Sampling(logit_bias=biases))
     with pytest.raises(RequestError, match="at most 512"):
         to_native(job, 0, "x", 5, 2048, "")
 
@@ -165,7 +165,7 @@ def test_errors_of_the_server() -> None:
 def test_media_are_files_and_words() -> None:
     """koboldcpp gets the files by kind, and its own words where they belong."""
     media = (Media("image", b"one", "p"), Media("audio", b"two", "p"), Media("image", b"3", "p"))
-    job = Generation(Text(f"a{MEDIA}b{MEDIA}{MEDIA}"), 5, media=media)
+    job = Generation(Prompt(Text(f"a{MEDIA}b{MEDIA}{MEDIA}"), media=media), 5)
     assert with_media(job, f"a{MEDIA}b{MEDIA}{MEDIA}") == (
         "a\n(Attached Image 1)\nb\n(Attached Audio 1)\n\n(Attached Image 2)\n"
     )
@@ -176,7 +176,7 @@ def test_media_are_files_and_words() -> None:
 
 def test_an_end_token_that_is_shown_is_no_text() -> None:
     """Where control tokens are visible the end token comes as text, in one piece or in several."""
-    job = Generation(Text("a"), 5, preserved_tokens=("<think>",))
+    job = Generation(Prompt(Text("a")), 5, preserved_tokens=("<think>",))
     assert to_native(job, 0, "a", 5, 100, "KEY")["render_special"] is True
     for pieces in (["a", "<|im_end|>"], ["a<|im_", "end|>"], ["a<|im_end|>"]):
         stream = ChoiceStream(job, 0, 1, "<|im_end|>")
@@ -192,7 +192,7 @@ def test_stops_that_do_not_count_everywhere_are_not_sent() -> None:
     def cutter() -> Cutter:
         return Cutter(Thinking("<t>", "</t>", False, frozenset(), Plain()), ("x",))
 
-    job = Generation(Text("a"), 5, stops=("x",), stop_matcher=cutter)
+    job = Generation(Prompt(Text("a")), 5, stops=Stops(("x",), cutter))
     assert to_native(job, 0, "a", 5, 100, "KEY")["stop_sequence"] == []
     stream = ChoiceStream(job, 0, 1)
     stream.feed("<t>x</t>a")

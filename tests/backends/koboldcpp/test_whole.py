@@ -8,14 +8,14 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-from latimer.backends.base import Finish, Generation, Text
+from latimer.backends.base import Finish, Generation, Prompt, Text
 from latimer.backends.errors import EngineError
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.upstream import HttpxUpstream
 from support.jobs import run
 from support.recordings import body
 
-JOB = Generation(Text("Count to 12."), 5)
+JOB = Generation(Prompt(Text("Count to 12.")), 5)
 CONTROL = ("<|im_end|>", "<|im_start|>")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import MODELS
-from latimer.backends.base import Finish, Generation, Sampling, Text
+from latimer.backends.base import Finish, Generation, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import (
     Busy,
     ContextExceeded,
@@ -49,34 +49,34 @@ async def test_facts_of_the_model(backend: LlamaCpp) -> None:
 
 async def test_a_long_answer_is_whole(backend: LlamaCpp) -> None:
     """Twelve numbers, an end token, counts without it."""
-    texts, finishes = await run(backend, Generation(COUNT, 64, sampling=GREEDY))
+    texts, finishes = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
     assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
     assert finishes == [Finish(0, "end", None, 12, 24)]
 
 
 async def test_choices_have_seeds_of_their_own(backend: LlamaCpp) -> None:
     """Nine choices of nine seeds: each is the same again, alone or among others."""
-    job = Generation(Text("One day,"), 12, tuple(range(7, 16)))
+    job = Generation(Prompt(Text("One day,")), 12, tuple(range(7, 16)))
     first, _ = await run(backend, job)
     assert len(set(first)) > 1
     assert (await run(backend, job))[0] == first
-    assert (await run(backend, Generation(Text("One day,"), 12, (9,))))[0] == [first[2]]
+    assert (await run(backend, Generation(Prompt(Text("One day,")), 12, (9,))))[0] == [first[2]]
 
 
 async def test_what_does_not_fit_is_refused(backend: LlamaCpp) -> None:
     """A prompt or a completion beyond the context is an error with the numbers."""
     with pytest.raises(ContextExceeded) as caught:
-        await run(backend, Generation(Text("word " * 3000), 5))
+        await run(backend, Generation(Prompt(Text("word " * 3000)), 5))
     assert caught.value.context == 2048
     with pytest.raises(ContextExceeded):
-        await run(backend, Generation(COUNT, 2040))
-    texts, _ = await run(backend, Generation(COUNT, 2036, sampling=GREEDY))
+        await run(backend, Generation(Prompt(COUNT), 2040))
+    texts, _ = await run(backend, Generation(Prompt(COUNT), 2036, sampling=GREEDY))
     assert texts[0].endswith(b"12.")
 
 
 async def test_without_a_limit_the_context_is_the_limit(backend: LlamaCpp) -> None:
     """The completion ends where the context does, neither before nor behind."""
-    _, finishes = await run(backend, Generation(COUNT, None, sampling=ENDLESS))
+    _, finishes = await run(backend, Generation(Prompt(COUNT), None, sampling=ENDLESS))
     assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 2048 - 12)
 
 
@@ -84,13 +84,13 @@ async def test_without_a_limit_the_context_is_the_limit(backend: LlamaCpp) -> No
 async def test_bad_ids_are_refused(backend: LlamaCpp, ids: tuple[int, ...]) -> None:
     """An id beyond the vocabulary would abort the process: it is refused."""
     with pytest.raises(RequestError) as caught:
-        await run(backend, Generation(ids, 5))
+        await run(backend, Generation(Prompt(ids), 5))
     assert caught.value.param == "prompt"
     with pytest.raises(RequestError):
         await backend.detokenize(ids)
     biased = Sampling(logit_bias=tuple((token, 1.0) for token in ids))
     with pytest.raises(RequestError) as caught:
-        await run(backend, Generation(COUNT, 5, sampling=biased))
+        await run(backend, Generation(Prompt(COUNT), 5, sampling=biased))
     assert caught.value.param == "logit_bias"
 
 
@@ -98,19 +98,21 @@ async def test_bad_ids_are_refused(backend: LlamaCpp, ids: tuple[int, ...]) -> N
 async def test_an_empty_prompt_is_refused(backend: LlamaCpp, prompt: Any) -> None:
     """A model without BOS has nothing to start from."""
     with pytest.raises(EmptyPrompt):
-        await run(backend, Generation(prompt, 5))
+        await run(backend, Generation(Prompt(prompt), 5))
 
 
 async def test_control_tokens_can_be_text(backend: LlamaCpp) -> None:
     """Without `parse_special`, a control token's spelling is ordinary text."""
-    _, parsed = await run(backend, Generation(Text("<|im_end|>"), 1))
-    _, plain = await run(backend, Generation(Text("<|im_end|>", parse_special=False), 1))
+    _, parsed = await run(backend, Generation(Prompt(Text("<|im_end|>")), 1))
+    _, plain = await run(backend, Generation(Prompt(Text("<|im_end|>", parse_special=False)), 1))
     assert (parsed[0].prompt_tokens, plain[0].prompt_tokens) == (1, 5)
 
 
 async def test_control_tokens_can_be_stops(backend: LlamaCpp) -> None:
     """A stop string that spells a control token stops there."""
-    _, finishes = await run(backend, Generation(COUNT, 64, stops=("<|im_end|>",), sampling=GREEDY))
+    _, finishes = await run(
+        backend, Generation(Prompt(COUNT), 64, stops=Stops(("<|im_end|>",)), sampling=GREEDY)
+    )
     assert finishes == [Finish(0, "stop", "<|im_end|>", 12, 24)]
 
 
@@ -118,9 +120,9 @@ async def test_control_tokens_can_be_stops(backend: LlamaCpp) -> None:
 async def test_leaving_ends_the_work(backend: LlamaCpp) -> None:
     """The engine is free for the next job within one decode."""
     start = time.monotonic()
-    async with backend.open(Generation(COUNT, 2000, sampling=ENDLESS)) as batches:
+    async with backend.open(Generation(Prompt(COUNT), 2000, sampling=ENDLESS)) as batches:
         await anext(aiter(batches))
-    await run(backend, Generation(COUNT, 1, sampling=GREEDY))
+    await run(backend, Generation(Prompt(COUNT), 1, sampling=GREEDY))
     assert time.monotonic() - start < 0.5
 
 
@@ -131,7 +133,7 @@ async def test_jobs_of_many_threads_do_not_mix() -> None:
 
     def work() -> None:
         async def ask() -> None:
-            texts, _ = await run(backend, Generation(COUNT, 64, sampling=GREEDY))
+            texts, _ = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
             answers.append(texts[0])
 
         asyncio.run(ask())
@@ -148,11 +150,11 @@ async def test_jobs_of_many_threads_do_not_mix() -> None:
 async def test_too_many_jobs_are_busy() -> None:
     """Beyond those that run and those that may wait a request is refused at once."""
     backend = LlamaCpp(context=512, parallel=1, max_waiting=1)
-    job = Generation(COUNT, 400, sampling=ENDLESS)
+    job = Generation(Prompt(COUNT), 400, sampling=ENDLESS)
     async with backend.open(job) as batches, backend.open(job._replace(party=Party())) as _:
         await anext(aiter(batches))
         with pytest.raises(Busy):
-            await run(backend, Generation(COUNT, 5))
+            await run(backend, Generation(Prompt(COUNT), 5))
     await backend.aclose()
 
 
@@ -160,7 +162,7 @@ async def test_a_closed_engine_starts_again() -> None:
     """Closing frees the model; the next job loads it anew."""
     backend = LlamaCpp(context=512)
     for _ in range(2):
-        texts, _ = await run(backend, Generation(COUNT, 5, sampling=GREEDY))
+        texts, _ = await run(backend, Generation(Prompt(COUNT), 5, sampling=GREEDY))
         assert texts == [b"1, 2, 3"]
         await backend.aclose()
 
@@ -195,14 +197,14 @@ async def test_loading_shows_progress() -> None:
 async def test_there_is_no_native_reply(backend: LlamaCpp) -> None:
     """An engine in process has no reply of its own to show."""
     with pytest.raises(Unsupported):
-        async with backend.native(Generation(COUNT, 5), False):
+        async with backend.native(Generation(Prompt(COUNT), 5), False):
             pass
 
 
 async def test_two_sequences_answer_as_one_does() -> None:
     """A backend with room for two gives the same answers."""
     backend = LlamaCpp(context=256, parallel=2)
-    jobs = [Generation(COUNT, 64, sampling=GREEDY) for _ in range(6)]
+    jobs = [Generation(Prompt(COUNT), 64, sampling=GREEDY) for _ in range(6)]
     answers = await asyncio.gather(*(run(backend, job) for job in jobs))
     assert {texts[0] for texts, _ in answers} == {b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."}
     await backend.aclose()

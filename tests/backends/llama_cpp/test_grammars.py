@@ -21,6 +21,7 @@ from latimer.backends.base import (
     Grammar,
     GrammarKind,
     Piece,
+    Prompt,
     Sampling,
     Text,
 )
@@ -63,7 +64,7 @@ def job_of(
     grammar: Grammar, tokens: int = 200, seed: int | None = 1, **sampling: Any
 ) -> Generation:
     """A request for one choice."""
-    return Generation(ASK, tokens, (seed,), sampling=Sampling(**sampling), grammar=grammar)
+    return Generation(Prompt(ASK), tokens, (seed,), sampling=Sampling(**sampling), grammar=grammar)
 
 
 async def text_of(backend: LlamaCpp, job: Generation) -> tuple[str, str]:
@@ -122,12 +123,12 @@ async def test_every_choice_follows_it(backend: LlamaCpp) -> None:
 
 async def test_probabilities_are_those_of_masking(backend: LlamaCpp) -> None:
     """Drawing first and asking the grammar then gives each token what masking first would."""
-    alone = Generation(ASK, 1, (1,), sampling=Sampling(temperature=0.0), logprobs=1024)
+    alone = Generation(Prompt(ASK), 1, (1,), sampling=Sampling(temperature=0.0), logprobs=1024)
     first = next(e for e in await events_of(backend, alone) if isinstance(e, Piece)).tokens[0]
     weights = {a.spelling.decode(): math.exp(a.logprob) for a in first.top if a.spelling.isdigit()}
     total = sum(weight for digit, weight in weights.items() if len(digit) == 1)
     grammar = Grammar("regex", "[0-9]", "regex")
-    sampled = Generation(ASK, 1, tuple(range(1200)), grammar=grammar)
+    sampled = Generation(Prompt(ASK), 1, tuple(range(1200)), grammar=grammar)
     events = await events_of(backend, sampled)
     counts = Counter(e.data.decode() for e in events if isinstance(e, Piece))
     assert sum(counts.values()) == 1200
@@ -161,7 +162,7 @@ async def test_truncation_changes_no_other_answer(
 
 async def test_told_probabilities_are_the_models_own(backend: LlamaCpp) -> None:
     """A grammar does not change the log-probabilities that are told, as a bias does not."""
-    free = Generation(FRANCE, 1, (1,), sampling=Sampling(temperature=0.0), logprobs=5)
+    free = Generation(Prompt(FRANCE), 1, (1,), sampling=Sampling(temperature=0.0), logprobs=5)
     bound = free._replace(grammar=DIGITS)
     first, second = [
         next(e for e in await events_of(backend, job) if isinstance(e, Piece)).tokens[0]
@@ -184,7 +185,7 @@ async def test_masks_are_seldom_wanted(backend: LlamaCpp, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Guidance, "allowed", counted)
     grammar = Grammar("regex", r"The capital of [A-Z][a-z]+ is [A-Z][a-z]+\.", "regex")
-    job = Generation(FRANCE, 40, (1,), sampling=Sampling(temperature=0.0), grammar=grammar)
+    job = Generation(Prompt(FRANCE), 40, (1,), sampling=Sampling(temperature=0.0), grammar=grammar)
     assert await text_of(backend, job) == ("The capital of France is Paris.", "end")
     assert masks == 0
 

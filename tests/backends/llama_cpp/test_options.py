@@ -8,7 +8,7 @@ from typing import Any
 
 import gguf
 import pytest
-from latimer.backends.base import Generation, Piece, Sampling, Text
+from latimer.backends.base import Generation, Piece, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from support import gguf_files
@@ -24,7 +24,7 @@ async def answer(path: Path = DEMO_MODEL, **options: Any) -> str:
     """A greedy answer."""
     backend = LlamaCpp(path, context=512, **options)
     async with aclosing(backend):
-        job = Generation(FRANCE, 20, (1,), sampling=Sampling(0.0))
+        job = Generation(Prompt(FRANCE), 20, (1,), sampling=Sampling(0.0))
         async with backend.open(job) as batches:
             events = [event async for batch in batches for event in batch]
     return b"".join(event.data for event in events if isinstance(event, Piece)).decode()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latimer.backends.base import Generation, Piece, Sampling, Text
+from latimer.backends.base import Generation, Piece, Prompt, Sampling, Text
 from latimer.backends.llama_cpp import LlamaCpp
 from support.recordings import DEMO_CHATML
 
@@ -27,7 +27,7 @@ async def sample(
     backend: LlamaCpp, prompt: Text, tokens: int, seed: int | None = 1, **sampling: Any
 ) -> str:
     """The text of one choice."""
-    job = Generation(prompt, tokens, (seed,), sampling=Sampling(**sampling))
+    job = Generation(Prompt(prompt), tokens, (seed,), sampling=Sampling(**sampling))
     async with backend.open(job) as batches:
         events = [event async for batch in batches for event in batch]
     return b"".join(event.data for event in events if isinstance(event, Piece)).decode()

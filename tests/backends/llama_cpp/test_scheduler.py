@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from latimer.backends.base import Event, Finish, Generation, Piece, Sampling, Text
+from latimer.backends.base import Event, Finish, Generation, Piece, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError, LatimerError
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_cpp.cache import Cache
@@ -91,7 +91,7 @@ class Engine:
     def submit(self, prompt: str, max_tokens: int, **job: object) -> tuple[Task, Box]:
         """Queue a job."""
         ids = self.vocabulary.tokenize(prompt, add_special=True, parse_special=True)
-        generation = Generation(Text(prompt), max_tokens, **{"sampling": GREEDY, **job})  # type: ignore[arg-type]
+        generation = Generation(Prompt(Text(prompt)), max_tokens, **{"sampling": GREEDY, **job})  # type: ignore[arg-type]
         box = Box(len(generation.seeds))
         task = Task(generation, ids, len(ids), (), max_tokens, {}, {}, box)
         self.scheduler.submit(task)

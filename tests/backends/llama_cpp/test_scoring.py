@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.backends.base import Finish, Generation, PromptTokens, Sampling, Text, Token
+from latimer.backends.base import Finish, Generation, Prompt, PromptTokens, Sampling, Text, Token
 from latimer.backends.llama_cpp import LlamaCpp, library, scoring
 from latimer.backends.llama_cpp.scoring import score
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
@@ -101,7 +101,7 @@ async def test_a_long_prompt_is_scored_in_bounded_memory(
 ) -> None:
     """In steps of ten rows the numbers are those of one decode of all."""
     text = " ".join(demo_texts(8))
-    tokens, _ = await prompt_tokens(small_steps, Generation(Text(text), 0, prompt_logprobs=3))
+    tokens, _ = await prompt_tokens(small_steps, Generation(Prompt(Text(text), logprobs=3), 0))
     ids = [token.id for token in tokens]
     assert len(ids) > 200
     with reference(demo_f32, 1024) as truth:
@@ -112,9 +112,8 @@ async def test_a_long_prompt_is_scored_in_bounded_memory(
 
 async def test_the_prompt_comes_before_all_choices(small_steps: LlamaCpp) -> None:
     """One job scores its prompt once, then its choices follow, and others are not mixed in."""
-    job = Generation(COUNT, 3, (1, 2, 3), sampling=GREEDY, logprobs=0,
-                     prompt_logprobs=0)  # fmt: skip
-    plain = asyncio.create_task(run(small_steps, Generation(COUNT, 3, sampling=GREEDY)))
+    job = Generation(Prompt(COUNT, logprobs=0), 3, (1, 2, 3), sampling=GREEDY, logprobs=0)
+    plain = asyncio.create_task(run(small_steps, Generation(Prompt(COUNT), 3, sampling=GREEDY)))
     results = await asyncio.gather(*(prompt_tokens(small_steps, job) for _ in range(4)))
     texts, finishes = await plain
     assert (len(texts[0]) > 0, finishes[0].completion_tokens) == (True, 3)
@@ -129,7 +128,7 @@ async def test_the_prompt_comes_before_all_choices(small_steps: LlamaCpp) -> Non
 
 async def test_without_tokens_to_generate_every_choice_ends(small_steps: LlamaCpp) -> None:
     """`max_tokens: 0` scores the prompt and finishes each choice at its limit."""
-    job = Generation(Text("a"), 0, (None, None), prompt_logprobs=1)
+    job = Generation(Prompt(Text("a"), logprobs=1), 0, (None, None))
     async with small_steps.open(job) as batches:
         events = [event async for batch in batches for event in batch]
     assert isinstance(events[0], PromptTokens)
@@ -139,8 +138,8 @@ async def test_without_tokens_to_generate_every_choice_ends(small_steps: LlamaCp
 
 async def test_leaving_ends_the_scoring(small_steps: LlamaCpp) -> None:
     """A job that is left while its prompt is scored makes room for the next."""
-    long = Generation(Text(" ".join(demo_texts(30))), 0, prompt_logprobs=5)
+    long = Generation(Prompt(Text(" ".join(demo_texts(30))), logprobs=5), 0)
     async with small_steps.open(long):
         await asyncio.sleep(0.01)
-    tokens, _ = await prompt_tokens(small_steps, Generation(Text("after"), 0, prompt_logprobs=0))
+    tokens, _ = await prompt_tokens(small_steps, Generation(Prompt(Text("after"), logprobs=0), 0))
     assert tokens

@@ -8,7 +8,7 @@ import random
 import resource
 
 import pytest
-from latimer.backends.base import Finish, Generation, Grammar, Sampling, Text
+from latimer.backends.base import Finish, Generation, Grammar, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import LatimerError
 from latimer.backends.llama_cpp import LlamaCpp
 
@@ -39,17 +39,16 @@ def job(rng: random.Random) -> Generation:
     if kind > 0.97:
         prompt = (10_000,)
     return Generation(
-        prompt,
+        Prompt(prompt, logprobs=rng.choice([None, None, None, 2])),
         rng.choice([None, 0, 1, 8, 40]),
         tuple(rng.choice([None, 3]) for _ in range(rng.choice([1, 1, 1, 2, 5, 12]))),
-        tuple(rng.sample(["a", "e", " t", "\n", "3,"], rng.randrange(3))),
+        Stops(tuple(rng.sample(["a", "e", " t", "\n", "3,"], rng.randrange(3)))),
         Sampling(
             rng.choice([0.0, 1.0]),
             presence_penalty=rng.choice([0.0, 1.0]),
             extras=rng.choice([{}, {}, {"dry_multiplier": 0.8}, {"ignore_eos": True}]),
         ),
         logprobs=rng.choice([None, None, 0, 3]),
-        prompt_logprobs=rng.choice([None, None, None, 2]),
         grammar=rng.choice(GRAMMARS),
     )
 
@@ -88,6 +87,6 @@ async def test_everything_ends_and_nothing_leaks() -> None:
     assert {"whole", "left", "refused"} == set(found)
     assert sizes[-1] - sizes[len(sizes) // 2] < 30 * 1024
     # A prompt of the whole memory is answered only where every cell has come back.
-    last = Generation(tuple([5] * (CELLS - 1)), 1, sampling=Sampling(0.0))
+    last = Generation(Prompt(tuple([5] * (CELLS - 1))), 1, sampling=Sampling(0.0))
     assert await asyncio.wait_for(run(backend, last, random.Random(1)), 60) in ("whole", "left")
     await backend.aclose()

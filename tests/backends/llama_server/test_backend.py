@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-from latimer.backends.base import Generation, Grammar, Sampling, Text
+from latimer.backends.base import Generation, Grammar, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import (
     ContextExceeded,
     EngineError,
@@ -56,14 +56,14 @@ async def test_facts_of_the_model(backend: LlamaServer) -> None:
 
 async def test_a_long_answer_is_whole(backend: LlamaServer) -> None:
     """Twelve numbers, an end token, counts without it."""
-    texts, finishes = await run(backend, Generation(COUNT, 64, sampling=GREEDY))
+    texts, finishes = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
     assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
     assert (finishes[0].reason, finishes[0].completion_tokens) == ("end", 24)
 
 
 async def test_no_tokens_need_no_call(backend: LlamaServer) -> None:
     """`max_tokens: 0` generates nothing, where the server would generate one."""
-    texts, finishes = await run(backend, Generation(COUNT, 0, sampling=GREEDY))
+    texts, finishes = await run(backend, Generation(Prompt(COUNT), 0, sampling=GREEDY))
     assert texts == [b""]
     assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 0)
     assert finishes[0].prompt_tokens == 12
@@ -71,60 +71,62 @@ async def test_no_tokens_need_no_call(backend: LlamaServer) -> None:
 
 async def test_choices_are_calls_of_one_job(backend: LlamaServer) -> None:
     """Nine choices on four slots: all come, each of its own seed, the same again."""
-    job = Generation(Text("One day,"), 12, tuple(range(7, 16)))
+    job = Generation(Prompt(Text("One day,")), 12, tuple(range(7, 16)))
     first, finishes = await run(backend, job)
     assert len(set(first)) > 1
     assert all(finish.prompt_tokens == 3 for finish in finishes)
     assert (await run(backend, job))[0] == first
-    alone, _ = await run(backend, Generation(Text("One day,"), 12, (9,)))
+    alone, _ = await run(backend, Generation(Prompt(Text("One day,")), 12, (9,)))
     assert alone == [first[2]]
 
 
 async def test_what_does_not_fit_is_refused(backend: LlamaServer) -> None:
     """A prompt or a completion beyond the context is an error with the numbers."""
     with pytest.raises(ContextExceeded) as caught:
-        await run(backend, Generation(Text("word " * 3000), 5))
+        await run(backend, Generation(Prompt(Text("word " * 3000)), 5))
     assert caught.value.context == 2048
     assert caught.value.prompt_tokens > 2048
     with pytest.raises(ContextExceeded):
-        await run(backend, Generation(COUNT, 2040))
-    texts, _ = await run(backend, Generation(COUNT, 2036, sampling=GREEDY))
+        await run(backend, Generation(Prompt(COUNT), 2040))
+    texts, _ = await run(backend, Generation(Prompt(COUNT), 2036, sampling=GREEDY))
     assert texts[0].endswith(b"12.")
 
 
 async def test_without_a_limit_the_context_is_the_limit(backend: LlamaServer) -> None:
     """The completion ends where the context does, as it does in process."""
     endless = Sampling(temperature=0.0, extras={"ignore_eos": True})
-    _, finishes = await run(backend, Generation(COUNT, None, sampling=endless))
+    _, finishes = await run(backend, Generation(Prompt(COUNT), None, sampling=endless))
     assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 2048 - 12)
 
 
 async def test_bad_ids_are_refused(backend: LlamaServer) -> None:
     """An id beyond the vocabulary is the client's mistake."""
     with pytest.raises(RequestError) as caught:
-        await run(backend, Generation((1, 99999), 5))
+        await run(backend, Generation(Prompt((1, 99999)), 5))
     assert caught.value.param == "prompt"
 
 
 async def test_ids_are_used_verbatim(backend: LlamaServer) -> None:
     """Token ids give what their text gives, and are counted as they are."""
     ids = await backend.tokenize(COUNT.text, add_special=True, parse_special=True)
-    texts, finishes = await run(backend, Generation(ids, 20, sampling=GREEDY))
-    assert texts == (await run(backend, Generation(COUNT, 20, sampling=GREEDY)))[0]
+    texts, finishes = await run(backend, Generation(Prompt(ids), 20, sampling=GREEDY))
+    assert texts == (await run(backend, Generation(Prompt(COUNT), 20, sampling=GREEDY)))[0]
     assert finishes[0].prompt_tokens == len(ids) == 12
 
 
 async def test_control_tokens_can_be_text(backend: LlamaServer) -> None:
     """Without `parse_special`, a control token's spelling is ordinary text."""
     plain = Text("<|im_end|>", parse_special=False)
-    _, finishes = await run(backend, Generation(plain, 1))
+    _, finishes = await run(backend, Generation(Prompt(plain), 1))
     assert finishes[0].prompt_tokens > 1
 
 
 async def test_control_tokens_can_be_stops(backend: LlamaServer) -> None:
     """A stop string that spells a control token stops there, and says so."""
     stops = ("<|im_end|>",)
-    texts, finishes = await run(backend, Generation(COUNT, 64, stops=stops, sampling=GREEDY))
+    texts, finishes = await run(
+        backend, Generation(Prompt(COUNT), 64, stops=Stops(stops), sampling=GREEDY)
+    )
     assert texts[0].startswith(b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.")
     assert finishes[0].completion_tokens == 24
 
@@ -134,7 +136,7 @@ async def test_held_characters_of_several_tokens_are_not_lost(backend: LlamaServ
     grammar = Grammar("gbnf", 'root ::= "Zoë 漢"', "grammar")
     prompt = Text(DEMO_CHATML.format("Say"))
     for stops in (("ë !",), ("ë ?", "no", "xë !")):
-        job = Generation(prompt, 4, stops=stops, sampling=GREEDY, grammar=grammar)
+        job = Generation(Prompt(prompt), 4, stops=Stops(stops), sampling=GREEDY, grammar=grammar)
         texts, finishes = await run(backend, job)
         assert texts[0].decode() == "Zoë "
         assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 4)
@@ -146,7 +148,7 @@ async def test_leaving_ends_the_work_in_the_server(
 ) -> None:
     """A slot is free again within a second and a half of leaving."""
     bans = Sampling(temperature=0.0, extras={"ignore_eos": True})
-    async with backend.open(Generation(COUNT, 2000, sampling=bans)) as batches:
+    async with backend.open(Generation(Prompt(COUNT), 2000, sampling=bans)) as batches:
         await anext(aiter(batches))
         assert any(slot["is_processing"] for slot in slots(llama_server_url))
     start = time.monotonic()
@@ -158,12 +160,12 @@ async def test_leaving_ends_the_work_in_the_server(
 async def test_more_requests_than_a_connection_lives(backend: LlamaServer) -> None:
     """The server closes a connection after 100 answers; nobody notices."""
     for _ in range(120):
-        await run(backend, Generation((1, 2), 1, sampling=GREEDY))
+        await run(backend, Generation(Prompt((1, 2)), 1, sampling=GREEDY))
 
 
 async def test_the_native_reply_is_untouched(backend: LlamaServer) -> None:
     """The server's own JSON comes back, its own keys included."""
-    async with backend.native(Generation(COUNT, 5, sampling=GREEDY), False) as reply:
+    async with backend.native(Generation(Prompt(COUNT), 5, sampling=GREEDY), False) as reply:
         value = orjson.loads(b"".join([chunk async for chunk in reply.body]))
     assert reply.status == 200
     assert value["content"] == "1, 2, 3"
@@ -195,7 +197,7 @@ async def test_a_reverse_prompt_of_the_server_is_passed_on_as_told() -> None:
     """A native stop keeps its word, so that the adapter can refuse what nobody asked for."""
     stream = body("llama_server", "stop-word-stream")
     backend = fake(lambda request: httpx2.Response(200, content=stream))
-    _, finishes = await run(backend, Generation(COUNT, 40))
+    _, finishes = await run(backend, Generation(Prompt(COUNT), 40))
     assert (finishes[0].reason, finishes[0].stop) == ("stop", "5, 6")
 
 
@@ -204,7 +206,7 @@ async def test_a_stream_that_just_ends_is_an_error() -> None:
     stream = body("llama_server", "greedy-stream").rpartition(b"data:")[0]
     backend = fake(lambda request: httpx2.Response(200, content=stream))
     with pytest.raises(EngineError, match="before it was finished"):
-        await run(backend, Generation(COUNT, 40))
+        await run(backend, Generation(Prompt(COUNT), 40))
 
 
 async def test_an_error_in_mid_stream_surfaces() -> None:
@@ -213,7 +215,7 @@ async def test_an_error_in_mid_stream_surfaces() -> None:
     event = b'data: {"error":{"code":500,"message":"out of luck","type":"server_error"}}\n\n'
     backend = fake(lambda request: httpx2.Response(200, content=first + b":\n\n" + event))
     with pytest.raises(EngineError, match="out of luck"):
-        await run(backend, Generation(COUNT, 40))
+        await run(backend, Generation(Prompt(COUNT), 40))
 
 
 async def test_a_server_that_is_no_llama_server_is_named() -> None:
@@ -236,10 +238,10 @@ async def test_a_speculative_server_tells_no_log_probabilities(slots: str) -> No
     with llama_server(DEMO_MODEL, *draft, slots, slots=1) as address:
         backend = LlamaServer(address)
         for job in (
-            Generation(COUNTED, 12, logprobs=1),
-            Generation(COUNTED, 0, prompt_logprobs=1),
+            Generation(Prompt(COUNTED), 12, logprobs=1),
+            Generation(Prompt(COUNTED, logprobs=1), 0),
         ):
             with pytest.raises(Unsupported, match="draft model"):
                 await run(backend, job)
-        assert (await run(backend, Generation(COUNTED, 4)))[0][0]
+        assert (await run(backend, Generation(Prompt(COUNTED), 4)))[0][0]
         await backend.aclose()

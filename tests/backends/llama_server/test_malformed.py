@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-from latimer.backends.base import Generation, Text
+from latimer.backends.base import Generation, Prompt, Stops, Text
 from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
 from latimer.backends.llama_server import LlamaServer
 from latimer.backends.llama_server.translate import to_error
@@ -55,10 +55,10 @@ def server(answers: dict[str, bytes | Callable[[Any], bytes]], status: int = 200
 
 
 JOBS = {
-    "/props": Generation(Text("a"), 1),
-    "/completion": Generation(Text("a"), 1),
-    "/tokenize": Generation(Text("a", parse_special=False), 1),
-    "/infill": Generation(Text("a"), 1, suffix="b"),
+    "/props": Generation(Prompt(Text("a")), 1),
+    "/completion": Generation(Prompt(Text("a")), 1),
+    "/tokenize": Generation(Prompt(Text("a", parse_special=False)), 1),
+    "/infill": Generation(Prompt(Text("a"), suffix="b"), 1),
 }
 
 
@@ -196,7 +196,7 @@ async def test_an_event_of_nothing_is_an_engine_error(data: bytes, first: bytes)
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
 async def test_counts_that_cannot_be_are_an_engine_error(name: str, apart: bool) -> None:
     """An answer has as many tokens as it says, and as were asked for at most."""
-    job = Generation(Text("a"), 4, stops=("b",) if apart else ())
+    job = Generation(Prompt(Text("a")), 4, stops=Stops(("b",) if apart else ()))
     data = _stream(*STREAMS[name], *([] if "end" in name else [FINAL]))
 
     async def chunks() -> AsyncIterator[bytes]:

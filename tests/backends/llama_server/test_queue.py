@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from latimer.backends.base import Generation, Sampling, Text
+from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import Busy
 from latimer.backends.http import HttpUpstream
 from latimer.backends.llama_server import LlamaServer
@@ -21,7 +21,7 @@ from support.servers import llama_server
 
 SPM = Path(__file__).parent.parent.parent / "models" / "spm.gguf"
 SLOTS = 2
-SHORT = Generation(Text("a"), 2, sampling=Sampling(temperature=0.0))
+SHORT = Generation(Prompt(Text("a")), 2, sampling=Sampling(temperature=0.0))
 LONG = SHORT._replace(max_tokens=300, sampling=Sampling(0.0, extras={"ignore_eos": True}))
 
 
@@ -57,7 +57,11 @@ async def test_hundreds_of_requests_open_few_connections(address: str) -> None:
     upstream = Counted(address)
     backend = LlamaServer(upstream)
     ids = await backend.tokenize("Hello", add_special=True, parse_special=True)
-    jobs = [SHORT, SHORT._replace(prompt=ids), SHORT._replace(prompt=Text("b", False))]
+    jobs = [
+        SHORT,
+        SHORT._replace(prompt=Prompt(ids)),
+        SHORT._replace(prompt=Prompt(Text("b", False))),
+    ]
     found = await asyncio.gather(*(run(backend, jobs[i % 3]) for i in range(400)))
     assert all(finishes[0].completion_tokens == 2 for _, finishes in found)
     assert SLOTS <= upstream.most <= SLOTS + QUESTIONS
@@ -110,7 +114,9 @@ async def test_scoring_takes_turns_too(address: str) -> None:
     backend = LlamaServer(upstream)
     await backend.server.facts()
     upstream.most = 0
-    job = SHORT._replace(prompt=Text("Hello there, little one " * 4), prompt_logprobs=1, logprobs=1)
+    job = SHORT._replace(
+        prompt=Prompt(Text("Hello there, little one " * 4), logprobs=1), logprobs=1
+    )
     alone = await run(backend, job)
     found = await asyncio.gather(*(run(backend, job) for _ in range(20)))
     assert all(texts == alone[0] for texts, _ in found)

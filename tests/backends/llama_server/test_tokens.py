@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latimer.backends.base import Generation, Text, Token
+from latimer.backends.base import Generation, Prompt, Stops, Text, Token
 from latimer.backends.errors import EngineError, Unsupported
 from latimer.backends.llama_server.tokens import TokenStream
 from latimer.backends.llama_server.translate import ChoiceStream
@@ -21,7 +21,7 @@ ID = {piece: token for token, piece in enumerate(PIECES) if piece}
 
 def translate(*chunks: bytes) -> tuple[list[Token], TokenStream]:
     """A recorded stream's tokens."""
-    job = Generation(Text(""), 64, logprobs=2)
+    job = Generation(Prompt(Text("")), 64, logprobs=2)
     stream, reader = TokenStream(job, 0, 5, VOCABULARY), ChoiceStream(job, 0, False)
     parser = EventParser()
     tokens: list[Token] = []
@@ -50,7 +50,9 @@ def last(kind: str, predicted: int, word: str = "") -> dict[str, Any]:
 
 def stream_of(*stops: str) -> TokenStream:
     """A stream of a job with stops."""
-    return TokenStream(Generation(Text(""), 64, stops=stops, logprobs=0), 0, 5, VOCABULARY)
+    return TokenStream(
+        Generation(Prompt(Text("")), 64, stops=Stops(stops), logprobs=0), 0, 5, VOCABULARY
+    )
 
 
 def test_a_recorded_stream_is_the_same_at_every_split() -> None:

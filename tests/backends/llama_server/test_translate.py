@@ -19,7 +19,9 @@ from latimer.backends.base import (
     Grammar,
     Media,
     Piece,
+    Prompt,
     Sampling,
+    Stops,
     Text,
 )
 from latimer.backends.errors import (
@@ -59,7 +61,7 @@ def job_of(name: str) -> Generation:
     """The job that a recorded request would have come from."""
     asked = exchange("llama_server", name)["request"]["json"]
     stops = tuple(asked.get("stop", ()))
-    return Generation(Text(asked["prompt"]), asked.get("n_predict"), stops=stops)
+    return Generation(Prompt(Text(asked["prompt"])), asked.get("n_predict"), stops=Stops(stops))
 
 
 def translate(job: Generation, vocabulary: Vocabulary, *chunks: bytes) -> list[Event]:
@@ -187,7 +189,7 @@ def test_errors_of_the_server(name: str, kind: type[Exception], param: str | Non
 
 def job_of_any() -> Generation:
     """A job for errors that speak of one."""
-    return Generation(Text("x"), 10)
+    return Generation(Prompt(Text("x")), 10)
 
 
 def test_a_loading_server_is_unavailable() -> None:
@@ -204,7 +206,7 @@ def test_a_reply_that_is_no_error_object_is_shown() -> None:
 def payload(**sampling: Any) -> dict[str, Any]:
     """The payload of a job with this sampling."""
     seeds = sampling.pop("seeds", (None,))
-    job = Generation(Text("x"), 5, seeds, ("a",), Sampling(**sampling))
+    job = Generation(Prompt(Text("x")), 5, seeds, Stops(("a",)), Sampling(**sampling))
     return dict(to_native(job, 0, "x", 2048))
 
 
@@ -225,7 +227,7 @@ def test_extras_replace_neutral_values() -> None:
 
 async def test_a_grammar_is_sent_and_a_wrong_one_is_not() -> None:
     """GBNF goes as it is; what the server could not read, or not survive, does not go."""
-    job = Generation(Text("x"), 5, grammar=Grammar("gbnf", "root ::= [a-z]", "grammar"))
+    job = Generation(Prompt(Text("x")), 5, grammar=Grammar("gbnf", "root ::= [a-z]", "grammar"))
     assert to_native(await with_gbnf(job), 0, "x", 2048)["grammar"] == "root ::= [a-z]"
     for text in ("root ::= (", "root ::= )"):
         wrong = job._replace(grammar=Grammar("gbnf", text, "grammar"))
@@ -236,7 +238,7 @@ async def test_a_grammar_is_sent_and_a_wrong_one_is_not() -> None:
 def test_a_grammar_may_end_though_ends_are_ignored() -> None:
     """`ignore_eos` counts for nothing beside a grammar: where it ends the server would fail."""
     sampling = Sampling(extras={"ignore_eos": True})
-    job = Generation(Text("x"), 5, sampling=sampling)
+    job = Generation(Prompt(Text("x")), 5, sampling=sampling)
     assert to_native(job, 0, "x", 2048)["ignore_eos"]
     job = job._replace(grammar=Grammar("gbnf", "root ::= [a-z]", "grammar"))
     assert not to_native(job, 0, "x", 2048)["ignore_eos"]
@@ -282,7 +284,7 @@ def test_characters_that_take_several_tokens_are_counted_with_a_stop(
     vocabulary: Vocabulary,
 ) -> None:
     """Tokens that the stream does not show begin where their character does."""
-    job = Generation(Text("x"), 6, stops=(" ",))
+    job = Generation(Prompt(Text("x")), 6, stops=Stops((" ",)))
     data = body("llama_server", "byte-pieces-stream")
     events = translate(job, vocabulary, data)
     assert finish_of(events).completion_tokens == 3
@@ -297,7 +299,7 @@ def event(content: str, token: int, predicted: int) -> dict[str, Any]:
 
 def test_a_visible_token_is_a_piece_of_its_own() -> None:
     """The control token is marked, behind what was held back before it; its look-alike is not."""
-    job = Generation(Text("a"), 9, preserved_tokens=("<m>",))
+    job = Generation(Prompt(Text("a")), 9, preserved_tokens=("<m>",))
     assert list(to_native(job, 0, "a", 100)["preserved_tokens"]) == ["<m>"]
     marked = Vocabulary([b"", b"a", b"b x", b"<m> "], {0: b"<m>"})
     stream = ChoiceStream(job, 0, 0, marked)
@@ -313,7 +315,7 @@ def test_a_stop_that_the_server_does_not_know_ends_the_choice() -> None:
     def cutter() -> Cutter:
         return Cutter(Thinking("<t>", "</t>", True, frozenset(), Plain()), ("x",))
 
-    job = Generation(Text("a"), 9, stops=("x",), stop_matcher=cutter)
+    job = Generation(Prompt(Text("a")), 9, stops=Stops(("x",), cutter))
     payload = to_native(job, 0, "a", 100)
     assert (list(payload["stop"]), payload["timings_per_token"]) == ([], True)
     vocabulary = Vocabulary([b"x", b"</t>", b"a", b" bx"], {})
@@ -328,7 +330,7 @@ def test_a_stop_that_the_server_does_not_know_ends_the_choice() -> None:
 def test_a_prompt_with_media() -> None:
     """Each stands as the server's own marker, in their order, in base64."""
     media = (Media("image", b"one", "p"), Media("image", b"two", "p"))
-    job = Generation(Text(f"a{MEDIA}b{MEDIA}"), 9, media=media)
+    job = Generation(Prompt(Text(f"a{MEDIA}b{MEDIA}"), media=media), 9)
     assert with_media(job, "<__m__>") == {
         "prompt_string": "a<__m__>b<__m__>", "multimodal_data": ["b25l", "dHdv"]
     }  # fmt: skip

@@ -12,7 +12,7 @@ import httpx2
 import orjson
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.backends.base import Generation, Sampling, Text
+from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError, EngineUnavailable
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
@@ -86,7 +86,7 @@ async def test_a_job_for_the_old_model_is_refused(place: Swapped) -> None:
     await asyncio.to_thread(place.start, SPM)
     backend = LlamaServer(place.address)
     old = await backend.model()
-    job = Generation(Text("a"), 2, sampling=GREEDY, fingerprint=old.fingerprint)
+    job = Generation(Prompt(Text("a")), 2, sampling=GREEDY, fingerprint=old.fingerprint)
     assert (await run(backend, job))[0]
     await asyncio.to_thread(place.start, BPE)
     for _ in range(2):
@@ -105,7 +105,9 @@ async def test_the_same_model_again_goes_on(place: Swapped) -> None:
     await asyncio.to_thread(place.start, SPM)
     backend = LlamaServer(place.address)
     model = await backend.model()
-    job = Generation(Text("a"), 2, (None,) * 3, sampling=GREEDY, fingerprint=model.fingerprint)
+    job = Generation(
+        Prompt(Text("a")), 2, (None,) * 3, sampling=GREEDY, fingerprint=model.fingerprint
+    )
     before = await run(backend, job)
     await asyncio.to_thread(place.stop)
     with pytest.raises(EngineUnavailable):
@@ -167,7 +169,7 @@ async def test_an_answer_that_names_another_model_is_an_error() -> None:
     final = orjson.loads(events[-2].removeprefix(b"data: "))
     events[-2] = b"data: " + orjson.dumps({**final, "model": "other.gguf"})
     server.stream = b"\n\n".join(events)
-    job = Generation(Text("a"), 20, sampling=GREEDY)
+    job = Generation(Prompt(Text("a")), 20, sampling=GREEDY)
     with pytest.raises(EngineError, match=r"another model now \(other\.gguf") as caught:
         await run(server.backend, job)
     assert not isinstance(caught.value, EngineUnavailable)
@@ -203,6 +205,6 @@ async def test_connections_that_are_kept_cost_no_questions(place: Swapped) -> No
 
     backend.server.watch.check = counted  # type: ignore[method-assign]
     for _ in range(150):
-        await run(backend, Generation((5,), 1, sampling=GREEDY))
+        await run(backend, Generation(Prompt((5,)), 1, sampling=GREEDY))
     assert looked <= 3
     await backend.aclose()
