@@ -32,7 +32,9 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/chat/completions",
         {"messages": USER, "functions": [FUNCTION["function"]], "function_call": {"name": "f"}},
     ),
-    "completions": ("/v1/completions", {"prompt": ["1, 2, ", "1, 2, 3, "], "n": 2, "max_tokens": 6}),
+    "completions": (
+        "/v1/completions", {"prompt": ["1, 2, ", "1, 2, 3, "], "n": 2, "max_tokens": 6}
+    ),
     "an echo with tokens": ("/v1/completions", {"prompt": "1, 2, ", "echo": True, "logprobs": 2}),
     "an echo": ("/v1/completions", {"prompt": "One day, é", "echo": True}),
 }  # fmt: skip
