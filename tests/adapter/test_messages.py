@@ -240,6 +240,10 @@ async def test_custom_tools_take_text(asking: Any) -> None:
         assert parts[0]["custom"] == {"name": "run", "input": ""}
         assert parts[1:] == [{"index": 0, "custom": {"input": 'a "b"\nc'}}]
         assert chunks[-1]["finish_reason"] == "tool_calls"
+        # Its tokens come with it, as a function's come with its arguments.
+        shown = (await ask(tools=[custom], logprobs=True))["choices"][0]["logprobs"]["content"]
+        spelled = "".join(one["token"] for one in shown)
+        assert json.loads(spelled[spelled.index("{") : spelled.rindex("}") + 1])["name"] == "run"
 
 
 async def test_several_calls(asking: Any) -> None:
