@@ -62,6 +62,8 @@ class Calls:
         self._reader: CallParser | None = None
         self._raw = b""
         self._settled = 0
+        # Bytes of its marker, which the first part stands for, too.
+        self._before = 0
         self._waiting: list[Part] = []
         self._looks = bare
         self._ended = False
@@ -142,7 +144,7 @@ class Calls:
 
     def _begin(self, marker: bytes) -> list[Part]:
         self._reader = self._make(not self._enforced)
-        self._raw, self._settled = marker, 0
+        self._raw, self._settled, self._before = marker, 0, len(marker)
         return self._blanks.drop()
 
     def _read(self, parser: CallParser, out: list[Part]) -> bool:
@@ -169,6 +171,9 @@ class Calls:
     def _told(self, whole: bool) -> list[Part]:
         """The parts of a call; where it is whole they stand for all of its bytes."""
         parts, self._waiting = self._waiting, []
+        if parts and self._before:
+            parts[0] = parts[0]._replace(size=parts[0].size + self._before)
+            self._before = 0
         self._settled += sum(part.size for part in parts)
         self._called = self._called or bool(parts)
         if whole and self._enforced:

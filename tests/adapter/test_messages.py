@@ -242,6 +242,9 @@ async def test_custom_tools_take_text(asking: Any) -> None:
         assert chunks[-1]["finish_reason"] == "tool_calls"
         # Its tokens come with it, as a function's come with its arguments.
         shown = (await ask(tools=[custom], logprobs=True))["choices"][0]["logprobs"]["content"]
+        assert [one["token"] for one in shown] == list(script[:-1])
+        # Its tokens come with it, as a function's come with its arguments.
+        shown = (await ask(tools=[custom], logprobs=True))["choices"][0]["logprobs"]["content"]
         spelled = "".join(one["token"] for one in shown)
         assert json.loads(spelled[spelled.index("{") : spelled.rindex("}") + 1])["name"] == "run"
 
