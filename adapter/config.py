@@ -225,7 +225,9 @@ class Settings(BaseSettings):
             try:
                 found.append((path, float(scale)))
             except ValueError:
-                raise ValueError(f"lora: {one!r} must end with a number after '='") from None
+                raise ValueError(
+                    f"{self.place('lora')}: {one!r} must end with a number after '='"
+                ) from None
         return found
 
     def keys(self) -> list[str]:

@@ -343,4 +343,4 @@ def _check_files(settings: Settings) -> None:
     try:
         settings.adapters()
     except ValueError as error:
-        raise WrongUse(str(error).replace("lora", settings.place("lora"), 1)) from None
+        raise WrongUse(str(error)) from None
