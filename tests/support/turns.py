@@ -54,7 +54,7 @@ def measured(make_app: Callable[[], Any]) -> Iterator[tuple[str, MeasuredLoop]]:
     usual = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 100)
+    gc.set_threshold(10_000, 4, 1_000)
     try:
         yield f"http://127.0.0.1:{port}", loop
     finally:
