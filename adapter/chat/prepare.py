@@ -131,7 +131,9 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     model = served.model
     tags = tags_of(model.template) if model.template is not None else None
     manner = _Manner(await known_style_of(model), tags)
-    media = await media_of(turn.messages, served)
+    media: tuple[Media, ...] = ()
+    if any(type(message.content) is list for message in turn.messages):
+        media = await media_of(turn.messages, served)
     rendered, markers = await _prompt(turn, served, manner, bool(media))
     check_length(len(rendered.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
     _check_media(rendered.text, media)

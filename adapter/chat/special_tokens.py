@@ -104,6 +104,12 @@ def _rendered_if_plain(
 
 
 def _may_spell(conversation: Conversation) -> bool:
+    messages = conversation["messages"]
+    # Most have nothing but a role and words.
+    if not conversation["variables"] and not conversation.get("tools"):
+        words = [one["content"] for one in messages if len(one) == 2]
+        if len(words) == len(messages) and all(type(one) is str for one in words):
+            return any(LIKELY.search(one) for one in words)
     return LIKELY.search("\n".join(_texts(conversation))) is not None
 
 

@@ -114,7 +114,7 @@ async def _answer(
         partial(_whole, head, chat.shape),
         plan.choices,
         to_chat if job.logprobs is not None else None,
-        keeps=any(one.keeps for one in observers),
+        keeps=bool(observers) and any(one.keeps for one in observers),
     )
     sink: Sink
     if request.stream:

@@ -105,7 +105,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         "system_fingerprint": model.fingerprint,
     }
     observers = service.observers(served)
-    keeps = any(one.keeps for one in observers)
+    keeps = bool(observers) and any(one.keeps for one in observers)
     answer = Answer(partial(_whole, head), candidates, _shape(request), best, keeps)
     sink: Sink
     if request.stream:

@@ -88,7 +88,8 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
                 await sink.take(batch)
         finishes = _finishes(choices)
         usage = plan.usage(finishes, plan.choices)
-        await _count_reasoning(usage, choices, backend)
+        if plan.form is not None:
+            await _count_reasoning(usage, choices, backend)
         reply = await sink.finish(finishes, usage)
     except LatimerError as error:
         await sink.fail(plan.translate(error))
@@ -108,10 +109,15 @@ async def _prepared(plan: Plan) -> list[Choice]:
 
 
 def _made(plan: Plan) -> list[Choice]:
-    echoes = plan.echoes or [Echo()] * len(plan.jobs)
+    if not plan.echoes:
+        return [
+            Choice(job.stops.texts, form=plan.form)
+            for job in plan.jobs
+            for _ in range(plan.choices)
+        ]
     return [
         Choice(job.stops.texts, echo, plan.form)
-        for job, echo in zip(plan.jobs, echoes, strict=True)
+        for job, echo in zip(plan.jobs, plan.echoes, strict=True)
         for _ in range(plan.choices)
     ]
 

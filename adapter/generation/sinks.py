@@ -70,7 +70,7 @@ class Answer(NamedTuple):
         self, prompt: Sequence[Delta], deltas: Sequence[Delta], reason: FinishReason, end: Finish
     ) -> Result:
         """A choice of these deltas, behind those of an echoed prompt."""
-        everything = [*prompt, *deltas]
+        everything = [*prompt, *deltas] if prompt else deltas
         if not self.tells_tokens:
             return Result(everything, reason)
         generated = [entry for delta in deltas for entry in delta.entries]
@@ -113,8 +113,14 @@ class Collected:
             # All tokens of a choice are shown when it ends.
             shows = any(not isinstance(event, Piece) for event in batch)
             await offload.run(self._size if shows else 0, self._take, batch)
-        else:
+        elif len(self._choices) > 1:
             self._take(batch)
+        elif isinstance(batch[-1], Finish):
+            # Pieces, and the end behind them: most replies are no more than that.
+            self._pieces[0] += batch[:-1]  # type: ignore[arg-type]
+            self._end(batch[-1])
+        else:
+            self._pieces[0] += batch  # type: ignore[arg-type]
 
     def _take(self, batch: Batch) -> None:
         for event in batch:
@@ -138,14 +144,17 @@ class Collected:
         """See `run.Sink`."""
         _note(self._exchange, self._served, finishes)
         results = _best([one for one in self._results if one is not None], self._answer)
-
-        def made() -> tuple[Mapping[str, Any], bytes]:
-            reply = self._answer.whole(results, usage)
-            return reply, orjson.dumps(reply)
-
-        reply, body = await offload.run(_cost(self._answer, results, usage), made)
+        cost = _cost(self._answer, results, usage)
+        if cost <= offload.SMALL:
+            reply, body = self._made(results, usage)
+        else:
+            reply, body = await offload.run(cost, self._made, results, usage)
         await self._exchange.reply(200, body)
         return reply
+
+    def _made(self, results: list[Result], usage: Usage) -> tuple[Mapping[str, Any], bytes]:
+        reply = self._answer.whole(results, usage)
+        return reply, orjson.dumps(reply)
 
     async def fail(self, error: LatimerError) -> None:
         """See `run.Sink`: nobody has seen anything."""
@@ -283,7 +292,7 @@ def _cost(answer: Answer, results: Sequence[Result], usage: Usage) -> int:
 
 def _note(exchange: Exchange, served: Served, finishes: Sequence[Finish]) -> None:
     """Say in a header what of the answer is only nearly right; under `strict`, refuse."""
-    names = {name for finish in finishes for name in finish.inexact}
+    names = {name for finish in finishes if finish.inexact for name in finish.inexact}
     if names:
         note_inexact(exchange, names, served.capabilities, served.policy.strict)
 
