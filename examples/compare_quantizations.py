@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from latimer.backends.base import Generation, PromptTokens, Text, Token
+from latimer.backends.base import Generation, Prompt, PromptTokens, Text, Token
 from latimer.backends.llama_server import LlamaServer
 
 TEXTS = [
@@ -33,7 +33,7 @@ TEXTS = [
 
 async def tokens_of(server: LlamaServer, text: str) -> Sequence[Token]:
     """A text's tokens; each but the first with its log-probability and the likeliest token."""
-    async with server.open(Generation(Text(text), 0, prompt_logprobs=1)) as batches:
+    async with server.open(Generation(Prompt(Text(text), logprobs=1), 0)) as batches:
         async for batch in batches:
             for event in batch:
                 if isinstance(event, PromptTokens):
