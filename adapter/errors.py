@@ -48,9 +48,8 @@ class InvalidRequest(RequestError):
     def __init__(
         self, message: str, param: str | None = None, code: str | None = None, status: int = 400
     ) -> None:
-        super().__init__(param)
-        self.args = (message,)
-        self.message = message
+        LatimerError.__init__(self, message)
+        self.param = param
         self.code = code
         self.status = status
 

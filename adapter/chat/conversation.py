@@ -144,7 +144,7 @@ def _turn(message: Message, template: str, sees: bool) -> dict[str, Any]:
     """A message as templates expect it: content a string, roles that the template knows.
 
     Args:
-        sees: whether there are pictures in the talk: then no text may look like one.
+        sees: whether there are pictures in the conversation: then no text may look like one.
     """
     role: str = message.role
     if role == "developer" and "developer" not in template:
@@ -297,7 +297,7 @@ _NEEDLES = ("probe_question", "probe_name", "probe_value", "probe_result", "prob
 
 
 def _shows(model: Model, style: Style) -> bool:
-    """Whether all of a talk with a call is in its prompt, and the call as the format has it."""
+    """Whether a prompt has all of a conversation, and its call as the format has it."""
     try:
         asked = _rendered(model, _PROBE[:1], style)
         prompt = _rendered(model, _PROBE, style)

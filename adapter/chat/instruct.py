@@ -28,7 +28,7 @@ class InstructFormat(NamedTuple):
     begin: str
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt of a talk; a last turn of the assistant's goes on."""
+        """The prompt of a conversation; a last turn of the assistant's goes on."""
         parts = []
         for message in messages:
             turn = self._turn(message["role"])

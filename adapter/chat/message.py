@@ -129,7 +129,7 @@ class ChatFrames(Frames):
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """See `Frames.delta`."""
-        message = self._messages.get(index) or self._message(index)
+        message = self._message(index)
         if self._show is None and delta.kind == "content" and message.takes_text:
             return self.text(index, delta.text)
         return self._shown(index, message.add(delta))
@@ -141,7 +141,10 @@ class ChatFrames(Frames):
         return rest + self._head + orjson.dumps(last) + self._tail
 
     def _message(self, index: int) -> MessageDeltas:
-        return self._messages.setdefault(index, MessageDeltas(self._shape))
+        message = self._messages.get(index)
+        if message is None:
+            message = self._messages[index] = MessageDeltas(self._shape)
+        return message
 
     def _shown(self, index: int, deltas: Deltas) -> bytes:
         return b"".join([self._choice(index, fields, entries) for fields, entries in deltas])

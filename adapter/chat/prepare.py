@@ -39,7 +39,7 @@ class ChatTurn(NamedTuple):
         size: bytes of the request, which say what working on it costs.
         owner: see `Generation`; so with `max_tokens`, `seeds`, `sampling` and `logprobs`.
         stops: strings that end the answer where they stand in its content.
-        offer: what may be called, None where nothing may.
+        tool_set: what may be called, None where nothing may.
         answer: what the answer must look like, None where it is free.
         format: what stands around each message instead of the model's template.
         variables: what the request gives to the template.
@@ -131,9 +131,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     model = served.model
     tags = tags_of(model.template) if model.template is not None else None
     manner = _Manner(await known_style_of(model), tags)
-    media: tuple[Media, ...] = ()
-    if any(type(message.content) is list for message in turn.messages):
-        media = await media_of(turn.messages, served)
+    media = await media_of(turn.messages, served)
     rendered, markers = await _prompt(turn, served, manner, bool(media))
     check_length(len(rendered.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
     _check_media(rendered.text, media)

@@ -35,7 +35,7 @@ _OWN_WORDS = frozenset({"role", "type", "id", "tool_call_id"})
 
 
 class Rendered(NamedTuple):
-    """A prompt of a talk.
+    """A prompt of a conversation.
 
     Args:
         text: what it says; a private-use character stands for each control token that a message
@@ -66,7 +66,7 @@ async def prompt_of(
     """The prompt of a chat, in which nothing but the template's own control tokens is one.
 
     Args:
-        render: makes the prompt of a talk.
+        render: makes the prompt of a conversation.
         has_media: whether `MEDIA` in the prompt stands for pictures or sounds.
         size: bytes of the request's body.
     """
@@ -99,17 +99,11 @@ async def prompt_of(
 def _rendered_if_plain(
     conversation: Conversation, render: Callable[[Conversation], str]
 ) -> str | None:
-    """The prompt of a talk, None where it holds what control tokens are spelled with."""
+    """The prompt of a conversation, None where it holds what control tokens are spelled with."""
     return None if _may_spell(conversation) else render(conversation)
 
 
 def _may_spell(conversation: Conversation) -> bool:
-    messages = conversation["messages"]
-    # Most have nothing but a role and words.
-    if not conversation["variables"] and not conversation.get("tools"):
-        words = [one["content"] for one in messages if len(one) == 2]
-        if len(words) == len(messages) and all(type(one) is str for one in words):
-            return any(LIKELY.search(one) for one in words)
     return LIKELY.search("\n".join(_texts(conversation))) is not None
 
 
@@ -119,7 +113,7 @@ def _spelled(conversation: Conversation, pattern: re.Pattern[str]) -> set[str]:
 
 
 def _hidden(conversation: Conversation, spelled: Iterable[str]) -> dict[str, str]:
-    """A private-use character for each spelling, which nothing in the talk has."""
+    """A private-use character for each spelling, which nothing in the conversation has."""
     used = set().union(*(set(text) for text in _texts(conversation)))
     free = (chr(code) for code in _PRIVATE if chr(code) not in used)
     return dict(zip(sorted(spelled), free, strict=False))
@@ -135,10 +129,14 @@ def _texts(value: Any) -> list[str]:
             found.append(one)
         elif isinstance(one, dict):
             for key, inner in one.items():
-                if key not in _OWN_WORDS:
-                    found.append(key)
-                    if inner:
-                        todo.append(inner)
+                if key in _OWN_WORDS:
+                    continue
+                found.append(key)
+                # Most values are words: they need no turn of their own.
+                if isinstance(inner, str):
+                    found.append(inner)
+                elif inner:
+                    todo.append(inner)
         elif isinstance(one, list | tuple):
             todo += one
     return found

@@ -24,8 +24,8 @@ from ..errors import InvalidRequest, in_chat
 from ..exchange import Exchange
 from ..generation.logprobs import to_chat
 from ..generation.native import pass_native
-from ..generation.run import Plan, Sink, run
-from ..generation.sinks import Answer, Collected, Result, Streamed
+from ..generation.run import Plan
+from ..generation.sinks import Answer, Result, respond
 from ..generation.token_ids import in_model_vocabulary
 from ..generation.usage import detailed_usage_of
 from ..service import Served, Service
@@ -109,21 +109,13 @@ async def _answer(
     if request.service_tier is not None:
         head["service_tier"] = _TIERS.get(request.service_tier, request.service_tier)
     head["system_fingerprint"] = served.model.fingerprint
-    observers = service.observers(served)
-    answer = Answer(
-        partial(_whole, head, chat.shape),
-        plan.choices,
-        to_chat if job.logprobs is not None else None,
-        keeps=bool(observers) and any(one.keeps for one in observers),
-    )
-    sink: Sink
+    show = to_chat if job.logprobs is not None else None
+    frames = None
     if request.stream:
         chunk = {**head, "object": "chat.completion.chunk"}
-        frames = ChatFrames(chunk, include_usage, answer.show, chat.shape)
-        sink = Streamed(exchange, served, answer, frames)
-    else:
-        sink = Collected(exchange, served, answer)
-    await run(served.backend, plan, sink, observers)
+        frames = ChatFrames(chunk, include_usage, show, chat.shape)
+    answer = Answer(partial(_whole, head, chat.shape), show)
+    await respond(exchange, served, plan, answer, frames, service.observers(served))
 
 
 def _whole(

@@ -34,8 +34,8 @@ from ..generation.constraints import grammar_of
 from ..generation.frames import CompletionFrames
 from ..generation.logprobs import Entry, to_legacy
 from ..generation.native import pass_native
-from ..generation.run import CHOICE, Plan, Sink, run
-from ..generation.sinks import Answer, Collected, Result, Streamed
+from ..generation.run import CHOICE, Plan
+from ..generation.sinks import Answer, Result, respond
 from ..generation.token_ids import in_model_vocabulary, loaded, to_text
 from ..generation.usage import usage_of
 from ..service import Served, Service
@@ -104,16 +104,10 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         "model": request.model,
         "system_fingerprint": model.fingerprint,
     }
-    observers = service.observers(served)
-    keeps = bool(observers) and any(one.keeps for one in observers)
-    answer = Answer(partial(_whole, head), candidates, _shape(request), best, keeps)
-    sink: Sink
-    if request.stream:
-        frames = CompletionFrames(head, include_usage, answer.show)
-        sink = Streamed(exchange, served, answer, frames)
-    else:
-        sink = Collected(exchange, served, answer)
-    await run(served.backend, plan, sink, observers)
+    show = _shape(request)
+    frames = CompletionFrames(head, include_usage, show) if request.stream else None
+    answer = Answer(partial(_whole, head), show, best)
+    await respond(exchange, served, plan, answer, frames, service.observers(served))
 
 
 def _whole(head: Mapping[str, Any], results: Sequence[Result], usage: Usage) -> Completion:

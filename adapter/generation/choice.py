@@ -53,7 +53,7 @@ class Echo(NamedTuple):
     keep_end: bool = False
 
 
-_NO_ECHO = Echo()
+NO_ECHO = Echo()
 
 
 class Choice:
@@ -70,7 +70,7 @@ class Choice:
     __slots__ = ("_assembler", "_echo", "_parts", "_placer", "_stops", "finish")
 
     def __init__(
-        self, stops: Sequence[str], echo: Echo = _NO_ECHO, form: MessageFormat | None = None
+        self, stops: Sequence[str], echo: Echo = NO_ECHO, form: MessageFormat | None = None
     ) -> None:
         self._stops = stops
         self._echo = echo

@@ -13,7 +13,7 @@ from ...backends.streams import merged
 from ...backends.turns import Party
 from ...schemas.openai.common import Usage
 from ..service import Observer
-from .choice import Choice, Echo
+from .choice import NO_ECHO, Choice, Echo
 from .parts import MessageFormat
 
 # What making a choice costs, in bytes of JSON that cost as much to read.
@@ -49,8 +49,8 @@ class Sink(Protocol):
 
     at_once: bool
 
-    def begin(self, choices: Sequence[Choice]) -> None:
-        """Take what the events are for."""
+    def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
+        """Take what the events are for, and how many of them each prompt gets."""
         ...
 
     async def take(self, batch: Batch) -> None:
@@ -73,7 +73,7 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
         LatimerError: before a client has seen anything.
     """
     choices = await _prepared(plan)
-    sink.begin(choices)
+    sink.begin(choices, plan.choices)
     for one in observers:
         one.start()
     # The first token is looked for where somebody wants to know.
@@ -109,15 +109,10 @@ async def _prepared(plan: Plan) -> list[Choice]:
 
 
 def _made(plan: Plan) -> list[Choice]:
-    if not plan.echoes:
-        return [
-            Choice(job.stops.texts, form=plan.form)
-            for job in plan.jobs
-            for _ in range(plan.choices)
-        ]
+    echoes = plan.echoes or (NO_ECHO,) * len(plan.jobs)
     return [
         Choice(job.stops.texts, echo, plan.form)
-        for job, echo in zip(plan.jobs, plan.echoes, strict=True)
+        for job, echo in zip(plan.jobs, echoes, strict=True)
         for _ in range(plan.choices)
     ]
 

@@ -13,12 +13,12 @@ from ...backends.base import Batch, Finish, Piece, PromptTokens
 from ...backends.errors import LatimerError
 from ...schemas.openai.common import FinishReason, Usage
 from ..exchange import EVENT_STREAM, Exchange
-from ..service import Served
+from ..service import Observer, Served
 from ..validation import note_inexact
 from .choice import Choice, Delta
 from .frames import Frames
 from .logprobs import Entry, mean
-from .run import CHOICE
+from .run import CHOICE, Plan, Sink, run
 
 # What showing a token with five alternatives costs, in bytes of JSON that cost as much to read.
 TOKEN = 32
@@ -48,7 +48,6 @@ class Answer(NamedTuple):
 
     Args:
         whole: makes the reply's object.
-        choices: how many each prompt gets.
         show: how tokens are shown, None where nobody asked for them.
         best: how many choices of each prompt are kept: those with the highest mean
             log-probability, best first (contract 2.8). None keeps all, in their order.
@@ -56,7 +55,6 @@ class Answer(NamedTuple):
     """
 
     whole: Callable[[Sequence[Result], Usage], Mapping[str, Any]]
-    choices: int
     show: Callable[[Sequence[Entry]], Any] | None = None
     best: int | None = None
     keeps: bool = False
@@ -94,14 +92,16 @@ class Collected:
         self._answer = answer
         self._tells_tokens = answer.tells_tokens
         self._choices: Sequence[Choice] = ()
+        self._per_prompt = 1
         self._prompts: list[Sequence[Delta]] = []
         self._pieces: list[list[Piece]] = []
         self._results: list[Result | None] = []
         self._size = 0
 
-    def begin(self, choices: Sequence[Choice]) -> None:
+    def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
         """See `run.Sink`."""
         self._choices = choices
+        self._per_prompt = per_prompt
         self._prompts = [choice.start() for choice in choices]
         self._pieces = [[] for _ in choices]
         self._results = [None] * len(choices)
@@ -129,7 +129,7 @@ class Collected:
             elif isinstance(event, Finish):
                 self._end(event)
             else:
-                for index in range(event.choice, event.choice + self._answer.choices):
+                for index in range(event.choice, event.choice + self._per_prompt):
                     self._prompts[index] = self._choices[index].prompt(event)
 
     def _end(self, event: Finish) -> None:
@@ -143,7 +143,9 @@ class Collected:
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any]:
         """See `run.Sink`."""
         _note(self._exchange, self._served, finishes)
-        results = _best([one for one in self._results if one is not None], self._answer)
+        results = [one for one in self._results if one is not None]
+        if self._answer.best is not None:
+            results = _best(results, self._answer.best, self._per_prompt)
         cost = _cost(self._answer, results, usage)
         if cost <= offload.SMALL:
             reply, body = self._made(results, usage)
@@ -175,6 +177,7 @@ class Streamed:
         self._answer = answer
         self._frames = frames
         self._choices: Sequence[Choice] = ()
+        self._per_prompt = 1
         self._starts: list[Sequence[Delta]] = []
         self._kept: list[list[Delta]] = []
         self._results: list[Result | None] = []
@@ -183,9 +186,10 @@ class Streamed:
         self._waiting: dict[int, list[bytes]] = {}
         self._last = b""
 
-    def begin(self, choices: Sequence[Choice]) -> None:
+    def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
         """See `run.Sink`."""
         self._choices = choices
+        self._per_prompt = per_prompt
         self._starts = [choice.start() for choice in choices]
         if self._answer.keeps:
             self._kept = [list(deltas) for deltas in self._starts]
@@ -229,7 +233,7 @@ class Streamed:
         out: list[bytes] = []
         for event in batch:
             if isinstance(event, PromptTokens):
-                for index in range(event.choice, event.choice + self._answer.choices):
+                for index in range(event.choice, event.choice + self._per_prompt):
                     self._place(index, self._framed(index, self._choices[index].prompt(event)), out)
             elif isinstance(event, Piece):
                 deltas = self._choices[event.choice].take((event,))
@@ -279,6 +283,29 @@ class Streamed:
         return start + b"".join([self._frames.delta(index, delta) for delta in deltas])
 
 
+async def respond(
+    exchange: Exchange,
+    served: Served,
+    plan: Plan,
+    answer: Answer,
+    frames: Frames | None,
+    observers: Sequence[Observer],
+) -> None:
+    """Run a plan, and send what it comes to.
+
+    Args:
+        frames: of a stream, None for a reply that is sent whole.
+    """
+    if any(one.keeps for one in observers):
+        answer = answer._replace(keeps=True)
+    sink: Sink = (
+        Collected(exchange, served, answer)
+        if frames is None
+        else Streamed(exchange, served, answer, frames)
+    )
+    await run(served.backend, plan, sink, observers)
+
+
 def _size(batch: Batch) -> int:
     """What showing the tokens of a batch costs, in bytes that cost as much."""
     return TOKEN * sum(len(event.tokens) for event in batch if not isinstance(event, Finish))
@@ -297,12 +324,10 @@ def _note(exchange: Exchange, served: Served, finishes: Sequence[Finish]) -> Non
         note_inexact(exchange, names, served.capabilities, served.policy.strict)
 
 
-def _best(results: list[Result], answer: Answer) -> list[Result]:
+def _best(results: list[Result], count: int, per_prompt: int) -> list[Result]:
     """The choices that are kept, best first for each prompt."""
-    if answer.best is None:
-        return results
     kept: list[Result] = []
-    for start in range(0, len(results), answer.choices):
-        candidates = results[start : start + answer.choices]
-        kept += sorted(candidates, key=lambda result: -result.score)[: answer.best]
+    for start in range(0, len(results), per_prompt):
+        candidates = results[start : start + per_prompt]
+        kept += sorted(candidates, key=lambda result: -result.score)[:count]
     return kept

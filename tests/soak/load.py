@@ -23,16 +23,15 @@ MOST = 48
 FAILURES = 20
 
 
-def request(number: int, rng: random.Random, faults: bool) -> tuple[Request, str | None]:
+def request(number: int, rng: random.Random) -> tuple[Request, str | None]:
     """Return a request, and what must stand in its answer where that is known.
 
-    Args:
-        faults: whether its client may leave, read slowly, or send garbage.
+    One client of five leaves, reads slowly, or sends garbage.
     """
     body, path, right = _body(number, rng)
     made = Request(path, json.dumps(body).encode())
     chance = rng.random()
-    if not faults or chance > 0.2:
+    if chance > 0.2:
         return made, right
     if chance < 0.08:
         return replace(made, leave=rng.choice((0.0, 0.01, rng.uniform(0, 0.5)))), None
@@ -97,10 +96,10 @@ class Load:
         self.left_out = 0
         self.slowest = 0.0
 
-    async def one(self, faults: bool) -> None:
+    async def one(self) -> None:
         """Send a request, and check its answer."""
         self._number += 1
-        sent, right = request(self._number, self._rng, faults)
+        sent, right = request(self._number, self._rng)
         marker, start = f"marker-{self._number}", time.monotonic()
         try:
             answer = await ask(self._port, sent, LONGEST)
@@ -140,7 +139,7 @@ class Load:
 
         async def client() -> None:
             while time.monotonic() < end:
-                await self.one(faults=True)
+                await self.one()
 
         await asyncio.gather(*(client() for _ in range(width)))
         return (self._number - self.statuses["503"] - before) / seconds
@@ -158,7 +157,7 @@ class Load:
             if len(self._running) >= MOST:
                 self.left_out += 1
                 continue
-            task = asyncio.create_task(self.one(faults=True))
+            task = asyncio.create_task(self.one())
             self._running.add(task)
             task.add_done_callback(self._running.discard)
         await asyncio.gather(*self._running)

@@ -28,6 +28,7 @@ from soak.load import Load
 from support.servers import free_port, wait_for
 
 PART = 0.8
+# Seconds in which the capacity is found.
 MEASURE = 60.0
 # How much the median of the last third may be above that of the second; the memory by 5 % if
 # that is more. A run of less time says nothing about memory.
@@ -127,12 +128,8 @@ def growth(samples: Sequence[Sample], minutes: float) -> list[tuple[str, float, 
     return rows
 
 
-async def soak(name: str, minutes: float, seed: int, measure: float = MEASURE) -> list[str]:
-    """Soak one engine; returns what went wrong.
-
-    Args:
-        measure: seconds in which the capacity is found.
-    """
+async def soak(name: str, minutes: float, seed: int) -> list[str]:
+    """Soak one engine; returns what went wrong."""
     rng = random.Random(seed)
     seconds = minutes * 60
     every = min(20.0, seconds / 30)
@@ -143,7 +140,7 @@ async def soak(name: str, minutes: float, seed: int, measure: float = MEASURE) -
             load = Load(latimer.port, trouble, rng)
             # The capacity is that of an engine that fails: with its silences there is less of it.
             background = [] if failing is None else [asyncio.create_task(failing)]
-            rate = await load.closed(measure)
+            rate = await load.closed(MEASURE)
             print(
                 f"{name}: {rate:.1f} requests a second; {PART:.0%} of it from here on", flush=True
             )

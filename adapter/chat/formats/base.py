@@ -25,7 +25,7 @@ class ToolCallFormat:
         markers: what of it may be tokens of the model's.
         begin, end: what stands around calls; none where a call is all that an answer is.
         name, arguments: the keys of a call's object.
-        listed: whether a list of objects stands between the markers, or one object.
+        in_list: whether a list of objects stands between the markers, or one object.
         bare: whether JSON at the beginning of an answer is a call.
         id_size: how long the ids of calls must be that the template is given, None for any.
         answer: what stands before an answer where that is one of several messages.

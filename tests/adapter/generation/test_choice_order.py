@@ -94,7 +94,7 @@ async def streamed(shape: Shape, batches: Sequence[Batch]) -> list[Any]:
     plan = Plan([job], 3, usage_of, form=shape.form)
     exchange = Exchange({"headers": []}, receive, send)
     served = Served(Scripted(batches), MODEL, Policy())  # type: ignore[arg-type]
-    sink = Streamed(exchange, served, Answer(whole, 3), frames)
+    sink = Streamed(exchange, served, Answer(whole), frames)
     await run(served.backend, plan, sink)
     *events, done = sent.decode().removesuffix("\n\n").split("\n\n")
     assert done == "data: [DONE]"
