@@ -10,21 +10,33 @@ from ..errors import LARGEST, EngineError
 ENGINE = "llama-server"
 
 
-def is_last(event: Any) -> bool:
-    """Whether an event is the last one of an answer, as far as it is read here."""
+def last_of(event: Any) -> tuple[str, str | None, int, int, int]:
+    """The last event of an answer, as far as it is read here.
+
+    Returns:
+        Its `stop_type` and the stop string, if one ended it; the numbers of tokens that were
+        generated, that the prompt has, and that of those came from the cache.
+
+    Raises:
+        EngineError: it is not what the server sends.
+    """
     try:
-        return (
+        kind, told, read = event["stop_type"], event["tokens_predicted"], event["tokens_evaluated"]
+        word = event["stopping_word"] if kind == "word" else None
+        cached = event["timings"]["cache_n"] if "timings" in event else 0
+        is_last = (
             event["stop"] is True
-            and type(event["stop_type"]) is str
-            and (event["stop_type"] != "word" or type(event["stopping_word"]) is str)
-            and type(event["tokens_predicted"]) is int
-            and type(event["tokens_evaluated"]) is int
-            and 0 <= event["tokens_predicted"] <= LARGEST
-            and 0 <= event["tokens_evaluated"] <= LARGEST
-            and type(event.get("timings", {}).get("cache_n", 0)) is int
+            and type(kind) is str
+            and (kind != "word" or type(word) is str)
+            and type(told) is type(read) is type(cached) is int
+            and 0 <= told <= LARGEST
+            and 0 <= read <= LARGEST
         )
-    except (KeyError, TypeError, AttributeError):
-        return False
+    except (KeyError, TypeError):
+        is_last = False
+    if not is_last:
+        raise none_of(event)
+    return kind, word, told, read, cached
 
 
 def none_of(event: Any) -> EngineError:

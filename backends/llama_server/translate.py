@@ -37,7 +37,7 @@ from ..errors import (
     whole_of,
 )
 from ..stops import begun_before, cut
-from .events import ENGINE, is_last, more_than_last, none_of
+from .events import ENGINE, last_of, more_than_last, none_of
 from .vocabulary import Vocabulary
 
 # The server's own defaults and flags (top_k 40, min_p 0.05, temperature 0.8 …) apply to whatever
@@ -220,6 +220,7 @@ class ChoiceStream:
         self._most = LARGEST if job.max_tokens is None else job.max_tokens + SLACK
         self._marks = vocabulary.marks(job.preserved_tokens) if vocabulary is not None else {}
         self._matcher = job.stops.matcher() if job.stops.matcher is not None else None
+        self._reads_tokens = bool(job.stops.texts or self._marks or job.stops.matcher)
         self._released = 0
         self.vocabulary = vocabulary
         self.finished = False
@@ -276,65 +277,51 @@ class ChoiceStream:
             raise more_than_last()
         self._sent += len(events)
         out: list[Event] = []
-        choice, stops, marks = self._choice, self._job.stops.texts, self._marks
+        choice, before, reads_tokens = self._choice, self._predicted, self._reads_tokens
         for event in events:
             try:
                 if event["stop"] is not False:
-                    self._check_last(event, event is events[-1])
-                    out += self._finish(event)
-                    break
-                text, predicted = event["content"], event["tokens_predicted"]
+                    self._predicted = before
+                    out += self._finish(event, event is events[-1])
+                    return out
+                content, predicted = event["content"].encode(), event["tokens_predicted"]
                 tokens = event["tokens"]
-                token = tokens[-1] if tokens else -1
-            except (KeyError, TypeError):
+            except (KeyError, TypeError, AttributeError):
                 raise none_of(event) from None
             if (
-                type(text) is not str
+                type(predicted) is not int
                 or type(tokens) is not list
-                or type(predicted) is not int
-                or type(token) is not int
+                or (tokens and type(tokens[-1]) is not int)
             ):
                 raise none_of(event)
-            content = text.encode()
-            count = predicted - self._predicted
+            count = predicted - before
             if count < 0:
-                raise EngineError(f"{ENGINE} counts {predicted} tokens, after {self._predicted}.")
-            self._predicted = predicted
-            if stops:
-                # A stop may cut the step, or hold its text back.
-                self._steps.append(Step(count, token, content))
-            if not content:
-                continue
-            # What `Piece(…)` does, without a call of Python's.
-            piece = _new(Piece, (choice, content, (), False, count))
-            pieces = self._marked(piece, token) if marks else (piece,)
-            out += pieces
-            if self._matcher is not None and self._stops_in(self._matcher, pieces):
-                out.append(self._stopped(event, self._matcher.stop))
-                break
-        if self._sent > self._most or self._predicted > self._most:
+                raise EngineError(f"{ENGINE} counts {predicted} tokens, after {before}.")
+            before = predicted
+            if reads_tokens:
+                out += self._read(event, content, count)
+                if self.finished:
+                    return out
+            elif content:
+                # What `Piece(…)` does, without a call of Python's.
+                out.append(_new(Piece, (choice, content, (), False, count)))
+        self._predicted = before
+        if self._sent > self._most or before > self._most:
             raise EngineError(f"{ENGINE} sent more than the {self._job.max_tokens} tokens asked.")
         return out
 
-    def _check_last(self, event: Any, is_final: bool) -> None:
-        """Check the event that ends an answer.
-
-        Args:
-            is_final: whether nothing came behind it.
-        """
-        if not is_last(event):
-            raise none_of(event)
-        if not is_final:
-            raise more_than_last()
-        kind, told, most = event["stop_type"], event["tokens_predicted"], self._job.max_tokens
-        if kind not in _REASONS:
-            raise EngineError(f"{ENGINE} ended its answer for an unknown reason: {kind!r:.50}")
-        # Each event but this one is of a token at least.
-        least = max(self._sent - 1, kind == "eos")
-        if told < least or (most is not None and told > most) or told > self._most:
-            raise EngineError(f"{ENGINE} counts {told} tokens, which cannot be.")
-        if told < self._predicted:
-            raise EngineError(f"{ENGINE} counts {told} tokens, after {self._predicted}.")
+    def _read(self, event: dict[str, Any], content: bytes, count: int) -> list[Event]:
+        """A step of which it matters what tokens it is of."""
+        token = event["tokens"][-1] if event["tokens"] else -1
+        if self._job.stops.texts:
+            # A stop may cut the step, or hold its text back.
+            self._steps.append(Step(count, token, content))
+        if not content:
+            return []
+        pieces = self._marked(Piece(self._choice, content, token_count=count), token)
+        if self._matcher is not None and self._stops_in(self._matcher, pieces):
+            return [*pieces, self._stopped(event, self._matcher.stop)]
+        return [*pieces]
 
     def _marked(self, piece: Piece, token: int) -> tuple[Piece, ...]:
         """A step's text; where it ends with a preserved token, that gets a piece of its own."""
@@ -367,11 +354,25 @@ class ChoiceStream:
             kept -= 1
         return self._steps[kept:]
 
-    def _finish(self, event: dict[str, Any]) -> list[Event]:
+    def _finish(self, event: dict[str, Any], is_final: bool) -> list[Event]:
+        """Check the event that ends an answer, and translate it.
+
+        Args:
+            is_final: whether nothing came behind it.
+        """
+        kind, word, told, read, cached = last_of(event)
+        if not is_final:
+            raise more_than_last()
+        if kind not in _REASONS:
+            raise EngineError(f"{ENGINE} ended its answer for an unknown reason: {kind!r:.50}")
+        # Each event but this one is of a token at least.
+        least, most = max(self._sent - 1, kind == "eos"), self._job.max_tokens
+        if told < least or (most is not None and told > most) or told > self._most:
+            raise EngineError(f"{ENGINE} counts {told} tokens, which cannot be.")
+        if told < self._predicted:
+            raise EngineError(f"{ENGINE} counts {told} tokens, after {self._predicted}.")
         self.finished = True
         events: list[Event] = []
-        kind = event["stop_type"]
-        word = event["stopping_word"] if kind == "word" else None
         rest = b""
         if word is not None:
             rest = word.encode()
@@ -379,22 +380,15 @@ class ChoiceStream:
             rest = b"".join(self._restored(step) for step in self._held() if step.id >= 0)
         if rest:
             events.append(Piece(self._choice, rest))
-        completion = event["tokens_predicted"] - (kind == "eos")
-        if self._job.stops.texts and self._steps and self._matcher is None:
+        completion = told - (kind == "eos")
+        if self._steps and self._matcher is None:
             text = b"".join(step.content for step in self._steps) + rest
             end, stop = cut(text, self._job.stops.texts)
             if stop is not None:
                 completion = begun_before(end, self._token_starts())
-        prompt = event["tokens_evaluated"] - self._hidden
-        cached = event["timings"]["cache_n"] if "timings" in event else 0
-        finish = Finish(
-            self._choice,
-            _REASONS[kind],
-            word,
-            max(prompt, 0),
-            completion,
-            max(min(cached, prompt), 0),
-        )
+        prompt = read - self._hidden
+        cached = max(min(cached, prompt), 0)
+        finish = Finish(self._choice, _REASONS[kind], word, max(prompt, 0), completion, cached)
         return [*events, finish]
 
     def _restored(self, step: Step) -> bytes:
