@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import select
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
+from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -22,60 +24,79 @@ from ...schemas import limits
 from ..errors import InvalidRequest, render
 
 MOST_HEAD = limits.HEAD.most
-# A chunk of one byte takes six.
-PER_BYTE = 8
 # Seconds between looks at a connection that is not read from.
 LOOK_EVERY = 0.25
 # Not everywhere: macOS tells the same by POLLHUP, Windows has no poll.
 _GONE = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0)
 
 
-class _Joining:
-    """A transport that sends a reply's head together with what comes right behind it.
+class _Cycle(RequestResponseCycle):
+    """A request, and a reply whose head goes out together with what comes right behind it.
 
-    uvicorn writes them one by one, and each write is a call of the kernel. A head that tells the
-    body's length waits for the body, all others for this turn of the event loop at most.
+    uvicorn writes them one by one, and each write is a call of the kernel; it looks at every header
+    with two expressions, which together take as long as Latimer needs to read a request. A head
+    that tells the body's length waits for the body, all others for this turn of the event loop at
+    most.
     """
 
-    __slots__ = ("_flushing", "_has_begun", "_head", "_loop", "_transport")
+    _head = b""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head = b""
-        self._has_begun = False
-        self._flushing: asyncio.Handle | None = None
-
-    def write(self, data: bytes) -> None:
-        """Keep the head for a moment, and write all else at once."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._head = data
-            if b"\r\ncontent-length: " not in data:
-                self._flushing = self._loop.call_soon(self._flush)
-        elif self._head:
-            head, self._head = self._head, b""
-            if self._flushing is not None:
-                self._flushing.cancel()
-                self._flushing = None
-            self._transport.write(head + data)
+    async def send(self, message: Any) -> None:
+        """See `RequestResponseCycle.send`; names of headers are in lower case."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if self.scope["method"] == "HEAD":
+            # A reply without its body is left to uvicorn.
+            await super().send(message)
+        elif not self.response_started:
+            self._start(message["status"], message["headers"])
+        elif self.response_complete:
+            raise RuntimeError("more of a reply comes behind its end")
         else:
-            self._transport.write(data)
+            self._write(message.get("body", b""), message.get("more_body", False))
+
+    def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        lines = [*map(b": ".join, self.default_headers), *map(b": ".join, headers)]
+        head = b"\r\n".join([STATUS_LINE[status].rstrip(), *lines])
+        if head.count(b"\n") != len(lines):
+            raise RuntimeError("a header of a reply has a line end")
+        if b"\r\nconnection: close" in head:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            head += b"\r\nconnection: close"
+        self.chunked_encoding = b"\r\ncontent-length: " not in head and status not in (204, 304)
+        if self.chunked_encoding:
+            head += b"\r\ntransfer-encoding: chunked"
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._head = head + b"\r\n\r\n"
+
+    def _write(self, body: bytes, more: bool) -> None:
+        if self.chunked_encoding:
+            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if not more:
+                body += b"0\r\n\r\n"
+        if self._head:
+            body, self._head = self._head + body, b""
+        self.transport.write(body)
+        if not more:
+            self.response_complete = True
+            self.message_event.set()
+            if not self.keep_alive:
+                self.transport.close()
+            self.on_response()
 
     def _flush(self) -> None:
-        self._flushing = None
         head, self._head = self._head, b""
-        if head and not self._transport.is_closing():
-            self._transport.write(head)
+        if head and not self.transport.is_closing():
+            self.transport.write(head)
 
-    def close(self) -> None:
-        """Close when all is written."""
-        self._flush()
-        self._transport.close()
 
-    def is_closing(self) -> bool:
-        """See `asyncio.Transport.is_closing`."""
-        return self._transport.is_closing()
+# `HttpToolsProtocol` makes its cycles by this name, and has no other place to say which.
+httptools_impl.RequestResponseCycle = _Cycle  # type: ignore[misc]
 
 
 class Protocol(HttpToolsProtocol):
@@ -85,27 +106,18 @@ class Protocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._running: RequestResponseCycle | None = None
         self._looking: asyncio.TimerHandle | None = None
-        self._is_in_head = False
-        self._is_complete = True
-        # Bytes of the request, and how many of them were its body's.
-        self._received = 0
-        self._body_size = 0
+        # Bytes that came since a head was complete, or some of a body was there.
+        self._unread = 0
 
     def data_received(self, data: bytes) -> None:
         """Take what a client sent."""
-        self._received += len(data)
+        self._unread += len(data)
         super().data_received(data)
-        if self._is_in_head:
-            # Where in it the head has begun is not told.
-            self._received = max(self._received, len(data))
-        # What is neither body nor its framing is head or trailers.
-        if self._received - PER_BYTE * self._body_size > MOST_HEAD:
-            is_done = not self._is_in_head and self._is_complete
-            if not is_done and not self.transport.is_closing():
-                self._refuse(
-                    f"The request's line, headers and trailers are larger than {MOST_HEAD} bytes.",
-                    431,
-                )
+        # All this is head, trailers, or what a chunk says of itself.
+        if self._unread > MOST_HEAD and not self.transport.is_closing():
+            self._refuse(
+                f"The request's line, headers and trailers are larger than {MOST_HEAD} bytes.", 431
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of the connection that its client has left."""
@@ -118,25 +130,14 @@ class Protocol(HttpToolsProtocol):
         self.pipeline.clear()
         super().connection_lost(exc)
 
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        self._is_in_head, self._is_complete = True, False
-        self._received = self._body_size = 0
-        super().on_message_begin()
-
-    def on_message_complete(self) -> None:
-        """A request is complete."""
-        self._is_complete = True
-        super().on_message_complete()
-
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
-        self._body_size += len(body)
+        self._unread = 0
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """A request's head is complete."""
-        self._is_in_head = False
+        self._unread = 0
         super().on_headers_complete()
         # Trailers come the same way, and are no headers of the request.
         self.headers = []
@@ -149,9 +150,6 @@ class Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        if cycle.scope["method"] == "POST":
-            # The reply to a HEAD has no body to wait for.
-            cycle.transport = _Joining(self.transport, self.loop)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
     def _look(self) -> None:
