@@ -1,23 +1,27 @@
 """CPU time that the process spends on a plain request: this checkout against another.
 
     git worktree add ../before COMMIT
-    python tests/benchmarks/cpu.py --before ../before [--turns 10] [--requests 3000]
+    python tests/benchmarks/cpu.py --before ../before [--turns 10]
 
-Both run in alternating turns in front of one fake llama-server. A turn starts `latimer serve`,
-sends plain chat requests one after the other, and reads the time that all threads of the process
-were on a core. The smallest of the turns counts; the others say how much the machine disturbs.
+A turn starts `latimer serve` of both checkouts in front of one fake llama-server, and sends them
+blocks of chat requests in a random order, one request after the other: what disturbs the machine
+disturbs both. The time is what all threads of a process were on its core; a turn's figure is the
+median of its blocks.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import multiprocessing
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -26,7 +30,9 @@ from benchmarks.proxy import Client, free_port, run_engine, translated, wait_for
 
 HERE = Path(__file__).parent.parent.parent
 FOLDERS = {"adapter": "adapter", "backends": "backends", "schemas": "schemas"}
-WARM_UP = 300
+WARM_UP = 400
+# Of one checkout, each of so many requests.
+BLOCKS, REQUESTS = 12, 400
 # Latimer has one to itself; the client and the engine share the other.
 CORES = os.sched_getaffinity(0)
 
@@ -61,8 +67,9 @@ def on_core(pid: int) -> float:
     return total / 1e3
 
 
-def turn(tree: Path, engine: int, requests: int) -> tuple[float, float]:
-    """Microseconds for each plain request, and for each streamed one."""
+@contextlib.contextmanager
+def served(tree: Path, engine: int) -> Iterator[tuple[int, int]]:
+    """`latimer serve` of a checkout: its process and its port."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "latimer"
         package.mkdir()
@@ -78,17 +85,27 @@ def turn(tree: Path, engine: int, requests: int) -> tuple[float, float]:
         )
         try:
             wait_for(port)
-            found = []
-            for stream, end in ((False, b"}}"), (True, b"0\r\n\r\n")):
-                request = translated("Hello", stream, 8)
-                asyncio.run(send(port, request, end, WARM_UP))
-                before = on_core(process.pid)
-                asyncio.run(send(port, request, end, requests))
-                found.append((on_core(process.pid) - before) / requests)
-            return found[0], found[1]
+            yield process.pid, port
         finally:
             process.terminate()
             process.wait(20)
+
+
+def turn(trees: Mapping[str, Path], engine: int, stream: bool) -> dict[str, float]:
+    """Microseconds for each request, by checkout."""
+    request, end = translated("Hello", stream, 8), b"0\r\n\r\n" if stream else b"}}"
+    found: dict[str, list[float]] = {name: [] for name in trees}
+    with contextlib.ExitStack() as stack:
+        servers = {name: stack.enter_context(served(tree, engine)) for name, tree in trees.items()}
+        for _, port in servers.values():
+            asyncio.run(send(port, request, end, WARM_UP))
+        for _ in range(BLOCKS):
+            for name in random.sample(sorted(servers), len(servers)):
+                process, port = servers[name]
+                before = on_core(process)
+                asyncio.run(send(port, request, end, REQUESTS))
+                found[name].append((on_core(process) - before) / REQUESTS)
+    return {name: statistics.median(times) for name, times in found.items()}
 
 
 def main() -> None:
@@ -96,7 +113,6 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--before", type=Path, required=True, help="another checkout")
     options.add_argument("--turns", type=int, default=10)
-    options.add_argument("--requests", type=int, default=3000)
     arguments = options.parse_args()
     engine = free_port()
     core = max(CORES)
@@ -105,24 +121,23 @@ def main() -> None:
     process.start()
     wait_for(engine)
     trees = {"before": arguments.before, "now": HERE}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in trees}
-    for number in range(arguments.turns):
-        for name in sorted(trees, reverse=bool(number % 2)):
-            times[name].append(turn(trees[name], engine, arguments.requests))
-            shown = " ".join(f"{one:7.1f}" for one in times[name][-1])
-            sys.stdout.write(f"turn {number + 1:2} {name:7} {shown} us\n")
-            sys.stdout.flush()
-    process.terminate()
-    for place, kind in enumerate(("plain", "streamed")):
-        least = {}
+    for kind in ("plain", "streamed"):
+        turns = [turn(trees, engine, kind == "streamed") for _ in range(arguments.turns)]
         for name in trees:
-            values = sorted(one[place] for one in times[name])
-            least[name] = values[0]
+            times = sorted(one[name] for one in turns)
+            middle = statistics.median(times)
             sys.stdout.write(
-                f"{kind:8} {name:7} min {values[0]:7.1f} median {statistics.median(values):7.1f} "
-                f"max {values[-1]:7.1f} us\n"
+                f"{kind:8} {name:7} min {times[0]:7.1f} median {middle:7.1f} "
+                f"max {times[-1]:7.1f} us\n"
             )
-        sys.stdout.write(f"{kind:8} now/before {least['now'] / least['before']:.3f}\n")
+        ratios = sorted(one["now"] / one["before"] for one in turns)
+        least = min(one["now"] for one in turns) / min(one["before"] for one in turns)
+        sys.stdout.write(
+            f"{kind:8} now/before: of the minima {least:.3f}; turn by turn {ratios[0]:.3f} to "
+            f"{ratios[-1]:.3f}, median {statistics.median(ratios):.3f}\n"
+        )
+        sys.stdout.flush()
+    process.terminate()
 
 
 if __name__ == "__main__":
