@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import LatimerError, shortened
@@ -39,7 +39,8 @@ class Policy:
     vocabulary: str | None = None
 
 
-class Served(NamedTuple):
+@dataclass(slots=True)
+class Served:
     """What answers a request: an engine, the model that it serves, and the rules for it."""
 
     backend: Backend

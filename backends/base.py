@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from .turns import Party
@@ -44,7 +43,8 @@ LLAMA_CPP_EXTRAS = frozenset(
 )  # fmt: skip
 
 
-class Sampling(NamedTuple):
+@dataclass(slots=True)
+class Sampling:
     """How to pick tokens: OpenAI's own knobs, and the engine extras that the request named.
 
     `extras` holds only what the request named; everything else is neutral on every engine,
@@ -56,7 +56,7 @@ class Sampling(NamedTuple):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    extras: Mapping[str, Any] = MappingProxyType({})
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def extras_within(self, context: int) -> Mapping[str, Any]:
         """The extras, with no window longer than the context.
@@ -140,7 +140,8 @@ class Matcher(Protocol):
         ...
 
 
-class Prompt(NamedTuple):
+@dataclass(slots=True)
+class Prompt:
     """What a completion follows.
 
     Args:
@@ -158,7 +159,8 @@ class Prompt(NamedTuple):
     logprobs: int | None = None
 
 
-class Stops(NamedTuple):
+@dataclass(slots=True)
+class Stops:
     """Strings that end a choice; the cut is made before the first that completes.
 
     Args:
@@ -175,7 +177,8 @@ class Stops(NamedTuple):
         return self.texts if self.matcher is None else ()
 
 
-class Generation(NamedTuple):
+@dataclass(slots=True)
+class Generation:
     """One prompt and the choices wanted for it.
 
     Args:
@@ -194,8 +197,8 @@ class Generation(NamedTuple):
     prompt: Prompt
     max_tokens: int | None
     seeds: tuple[int | None, ...] = (None,)
-    stops: Stops = Stops()
-    sampling: Sampling = Sampling()
+    stops: Stops = field(default_factory=Stops)
+    sampling: Sampling = field(default_factory=Sampling)
     logprobs: int | None = None
     owner: str = ""
     grammar: Grammar | None = None

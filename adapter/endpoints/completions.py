@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -85,9 +86,8 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         )
     await notes(exchange, request, sampling, capabilities, policy.strict, inexact)
     grammar = await offload.run(exchange.size, grammar_of, request, capabilities)
-    job = _job(request, prompts[0], sampling, candidates, best)._replace(
-        owner=exchange.owner, grammar=grammar, fingerprint=model.fingerprint
-    )
+    job = _job(request, prompts[0], sampling, candidates, best)
+    job.owner, job.grammar, job.fingerprint = exchange.owner, grammar, model.fingerprint
     jobs = [job]
     if len(prompts) > 1:
         jobs = await offload.run(CHOICE * len(prompts), _each, job, prompts)
@@ -203,7 +203,7 @@ def _prompts(
 
 def _each(job: Generation, contents: Sequence[Content]) -> list[Generation]:
     """The same job for each prompt."""
-    return [job._replace(prompt=job.prompt._replace(content=one)) for one in contents]
+    return [replace(job, prompt=replace(job.prompt, content=one)) for one in contents]
 
 
 def _job(

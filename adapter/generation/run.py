@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, Protocol
 
 from ...backends import offload
 from ...backends.base import Backend, Batch, Event, Finish, Generation, Piece, Stream
@@ -19,8 +21,11 @@ from .parts import MessageFormat
 # What making a choice costs, in bytes of JSON that cost as much to read.
 CHOICE = 64
 
+_FINISH = attrgetter("finish")
 
-class Plan(NamedTuple):
+
+@dataclass(slots=True)
+class Plan:
     """What a request comes to.
 
     Args:
@@ -72,7 +77,8 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
     Raises:
         LatimerError: before a client has seen anything.
     """
-    choices = await _prepared(plan)
+    cost = _cost(plan)
+    choices = _made(plan) if cost <= offload.SMALL else await offload.run(cost, _made, plan)
     sink.begin(choices, plan.choices)
     for one in observers:
         one.start()
@@ -98,14 +104,9 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
         one.finish(usage, reply)
 
 
-async def _prepared(plan: Plan) -> list[Choice]:
-    """The choices of a plan."""
-    count = len(plan.jobs) * plan.choices
-    if count == 1 and not plan.jobs[0].stops.texts:
-        return _made(plan)
-    # Each job has the same stops.
-    stops = sum(map(len, plan.jobs[0].stops.texts))
-    return await offload.run(CHOICE * count + stops, _made, plan)
+def _cost(plan: Plan) -> int:
+    """What making the choices costs, in bytes that cost as much; each job has the same stops."""
+    return CHOICE * len(plan.jobs) * plan.choices + sum(map(len, plan.jobs[0].stops.texts))
 
 
 def _made(plan: Plan) -> list[Choice]:
@@ -118,7 +119,7 @@ def _made(plan: Plan) -> list[Choice]:
 
 
 def _finishes(choices: Sequence[Choice]) -> list[Finish]:
-    finishes = [choice.finish for choice in choices if choice.finish is not None]
+    finishes: list[Finish] = [*filter(None, map(_FINISH, choices))]
     if len(finishes) != len(choices):
         raise EngineError("The engine ended its answer before every choice was finished.")
     return finishes
@@ -152,7 +153,7 @@ def _opened(backend: Backend, jobs: Sequence[Generation], choices: int) -> Strea
         return backend.open(jobs[0])
     party = Party()
     return merged(
-        _shifted(backend.open(job._replace(party=party)), i * choices) for i, job in enumerate(jobs)
+        _shifted(backend.open(replace(job, party=party)), i * choices) for i, job in enumerate(jobs)
     )
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...backends import offload
@@ -261,4 +262,4 @@ async def in_model_vocabulary(
     if vocabulary is None or not sampling.logit_bias:
         return sampling, ()
     biases, exact = await to_model(vocabulary, sampling.logit_bias, served.backend)
-    return sampling._replace(logit_bias=biases), () if exact else ("logit_bias",)
+    return replace(sampling, logit_bias=biases), () if exact else ("logit_bias",)

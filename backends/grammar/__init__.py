@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from sys import getsizeof
 
 from ...schemas.limits import SCHEMA
@@ -105,4 +106,4 @@ async def with_gbnf(job: Generation) -> Generation:
         text = await _known.get(grammar._replace(param=""), lambda: gbnf_of(grammar))
     except (Unenforced, WrongGrammar) as error:
         raise in_request(error, grammar) from None
-    return job._replace(grammar=Grammar("gbnf", text, grammar.param))
+    return replace(job, grammar=Grammar("gbnf", text, grammar.param))

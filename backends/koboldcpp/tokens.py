@@ -7,6 +7,7 @@ them; 1e-4 is the least probability that it knows, and ten alternatives the most
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from ...schemas.native.koboldcpp import LastLogprobs, TokenLogprob
@@ -43,7 +44,7 @@ def check(job: Generation) -> None:
         )
     if job.logprobs is None:
         return
-    neutral = job.sampling._replace(extras={}) == Sampling(extras={}) and not job.sampling.extras
+    neutral = replace(job.sampling, extras={}) == Sampling(extras={}) and not job.sampling.extras
     if not neutral or job.grammar is not None:
         raise Unsupported(
             "logprobs",

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -311,7 +312,7 @@ class LlamaCpp:
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
         if job.prompt.logprobs is not None and not count:
             # Only a BOS: there is nothing to score.
-            job = job._replace(prompt=job.prompt._replace(logprobs=None))
+            job = replace(job, prompt=replace(job.prompt, logprobs=None))
         stop_tokens = {
             token: stop
             for stop in job.stops.for_engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import llama_cpp
@@ -48,7 +49,7 @@ class Sampler:
         )
         seed = random.getrandbits(32) if seed is None else seed % (2**32 - 1)
         size = vocabulary.size
-        sampling = sampling._replace(extras=sampling.extras_within(context))
+        sampling = replace(sampling, extras=sampling.extras_within(context))
         extras = sampling.extras
         self._add_bias(sampling, vocabulary)
         if sampling.presence_penalty or sampling.frequency_penalty:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -68,7 +69,7 @@ class LlamaServer:
     def open(self, job: Generation) -> Stream:
         """See `Backend.open`; choices are separate native calls, run as there are slots."""
         if job.party is None and (len(job.seeds) > 1 or job.prompt.logprobs is not None):
-            job = job._replace(party=Party())
+            job = replace(job, party=Party())
         if job.prompt.logprobs is not None:
             return self._scored(job)
         if job.max_tokens == 0:
@@ -95,7 +96,7 @@ class LlamaServer:
         if facts.speculative:
             raise speculative()
         first = await prompt_tokens(server, job, ids, count, facts)
-        rest = job._replace(prompt=job.prompt._replace(logprobs=None))
+        rest = replace(job, prompt=replace(job.prompt, logprobs=None))
         async with self._nothing(rest) if job.max_tokens == 0 else self.open(rest) as batches:
             yield _after(first, batches)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -165,7 +166,7 @@ class Call:
         if len(self._prompt) >= model.context:
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
         # It checks the events; its text is not used.
-        self._stream = ChoiceStream(job._replace(stops=Stops()), self._choice, 0)
+        self._stream = ChoiceStream(replace(job, stops=Stops()), self._choice, 0)
         self._tokens = TokenStream(job, self._choice, count, facts.vocabulary)
         self._read = self._read_tokens
         return self._prompt

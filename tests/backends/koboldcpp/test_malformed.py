@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -99,7 +100,7 @@ async def test_koboldcpps_nonsense_is_an_engine_error(path: str, name: str) -> N
     engine.answers[path] = NONSENSE[name]
     if path == "/api/extra/generate/stream":
         engine.answers[path] = b"data: " + NONSENSE[name] + b"\n\n"
-    backend, logged = engine.backend, JOB._replace(logprobs=0)
+    backend, logged = engine.backend, replace(JOB, logprobs=0)
     found = [
         await asyncio.gather(work, return_exceptions=True)
         for work in (backend.model(), backend.specials(), run(backend, JOB), run(backend, logged))
@@ -147,8 +148,8 @@ async def test_another_model_is_noticed_before_a_generation() -> None:
     new = await engine.backend.model()
     assert (new.template, new.fingerprint != old.fingerprint) == ("{{ messages }}", True)
     with pytest.raises(EngineUnavailable):
-        await run(engine.backend, JOB._replace(fingerprint=old.fingerprint))
-    assert (await run(engine.backend, JOB._replace(fingerprint=new.fingerprint)))[0][0]
+        await run(engine.backend, replace(JOB, fingerprint=old.fingerprint))
+    assert (await run(engine.backend, replace(JOB, fingerprint=new.fingerprint)))[0][0]
 
 
 async def test_the_same_koboldcpp_again_goes_on() -> None:
@@ -157,7 +158,7 @@ async def test_the_same_koboldcpp_again_goes_on() -> None:
     model = await engine.backend.model()
     await run(engine.backend, JOB)
     engine.restart(1.0)
-    assert (await run(engine.backend, JOB._replace(fingerprint=model.fingerprint)))[0][0]
+    assert (await run(engine.backend, replace(JOB, fingerprint=model.fingerprint)))[0][0]
     assert await engine.backend.model() is model
     engine.asked.clear()
     await run(engine.backend, JOB)
@@ -180,7 +181,7 @@ async def test_small_requests_come_between_the_choices_of_a_large_one() -> None:
     order: list[str] = []
 
     async def ask(name: str, choices: int) -> None:
-        job = JOB._replace(seeds=tuple(range(choices)))
+        job = replace(JOB, seeds=tuple(range(choices)))
         async with engine.backend.open(job) as batches:
             async for batch in batches:
                 order.extend(name for event in batch if isinstance(event, Finish))

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ async def test_too_many_jobs_are_busy() -> None:
     """Beyond those that run and those that may wait a request is refused at once."""
     backend = LlamaCpp(context=512, parallel=1, max_waiting=1)
     job = Generation(Prompt(COUNT), 400, sampling=ENDLESS)
-    async with backend.open(job) as batches, backend.open(job._replace(party=Party())) as _:
+    async with backend.open(job) as batches, backend.open(replace(job, party=Party())) as _:
         await anext(aiter(batches))
         with pytest.raises(Busy):
             await run(backend, Generation(Prompt(COUNT), 5))

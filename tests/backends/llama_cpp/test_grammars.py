@@ -9,6 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -113,7 +114,7 @@ async def test_objects_follow_their_schema(backend: LlamaCpp) -> None:
 
 async def test_every_choice_follows_it(backend: LlamaCpp) -> None:
     """Choices of one request stand at places of their own in the grammar."""
-    job = job_of(DIGITS)._replace(seeds=tuple(range(6)))
+    job = replace(job_of(DIGITS), seeds=tuple(range(6)))
     events = await events_of(backend, job)
     pieces = [event for event in events if isinstance(event, Piece)]
     texts = ["".join(p.data.decode() for p in pieces if p.choice == index) for index in range(6)]
@@ -154,7 +155,7 @@ async def test_truncation_changes_no_other_answer(
     reference = job_of(Grammar("regex", "[a-z ]*", "regex"), 12, 5, temperature=1.5)
     before = await text_of(backend, reference)
     truncated = job_of(Grammar("regex", "[a-z ]*", "regex"), 16, 1, extras=extras)
-    jobs = [truncated._replace(seeds=(seed,)) for seed in range(8)]
+    jobs = [replace(truncated, seeds=(seed,)) for seed in range(8)]
     answers = await asyncio.gather(*(text_of(backend, job) for job in jobs))
     assert all(re.fullmatch("[a-z ]*", text) for text, _ in answers)
     assert await text_of(backend, reference) == before
@@ -163,7 +164,7 @@ async def test_truncation_changes_no_other_answer(
 async def test_told_probabilities_are_the_models_own(backend: LlamaCpp) -> None:
     """A grammar does not change the log-probabilities that are told, as a bias does not."""
     free = Generation(Prompt(FRANCE), 1, (1,), sampling=Sampling(temperature=0.0), logprobs=5)
-    bound = free._replace(grammar=DIGITS)
+    bound = replace(free, grammar=DIGITS)
     first, second = [
         next(e for e in await events_of(backend, job) if isinstance(e, Piece)).tokens[0]
         for job in (free, bound)

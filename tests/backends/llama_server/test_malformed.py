@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -189,7 +190,7 @@ async def test_an_event_of_nothing_is_an_engine_error(data: bytes, first: bytes)
     last = _stream({**FINAL, "tokens_predicted": 3})
     answer = first + b"data: " + data + b"\n\n" + last
     with pytest.raises(EngineError):
-        await run(server({"/completion": answer}), JOBS["/completion"]._replace(max_tokens=4))
+        await run(server({"/completion": answer}), replace(JOBS["/completion"], max_tokens=4))
 
 
 @pytest.mark.parametrize("name", STREAMS)

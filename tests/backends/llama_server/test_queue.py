@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from support.servers import llama_server
 SPM = Path(__file__).parent.parent.parent / "models" / "spm.gguf"
 SLOTS = 2
 SHORT = Generation(Prompt(Text("a")), 2, sampling=Sampling(temperature=0.0))
-LONG = SHORT._replace(max_tokens=300, sampling=Sampling(0.0, extras={"ignore_eos": True}))
+LONG = replace(SHORT, max_tokens=300, sampling=Sampling(0.0, extras={"ignore_eos": True}))
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,8 @@ async def test_hundreds_of_requests_open_few_connections(address: str) -> None:
     ids = await backend.tokenize("Hello", add_special=True, parse_special=True)
     jobs = [
         SHORT,
-        SHORT._replace(prompt=Prompt(ids)),
-        SHORT._replace(prompt=Prompt(Text("b", False))),
+        replace(SHORT, prompt=Prompt(ids)),
+        replace(SHORT, prompt=Prompt(Text("b", False))),
     ]
     found = await asyncio.gather(*(run(backend, jobs[i % 3]) for i in range(400)))
     assert all(finishes[0].completion_tokens == 2 for _, finishes in found)
@@ -93,7 +94,7 @@ async def test_a_large_request_does_not_hold_up_small_ones(address: str) -> None
 
     async def large() -> None:
         nonlocal done
-        jobs = [SHORT._replace(party=party, max_tokens=16) for _ in range(300)]
+        jobs = [replace(SHORT, party=party, max_tokens=16) for _ in range(300)]
         async with merged([backend.open(job) for job in jobs]) as batches:
             async for batch in batches:
                 done += sum(hasattr(event, "reason") for event in batch)
@@ -114,8 +115,8 @@ async def test_scoring_takes_turns_too(address: str) -> None:
     backend = LlamaServer(upstream)
     await backend.server.facts()
     upstream.most = 0
-    job = SHORT._replace(
-        prompt=Prompt(Text("Hello there, little one " * 4), logprobs=1), logprobs=1
+    job = replace(
+        SHORT, prompt=Prompt(Text("Hello there, little one " * 4), logprobs=1), logprobs=1
     )
     alone = await run(backend, job)
     found = await asyncio.gather(*(run(backend, job) for _ in range(20)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,7 @@ async def test_a_grammar_is_sent_and_a_wrong_one_is_not() -> None:
     job = Generation(Prompt(Text("x")), 5, grammar=Grammar("gbnf", "root ::= [a-z]", "grammar"))
     assert to_native(await with_gbnf(job), 0, "x", 2048)["grammar"] == "root ::= [a-z]"
     for text in ("root ::= (", "root ::= )"):
-        wrong = job._replace(grammar=Grammar("gbnf", text, "grammar"))
+        wrong = replace(job, grammar=Grammar("gbnf", text, "grammar"))
         with pytest.raises(InvalidGrammar, match="'grammar'"):
             await with_gbnf(wrong)
 
@@ -240,13 +241,13 @@ def test_a_grammar_may_end_though_ends_are_ignored() -> None:
     sampling = Sampling(extras={"ignore_eos": True})
     job = Generation(Prompt(Text("x")), 5, sampling=sampling)
     assert to_native(job, 0, "x", 2048)["ignore_eos"]
-    job = job._replace(grammar=Grammar("gbnf", "root ::= [a-z]", "grammar"))
+    job = replace(job, grammar=Grammar("gbnf", "root ::= [a-z]", "grammar"))
     assert not to_native(job, 0, "x", 2048)["ignore_eos"]
 
 
 def test_a_grammar_whose_tokens_are_banned_is_the_clients_fault() -> None:
     """The server fails where no token is left that the grammar allows."""
-    job = job_of_any()._replace(grammar=Grammar("gbnf", "root ::= [a-z]", "regex"))
+    job = replace(job_of_any(), grammar=Grammar("gbnf", "root ::= [a-z]", "regex"))
     message = "got exception: Unexpected empty grammar stack after accepting piece: a (5)"
     data = orjson.dumps({"error": {"code": 500, "message": message, "type": "server_error"}})
     error = to_error(500, data, job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ async def test_a_job_for_the_old_model_is_refused(place: Swapped) -> None:
             await run(backend, job)
     new = await backend.model()
     assert (new.name, old.name) == ("bpe.gguf", "spm.gguf")
-    assert (await run(backend, job._replace(fingerprint=new.fingerprint)))[0]
+    assert (await run(backend, replace(job, fingerprint=new.fingerprint)))[0]
     pieces = await backend.pieces()
     assert len(pieces) != 600
     await backend.aclose()
