@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 from ..backends.base import Backend
 from ..backends.errors import LatimerError, shortened
 from .chat.instruct import FORMATS
-from .cors import Access, Verdict
+from .cors import Access
 from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
 from .endpoints.health import health
@@ -130,49 +130,19 @@ class OpenAIAdapter:
         self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scheme = scope.get("scheme", "http")
-            verdict = self._access.judge(scope["method"], scheme, scope["headers"])
-            await self._serve(scope, receive, send, verdict)
-        elif scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1000})
-
-    def serves(self, scope: Scope) -> bool:
-        """Whether a request's path is one of OpenAI's that are served here."""
-        return self._find(scope) is not None
-
-    def _find(self, scope: Scope) -> Found | None:
-        """The endpoint of a path, below the prefix that the app is mounted under."""
-        path, root = scope["path"], scope.get("root_path", "")
-        if root and path.startswith(root + "/"):
-            path = path[len(root) :]
-        found = self._endpoints.get(path)
-        if found is None and path.startswith(self._models):
-            name = path.partition("/models/")[2]
-            return ("GET", partial(retrieve_model, name=name), True) if name else None
-        return found
-
-    async def aclose(self) -> None:
-        """Release the backend."""
-        await self._service.aclose()
-
-    def end(self) -> None:
-        """Refuse new requests, and let those that are cancelled from now on answer why."""
-        self._has_ended = True
-
-    async def _serve(
-        self, scope: Scope, receive: Receive, send: Send, verdict: Verdict | None
-    ) -> None:
         """Run an endpoint; every error becomes OpenAI's error object.
 
         What nobody expected is a 500 and a line in the log.
         """
+        if scope["type"] != "http":
+            await self._other(scope, receive, send)
+            return
         exchange = Exchange(scope, receive, send)
         try:
             if self._has_ended:
                 raise ShuttingDown
+            scheme = scope.get("scheme", "http")
+            verdict = self._access.judge(scope["method"], scheme, scope["headers"])
             if verdict is not None:
                 exchange.headers += verdict.headers
                 if verdict.error is not None:
@@ -211,6 +181,35 @@ class OpenAIAdapter:
                 raise
             status, body = unexpected()
             await exchange.reply(status, orjson.dumps(body))
+
+    def serves(self, scope: Scope) -> bool:
+        """Whether a request's path is one of OpenAI's that are served here."""
+        return self._find(scope) is not None
+
+    def _find(self, scope: Scope) -> Found | None:
+        """The endpoint of a path, below the prefix that the app is mounted under."""
+        path, root = scope["path"], scope.get("root_path", "")
+        if root and path.startswith(root + "/"):
+            path = path[len(root) :]
+        found = self._endpoints.get(path)
+        if found is None and path.startswith(self._models):
+            name = path.partition("/models/")[2]
+            return ("GET", partial(retrieve_model, name=name), True) if name else None
+        return found
+
+    async def aclose(self) -> None:
+        """Release the backend."""
+        await self._service.aclose()
+
+    def end(self) -> None:
+        """Refuse new requests, and let those that are cancelled from now on answer why."""
+        self._has_ended = True
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:

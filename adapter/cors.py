@@ -68,17 +68,16 @@ class Access:
 
     def judge(self, method: str, scheme: str, headers: Sequence[Header]) -> Verdict | None:
         """Look at a request; None if nothing is to be done about it."""
-        origins, hosts = [], []
-        for name, value in headers:
-            if name == b"host":
-                hosts.append(value)
-            elif name == b"origin":
-                origins.append(value)
-        if not origins and (
-            self._rules is None or not hosts or (len(hosts) == 1 and hosts[0] in self._known)
+        found = dict(headers)
+        if b"origin" not in found and (
+            self._rules is None
+            or b"host" not in found
+            or (found[b"host"] in self._known and len(found) == len(headers))
         ):
             # No browser leaves out the Host: without one, no website's name led here.
             return None
+        origins = [value for name, value in headers if name == b"origin"]
+        hosts = [value for name, value in headers if name == b"host"]
         # Several in one request become one that is nobody's.
         host = b", ".join(hosts).decode("latin-1") if hosts else None
         origin = b", ".join(origins).decode("latin-1") if origins else None

@@ -86,12 +86,12 @@ class Exchange:
             InvalidRequest: it is no JSON by its type; 413 for one of more than `limit` bytes.
             Disconnected: the client left before its end.
         """
-        for key, value in self.scope["headers"]:
-            if key == b"content-type":
-                if value != JSON:
-                    _check_type(value)
-            elif key == b"content-length" and value.isdigit() and int(value[:20]) > limit:
-                raise _too_large(limit)
+        found = dict(self.scope["headers"])
+        kind, length = found.get(b"content-type", JSON), found.get(b"content-length", b"")
+        if kind != JSON:
+            _check_type(kind)
+        if length.isdigit() and int(length[:20]) > limit:
+            raise _too_large(limit)
         more = True
         while more:
             message = await self._receive()

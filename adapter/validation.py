@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -35,9 +35,9 @@ MAX_LISTED = 20
 MAX_HEADER = 1024
 
 
-async def read(exchange: Exchange, adapter: TypeAdapter[T]) -> T:
+def read(exchange: Exchange, adapter: TypeAdapter[T]) -> Awaitable[T]:
     """Parse and validate a request's body; see `Exchange.json` and `parse`."""
-    return await exchange.json(partial(parse, adapter))
+    return exchange.json(partial(parse, adapter))
 
 
 def parse(adapter: TypeAdapter[T], body: Mapping[str, Any]) -> T:
@@ -48,18 +48,20 @@ def parse(adapter: TypeAdapter[T], body: Mapping[str, Any]) -> T:
         raise from_validation(error, body) from None
 
 
-def unknown_fields(request: Request, path: str = "") -> Iterator[str]:
+def unknown_fields(request: Request, path: str = "") -> list[str]:
     """Paths of the fields that no schema knows, at every depth."""
-    for name in request.__pydantic_extra__ or ():
-        yield path + name
+    found: list[str] = []
+    if request.__pydantic_extra__:
+        found += [path + name for name in request.__pydantic_extra__]
     for name in request.__pydantic_fields_set__ & NESTED:
         value = getattr(request, name)
         if isinstance(value, Request):
-            yield from unknown_fields(value, f"{path}{name}.")
+            found += unknown_fields(value, f"{path}{name}.")
         elif isinstance(value, list):
             for index, item in enumerate(value):
                 if isinstance(item, Request):
-                    yield from unknown_fields(item, f"{path}{name}[{index}].")
+                    found += unknown_fields(item, f"{path}{name}[{index}].")
+    return found
 
 
 def refuse_unserved(

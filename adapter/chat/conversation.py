@@ -61,6 +61,11 @@ class Style(NamedTuple):
     results: Literal["tool", "user"] = "user"
     block: Literal["system", "user"] = "system"
 
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether an answer is one of several messages."""
+        return self.native and bool(self.form.answer)
+
 
 IN_WORDS = (
     Style(HERMES, results="tool"),

@@ -121,6 +121,7 @@ class ChatFrames(Frames):
     ) -> None:
         super().__init__(head, include_usage, show)
         self._shape = shape
+        self._is_plain = show is None and not shape.apart
         self._messages: dict[int, MessageDeltas] = {}
 
     def start(self, index: int) -> bytes:
@@ -129,6 +130,8 @@ class ChatFrames(Frames):
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """See `Frames.delta`."""
+        if self._is_plain:
+            return self.text(index, delta.text)
         message = self._message(index)
         if self._show is None and delta.kind == "content" and message.takes_text:
             return self.text(index, delta.text)

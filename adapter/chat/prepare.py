@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -32,7 +33,8 @@ from .thinking import Thinking
 from .tools import ToolSet, wrong_schema
 
 
-class ChatTurn(NamedTuple):
+@dataclass(slots=True)
+class ChatTurn:
     """What somebody wants to be said next, whatever API they ask by.
 
     Args:
@@ -61,7 +63,8 @@ class ChatTurn(NamedTuple):
     effort: str | None = None
 
 
-class ChatJob(NamedTuple):
+@dataclass(slots=True)
+class ChatJob:
     """A job, and how its choices are shown.
 
     Args:
@@ -88,7 +91,8 @@ class _Manner(NamedTuple):
     tags: Tags | None
 
 
-class _Special(NamedTuple):
+@dataclass(slots=True)
+class _Special:
     """What a model's answer is made of beside text.
 
     Args:
@@ -106,14 +110,9 @@ class _Special(NamedTuple):
     preserved_tokens: tuple[str, ...]
 
     @property
-    def is_one_of_several(self) -> bool:
-        """Whether the answer is one of several messages."""
-        return bool(self.style.form.answer) and self.style.native
-
-    @property
     def preamble(self) -> Preamble | None:
         """What comes before an answer."""
-        if self.is_one_of_several:
+        if self.style.is_one_of_several:
             return Preamble("", self.style.form.answer, True)
         if self.tags is None:
             return None
@@ -127,7 +126,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
         LatimerError: something of the request is wrong, or cannot be served.
     """
     if turn.format is not None:
-        served = served._replace(model=replace(served.model, template=None))
+        served = replace(served, model=replace(served.model, template=None))
     model = served.model
     tags = tags_of(model.template) if model.template is not None else None
     manner = _Manner(await known_style_of(model), tags)
@@ -136,10 +135,13 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     check_length(len(rendered.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
     _check_media(rendered.text, media)
     stops = tuple(dict.fromkeys((*turn.stops, *markers)))
-    special = await _special_of(turn, served, manner, rendered.text, stops)
-    grammar, enforced = await _grammar(turn, served, special)
-    form = _form(special, turn.tool_set, enforced)
-    scan = None if form is None or not stops else lambda: Cutter(form.parser(), stops)
+    grammar, form = turn.answer, None
+    preserved_tokens: tuple[str, ...] = ()
+    if turn.tool_set is not None or tags is not None or manner.style.is_one_of_several:
+        special = await _special_of(turn, served, manner, rendered.text, stops)
+        grammar, enforced = await _grammar(turn, served, special)
+        form, preserved_tokens = _form(special, turn.tool_set, enforced), special.preserved_tokens
+    scan = None if form is None or not stops else partial(_cutter, form, stops)
     job = Generation(
         Prompt(rendered.prompt, media=media, bos_count=rendered.bos_count),
         turn.max_tokens,
@@ -149,7 +151,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
         logprobs=turn.logprobs,
         owner=turn.owner,
         grammar=grammar,
-        preserved_tokens=special.preserved_tokens,
+        preserved_tokens=preserved_tokens,
         fingerprint=model.fingerprint,
     )
     shape = Shape(form is not None)
@@ -159,6 +161,10 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     if media and not served.capabilities.counts_media:
         inexact.append("usage")
     return ChatJob(job, form, shape, inexact)
+
+
+def _cutter(form: MessageFormat, stops: Sequence[str]) -> Cutter:
+    return Cutter(form.parser(), stops)
 
 
 def _check_media(text: str, media: Sequence[Media]) -> None:
@@ -211,7 +217,7 @@ async def _special_of(
         tags = None
     found = _Special(style, tags, is_open, frozenset(), ())
     wanted = set(tags) if tags is not None else set()
-    if turn.tool_set is not None or found.is_one_of_several:
+    if turn.tool_set is not None or style.is_one_of_several:
         wanted |= set(style.form.markers)
     if turn.tool_set is not None or wanted:
         # Stops are looked for here then, in what can be seen.
@@ -223,7 +229,7 @@ async def _special_of(
     if not style.native:
         # A model that was told in words may use its token, or spell it as it was told.
         tokens = tokens - set(style.form.markers)
-    return found._replace(tokens=frozenset(tokens), preserved_tokens=tuple(sorted(spelled)))
+    return replace(found, tokens=frozenset(tokens), preserved_tokens=tuple(sorted(spelled)))
 
 
 def _functions(tool_set: ToolSet) -> tuple[FunctionSchema, ...]:
@@ -281,7 +287,7 @@ async def _grammar(
         error = Unenforced(error.reason, error.path[1:])
         path = f"{tool_set.path(index)}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
-    after = None if special.is_one_of_several else special.preamble
+    after = None if special.style.is_one_of_several else special.preamble
     return Grammar("gbnf", text, param, after, is_own=True), True
 
 
@@ -292,7 +298,7 @@ def _is_lazy(form: ToolCallFormat, served: Served) -> bool:
 
 def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> MessageFormat | None:
     """How an answer is taken apart; None where all of it is content."""
-    if tool_set is None and special.tags is None and not special.is_one_of_several:
+    if tool_set is None and special.tags is None and not special.style.is_one_of_several:
         return None
     schemas = (
         {one.name: one.parameters for _, one in tool_set.functions} if tool_set is not None else {}
@@ -301,7 +307,7 @@ def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> Messag
 
     def parser() -> Parser:
         own: Parser = Plain()
-        if tool_set is not None or special.is_one_of_several:
+        if tool_set is not None or special.style.is_one_of_several:
             own = special.style.form.parser(schemas, special.tokens, enforced, forced)
         tags = special.tags
         if tags is None:

@@ -119,10 +119,10 @@ def _hidden(conversation: Conversation, spelled: Iterable[str]) -> dict[str, str
     return dict(zip(sorted(spelled), free, strict=False))
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(conversation: Conversation) -> list[str]:
     """Every string that somebody may have written, in no order."""
     found: list[str] = []
-    todo = [value]
+    todo: list[Any] = [part for part in conversation.values() if part]
     while todo:
         one = todo.pop()
         if isinstance(one, str):

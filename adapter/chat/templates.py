@@ -125,8 +125,8 @@ def variables_of(
         Unsupported: the template knows no effort.
     """
     source = model.template or ""
-    variables = dict(given or {})
-    for name in OWN:
+    variables = dict(given) if given else {}
+    for name in OWN if given else ():
         if name in variables:
             raise InvalidRequest(
                 f"Invalid 'chat_template_kwargs.{name}': the template is given '{name}' by itself. "

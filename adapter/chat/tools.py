@@ -82,20 +82,21 @@ def check_calls(messages: Sequence[Message]) -> None:
             else:
                 open_ids.remove(message.tool_call_id)
             continue
-        _check_open(open_ids, index)
+        if open_ids:
+            raise _unanswered(open_ids, index)
         if isinstance(message, AssistantMessage) and message.tool_calls:
             open_ids = list(dict.fromkeys(_ids(message)))
-    _check_open(open_ids, len(messages))
+    if open_ids:
+        raise _unanswered(open_ids, len(messages))
 
 
-def _check_open(ids: Sequence[str], index: int) -> None:
-    if ids:
-        raise InvalidRequest(
-            "An assistant message with 'tool_calls' must be followed by tool messages responding "
-            "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
-            f"{shortened(', '.join(ids))}",
-            f"messages.[{index}].role",
-        )
+def _unanswered(ids: Sequence[str], index: int) -> InvalidRequest:
+    return InvalidRequest(
+        "An assistant message with 'tool_calls' must be followed by tool messages responding "
+        "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
+        f"{shortened(', '.join(ids))}",
+        f"messages.[{index}].role",
+    )
 
 
 def _ids(message: AssistantMessage) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,13 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "web_search_options": (_never, _LEAVE_OUT),
 }
 
+# Fields that are nothing without another one.
+_NEEDS = {
+    "tool_choice": "tools",
+    "parallel_tool_calls": "tools",
+    "function_call": "functions",
+}
+
 # What `service_tier` turns into in a reply (contract 3.9).
 _TIERS = {"auto": "default", "fast": "priority"}
 
@@ -76,7 +83,9 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         if exchange.size <= offload.SMALL
         else await offload.run(exchange.size, _checked, request, capabilities)
     )
-    sampling, inexact = await in_model_vocabulary(request, sampling, served)
+    inexact: Sequence[str] = ()
+    if sampling.logit_bias:
+        sampling, inexact = await in_model_vocabulary(request, sampling, served)
     try:
         chat = await prepare(await turn_of(exchange, request, served, sampling), served)
     except LatimerError as error:
@@ -90,14 +99,14 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         await _answer(exchange, service, served, request, chat, include_usage)
 
 
-async def _answer(
+def _answer(
     exchange: Exchange,
     service: Service,
     served: Served,
     request: ChatRequest,
     chat: ChatJob,
     include_usage: bool,
-) -> None:
+) -> Awaitable[None]:
     job = chat.job
     plan = Plan([job], len(job.seeds), detailed_usage_of, form=chat.form, translate=in_chat)
     head: dict[str, Any] = {
@@ -115,7 +124,7 @@ async def _answer(
         chunk = {**head, "object": "chat.completion.chunk"}
         frames = ChatFrames(chunk, include_usage, show, chat.shape)
     answer = Answer(partial(_whole, head, chat.shape), show)
-    await respond(exchange, served, plan, answer, frames, service.observers(served))
+    return respond(exchange, served, plan, answer, frames, service.observers(served))
 
 
 def _whole(
@@ -147,11 +156,7 @@ def _check_combinations(request: ChatRequest) -> None:
         raise InvalidRequest(
             "The 'metadata' parameter is only allowed when 'store' is enabled.", "metadata"
         )
-    for name, needs in (
-        ("tool_choice", "tools"),
-        ("parallel_tool_calls", "tools"),
-        ("function_call", "functions"),
-    ):
+    for name, needs in () if request.__pydantic_fields_set__.isdisjoint(_NEEDS) else _NEEDS.items():
         if getattr(request, name) is not None and not getattr(request, needs):
             raise InvalidRequest(
                 f"Invalid value for '{name}': '{name}' is only allowed when '{needs}' are "

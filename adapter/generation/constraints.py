@@ -14,6 +14,7 @@ from ..errors import InvalidRequest
 
 _FIELDS = frozenset(GRAMMAR_FIELDS)
 _FIELD = "response_format"
+_NAMED = _FIELDS | {_FIELD}
 _SCHEMA = f"{_FIELD}.json_schema.schema"
 _OBJECT = '{"type":"object"}'
 
@@ -27,6 +28,8 @@ def grammar_of(
         InvalidRequest: two fields say it, or a schema is none.
         Unsupported: the engine takes no grammar of this kind.
     """
+    if _NAMED.isdisjoint(request.__pydantic_fields_set__):
+        return None
     found: list[Grammar] = []
     if not _FIELDS.isdisjoint(request.__pydantic_fields_set__):
         found = [_field(request, name) for name in GRAMMAR_FIELDS if _has(request, name)]

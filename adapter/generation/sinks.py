@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import orjson
 
 from ...backends import offload
-from ...backends.base import Batch, Finish, Piece, PromptTokens
+from ...backends.base import Batch, Finish, Piece
 from ...backends.errors import LatimerError
 from ...schemas.openai.common import FinishReason, Usage
 from ..exchange import EVENT_STREAM, Exchange
@@ -20,6 +22,7 @@ from .frames import Frames
 from .logprobs import Entry, mean
 from .run import CHOICE, Plan, Sink, run
 
+_INEXACT = attrgetter("inexact")
 # What showing a token with five alternatives costs, in bytes of JSON that cost as much to read.
 TOKEN = 32
 
@@ -43,7 +46,8 @@ class Result(NamedTuple):
         return "".join([delta.text for delta in self.deltas])
 
 
-class Answer(NamedTuple):
+@dataclass(slots=True)
+class Answer:
     """How a request's choices are shown.
 
     Args:
@@ -143,7 +147,7 @@ class Collected:
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any]:
         """See `run.Sink`."""
         _note(self._exchange, self._served, finishes)
-        results = [one for one in self._results if one is not None]
+        results = [*filter(None, self._results)]
         if self._answer.best is not None:
             results = _best(results, self._answer.best, self._per_prompt)
         cost = _cost(self._answer, results, usage)
@@ -217,7 +221,7 @@ class Streamed:
         """See `run.Sink`."""
         reply = None
         if self._answer.keeps:
-            results = [one for one in self._results if one is not None]
+            results = [*filter(None, self._results)]
             cost = _cost(self._answer, results, usage)
             reply = await offload.run(cost, self._answer.whole, results, usage)
         await self._exchange.chunk(self._last + self._frames.close(usage), more=False)
@@ -232,14 +236,19 @@ class Streamed:
     def _written(self, batch: Batch) -> bytes:
         out: list[bytes] = []
         for event in batch:
-            if isinstance(event, PromptTokens):
-                for index in range(event.choice, event.choice + self._per_prompt):
-                    self._place(index, self._framed(index, self._choices[index].prompt(event)), out)
-            elif isinstance(event, Piece):
-                deltas = self._choices[event.choice].take((event,))
-                self._place(event.choice, self._framed(event.choice, deltas), out)
+            index = event.choice
+            if isinstance(event, Piece):
+                data = self._framed(index, self._choices[index].take((event,)))
+            elif isinstance(event, Finish):
+                data = self._end(event)
             else:
-                self._place(event.choice, self._end(event), out)
+                for each in range(index, index + self._per_prompt):
+                    self._place(each, self._framed(each, self._choices[each].prompt(event)), out)
+                continue
+            if index < self._shown:
+                out.append(data)
+            else:
+                self._place(index, data, out)
         return b"".join(out)
 
     def _end(self, event: Finish) -> bytes:
@@ -283,27 +292,27 @@ class Streamed:
         return start + b"".join([self._frames.delta(index, delta) for delta in deltas])
 
 
-async def respond(
+def respond(
     exchange: Exchange,
     served: Served,
     plan: Plan,
     answer: Answer,
     frames: Frames | None,
     observers: Sequence[Observer],
-) -> None:
+) -> Awaitable[None]:
     """Run a plan, and send what it comes to.
 
     Args:
         frames: of a stream, None for a reply that is sent whole.
     """
     if any(one.keeps for one in observers):
-        answer = answer._replace(keeps=True)
+        answer = replace(answer, keeps=True)
     sink: Sink = (
         Collected(exchange, served, answer)
         if frames is None
         else Streamed(exchange, served, answer, frames)
     )
-    await run(served.backend, plan, sink, observers)
+    return run(served.backend, plan, sink, observers)
 
 
 def _size(batch: Batch) -> int:
@@ -319,7 +328,7 @@ def _cost(answer: Answer, results: Sequence[Result], usage: Usage) -> int:
 
 def _note(exchange: Exchange, served: Served, finishes: Sequence[Finish]) -> None:
     """Say in a header what of the answer is only nearly right; under `strict`, refuse."""
-    names = {name for finish in finishes if finish.inexact for name in finish.inexact}
+    names = set(chain.from_iterable(map(_INEXACT, finishes)))
     if names:
         note_inexact(exchange, names, served.capabilities, served.policy.strict)
 

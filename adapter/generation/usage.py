@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from ...backends.base import Finish
 from ...schemas.openai.common import CompletionTokensDetails, Usage
+
+_PROMPT, _COMPLETION = attrgetter("prompt_tokens"), attrgetter("completion_tokens")
+_CACHED = attrgetter("cached_tokens")
 
 _NO_DETAILS: CompletionTokensDetails = {
     "reasoning_tokens": 0,
@@ -17,9 +21,8 @@ _NO_DETAILS: CompletionTokensDetails = {
 
 def usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
     """Token counts over all choices; each prompt counts once (contract 2.2)."""
-    firsts = finishes[::choices_per_prompt]
-    prompt = sum([finish.prompt_tokens for finish in firsts])
-    completion = sum([finish.completion_tokens for finish in finishes])
+    prompt = sum(map(_PROMPT, finishes[::choices_per_prompt]))
+    completion = sum(map(_COMPLETION, finishes))
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -29,7 +32,7 @@ def usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
 
 def detailed_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
     """The same with the details that chat replies carry (contract 3.3)."""
-    cached = sum([finish.cached_tokens for finish in finishes[::choices_per_prompt]])
+    cached = sum(map(_CACHED, finishes[::choices_per_prompt]))
     return {
         **usage_of(finishes, choices_per_prompt),
         "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
