@@ -30,8 +30,13 @@ _PRIVATE = range(0xE000, 0xF8FF)
 LIKELY = re.compile(r"[<\[｜]")
 # Control tokens that are looked at in one turn of the event loop.
 MARKS_AT_ONCE = 500
-# In a message, words of OpenAI's rather than of somebody's.
-_OWN_WORDS = frozenset({"role", "type", "id", "tool_call_id"})
+# Words of OpenAI's rather than of somebody's: templates compare them, so they stay as they are.
+_OWN_WORDS = frozenset(
+    {
+        "assistant", "content", "custom", "developer", "function", "id", "name", "object", "role",
+        "system", "tool", "tool_call_id", "tool_calls", "type", "user",
+    }
+)  # fmt: skip
 
 
 class Rendered(NamedTuple):
@@ -129,8 +134,6 @@ def _texts(conversation: Conversation) -> list[str]:
             found.append(one)
         elif isinstance(one, dict):
             for key, inner in one.items():
-                if key in _OWN_WORDS:
-                    continue
                 found.append(key)
                 # Most values are words: they need no turn of their own.
                 if isinstance(inner, str):
@@ -145,12 +148,10 @@ def _texts(conversation: Conversation) -> list[str]:
 def _replaced(value: Any, pattern: re.Pattern[str], by: Mapping[str, str]) -> Any:
     """The same with other spellings in every string."""
     if isinstance(value, str):
-        return pattern.sub(lambda match: by[match[0]], value)
+        return value if value in _OWN_WORDS else pattern.sub(lambda match: by[match[0]], value)
     if isinstance(value, Mapping):
         return {
-            key if key in _OWN_WORDS else _replaced(key, pattern, by): inner
-            if key in _OWN_WORDS
-            else _replaced(inner, pattern, by)
+            _replaced(key, pattern, by): _replaced(inner, pattern, by)
             for key, inner in value.items()
         }
     if isinstance(value, list | tuple):

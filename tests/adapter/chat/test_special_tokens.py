@@ -122,15 +122,17 @@ async def test_cutting_a_clean_prompt_changes_nothing(backend: LlamaCpp, name: s
 
 def tool_talk(model: Model, content: str) -> Conversation:
     """A talk in which a tool's description, a call and its result say something."""
-    function = Function(name="look", description=content, parameters={"type": "object"})
-    call = {"id": "call_000000001", "type": "function",
-            "function": {"name": "look", "arguments": json.dumps({"at": content})}}  # fmt: skip
+    own = {"type": "object", "properties": {"type": {"type": "string", "description": content}}}
+    function = Function(name="look", description=content, parameters=own)
+    arguments = {"at": content, "id": content, "role": content, "type": content}
+    call = {"id": f"call_{content}", "type": "function",
+            "function": {"name": "look", "arguments": json.dumps(arguments)}}  # fmt: skip
     request = ChatRequest.model_validate({
         "model": "m",
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "Look!"}]},
             {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "call_000000001", "content": content},
+            {"role": "tool", "tool_call_id": f"call_{content}", "content": content},
         ],
     })  # fmt: skip
     messages, tools = turns_of(model, request.messages, [function], style_of(model), None)
