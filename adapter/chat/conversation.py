@@ -81,7 +81,7 @@ _styles: Memo[Model, Style] = Memo(1 << 20, lambda model, _: len(model.template 
 
 
 async def known_style_of(model: Model) -> Style:
-    """Return the style of a model from a cache: to compile and try a template takes 0.1 s."""
+    """Return the cached style of a model, since compiling and trying a template takes 0.1 s."""
     return await _styles.get(model, lambda: style_of(model))
 
 
@@ -151,7 +151,7 @@ def _turn(message: Message, template: str, sees: bool) -> dict[str, Any]:
     """Return a message with a string as its content and a role that the template knows.
 
     Args:
-        sees: True if the conversation contains media; the placeholder is then removed from text.
+        sees: True if the conversation contains media; the placeholder is then replaced in text.
     """
     role: str = message.role
     if role == "developer" and "developer" not in template:

@@ -30,7 +30,7 @@ _PRIVATE = range(0xE000, 0xF8FF)
 LIKELY = re.compile(r"[<\[｜]")
 # Control tokens processed in one turn of the event loop.
 MARKS_AT_ONCE = 500
-# Keys whose values are words of OpenAI's API, not text of a client.
+# Keys whose values are not searched for control tokens: words of OpenAI's API, and ids.
 _OWN_WORDS = frozenset({"role", "type", "id", "tool_call_id"})
 
 
@@ -293,7 +293,7 @@ class _Cutter:
         return ["".join(part) for part in parts]
 
     async def _continued(self, text: str) -> TokenIds:
-        """Return the ids of text that continues other text, without the space of a beginning."""
+        """Return the ids of text that continues other text, without a space from the tokenizer."""
         line = await self._tokenized("\n", False)
         both = await self._tokenized(f"\n{text}", False)
         if both[: len(line)] == line:

@@ -31,7 +31,8 @@ class ToolSet(NamedTuple):
         listed: all functions that the model sees.
         parallel: True if one message may contain several calls.
         legacy: True if the request has the deprecated `functions`.
-        custom: names of the custom tools, which the model sees as functions with one string.
+        custom: names of the custom tools, which the model sees as functions with one string
+            argument.
     """
 
     functions: Sequence[tuple[int, Function]]
