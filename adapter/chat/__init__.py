@@ -1,1 +1,1 @@
-"""A conversation to a prompt, and what comes back to its parts."""
+"""Rendering of conversations to prompts, and parsing of the generated text."""

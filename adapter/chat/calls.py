@@ -1,4 +1,4 @@
-"""Calls among content, each behind a marker or, bare, as all that an answer is."""
+"""Tool calls in content: each one after a marker or, if bare, as the whole answer."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from .parsing import BLANKS, Blanks, MarkerFinder
 
 
 class CallParser(Protocol):
-    """Reads what stands behind a marker (`json_call.JsonCallParser`)."""
+    """A parser of the text after a marker (`json_call.JsonCallParser`)."""
 
     done: bool
 
     def feed(self, data: bytes) -> tuple[int, list[Part]]:
-        """How many of the bytes belong to calls, and the parts that they make."""
+        """Return how many of the bytes belong to calls, and their parts."""
         ...
 
     def taken(self) -> list[Part]:
-        """The parts that are read and were not told yet."""
+        """Return the parsed parts that have not been returned yet."""
         ...
 
     def end(self) -> list[Part]:
-        """What only the text's end completes."""
+        """Return the parts that only the end of the text completes."""
         ...
 
 
 class Calls:
-    """Takes calls out of content.
+    """A parser that separates calls from content.
 
     Args:
-        make: makes a reader for what stands behind a marker; told whether it has to check it.
-        begin: markers that begin a call.
-        end: what stands behind one; it may be missing.
-        bare: whether a text that begins with JSON is a call; others then follow after `;`.
-        special: markers that are tokens of the model's: text that is spelled like them is none.
-        enforced: whether a grammar keeps calls whole: then they are told as they come. Others are
-            told when they are complete, and what is broken is content.
+        make: makes a parser of the text after a marker; its argument is True if the parser must
+            check the call.
+        begin: the markers that begin a call.
+        end: the marker after a call, which may be missing.
+        bare: True if text that begins with JSON is a call; further calls then follow after `;`.
+        special: markers that are tokens of the model: text with the same spelling is not a marker.
+        enforced: True if a grammar guarantees valid calls, which are then returned as they arrive.
+            Otherwise a call is returned when it is complete, and an invalid one is content.
     """
 
     def __init__(
@@ -57,12 +58,12 @@ class Calls:
         self._enforced = enforced
         self._blanks = Blanks()
         self._text = b""
-        # The call that is being read: its bytes, how many of them parts were told of, and the
-        # parts that wait until it is complete.
+        # The current call: its bytes, how many of them the returned parts account for, and the
+        # parts that are held back until it is complete.
         self._reader: CallParser | None = None
         self._raw = b""
         self._settled = 0
-        # Bytes of its marker, which the first part stands for, too.
+        # Bytes of the marker, which the first part accounts for, too.
         self._before = 0
         self._waiting: list[Part] = []
         self._looks = bare
@@ -72,7 +73,7 @@ class Calls:
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
         """See `Parser.feed`."""
         out: list[Part] = []
-        # In a call that is sure a token is part of it, whatever it is.
+        # Every token inside an enforced call is part of it, even a marker.
         inside = self._reader is not None and (self._enforced or data not in self._markers.all)
         if mark and not inside and not (self._ended and data == self._end):
             return self._marked(data)
@@ -87,7 +88,7 @@ class Calls:
         return out + (self._blanks.drop() if self._called else self._blanks.flush())
 
     def _cut(self) -> list[Part]:
-        """All that is held; the text ends here, or a marker cuts it off."""
+        """Return everything held back, at the end of the text or at a marker that cuts it off."""
         out: list[Part] = []
         if self._reader is not None:
             out += self._unfinished(self._reader)
@@ -99,19 +100,19 @@ class Calls:
         return out
 
     def _marked(self, data: bytes) -> list[Part]:
-        """A token that is no text: the beginning of a call, or nothing to be seen."""
+        """Parse a preserved token, which begins a call or is not shown."""
         out = self._cut()
         self._looks = False
         if data in self._markers.all:
             return out + self._begin(data)
         if self._broke and data == self._end:
-            # Its beginning was content too.
+            # The marker at the beginning was content, too.
             self._broke = False
             return out + self._content(data)
         return [*out, Part("nothing", b"", len(data))]
 
     def _step(self, out: list[Part]) -> bool:
-        """Read some of what is there; whether there may be more to do."""
+        """Parse some of the text; return True if there may be more to do."""
         if self._reader is not None:
             return self._read(self._reader, out)
         if self._ended:
@@ -131,7 +132,7 @@ class Calls:
         return True
 
     def _look(self, out: list[Part]) -> bool:
-        """Whether the text is JSON from its beginning on."""
+        """Begin a call if the text begins with JSON; return False if that is not known yet."""
         bare = self._text.lstrip(BLANKS)
         if not bare:
             return False
@@ -151,7 +152,7 @@ class Calls:
         try:
             size, parts = parser.feed(self._text)
         except Broken as error:
-            # The byte that broke it is read once more.
+            # The first wrong byte is parsed again.
             self._raw += self._text[: error.at]
             self._text = self._text[error.at :]
             if self._enforced:
@@ -169,7 +170,7 @@ class Calls:
         return parser.done
 
     def _told(self, whole: bool) -> list[Part]:
-        """The parts of a call; where it is whole they stand for all of its bytes."""
+        """Return the waiting parts of a call; if it is complete, they account for all its bytes."""
         parts, self._waiting = self._waiting, []
         if parts and self._before:
             parts[0] = parts[0]._replace(size=parts[0].size + self._before)
@@ -183,7 +184,7 @@ class Calls:
         return parts
 
     def _dropped(self) -> list[Part]:
-        """What is no call after all: content, but for what was told already."""
+        """Drop a call that is invalid: it is content, unless some parts have been returned."""
         self._reader, self._waiting = None, []
         if self._settled:
             return [Part("nothing", b"", len(self._raw) - self._settled)]
@@ -194,12 +195,12 @@ class Calls:
         try:
             self._waiting += parser.end()
         except Broken:
-            # A call that is sure was cut off: its beginning is no content.
+            # An enforced call that was cut off is not content.
             return self._told(True) if self._enforced else self._dropped()
         return self._told(True)
 
     def _close(self, out: list[Part]) -> bool:
-        """Behind a call: its end marker, if it comes, and then the next one or content."""
+        """Parse the end marker of a call, if present; the next call or content follows."""
         bare = self._text.lstrip(BLANKS)
         blanks = len(self._text) - len(bare)
         end = self._end

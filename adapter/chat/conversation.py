@@ -1,7 +1,8 @@
-"""Messages as a template takes them, tools, calls and results among them.
+"""Convert messages, tools, tool calls and tool results to the input of a chat template.
 
-What a template can show is found by trying it once: published templates want the content beside
-calls to be empty or to be null, and many know nothing of tools. Those are told of them in words.
+Templates differ: some expect empty content in a message with tool calls, others expect null, and
+many do not support tools. `style_of` detects the differences by rendering a sample conversation.
+If the template does not support tools, the prompt describes them in text.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .reasoning import Tags
 from .templates import render
 from .tools import INPUT
 
-# What a model is told whose template knows no tools.
+# The description of tools for a model whose template does not support them.
 BLOCK = (
     'You may call a tool by answering with <tool_call>{"name": ..., "arguments": {...}}'
     "</tool_call>.\nTools:\n"
@@ -43,15 +44,16 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 class Style(NamedTuple):
-    """How a template is given tools.
+    """The way in which a template shows tools, tool calls and tool results.
 
     Args:
-        form: how its model writes calls.
-        native: whether it takes tools itself; else they are told in words.
-        calls: whether it takes calls itself; else they are content, as the model wrote them.
-        null: whether the content of a message that only calls is null.
-        results: whose turn a tool's result is.
-        block: into whose turn the words go.
+        form: the format in which the model writes tool calls.
+        native: True if the template accepts tools; otherwise the prompt describes them in text.
+        calls: True if the template accepts tool calls; otherwise they are written into the content
+            in the model's format.
+        null: True if a message with tool calls and without text has null content.
+        results: the role of a message with a tool result.
+        block: the role of the message that gets the description of the tools.
     """
 
     form: ToolCallFormat
@@ -63,7 +65,7 @@ class Style(NamedTuple):
 
     @property
     def is_one_of_several(self) -> bool:
-        """Whether an answer is one of several messages."""
+        """True if a turn of the model has several messages, one of which is the answer."""
         return self.native and bool(self.form.answer)
 
 
@@ -74,24 +76,24 @@ IN_WORDS = (
 )
 
 
-# A model's template is most of what it takes.
+# The template takes most of the memory of an entry.
 _styles: Memo[Model, Style] = Memo(1 << 20, lambda model, _: len(model.template or "") + 1_000)
 
 
 async def known_style_of(model: Model) -> Style:
-    """See `style_of`; compiling a template and trying it takes a tenth of a second, once."""
+    """Return the cached style of a model, since compiling and trying a template takes 0.1 s."""
     return await _styles.get(model, lambda: style_of(model))
 
 
 def style_of(model: Model) -> Style:
-    """The first way in which a model's template shows tools, calls and results."""
+    """Return the first style in which a model's template shows tools, calls and results."""
     if model.template is None:
         return IN_WORDS[1]
     form = format_of(model.template)
     styles = list(IN_WORDS)
     if form is not None:
         native = [Style(form, True, True, null, "tool") for null in (False, True)]
-        # Some leave out calls; what a marker tells of how they are written is sure then.
+        # Some templates leave out calls. A marker is then enough to know their format.
         written = [Style(form, True, results="tool")] if form.begin else []
         styles = [*native, *written, *styles]
     return next((style for style in styles if _shows(model, style)), IN_WORDS[-1])
@@ -104,10 +106,10 @@ def turns_of(
     style: Style,
     tags: Tags | None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """What a template is given: messages, and tools if it takes some itself.
+    """Return the messages for a template, and the tools if it accepts tools.
 
     Args:
-        tags: what stands around thoughts; they are split off the assistant's messages.
+        tags: the tags around reasoning, which is split off the content of assistant messages.
     """
     turns: list[dict[str, Any]] = []
     named: dict[str, str] = {}
@@ -135,21 +137,21 @@ def turns_of(
 
 
 def plain(model: Model, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as a template expects them, without calls."""
+    """Return the messages for a template, with tool calls written into the content."""
     return turns_of(model, messages, (), IN_WORDS[0], None)[0]
 
 
 def _has_media(message: Message) -> bool:
-    """Whether a message holds pictures or sounds."""
+    """Return True if a message contains images or audio."""
     content = message.content
     return isinstance(content, list) and any(isinstance(p, ImagePart | AudioPart) for p in content)
 
 
 def _turn(message: Message, template: str, sees: bool) -> dict[str, Any]:
-    """A message as templates expect it: content a string, roles that the template knows.
+    """Return a message with a string as its content and a role that the template knows.
 
     Args:
-        sees: whether there are pictures in the conversation: then no text may look like one.
+        sees: True if the conversation contains media; the placeholder is then replaced in text.
     """
     role: str = message.role
     if role == "developer" and "developer" not in template:
@@ -179,7 +181,7 @@ def _plain(text: str, sees: bool) -> str:
 
 
 def _split(turn: dict[str, Any], message: AssistantMessage, tags: Tags) -> None:
-    """What was thought goes beside the content, as templates that think expect it."""
+    """Move reasoning from the content to its own fields, as templates for reasoning expect."""
     thought, content = tags.split(turn["content"])
     if message.reasoning_content is not None:
         thought = message.reasoning_content
@@ -222,9 +224,9 @@ def _called(call: Any) -> FunctionCall:
 
 
 def _arguments(function: FunctionCall) -> Any:
-    """Templates want an object; what is none stays as it was sent.
+    """Return arguments as an object, or as the string that was sent if they are not an object.
 
-    Python's reader takes an escaped half of a surrogate pair, which no prompt can hold.
+    `json` accepts an escaped lone surrogate, which a prompt cannot contain; `orjson` rejects it.
     """
     try:
         value = json.loads(function.arguments or "{}")
@@ -254,7 +256,7 @@ def _make_result(
 
 
 def _short(call_id: str, form: ToolCallFormat) -> str:
-    """An id as long as the template wants it."""
+    """Return an id of the length that the template requires."""
     if form.id_size is None:
         return call_id
     letters = "".join(one for one in call_id if one.isascii() and one.isalnum())
@@ -273,7 +275,7 @@ def _tool(function: Function) -> dict[str, Any]:
 def _with_block(
     turns: list[dict[str, Any]], functions: Sequence[Function], style: Style
 ) -> list[dict[str, Any]]:
-    """The words about tools behind what the system says, or before what the user does."""
+    """Add the description of the tools after the system message, or before the user message."""
     lines = [json.dumps(_tool(one)["function"], ensure_ascii=False) for one in functions]
     block = BLOCK + "\n".join(lines)
     first = next((turn for turn in turns if turn["role"] == style.block), None)
@@ -302,7 +304,7 @@ _NEEDLES = ("probe_question", "probe_name", "probe_value", "probe_result", "prob
 
 
 def _shows(model: Model, style: Style) -> bool:
-    """Whether a prompt has all of a conversation, and its call as the format has it."""
+    """Return True if a prompt shows all of a sample conversation, and its call in the format."""
     try:
         asked = _rendered(model, _PROBE[:1], style)
         prompt = _rendered(model, _PROBE, style)

@@ -1,7 +1,8 @@
-"""Image fetching that cannot reach what only this machine can.
+"""Image fetching without access to private networks.
 
-Names are resolved here, every address that is not public is refused, and the connection goes to
-the address that was checked. Redirects follow the same rule. Imported only where fetching is on.
+Host names are resolved here, addresses that are not public are rejected, and the connection goes to
+the address that was checked. The same rule applies to redirects. This module is imported only if
+fetching is enabled.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from ..errors import InvalidRequest
 MOST_BYTES = 20 * 1024 * 1024
 MOST_REDIRECTS = 3
 SECONDS = 15
-# For each address of a name but the last: one that is dead must not take all of the time.
+# For each address of a host except the last: a dead address must not use up all of the time.
 CONNECT_SECONDS = 2.0
 _REDIRECTS = (301, 302, 303, 307, 308)
-# An image gains nothing from compression, and a compressed one can grow without bound.
+# Images gain nothing from compression, and a compressed response can expand without bound.
 _HEADERS = (("accept", "image/*"), ("accept-encoding", "identity"), ("user-agent", "latimer"))
 _ERRORS = (
     httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
@@ -36,11 +37,11 @@ _ERRORS = (
 
 
 class _Refused(Exception):
-    """The reason for which an address is not fetched."""
+    """The reason not to fetch a URL."""
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address belongs to the internet."""
+    """Return True if an IP address is public."""
     ip = ipaddress.ip_address(address.split("%")[0])
     mapped = getattr(ip, "ipv4_mapped", None)
     ip = mapped or ip
@@ -48,7 +49,7 @@ def is_public(address: str) -> bool:
 
 
 class _Network(httpcore2.AnyIOBackend):
-    """Connects to addresses that are allowed, and to no other one of the same name."""
+    """A network backend that connects only to the allowed addresses of a host."""
 
     def __init__(self, allows: Callable[[str], bool]) -> None:
         self._allows = allows
@@ -79,13 +80,13 @@ class _Network(httpcore2.AnyIOBackend):
 
 
 class Fetcher:
-    """Fetches images by http and https.
+    """A client that fetches images over HTTP and HTTPS.
 
-    No proxy of the environment is used: it would connect to addresses that nobody checked.
+    Proxies from the environment are not used: they would connect to unchecked addresses.
 
     Args:
-        allows: returns whether an IP address may be connected to.
-        most_bytes: the largest body taken.
+        allows: returns True if a connection to an IP address is allowed.
+        most_bytes: the size limit of an image in bytes.
     """
 
     def __init__(
@@ -95,10 +96,11 @@ class Fetcher:
         self._most_bytes = most_bytes
 
     async def __call__(self, url: str, param: str) -> bytes:
-        """Return the body at an address.
+        """Return the image at a URL.
 
         Raises:
-            InvalidRequest: it is not public, too large, no image, or does not answer.
+            InvalidRequest: the URL is not public or does not answer, or the body is too large or
+                not an image.
         """
         try:
             async with asyncio.timeout(SECONDS):
@@ -112,12 +114,12 @@ class Fetcher:
         raise InvalidRequest(f"Invalid '{param}': {reason}.", param, "invalid_image_url")
 
     async def _followed(self, url: str) -> bytes:
-        # Reading the machine's certificates takes 20 ms.
+        # Loading the certificates takes 20 ms.
         tls = await asyncio.to_thread(_tls)
         here = httpx2.URL(url.strip())
         for _ in range(MOST_REDIRECTS + 1):
             self._check(here)
-            # A pool of its own: no connection outlives the check of its address.
+            # A new pool each time, so that no connection outlives the check of its address.
             pool = httpcore2.AsyncConnectionPool(tls, network_backend=_Network(self._allows))
             async with pool, pool.stream("GET", _target(here), headers=_HEADERS) as reply:
                 headers = httpx2.Headers(reply.headers)
@@ -135,7 +137,7 @@ class Fetcher:
         raise _Refused(f"it redirects more than {MOST_REDIRECTS} times")
 
     def _check(self, url: httpx2.URL) -> None:
-        """Refuse other schemes, and addresses in numbers, which need no resolving."""
+        """Reject other schemes, invalid ports, and IP addresses that are not allowed."""
         if url.scheme not in ("http", "https") or not url.host:
             raise _Refused("only http and https are fetched")
         if url.port is not None and not 0 < url.port < 65_536:

@@ -1,7 +1,7 @@
-"""Instruct formats: what stands around each turn, as koboldcpp's users know it.
+"""Instruct formats: the text around each message, as in koboldcpp.
 
-A request brings its own in `adapter`, in either of koboldcpp's spellings; the configuration names
-one of `FORMATS` for a model without a template, or instead of it.
+A request can contain its own format in `adapter`, in either of koboldcpp's spellings. The
+configuration can name one of `FORMATS` for a model without a template, or instead of a template.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ ROLES = ("system", "user", "assistant")
 
 
 class Turn(NamedTuple):
-    """What stands before and after what somebody says."""
+    """The text before and after the content of a message."""
 
     start: str = ""
     end: str = ""
 
 
 class InstructFormat(NamedTuple):
-    """A turn of each role; `begin` is what the assistant's next one begins with."""
+    """A turn for each role; `begin` is the beginning of the assistant's next turn."""
 
     system: Turn
     user: Turn
@@ -28,7 +28,7 @@ class InstructFormat(NamedTuple):
     begin: str
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt of a conversation; a last turn of the assistant's goes on."""
+        """Return the prompt of a conversation; a final assistant message is continued."""
         parts = []
         for message in messages:
             turn = self._turn(message["role"])
@@ -38,7 +38,7 @@ class InstructFormat(NamedTuple):
         return "".join(parts) + self.begin
 
     def stops(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-        """Markers that would begin somebody else's turn; none that a message itself spells."""
+        """Return the markers that begin a turn, without those that a message contains."""
         said = "\n".join(message["content"] for message in messages)
         markers = [self.user.start.strip(), self.assistant.start.strip()]
         return tuple(dict.fromkeys(marker for marker in markers if marker and marker not in said))
@@ -54,7 +54,7 @@ def _format(system: Turn, user: Turn, assistant: Turn, begin: str | None = None)
 
 
 def _alike(start: str, end: str, assistant: str = "assistant") -> InstructFormat:
-    """A format whose turns differ in the name of who speaks."""
+    """Return a format whose turns differ only in the name of the role."""
     system, user, own = [Turn(start.format(role), end) for role in ("system", "user", assistant)]
     return _format(system, user, own)
 

@@ -1,4 +1,4 @@
-"""Calls written as JSON, read byte by byte."""
+"""Tool calls written as JSON, parsed byte by byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 from ..generation.parts import Part
 from .parsing import BLANKS
 
-# What a call's name and arguments are called in most formats.
+# The keys of a call's name and arguments in most formats.
 NAME = "name"
 ARGUMENTS = ("arguments", "parameters")
 
@@ -24,19 +24,23 @@ Steps: TypeAlias = Generator[None, int, None]
 
 
 class Broken(Exception):
-    """What was taken for a call is none; `at` is the byte of those fed last that broke it."""
+    """An error for text that is not a call.
+
+    Attributes:
+        at: the index of the first wrong byte in the data fed last.
+    """
 
     at = 0
 
 
 class JsonCallParser:
-    """Reads one object `{"name": …, "arguments": {…}}`, or a list of some.
+    """A parser of an object `{"name": …, "arguments": {…}}`, or of a list of such objects.
 
-    Arguments come as they are written, as soon as the name is known.
+    Arguments are returned unchanged and as they arrive, once the name is known.
 
     Args:
         name, arguments: the keys.
-        check: says whether a function is offered; with it arguments are checked as well.
+        check: returns True if a function is offered; if given, arguments are checked, too.
     """
 
     def __init__(
@@ -58,10 +62,10 @@ class JsonCallParser:
         self.done = False
 
     def feed(self, data: bytes) -> tuple[int, list[Part]]:
-        """How many of the bytes belong to calls, and the parts that they make.
+        """Return how many of the bytes belong to calls, and their parts.
 
         Raises:
-            Broken: they are no call.
+            Broken: the bytes are not a call.
         """
         for position, byte in enumerate(data):
             self._size += 1
@@ -76,15 +80,15 @@ class JsonCallParser:
         return len(data), self.taken()
 
     def end(self) -> list[Part]:
-        """What only the text's end completes.
+        """Return the parts that only the end of the text completes.
 
         Raises:
-            Broken: nothing.
+            Broken: always, since the end of the text completes no JSON object.
         """
         raise Broken
 
     def taken(self) -> list[Part]:
-        """The parts that are read and were not told yet."""
+        """Return the parsed parts that have not been returned yet."""
         self._flush()
         parts, self._parts = self._parts, []
         return parts
@@ -102,7 +106,7 @@ class JsonCallParser:
             byte = yield from self._next()
 
     def _call(self, byte: int) -> Steps:
-        """An object that is a call, its first byte being read."""
+        """Parse the object of a call, whose first byte is given."""
         name: str | None = None
         given: bytes | None = None
         if byte != ord("{"):
@@ -134,13 +138,13 @@ class JsonCallParser:
         self._check_whole()
 
     def _check_whole(self) -> None:
-        """A call's arguments are complete."""
+        """Finish a call's arguments; raise `Broken` for checked arguments other than an object."""
         self._flush()
         if self._check is not None and not isinstance(_loaded(bytes(self._whole)), dict):
             raise Broken
 
     def _given(self, byte: int, named: bool) -> Generator[None, int, bytes]:
-        """The arguments; an object that comes behind the name is told as it comes."""
+        """Parse the arguments; an object after the name is returned as it arrives."""
         if named and byte == ord("{"):
             yield from self._value(byte, self._fragment)
             return b""
@@ -168,14 +172,14 @@ class JsonCallParser:
         self._size = 0
 
     def _next(self) -> Bytes:
-        """The next byte that is no blank."""
+        """Return the next byte that is not blank."""
         byte, self._peeked = self._peeked, None
         while byte is None or byte in _BLANKS:
             byte = yield
         return byte
 
     def _more(self, close: int) -> Generator[None, int, bool]:
-        """Whether a list, or an object, ends here; else there is a comma."""
+        """Return True if the list or object ends here, False if a comma follows."""
         byte = yield from self._next()
         if byte not in (close, ord(",")):
             raise Broken
@@ -191,7 +195,7 @@ class JsonCallParser:
         return text
 
     def _value(self, byte: int, into: bytearray) -> Steps:
-        """A value of any kind, its first byte being read; it is not checked."""
+        """Parse a value of any kind, whose first byte is given, without checking it."""
         depth = 0
         while True:
             into.append(byte)
@@ -220,7 +224,7 @@ class JsonCallParser:
                 into.append((yield))
 
     def _scalar(self, into: bytearray) -> Steps:
-        """A number or a word; it ends with the byte behind it."""
+        """Parse a number or a literal, which ends at the byte after it."""
         while True:
             byte = yield
             if byte in _DELIMITERS:
@@ -230,7 +234,7 @@ class JsonCallParser:
 
 
 def _as_object(raw: bytes) -> bytes:
-    """Arguments that may be null, or written as a string of JSON."""
+    """Return arguments as an object; they may also be null, or a string of JSON."""
     value = _loaded(raw)
     if isinstance(value, str):
         raw = value.encode()

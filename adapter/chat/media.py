@@ -1,4 +1,4 @@
-"""Pictures and sounds of messages (contract 3.2)."""
+"""Images and audio in messages (contract 3.2)."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ from ...schemas.openai.messages import (
 from ..errors import InvalidRequest
 from ..service import Served
 
-# What llama.cpp's readers know (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC.
+# Formats that llama.cpp reads (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC.
 _BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
     "image": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM"),
     "audio": (b"RIFF", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"fLaC"),
 }
-# Samples a second of the lowest quality that anybody records.
+# The lowest sample rate in use, in Hz.
 LOWEST_RATE = 4_000
-# Parts that are looked at in one turn of the event loop.
+# Parts processed in one turn of the event loop.
 PARTS = 500
 _NAMES = {"image": "images", "audio": "audio"}
 
 
 async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, ...]:
-    """What messages hold beside text, in its order.
+    """Return the images and audio of messages, in their order.
 
     Raises:
-        InvalidRequest: a part is not what it says.
-        Unsupported: the model does not take it, or its address must not be fetched.
+        InvalidRequest: there are too many parts, or one is invalid.
+        UnreadableMedia: a file is not in a format that engines read.
+        Unsupported: the model does not accept a part, or the server does not fetch its URL.
     """
     found: list[Media] = []
     for index, message in enumerate(messages):
@@ -52,7 +53,7 @@ async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, 
             continue
         for number, part in enumerate(message.content):
             if number % PARTS == PARTS - 1:
-                # Others have their turn.
+                # Let other tasks run.
                 await asyncio.sleep(0)
             if isinstance(part, TextPart | RefusalPart):
                 continue
@@ -78,7 +79,7 @@ async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, 
             else:
                 param = f"{here}.image_url.url"
                 data = await _image(part.image_url.url, param, served)
-            # koboldcpp leaves out what it cannot read, without a word.
+            # koboldcpp drops files that it cannot read, without an error.
             if not data.startswith(_BEGINNINGS[kind]):
                 raise UnreadableMedia(param)
             check = _check_pixels if kind == "image" else _check_length
@@ -100,7 +101,7 @@ async def _image(url: str, param: str, served: Served) -> bytes:
 
 
 def _inline(url: str, param: str) -> bytes:
-    """The data of a data: URL (RFC 2397)."""
+    """Return the data of a data: URL (RFC 2397)."""
     head, comma, data = url.partition(",")
     if not comma:
         raise _no_image_url(url, param)
@@ -115,11 +116,11 @@ def _inline(url: str, param: str) -> bytes:
 
 
 def _check_pixels(data: bytes, param: str) -> None:
-    """Refuse an image that unfolds to more than a machine's memory holds."""
+    """Reject an image that would take too much memory when decoded."""
     try:
         width, height = imagesize.get(io.BytesIO(data))
     except Exception:
-        # What a broken file raises is not documented.
+        # The library does not document its exceptions for broken files.
         raise UnreadableMedia(param) from None
     if width <= 0 or height <= 0:
         raise UnreadableMedia(param)
@@ -140,15 +141,15 @@ def _check_pixels(data: bytes, param: str) -> None:
 
 
 def _check_length(data: bytes, param: str) -> None:
-    """Refuse a sound that unfolds to more than a machine's memory holds.
+    """Reject audio that would take too much memory when decoded.
 
-    Engines make 16,000 numbers of each second, whatever its rate is.
+    Engines convert audio of any sample rate to 16,000 samples per second.
     """
     kind = {b"RIFF": "wav", b"fLaC": "flac"}.get(data[:4], "mp3")
     try:
         sound = TinyTag.get(f"sound.{kind}", io.BytesIO(data), tags=False)
     except Exception:
-        # What a broken file raises is not documented.
+        # The library does not document its exceptions for broken files.
         raise UnreadableMedia(param) from None
     if not sound.duration or not sound.samplerate:
         raise UnreadableMedia(param)

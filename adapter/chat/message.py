@@ -1,6 +1,6 @@
-"""What is added to a choice, in chat's words: its deltas, and the message they come to (sans-I/O).
+"""The chat deltas of a choice, and the message that they add up to (sans-I/O).
 
-The order of deltas is contract 3.5 and 3.6.
+Sections 3.5 and 3.6 of the contract define the order of deltas.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ Deltas: TypeAlias = list[tuple[dict[str, Any], Sequence[Entry]]]
 
 
 class Shape(NamedTuple):
-    """How a message is shown.
+    """The shape of a message in a response.
 
     Args:
-        apart: whether it is taken apart: then its first delta, not its beginning, tells the role.
-        legacy: whether a call is shown as the deprecated `function_call`.
-        custom: tools that take text, which is told when it is complete.
+        apart: True if the output is split into parts; the role is then sent with the first delta,
+            not when the choice begins.
+        legacy: True if a call is returned as the deprecated `function_call`.
+        custom: names of the custom tools, whose input is sent when it is complete.
     """
 
     apart: bool = False
@@ -35,24 +36,24 @@ class Shape(NamedTuple):
 
 
 class MessageDeltas:
-    """One choice's deltas as chat shows them."""
+    """The chat deltas of one choice."""
 
     __slots__ = ("_begun", "_calls", "_input", "_shape")
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._calls = 0
-        # The arguments of a custom tool's call with their tokens, None in a function's.
+        # Arguments of an open call of a custom tool, with their tokens; otherwise None.
         self._input: tuple[list[str], list[Entry]] | None = None
         self._begun = not shape.apart
 
     @property
     def takes_text(self) -> bool:
-        """Whether content adds itself and nothing else."""
+        """True if a content delta is sent alone and unchanged."""
         return self._begun and self._input is None
 
     def add(self, delta: Delta) -> Deltas:
-        """Show a delta, and what was only known to be whole by it."""
+        """Return the chat deltas for a delta, after the custom tool input that it completes."""
         text, entries, kind, call_id = delta
         if kind == "content":
             return [*self.end(), *self._first({"content": text}, entries)]
@@ -67,7 +68,7 @@ class MessageDeltas:
         return self._first(self._call_delta({"arguments": text}), entries)
 
     def end(self) -> Deltas:
-        """Show the text that a custom tool is called with; nothing where it was cut off."""
+        """Return the input of an open custom tool call; nothing if it was cut off."""
         if self._input is None:
             return []
         (arguments, entries), self._input = self._input, None
@@ -95,7 +96,10 @@ class MessageDeltas:
         return {"tool_calls": [{"index": self._calls - 1, **(head or {}), "function": function}]}
 
     def _first(self, fields: dict[str, Any], entries: Sequence[Entry]) -> Deltas:
-        """A delta; before content comes the role by itself, with all else in the same one."""
+        """Return fields as deltas, with the role if they are the first.
+
+        The role has its own delta before content, and shares the delta of reasoning or a call.
+        """
         if self._begun:
             return [(fields, entries)]
         self._begun = True
@@ -110,7 +114,7 @@ _PLAIN = Shape()
 
 
 class ChatFrames(Frames):
-    """Chunks of `/v1/chat/completions`."""
+    """The chunks of a `/v1/chat/completions` stream."""
 
     def __init__(
         self,
@@ -125,7 +129,7 @@ class ChatFrames(Frames):
         self._messages: dict[int, MessageDeltas] = {}
 
     def start(self, index: int) -> bytes:
-        """See `Frames.start`: the role, once."""
+        """See `Frames.start`; the role, unless the first delta sends it."""
         return b"" if self._shape.apart else self._choice(index, _ROLE, ())
 
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -138,7 +142,7 @@ class ChatFrames(Frames):
         return self._shown(index, message.add(delta))
 
     def end(self, index: int, reason: FinishReason) -> bytes:
-        """See `Frames.end`; the last chunk of chat has no log-probabilities (contract 3.5)."""
+        """See `Frames.end`; the last chunk has no log-probabilities (contract 3.5)."""
         last = {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
         rest = self._shown(index, self._message(index).end())
         return rest + self._head + orjson.dumps(last) + self._tail
@@ -165,7 +169,7 @@ class ChatFrames(Frames):
 
 
 def message_of(deltas: Sequence[Delta], shape: Shape) -> ChatMessage:
-    """The message that a choice's deltas come to (contract 3.3)."""
+    """Return the message that a choice's deltas add up to (contract 3.3)."""
     if not shape.apart:
         text = "".join([delta.text for delta in deltas])
         return {"role": "assistant", "content": text, "refusal": None, "annotations": []}
@@ -196,7 +200,7 @@ def _folded(deltas: Iterable[Mapping[str, Any]]) -> ChatMessage:
 
 
 def _fold_call(calls: list[dict[str, Any]], call: Mapping[str, Any]) -> None:
-    """Add what a delta says of a call."""
+    """Add a tool call's delta to the calls so far."""
     kind, text = ("custom", "input") if "custom" in call else ("function", "arguments")
     if "id" in call:
         own = {key: value for key, value in call.items() if key != "index"}

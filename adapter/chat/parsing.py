@@ -1,7 +1,7 @@
-"""The markers between what a model thinks, says and calls (sans-I/O).
+"""Markers between reasoning, content and tool calls (sans-I/O).
 
-Parsers take bytes, because a token may end inside a character, and tell of each part how many
-bytes of the text it settles: so log-probabilities and stops find their places again.
+Parsers take bytes, because a token may end inside a character. Each part has the number of bytes
+of the text that it accounts for, which places log-probabilities and stop sequences.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ BLANKS = b" \t\r\n"
 
 
 class Plain:
-    """A reader for which all is content."""
+    """A parser that returns all text as content."""
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """See `Parser.feed`; a token that is no text is not shown."""
+        """See `Parser.feed`; a control token is not part of the content."""
         return [Part("nothing" if mark else "content", b"" if mark else data, len(data))]
 
     def end(self) -> list[Part]:
@@ -26,11 +26,11 @@ class Plain:
 
 
 class MarkerFinder:
-    """Looks for the first of some markers in text.
+    """A search for the first of several markers in a text.
 
     Args:
-        markers: none of them may stand in another.
-        special: those that are tokens of the model's, so that no text is one.
+        markers: the markers, none of which contains another.
+        special: markers that are tokens of the model: text with the same spelling is not a marker.
     """
 
     def __init__(self, markers: Sequence[str], special: frozenset[str]) -> None:
@@ -38,16 +38,16 @@ class MarkerFinder:
         self._texts = [marker.encode() for marker in markers if marker not in special]
 
     def take_texts(self) -> None:
-        """From here on text that is spelled like a marker is one."""
+        """Accept text with the spelling of any marker as that marker from now on."""
         self._texts = sorted(self.all)
 
     def find(self, text: bytes) -> tuple[int, bytes] | None:
-        """Where the first one begins, and which it is."""
+        """Return the position of the first marker and the marker, or None."""
         found = [(at, one) for one in self._texts if (at := text.find(one)) >= 0]
         return min(found) if found else None
 
     def held(self, text: bytes) -> int:
-        """How many bytes at a text's end may be the beginning of one."""
+        """Return how many bytes at the end of a text may be the beginning of a marker."""
         longest = 0
         for one in self._texts:
             for size in range(min(len(one) - 1, len(text)), longest, -1):
@@ -58,24 +58,24 @@ class MarkerFinder:
 
 
 class Blanks:
-    """Content without the blanks at its end, until it is known that more follows."""
+    """A buffer that holds back blanks at the end of content until more content follows."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def content(self, data: bytes) -> list[Part]:
-        """Take content; what is sure of it."""
+        """Add content; return what is known without the blanks at its end."""
         data = self._held + data
         sure = data.rstrip(BLANKS)
         self._held = data[len(sure) :]
         return [Part("content", sure, len(sure))] if sure else []
 
     def drop(self) -> list[Part]:
-        """What was held stands beside a marker: nobody sees it."""
+        """Return the held blanks as nothing, since they are next to a marker."""
         held, self._held = self._held, b""
         return [Part("nothing", b"", len(held))] if held else []
 
     def flush(self) -> list[Part]:
-        """What was held is content."""
+        """Return the held blanks as content."""
         held, self._held = self._held, b""
         return [Part("content", held, len(held))] if held else []

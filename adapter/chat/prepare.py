@@ -1,4 +1,4 @@
-"""A chat as a job: its prompt, and how what comes back is taken apart."""
+"""Turn a chat request into a job: its prompt, its grammar and the parser of its output."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from .tools import ToolSet, wrong_schema
 
 @dataclass(slots=True)
 class ChatTurn:
-    """What somebody wants to be said next, whatever API they ask by.
+    """A request for the next message of a conversation, independent of the API it came by.
 
     Args:
-        size: bytes of the request, which say what working on it costs.
-        owner: see `Generation`; so with `max_tokens`, `seeds`, `sampling` and `logprobs`.
-        stops: strings that end the answer where they stand in its content.
-        tool_set: what may be called, None where nothing may.
-        answer: what the answer must look like, None where it is free.
-        format: what stands around each message instead of the model's template.
-        variables: what the request gives to the template.
-        effort: how much to think.
+        size: size of the request in bytes; the work on a large one runs in a thread.
+        owner: see `Generation`, also for `max_tokens`, `seeds`, `sampling` and `logprobs`.
+        stops: stop sequences, which end the answer if its content contains them.
+        tool_set: the tools that the model may call, or None.
+        answer: the grammar of the answer, or None.
+        format: the instruct format to use instead of the model's chat template, or None.
+        variables: template variables from the request.
+        effort: the reasoning effort.
     """
 
     messages: Sequence[Message]
@@ -65,12 +65,12 @@ class ChatTurn:
 
 @dataclass(slots=True)
 class ChatJob:
-    """A job, and how its choices are shown.
+    """A job, and the form of the messages in its response.
 
     Args:
-        form: how they are taken apart, None where all that comes is content.
-        shape: how their messages are shown.
-        inexact: what of it is only nearly right, by the names that a client knows.
+        form: the format that splits the output into parts; None if all of it is content.
+        shape: the shape of the messages in the response.
+        inexact: names of the API's fields that are only approximated.
     """
 
     job: Generation
@@ -80,11 +80,11 @@ class ChatJob:
 
 
 class _Manner(NamedTuple):
-    """How a model is talked to.
+    """A model's conventions for tool calls and reasoning.
 
     Args:
-        style: how it is given tools, and writes calls.
-        tags: what stands around its thoughts, None where it does not think.
+        style: the way in which its template shows tools and the model writes tool calls.
+        tags: the tags around its reasoning; None for a model without reasoning.
     """
 
     style: Style
@@ -93,14 +93,14 @@ class _Manner(NamedTuple):
 
 @dataclass(slots=True)
 class _Special:
-    """What a model's answer is made of beside text.
+    """The markers in a model's answer.
 
     Args:
-        style: how it writes calls.
-        tags: what stands around its thoughts, None where it thinks of nothing now.
-        is_open: whether the prompt has begun a thought.
-        tokens: those of all these that are tokens of the model's, so that no text is one.
-        preserved_tokens: tokens that an engine has to be asked for.
+        style: the way in which the model writes tool calls.
+        tags: the tags around its reasoning; None if this answer has no reasoning.
+        is_open: True if the prompt ends with the tag that begins the reasoning.
+        tokens: markers that count only as a token: text with the same spelling is not a marker.
+        preserved_tokens: tokens whose spelling the engine must include in the text.
     """
 
     style: Style
@@ -111,7 +111,7 @@ class _Special:
 
     @property
     def preamble(self) -> Preamble | None:
-        """What comes before an answer."""
+        """The preamble of the answer, or None."""
         if self.style.is_one_of_several:
             return Preamble("", self.style.form.answer, True)
         if self.tags is None:
@@ -120,10 +120,10 @@ class _Special:
 
 
 async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
-    """The job that answers a chat.
+    """Return the job that answers a chat request.
 
     Raises:
-        LatimerError: something of the request is wrong, or cannot be served.
+        LatimerError: the request is invalid, or cannot be served.
     """
     if turn.format is not None:
         served = replace(served, model=replace(served.model, template=None))
@@ -168,7 +168,7 @@ def _cutter(form: MessageFormat, stops: Sequence[str]) -> Cutter:
 
 
 def _check_media(text: str, media: Sequence[Media]) -> None:
-    """Refuse pictures that a template leaves out."""
+    """Reject images and sounds that the chat template leaves out."""
     if media and text.count(MEDIA) != len(media):
         raise InvalidRequest(
             "The model's chat template leaves out some of the images or sounds of these messages. "
@@ -180,7 +180,7 @@ def _check_media(text: str, media: Sequence[Media]) -> None:
 async def _prompt(
     turn: ChatTurn, served: Served, manner: _Manner, has_media: bool
 ) -> tuple[Rendered, Sequence[str]]:
-    """The prompt, and what begins somebody else's turn where only text tells."""
+    """Return the prompt, and the stop sequences of an instruct format."""
     model, size = served.model, turn.size
     listed = turn.tool_set.listed if turn.tool_set is not None else ()
     arguments = model, turn.messages, listed, manner.style, manner.tags
@@ -220,20 +220,20 @@ async def _special_of(
     if turn.tool_set is not None or style.is_one_of_several:
         wanted |= set(style.form.markers)
     if turn.tool_set is not None or wanted:
-        # Stops are looked for here then, in what can be seen.
+        # The adapter then matches the stop sequences in the text, so their tokens must be in it.
         wanted |= {stop for stop in stops if LIKELY.search(stop)}
     if not wanted:
         return found
     spelled = wanted & await spellings_of(served.backend, served.model)
     tokens = spelled if served.capabilities.tells_special else frozenset()
     if not style.native:
-        # A model that was told in words may use its token, or spell it as it was told.
+        # A model that reads about tools in the prompt may write the token, or spell it as text.
         tokens = tokens - set(style.form.markers)
     return replace(found, tokens=frozenset(tokens), preserved_tokens=tuple(sorted(spelled)))
 
 
 def _functions(tool_set: ToolSet) -> tuple[FunctionSchema, ...]:
-    """Functions as grammars for calls are made of them."""
+    """Return the functions in the form that grammars for tool calls need."""
     return tuple(
         FunctionSchema(
             function.name,
@@ -247,7 +247,7 @@ def _functions(tool_set: ToolSet) -> tuple[FunctionSchema, ...]:
 async def _grammar(
     turn: ChatTurn, served: Served, special: _Special
 ) -> tuple[Grammar | None, bool]:
-    """What each choice must look like, and whether it makes sure of calls."""
+    """Return the grammar of each choice, and True if it enforces tool calls."""
     tool_set, size = turn.tool_set, turn.size
     answer = None if turn.answer is None else turn.answer._replace(after=special.preamble)
     if tool_set is None:
@@ -292,12 +292,12 @@ async def _grammar(
 
 
 def _is_lazy(form: ToolCallFormat, served: Served) -> bool:
-    """Whether calls that the model makes by itself can be followed by a grammar."""
+    """Return True if a grammar can constrain calls that the model is free not to make."""
     return bool(form.begin) and served.capabilities.free_grammars
 
 
 def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> MessageFormat | None:
-    """How an answer is taken apart; None where all of it is content."""
+    """Return the format that splits an answer into parts; None if all of it is content."""
     if tool_set is None and special.tags is None and not special.style.is_one_of_several:
         return None
     schemas = (

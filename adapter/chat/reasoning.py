@@ -1,4 +1,4 @@
-"""What models put around their thoughts, chosen by what a template spells."""
+"""The tags around the reasoning of models, detected from the chat template."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 
 class Tags(NamedTuple):
-    """What stands around thoughts."""
+    """The tags around reasoning."""
 
     begin: str
     end: str
 
     def split(self, content: str) -> tuple[str, str]:
-        """The thought that a message begins with, and the rest of it."""
+        """Return the reasoning at the beginning of a message, and the rest of the content."""
         bare = content.lstrip()
         if not bare.startswith(self.begin) or self.end not in bare:
             return "", content
@@ -33,5 +33,5 @@ TAGS = (
 
 @lru_cache(maxsize=32)
 def tags_of(template: str) -> Tags | None:
-    """What a template's model puts around its thoughts; None where it does not think."""
+    """Return the reasoning tags in a template; None if it has none."""
     return next((tags for tags in TAGS if tags.begin in template or tags.end in template), None)

@@ -1,10 +1,10 @@
-"""Messages to a prompt in which their content is text, whatever it spells.
+"""Render prompts in which message content is text, even if it spells control tokens.
 
-Who writes `<|im_end|>` into a message must not end it. Where no content spells a control token the
-rendered prompt stays one string. Where one does, its spelling is rendered as a private-use
-character, so that a template that trims or compares still behaves; the prompt is then cut at the
-template's own control tokens, and what stands between two of them is tokenised by itself, as text,
-if it holds such a character.
+A client that writes `<|im_end|>` into a message must not end the message. If no content spells a
+control token, the rendered prompt stays one string. Otherwise each such spelling is rendered as a
+private-use character, so that a template that trims or compares content still works. The prompt is
+then split at the template's own control tokens. A piece between two of them that contains such a
+character is tokenized separately, as plain text.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ...schemas import limits
 from ..errors import InvalidRequest
 from .templates import Conversation
 
-# Breaks a spelling where an engine cannot be given plain text.
+# Breaks a spelling if the engine cannot tokenize plain text.
 BREAK = "\u200b"
 _PRIVATE = range(0xE000, 0xF8FF)
-# What control tokens are spelled with: without it no vocabulary needs to be read.
+# Characters of control tokens: text without them needs no check against the vocabulary.
 LIKELY = re.compile(r"[<\[｜]")
-# Control tokens that are looked at in one turn of the event loop.
+# Control tokens processed in one turn of the event loop.
 MARKS_AT_ONCE = 500
-# Words of OpenAI's rather than of somebody's: templates compare them, so they stay as they are.
+# Words of OpenAI's API. Templates compare them, so they are never replaced.
 _OWN_WORDS = frozenset(
     {
         "assistant", "content", "custom", "developer", "function", "id", "name", "object", "role",
@@ -40,13 +40,13 @@ _OWN_WORDS = frozenset(
 
 
 class Rendered(NamedTuple):
-    """A prompt of a conversation.
+    """The prompt of a conversation.
 
     Args:
-        text: what it says; a private-use character stands for each control token that a message
-            spells, where the prompt is ids.
-        bos_count: how many of its ids are a BOS.
-        changed: whether content had to be changed for it.
+        text: the prompt as text; if the prompt is ids, a private-use character replaces each
+            control token that a message spells.
+        bos_count: the number of BOS ids at the start of the prompt.
+        changed: True if content had to be changed.
     """
 
     prompt: Content
@@ -56,7 +56,7 @@ class Rendered(NamedTuple):
 
     @classmethod
     def of(cls, text: str, changed: bool = False) -> Rendered:
-        """A prompt that is one text."""
+        """Make a prompt of one text."""
         return cls(Text(text), text, 0, changed)
 
 
@@ -68,12 +68,12 @@ async def prompt_of(
     has_media: bool = False,
     size: int = 0,
 ) -> Rendered:
-    """The prompt of a chat, in which nothing but the template's own control tokens is one.
+    """Return the prompt of a chat, in which only the template's control tokens count as such.
 
     Args:
-        render: makes the prompt of a conversation.
-        has_media: whether `MEDIA` in the prompt stands for pictures or sounds.
-        size: bytes of the request's body.
+        render: renders a conversation to text.
+        has_media: True if `MEDIA` in the prompt is the placeholder of an image or audio.
+        size: size of the request body in bytes.
     """
     plain = (
         _rendered_if_plain(conversation, render)
@@ -104,7 +104,7 @@ async def prompt_of(
 def _rendered_if_plain(
     conversation: Conversation, render: Callable[[Conversation], str]
 ) -> str | None:
-    """The prompt of a conversation, None where it holds what control tokens are spelled with."""
+    """Render a conversation; return None if it contains characters of control tokens."""
     return None if _may_spell(conversation) else render(conversation)
 
 
@@ -113,19 +113,19 @@ def _may_spell(conversation: Conversation) -> bool:
 
 
 def _spelled(conversation: Conversation, pattern: re.Pattern[str]) -> set[str]:
-    """The control tokens that somebody's words spell."""
+    """Return the control tokens that the conversation's texts spell."""
     return {found for text in _texts(conversation) for found in pattern.findall(text)}
 
 
 def _hidden(conversation: Conversation, spelled: Iterable[str]) -> dict[str, str]:
-    """A private-use character for each spelling, which nothing in the conversation has."""
+    """Map each spelling to a private-use character that the conversation does not contain."""
     used = set().union(*(set(text) for text in _texts(conversation)))
     free = (chr(code) for code in _PRIVATE if chr(code) not in used)
     return dict(zip(sorted(spelled), free, strict=False))
 
 
 def _texts(conversation: Conversation) -> list[str]:
-    """Every string that somebody may have written, in no order."""
+    """Return every string that a client may have written, in no particular order."""
     found: list[str] = []
     todo: list[Any] = [part for part in conversation.values() if part]
     while todo:
@@ -135,7 +135,7 @@ def _texts(conversation: Conversation) -> list[str]:
         elif isinstance(one, dict):
             for key, inner in one.items():
                 found.append(key)
-                # Most values are words: they need no turn of their own.
+                # Most values are strings, which need no iteration of their own.
                 if isinstance(inner, str):
                     found.append(inner)
                 elif inner:
@@ -146,7 +146,7 @@ def _texts(conversation: Conversation) -> list[str]:
 
 
 def _replaced(value: Any, pattern: re.Pattern[str], by: Mapping[str, str]) -> Any:
-    """The same with other spellings in every string."""
+    """Return a value with the spellings in all of its strings replaced."""
     if isinstance(value, str):
         return value if value in _OWN_WORDS else pattern.sub(lambda match: by[match[0]], value)
     if isinstance(value, Mapping):
@@ -160,24 +160,24 @@ def _replaced(value: Any, pattern: re.Pattern[str], by: Mapping[str, str]) -> An
 
 
 async def spellings_of(backend: Backend, model: Model) -> frozenset[str]:
-    """What the model's tokeniser takes for one token, wherever it stands."""
+    """Return the spellings that the model's tokenizer reads as one token in any text."""
     return (await _special_tokens_of(backend, model)).spellings
 
 
 class _SpecialTokens:
-    """What a model's tokeniser takes for one token, and what that does to the blanks beside it."""
+    """The special tokens of a model, and their effect on adjacent blanks."""
 
     def __init__(self, specials: Sequence[Special], model: Model) -> None:
         self.fingerprint = model.fingerprint
         self.added = frozenset(one.spelling for one in specials if not one.control)
         self.spellings = frozenset(one.spelling for one in specials)
-        # The longest first, as the tokeniser looks for them.
+        # Longest first, the order in which the tokenizer looks for them.
         longest = sorted(self.spellings, key=lambda text: (-len(text), text))
         self.pattern = re.compile("|".join(map(re.escape, longest)) or r"(?!)")
         self._strips: dict[str, tuple[bool, bool]] = {}
 
     async def strips(self, mark: str, backend: Backend) -> tuple[bool, bool]:
-        """Whether a control token takes away the blanks before it, and those behind it."""
+        """Return whether a control token strips the blanks before it, and those after it."""
         found = self._strips.get(mark)
         if found is None:
 
@@ -199,18 +199,18 @@ async def _special_tokens_of(backend: Backend, model: Model) -> _SpecialTokens:
         specials = await backend.specials()
         if (await backend.model()).fingerprint != model.fingerprint:
             raise EngineUnavailable("The engine serves another model now; ask again.")
-        # Some vocabularies have a thousand; their expression takes its time to compile.
+        # Some vocabularies have a thousand special tokens; their pattern is slow to compile.
         found = await offload.run(64 * len(specials), _SpecialTokens, specials, model)
         _known[backend] = found
     return found
 
 
 class _Cutter:
-    """Cuts a rendered prompt at its control tokens, and tokenises it piece by piece.
+    """A tokenizer of rendered prompts that splits them at their control tokens.
 
     Args:
-        spellings: what the private-use characters stand for.
-        has_media: whether `MEDIA` stands for pictures or sounds.
+        spellings: the control token for each private-use character.
+        has_media: True if `MEDIA` is the placeholder of an image or audio.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class _Cutter:
         self._pieces = 0
 
     async def ids(self, text: str) -> TokenIds:
-        """The ids of a prompt; the template's control tokens and nothing else are some."""
+        """Return the ids of a prompt; only the template's control tokens are parsed as such."""
         specials = await offload.run(len(text), self._found, text)
         found: list[TokenIds] = []
         clean, start, before = "", 0, ""
@@ -248,11 +248,11 @@ class _Cutter:
         return await offload.run(sum(map(len, found)), _joined, found)
 
     def _found(self, text: str) -> list[re.Match[str] | None]:
-        """The template's control tokens, and the end."""
+        """Return the matches of the template's control tokens, and None for the end."""
         return [*self._specials.pattern.finditer(text), None]
 
     async def _plain(self, run: str, before: str, after: str) -> list[TokenIds]:
-        """The ids of a run of text with its spellings back, between two control tokens."""
+        """Return the ids of text between two control tokens, with its spellings restored."""
         if before and (await self._specials.strips(before, self._backend))[1]:
             run = run.lstrip()
         if after and (await self._specials.strips(after, self._backend))[0]:
@@ -265,7 +265,7 @@ class _Cutter:
         ]
 
     def _count(self, pieces: int) -> None:
-        """Refuse what would come to more questions than a request may ask."""
+        """Count pieces of text; reject a request that has too many of them."""
         self._pieces += pieces
         if self._pieces > limits.SPELLED.most:
             raise InvalidRequest(
@@ -277,14 +277,14 @@ class _Cutter:
             )
 
     def _spelled(self, run: str) -> list[str]:
-        """A run of text with its spellings back, in pieces that are tokenised by themselves."""
+        """Restore the spellings in a text; return the pieces to tokenize separately."""
         parts: list[list[str]] = [[]]
         position = 0
         for match in self._private.finditer(run):
             spelling = self._spellings[match[0]]
             parts[-1].append(run[position : match.start()])
             if spelling in self._specials.added:
-                # Such a token is found even in plain text: it must not be whole in any piece.
+                # The tokenizer finds an added token even in plain text, so divide its spelling.
                 parts[-1].append(spelling[0])
                 parts.append([spelling[1:]])
             else:
@@ -294,7 +294,7 @@ class _Cutter:
         return ["".join(part) for part in parts]
 
     async def _continued(self, text: str) -> TokenIds:
-        """Text that goes on from other text: without the space that is put before a beginning."""
+        """Return the ids of text that continues other text, without a space from the tokenizer."""
         line = await self._tokenized("\n", False)
         both = await self._tokenized(f"\n{text}", False)
         if both[: len(line)] == line:
@@ -314,7 +314,7 @@ class _Cutter:
     async def _ids(self, text: str, parse_special: bool) -> TokenIds:
         if not text:
             return ()
-        # In process nothing else here would let others have their turn.
+        # With an engine in process, nothing else here yields to the event loop.
         await asyncio.sleep(0)
         return await self._backend.tokenize(text, add_special=False, parse_special=parse_special)
 

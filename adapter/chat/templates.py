@@ -1,7 +1,7 @@
-"""Chat messages to a prompt, by the model's own Jinja template, in a sandbox.
+"""Render chat messages to a prompt with the model's own Jinja template, in a sandbox.
 
-The environment is the one that models' templates are written for (transformers'
-`apply_chat_template`): trimmed blocks, loop controls, the `generation` tag, `raise_exception`,
+The environment is the one that chat templates are written for (`apply_chat_template` of
+transformers): trimmed blocks, loop controls, the `generation` tag, `raise_exception`,
 `strftime_now`, and a `tojson` that does not escape for HTML.
 """
 
@@ -24,13 +24,13 @@ from ...backends.errors import EngineError, Unsupported, summed_up
 from ..errors import InvalidRequest
 from .instruct import FORMATS
 
-# What a template is given by itself; a request cannot give it otherwise.
+# Variables that the adapter passes to a template; a request cannot set them.
 OWN = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents")
 _PRIVATE = range(0x10F000, 0x10FFFE)
 
 
 class Conversation(TypedDict):
-    """What a prompt is made of: messages and tools as `turns` gives them, and variables."""
+    """The input of a template: messages and tools from `turns_of`, and variables."""
 
     messages: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any]
@@ -38,29 +38,29 @@ class Conversation(TypedDict):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}`, with which templates mark what the assistant says, for training."""
+    """The `{% generation %}` tag, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """What is in the tag stands there as it is."""
+        """Return the content of the tag unchanged."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _TemplateError(Exception):
-    """What a template raises by itself."""
+    """An error that a template raises with `raise_exception`."""
 
 
 def render(model: Model, conversation: Conversation) -> str:
-    """The prompt for the assistant's next turn, without a BOS that the engine adds itself.
+    """Return the prompt for the assistant's next turn, without a BOS that the engine adds.
 
-    A last message of the assistant's goes on. A model without a template gets Alpaca's format, as
-    koboldcpp does it.
+    A final assistant message is continued. A model without a template gets the Alpaca format, as
+    in koboldcpp.
 
     Raises:
-        InvalidRequest: the template refuses the messages (roles that must alternate, for example).
-        EngineError: the template itself is broken.
+        InvalidRequest: the template rejects the messages (roles that must alternate, for example).
+        EngineError: the template is invalid.
     """
     messages = conversation["messages"]
     if model.template is None:
@@ -96,7 +96,7 @@ def _rendered(
             "tools": conversation.get("tools"),
             "documents": None,
         }
-        # What `template.render` does, without copying the variables two times more.
+        # The same as `template.render`, without two more copies of the variables.
         context = template.environment.context_class(
             template.environment, variables, template.name, template.blocks
         )
@@ -115,14 +115,14 @@ def _rendered(
 def variables_of(
     given: Mapping[str, Any] | None, effort: str | None, model: Model, engine: str
 ) -> dict[str, Any]:
-    """What a request gives to the model's template beside messages.
+    """Return the variables that a request passes to the model's template.
 
-    Its `reasoning_effort` goes to templates that know it; to those that can only think or not it
-    says which.
+    A template that uses `reasoning_effort` gets the effort. A template that can only switch
+    reasoning on or off gets `enable_thinking`.
 
     Raises:
-        InvalidRequest: it names what the template is given by itself.
-        Unsupported: the template knows no effort.
+        InvalidRequest: the request sets a variable of `OWN`.
+        Unsupported: the template has no setting for an effort other than `none`.
     """
     source = model.template or ""
     variables = dict(given) if given else {}
@@ -147,7 +147,7 @@ def variables_of(
 
 
 def without_bos(prompt: str, model: Model) -> str:
-    """A prompt that spells the BOS at its start, where the model adds one, would have two."""
+    """Remove the BOS at the start of a prompt if the model adds one, to avoid a second BOS."""
     if model.adds_bos and model.bos_token:
         return prompt.removeprefix(model.bos_token)
     return prompt
@@ -159,7 +159,7 @@ def _compile(source: str) -> jinja2.Template:
         template = _environment().from_string(source)
     except jinja2.TemplateError as error:
         raise EngineError(f"The model's chat template is broken: {error}") from error
-    # Jinja chains dictionaries here, and copies them slowly at each rendering.
+    # Jinja has a `ChainMap` here, which is slow to copy for each rendering.
     template.globals = dict(template.globals)
     return template
 

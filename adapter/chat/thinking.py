@@ -1,4 +1,4 @@
-"""What a model thinks before it answers."""
+"""The reasoning before an answer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from .parsing import BLANKS, MarkerFinder
 
 
 class Thinking:
-    """Takes what stands between two tags at a text's beginning for reasoning.
+    """A parser that returns the text between two tags at the beginning as reasoning.
 
     Args:
         begin, end: the tags.
-        is_open: whether the prompt has begun it already.
-        special: those of them that are tokens of the model's.
-        answer: reads what follows.
+        is_open: True if the prompt ends with the tag that begins the reasoning.
+        special: the tags that are tokens of the model.
+        answer: the parser of the text after the reasoning.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Thinking:
         self._answer = answer
         self._held = b""
         self._thought = False
-        # Functions, as a bound method would lead back here.
+        # A plain function, because a bound method would make a reference cycle.
         self._read = Thinking._thinks if is_open else Thinking._starts
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
@@ -34,7 +34,7 @@ class Thinking:
         return self._read(self, data, mark)
 
     def end(self) -> list[Part]:
-        """See `Parser.end`; a thought that does not end is one."""
+        """See `Parser.end`; reasoning without an end tag is still reasoning."""
         held, self._held = self._held, b""
         if self._read is Thinking._thinks:
             kept = held.rstrip(BLANKS)
@@ -43,7 +43,7 @@ class Thinking:
         return [*self._answer.feed(held), *self._answer.end()]
 
     def _starts(self, data: bytes, mark: bool) -> list[Part]:
-        """Blanks, and then the tag or the answer."""
+        """Parse blanks, and then the tag or the answer."""
         before, text = self._held, self._held + data
         bare = text.lstrip(BLANKS)
         if mark:
@@ -75,7 +75,7 @@ class Thinking:
             at, tag = found
             return self._finished(text[:at], at + len(tag), text[at + len(tag) :])
         start = 0 if self._thought else len(text) - len(text.lstrip(BLANKS))
-        # Blanks at its end, and what may be the tag, are not sure yet.
+        # Hold back blanks at the end, and what may be the beginning of the tag.
         sure = text[: len(text) - self._ends.held(text)].rstrip(BLANKS)
         if len(sure) <= start:
             self._held = text
@@ -85,7 +85,7 @@ class Thinking:
         return [Part("reasoning", sure[start:], len(sure))]
 
     def _finished(self, thought: bytes, size: int, rest: bytes) -> list[Part]:
-        """The thought's end; `size` bytes are settled, and the rest is the answer's."""
+        """End the reasoning with `size` bytes accounted for; the rest belongs to the answer."""
         kept = thought.rstrip(BLANKS) if self._thought else thought.strip(BLANKS)
         parts = [Part("reasoning", kept, len(kept))] if kept else []
         parts.append(Part("nothing", b"", size - len(kept)))
@@ -94,7 +94,7 @@ class Thinking:
         return parts + (self._leads(rest, False) if rest else [])
 
     def _leads(self, data: bytes, mark: bool) -> list[Part]:
-        """Blanks between the tag and the answer."""
+        """Drop the blanks between the tag and the answer."""
         bare = data if mark else data.lstrip(BLANKS)
         parts = [Part("nothing", b"", len(data) - len(bare))] if len(bare) < len(data) else []
         if not bare:

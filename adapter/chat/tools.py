@@ -1,4 +1,4 @@
-"""The tools of a chat request: which of them may be called, and how (contract 3.1 and 3.2)."""
+"""The tools of a chat request, and the rules for calling them (contract 3.1 and 3.2)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from ..errors import InvalidRequest
 
 Mode = Literal["auto", "required", "named"]
 
-# What the one argument is called of a function that stands for a custom tool.
+# The name of the only argument of a function that represents a custom tool.
 INPUT = "input"
 
 
 class ToolSet(NamedTuple):
-    """What may be called.
+    """The tools that a model may call.
 
     Args:
-        functions: those that may; `told` are all that the model is told of, by their places in
-            the request.
-        parallel: whether one message may make several calls.
-        legacy: whether they came as the deprecated `functions`.
-        custom: the names of those that take text: models are told of functions with one string.
+        functions: the functions that may be called, each with its index in the request.
+        listed: all functions that the model sees.
+        parallel: True if one message may contain several calls.
+        legacy: True if the request has the deprecated `functions`.
+        custom: names of the custom tools, which the model sees as functions with one string
+            argument.
     """
 
     functions: Sequence[tuple[int, Function]]
@@ -49,12 +50,12 @@ class ToolSet(NamedTuple):
         return "function_call" if self.legacy else "tool_calls"
 
     def path(self, index: int) -> str:
-        """Where a function's parameters stand in the request."""
+        """Return the path of a function in the request."""
         return f"functions[{index}]" if self.legacy else f"tools[{index}].function"
 
 
 def wrong_schema(name: str, error: Unenforced, param: str) -> InvalidRequest:
-    """The error for parameters that are no schema, or that nothing can make sure of."""
+    """Return the error for parameters that are not a valid schema, or cannot be enforced."""
     return InvalidRequest(
         f"Invalid schema for function '{shortened(name)}': In context={error.context}, "
         f"{error.reason}.",
@@ -63,10 +64,10 @@ def wrong_schema(name: str, error: Unenforced, param: str) -> InvalidRequest:
 
 
 def check_calls(messages: Sequence[Message]) -> None:
-    """Every call has its result, and every result its call (contract 3.2).
+    """Check that every call has its result, and every result its call (contract 3.2).
 
     Raises:
-        InvalidRequest: in OpenAI's words.
+        InvalidRequest: a call or a result is missing; the message is OpenAI's.
     """
     open_ids: list[str] = []
     for index, message in enumerate(messages):
@@ -104,7 +105,7 @@ def _ids(message: AssistantMessage) -> list[str]:
 
 
 def _call_before(messages: Sequence[Message], index: int) -> AssistantMessage | None:
-    """The message whose calls a run of results answers."""
+    """Return the message whose calls a run of results answers, or None."""
     while index and isinstance(messages[index - 1], ToolMessage | FunctionMessage):
         index -= 1
     found = messages[index - 1] if index else None

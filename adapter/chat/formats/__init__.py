@@ -1,4 +1,4 @@
-"""The ways in which models write calls, chosen by what a chat template spells."""
+"""The formats in which models write tool calls, detected from the chat template."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .base import ToolCallFormat
 __all__ = ["FORMATS", "HERMES", "ToolCallFormat", "format_of"]
 
 HERMES = hermes.FORMAT
-# A template is of the first that says so.
+# The first format that matches a template is used.
 FORMATS: tuple[ToolCallFormat, ...] = (
     HERMES,
     harmony.FORMAT,
@@ -32,5 +32,5 @@ FORMATS: tuple[ToolCallFormat, ...] = (
 
 
 def format_of(template: str) -> ToolCallFormat | None:
-    """The way in which a template writes calls; None where it knows no tools, or another way."""
+    """Return the tool call format of a template; None if it has no tools or an unknown format."""
     return next((one for one in FORMATS if one.is_of(template)), None)

@@ -1,4 +1,4 @@
-"""Calls without markers: JSON is all that such an answer is."""
+"""Tool calls without markers: the whole answer is JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .base import ToolCallFormat
 
 @dataclass(frozen=True, eq=False)
 class Bare(ToolCallFormat):
-    """`{"name": …, "arguments": {…}}`."""
+    """The format `{"name": …, "arguments": {…}}`."""
 
     def is_of(self, template: str) -> bool:
         """See `ToolCallFormat.is_of`."""

@@ -1,4 +1,4 @@
-"""A way to write calls, all of it in one object: how it is known, read, constrained and written."""
+"""A tool call format: an object that detects it, and parses, constrains and writes its calls."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Check: TypeAlias = Callable[[str], bool]
 
 @dataclass(frozen=True, eq=False)
 class ToolCallFormat:
-    """Calls as JSON objects, between markers or alone; other ways are its subclasses.
+    """Tool calls as JSON objects, between markers or alone; subclasses implement other formats.
 
     Args:
-        markers: what of it may be tokens of the model's.
-        begin, end: what stands around calls; none where a call is all that an answer is.
+        markers: the strings of the format that can be tokens of the model.
+        begin, end: the markers around calls; empty if the whole answer is a call.
         name, arguments: the keys of a call's object.
-        in_list: whether a list of objects stands between the markers, or one object.
-        bare: whether JSON at the beginning of an answer is a call.
-        id_size: how long the ids of calls must be that the template is given, None for any.
-        answer: what stands before an answer where that is one of several messages.
+        in_list: True if a list of objects is between the markers, False for one object.
+        bare: True if JSON at the beginning of an answer is a call.
+        id_size: the length of call ids that the template requires; None for any.
+        answer: the text before the answer, if a turn of the model has several messages.
     """
 
     title: str
@@ -43,19 +43,20 @@ class ToolCallFormat:
     answer: str = ""
 
     def is_of(self, template: str) -> bool:
-        """Whether a chat template writes calls so."""
+        """Return True if a chat template has calls in this format."""
         return self.begin in template and "tools" in template
 
     def parser(
         self, functions: Mapping[str, Any], special: frozenset[str], enforced: bool, forced: bool
     ) -> Parser:
-        """What takes calls out of an answer.
+        """Return a parser that separates the calls in an answer from its content.
 
         Args:
-            functions: the schemas of the arguments of those that are offered, by their names.
-            special: markers that are tokens of the model's.
-            enforced: whether a grammar makes calls that cannot be broken.
-            forced: whether there is nothing but calls, so that the spelling of a marker is one.
+            functions: the schemas of the offered functions' arguments, by function name.
+            special: the markers that are tokens of the model.
+            enforced: True if a grammar guarantees valid calls.
+            forced: True if the answer has only calls, so that text with the spelling of a marker
+                is the marker.
         """
         check = functions.__contains__
 
@@ -67,24 +68,24 @@ class ToolCallFormat:
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """The markers that may begin a call."""
+        """The markers that can begin a call."""
         return (self.begin,) if self.begin else ()
 
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        """What reads what stands behind a marker.
+        """Return a parser of the text after a marker.
 
         Args:
-            check: says whether a function is offered, None where that is sure.
+            check: returns True if a function is offered; None if a grammar guarantees it.
         """
         return JsonCallParser(self.name, (self.arguments, *ARGUMENTS), check)
 
     def spelled(self, name: str) -> tuple[str, ...]:
-        """How a function's name may stand in a call."""
+        """Return the forms in which a function's name can appear in a call."""
         key = json.dumps(self.name)
         return (f'{key}: "{name}"', f'{key}:"{name}"')
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """Calls as the model writes them; each: name and arguments."""
+        """Write calls, each a name and arguments, as the model does."""
         objects = [
             json.dumps({self.name: name, self.arguments: arguments}, ensure_ascii=False)
             for name, arguments in calls
@@ -96,21 +97,21 @@ class ToolCallFormat:
     def rules(
         self, function: FunctionSchema, name: str, prefix: str, index: int
     ) -> Mapping[str, str]:
-        """GBNF rules for a function's arguments (`rules.arguments`)."""
+        """Return GBNF rules for a function's arguments (`rules.arguments`)."""
         return json_arguments(function, name, prefix, index)
 
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        """GBNF of one call, as it stands between the markers.
+        """Return the GBNF of one call, without the markers around it.
 
         Args:
-            arguments: the rule of its arguments.
+            arguments: the name of the rule for its arguments.
         """
         keys = [f'{literal(json.dumps(key))} ws ":" ws' for key in (self.name, self.arguments)]
         own = literal(json.dumps(name))
         return f'"{{" ws {keys[0]} {own} ws "," ws {keys[1]} {arguments} ws "}}"'
 
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """GBNF of the marker that begins calls, and of all that comes behind it."""
+        """Return the GBNF of the marker that begins calls, and of everything after it."""
         if not self.begin:
             return "", "call"
         begin = marker(self.begin, special)

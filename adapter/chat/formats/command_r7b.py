@@ -1,4 +1,4 @@
-"""Calls as Command R7B writes them: a list of actions, each with a tool's name."""
+"""Tool calls as Command R7B writes them: a list of actions, each with a tool's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GBNF for calls, so that they come as a format writes them and with arguments by their schemas."""
+"""GBNF for tool calls: the syntax of a format, and arguments that match their schemas."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from .base import ToolCallFormat
 from .rules import FunctionSchema
 
 _ANY = b'{"type":"object"}'
-# Room is left for what may come before: a thought.
+# Leaves room for a preamble: the reasoning before the calls.
 MAX_SIZE = limits.SCHEMA.most - 2_000
-# What is not strict is left out of a grammar beyond this: each token would take longer.
+# Beyond this size, schemas that are not strict are dropped: each token would take longer.
 WELL_FOLLOWED = 63_536
 
 
 class TooLarge(Exception):
-    """There are so many functions that no grammar for all of them can be followed."""
+    """An error for functions whose grammar is larger than `MAX_SIZE`."""
 
 
 class GrammarRequest(NamedTuple):
-    """What a grammar for calls is made of.
+    """The input of a grammar for tool calls.
 
     Args:
-        functions: those that may be called.
-        parallel: whether there may be several calls.
-        forced: whether there is nothing but calls; else the first marker begins them.
-        special: markers that are tokens of the model's.
-        answer: what there may be instead of calls.
+        functions: the functions that may be called.
+        parallel: True if several calls are allowed.
+        forced: True if only calls are allowed; otherwise they begin with the first marker.
+        special: the markers that are tokens of the model.
+        answer: the grammar of an answer that is allowed instead of calls, or None.
     """
 
     form: ToolCallFormat
@@ -44,7 +44,7 @@ class GrammarRequest(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Characters of names and schemas."""
+        """The total length of the names, the schemas and the answer's grammar."""
         own = sum(len(name) + len(schema or b"") for name, schema, _ in self.functions)
         return own + (len(self.answer.text) if self.answer is not None else 0)
 
@@ -55,17 +55,17 @@ _known: Memo[GrammarRequest, str] = Memo(
 
 
 async def prepared(request: GrammarRequest) -> str:
-    """The grammar of a request, made in a thread and kept; see `grammar`."""
+    """Return the grammar of a request from a cache, or make it in a thread; see `grammar`."""
     return await _known.get(request, lambda: grammar(request))
 
 
 def grammar(request: GrammarRequest) -> str:
-    """A grammar for an answer with calls.
+    """Return a grammar for an answer with calls.
 
     Raises:
-        Unenforced: a schema that is to be made sure of; the path begins with the function's place.
-        InvalidGrammar: what there may be instead of calls is wrong.
-        TooLarge: see there.
+        Unenforced: a strict schema cannot be enforced; the path begins with the function's index.
+        InvalidGrammar: the grammar of the answer is invalid.
+        TooLarge: the grammar is larger than `MAX_SIZE`.
     """
     form, functions, parallel, forced, special, answer = request
     text = _grammar(form, functions, parallel, forced, special)
@@ -104,7 +104,7 @@ def _grammar(
 
 
 def beside(calls: str, answer: str) -> str:
-    """A grammar for what is either calls or another answer; both are GBNF."""
+    """Return a grammar that allows either calls or another answer; both are GBNF."""
     own = renamed(calls, "root", "calls")
     other = renamed(answer, "root", "answer")
     rules = dict.fromkeys([*own.splitlines(), *other.splitlines()])

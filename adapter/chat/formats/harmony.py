@@ -1,4 +1,4 @@
-"""gpt-oss's messages: channels for thinking, preambles, calls and the answer.
+"""The messages of gpt-oss: channels for reasoning, preambles, tool calls and the answer.
 
 https://cookbook.openai.com/articles/openai-harmony
 """
@@ -26,7 +26,7 @@ _OUTSIDE = {START.encode(), CHANNEL.encode()}
 
 
 class BodyParser(JsonCallParser):
-    """Reads the body of a call: arguments and nothing else."""
+    """A parser of a call's body, which contains only the arguments."""
 
     def __init__(self, name: str, check: Callable[[str], bool] | None) -> None:
         self._own_name = name
@@ -44,12 +44,12 @@ class BodyParser(JsonCallParser):
 
 
 class HarmonyParser:
-    """Reads a whole turn of the assistant's, which the prompt has begun with `<|start|>assistant`.
+    """A parser of an assistant turn, which the prompt begins with `<|start|>assistant`.
 
     Args:
-        special: markers that are tokens of the model's.
-        check: says whether a function is offered.
-        enforced: whether calls cannot be broken.
+        special: the markers that are tokens of the model.
+        check: returns True if a function is offered.
+        enforced: True if a grammar guarantees valid calls.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class HarmonyParser:
         self._enforced = enforced
         self._blanks = Blanks()
         self._text = b""
-        # What stands before a body; None in a body, and where content came without any.
+        # The header before a body; None inside a body, and in content without a header.
         self._header: bytes | None = b""
         self._first = True
         self._kind = "content"
@@ -99,7 +99,7 @@ class HarmonyParser:
         return out + (self._blanks.drop() if self._called else self._blanks.flush())
 
     def _takes(self, data: bytes) -> list[Part]:
-        """Text without markers."""
+        """Parse text that contains no markers."""
         if not data:
             return []
         if self._header is not None:
@@ -115,7 +115,7 @@ class HarmonyParser:
         self._header = header
         bare = header.lstrip(BLANKS)
         if self._first and bare and bare[:3] != b"to=" and not b"to=".startswith(bare):
-            # A turn that has no header is an answer.
+            # A turn without a header is an answer.
             self._header, self._kind = None, "content"
             return self._blanks.content(header)
         return []
@@ -138,7 +138,7 @@ class HarmonyParser:
         return [*out, Part("nothing", b"", len(marker))]
 
     def _opens(self, header: bytes) -> list[Part]:
-        """A body begins; the header says of what."""
+        """Begin a body of the kind that the header names."""
         self._header = None
         channel = _CHANNEL.search(header)
         recipient = _RECIPIENT.search(header)
@@ -178,7 +178,7 @@ class HarmonyParser:
         return self._blanks.content(self._raw)
 
     def _close(self) -> list[Part]:
-        """A body ends."""
+        """End a body."""
         call, self._call = self._call, None
         if call is None:
             return []
@@ -191,7 +191,7 @@ class HarmonyParser:
 
 @dataclass(frozen=True, eq=False)
 class Harmony(ToolCallFormat):
-    """A call is a message to a function, in the channel for commentary."""
+    """The harmony format: a call is a message to a function in the commentary channel."""
 
     def is_of(self, template: str) -> bool:
         """See `ToolCallFormat.is_of`."""
@@ -213,7 +213,7 @@ class Harmony(ToolCallFormat):
         return f'{literal(name)} " "? ({constrain} "json")? {message} {arguments}'
 
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`; a message that thinks may come before the call."""
+        """See `ToolCallFormat.around`; a message with reasoning may come before the call."""
         channel, message = marker_of(CHANNEL, special), marker_of(MESSAGE, special)
         over, start = marker_of(END, special), marker_of(START, special)
         thought = f"!{over}*" if over.startswith("<") else "[^<]*"

@@ -1,4 +1,4 @@
-"""Calls as Hermes, Qwen 2.5 and 3 and many others write them: an object between two tags.
+"""Tool calls as Hermes, Qwen 2.5, Qwen 3 and many others write them: an object between tags.
 
 https://github.com/NousResearch/Hermes-Function-Calling
 """
@@ -12,10 +12,10 @@ from .base import ToolCallFormat
 
 @dataclass(frozen=True, eq=False)
 class Hermes(ToolCallFormat):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+    """The format `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
 
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`; others put other things between the same tags."""
+        """See `ToolCallFormat.is_of`; other formats have other content between the same tags."""
         if "<function=" in template or "<arg_key>" in template:
             return False
         return self.begin in template and ('"name"' in template or '\\"name\\"' in template)

@@ -1,6 +1,6 @@
-"""Calls as Llama 3.x writes them behind `<|python_tag|>`.
+"""Tool calls as Llama 3.x writes them after `<|python_tag|>`.
 
-JSON, `name.call(key="value")` for tools that it knows by name, or Python for its interpreter:
+A call is JSON, `name.call(key="value")` for a built-in tool, or Python for the interpreter:
 https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/.
 """
 
@@ -23,13 +23,13 @@ from .base import Check
 from .rules import marker as marker_of
 
 MARKER = "<|python_tag|>"
-# What the interpreter is called where it is offered as a function.
+# Names of functions that offer the Python interpreter.
 INTERPRETERS = ("code_interpreter", "python", "ipython")
 _BUILT_IN = re.compile(r"([A-Za-z_][A-Za-z0-9_-]{0,63})\.call(\(.*\))", re.DOTALL)
 
 
 class PythonTagParser:
-    """Reads any of them; what is no JSON goes to the text's end."""
+    """A parser of each kind of call; one that is not JSON extends to the end of the text."""
 
     def __init__(self, make: Callable[[], JsonCallParser], offered: Callable[[str], bool]) -> None:
         self._json = make()
@@ -85,7 +85,7 @@ class PythonTagParser:
 
 @dataclass(frozen=True, eq=False)
 class Llama3(Bare):
-    """`{"name": …, "parameters": {…}}`, with the marker in front of it or without."""
+    """The format `{"name": …, "parameters": {…}}`, with or without the marker before it."""
 
     def is_of(self, template: str) -> bool:
         """See `ToolCallFormat.is_of`."""
@@ -99,7 +99,7 @@ class Llama3(Bare):
         return (MARKER,)
 
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        """See `ToolCallFormat.one`; what is no JSON may be a tool that it knows by name."""
+        """See `ToolCallFormat.one`; text that is not JSON can call a built-in tool."""
 
         def make() -> JsonCallParser:
             return JsonCallParser(self.name, (self.arguments, *ARGUMENTS), check)
@@ -107,7 +107,7 @@ class Llama3(Bare):
         return PythonTagParser(make, functions.__contains__)
 
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`; nothing comes behind the first call."""
+        """See `ToolCallFormat.around`; nothing follows the first call."""
         return f"{marker_of(MARKER, special)}?", "call"
 
 

@@ -1,6 +1,6 @@
-"""Calls as Mistral's models write them behind `[TOOL_CALLS]`.
+"""Tool calls as Mistral's models write them after `[TOOL_CALLS]`.
 
-A list of objects (tokenizers v3 to v7), or `name[ARGS]{…}`, with `[CALL_ID]id` in between for some
+A list of objects (tokenizers v3 to v7), or `name[ARGS]{…}`, for some with `[CALL_ID]id` in between
 (v11 and later): https://docs.mistral.ai/capabilities/function_calling and mistral-common's
 `tokens/tokenizers/instruct.py`.
 """
@@ -25,7 +25,7 @@ _LONGEST = 64 + len(CALL_ID) + 64 + len(ARGS)
 
 
 class MistralParser(JsonCallParser):
-    """Reads either of them."""
+    """A parser of both forms."""
 
     def _run(self) -> Steps:
         byte = yield from self._next()
@@ -54,7 +54,7 @@ def _name(header: bytearray) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Mistral(ToolCallFormat):
-    """`[TOOL_CALLS][{"name": …, "arguments": {…}}]`."""
+    """The format `[TOOL_CALLS][{"name": …, "arguments": {…}}]`."""
 
     def is_of(self, template: str) -> bool:
         """See `ToolCallFormat.is_of`."""
@@ -67,7 +67,7 @@ class Mistral(ToolCallFormat):
 
 @dataclass(frozen=True, eq=False)
 class WithArgs(Mistral):
-    """`[TOOL_CALLS]name[ARGS]{…}`, once for each call."""
+    """The format `[TOOL_CALLS]name[ARGS]{…}`, once for each call."""
 
     def is_of(self, template: str) -> bool:
         """See `ToolCallFormat.is_of`."""
@@ -89,7 +89,7 @@ class WithArgs(Mistral):
         return f"{literal(name)} {marker_of(ARGS, special)} {arguments}"
 
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`; a name stands right behind the marker."""
+        """See `ToolCallFormat.around`; the name follows the marker directly."""
         begin = marker_of(self.begin, special)
         return begin, f"call ({GAP} {begin} call)*" if parallel else "call"
 

@@ -1,4 +1,4 @@
-"""GBNF for what every format of calls is made of: markers, and arguments by their schemas."""
+"""GBNF that all tool call formats share: markers, and arguments that match their schemas."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Path: TypeAlias = tuple[str | int, ...]
 
 GAP = "[ \\n]{0,2}"
 _OTHER_KEYS = {"additionalProperties", "patternProperties", "required", "$ref", "allOf", "anyOf"}
-# Keywords that are left out of a schema one by one; each time all of it is read again.
+# Keywords to remove from a schema one by one; each removal reads the whole schema again.
 _MOST_TAKEN_AWAY = 32
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class FunctionSchema(NamedTuple):
-    """A function whose calls a grammar is for.
+    """A function, and the schema of its arguments.
 
     Args:
-        schema: of its arguments, as JSON; None: it has none.
-        strict: whether all of that is to be made sure of; else what no grammar can say is left out,
-            and where there are too many for one grammar all that the schemas say.
+        schema: the JSON schema of the arguments; None if the function has no arguments.
+        strict: True if the whole schema must be enforced. Otherwise keywords that a grammar cannot
+            enforce are dropped, or the whole schema if the grammar would be too large.
     """
 
     name: str
@@ -34,19 +34,19 @@ class FunctionSchema(NamedTuple):
 
 
 def marker(text: str, special: frozenset[str]) -> str:
-    """A marker: one token of the model's, or its spelling."""
+    """Return the GBNF of a marker: one token of the model, or its spelling."""
     return token_or_text(text, Preamble("", "", False, special))
 
 
 def arguments(function: FunctionSchema, name: str, prefix: str, index: int) -> Mapping[str, str]:
-    """Rules for arguments as JSON.
+    """Return the rules for arguments as JSON.
 
     Args:
-        name: of the rule; the others begin with the prefix.
-        index: the function's place, for errors.
+        name: the name of the main rule; names of the others begin with the prefix.
+        index: the index of the function, for errors.
 
     Raises:
-        Unenforced: a schema that is to be made sure of cannot be.
+        Unenforced: a strict schema cannot be enforced.
     """
     schema = _NO_ARGUMENTS if function.schema is None else orjson.loads(function.schema)
     if function.strict:
@@ -54,7 +54,7 @@ def arguments(function: FunctionSchema, name: str, prefix: str, index: int) -> M
             return rules_of(_as_object(schema), name, prefix)
         except Unenforced as error:
             raise Unenforced(error.reason, (index, *error.path)) from None
-    # What cannot be made sure of is taken away, until all of the rest can.
+    # Remove what cannot be enforced, until the rest can be.
     for _ in range(_MOST_TAKEN_AWAY):
         try:
             return rules_of(_as_object(schema), name, prefix)
@@ -65,7 +65,7 @@ def arguments(function: FunctionSchema, name: str, prefix: str, index: int) -> M
 
 
 def value(schema: Any, name: str, prefix: str, path: Path | None) -> Mapping[str, str]:
-    """Rules for any value; without a path what cannot be made sure of is left out."""
+    """Return the rules for any value; without a path, drop what cannot be enforced."""
     for _ in range(_MOST_TAKEN_AWAY):
         try:
             return rules_of(schema, name, prefix)
@@ -78,7 +78,7 @@ def value(schema: Any, name: str, prefix: str, path: Path | None) -> Mapping[str
 
 
 def _as_object(schema: Any) -> Any:
-    """Arguments are an object; one whose properties are none has none."""
+    """Require an object in a schema, and an empty one if `properties` is empty."""
     if not isinstance(schema, dict):
         return schema
     if schema.get("properties") == {} and not schema.keys() & _OTHER_KEYS:
@@ -87,9 +87,9 @@ def _as_object(schema: Any) -> Any:
 
 
 def _without(schema: Any, path: Sequence[str | int]) -> bool:
-    """Take away what is at a path, or the nearest that can be; whether anything was.
+    """Remove the keyword at a path, or the nearest before it; return True if one was removed.
 
-    A path may lead on through what a reference stands for, which is elsewhere.
+    A path may continue through the target of a reference, which is elsewhere in the schema.
     """
     nearest: tuple[dict[str, Any], str] | None = None
     for key in path:

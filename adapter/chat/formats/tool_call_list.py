@@ -1,4 +1,4 @@
-"""Calls as Phi-4 mini writes them: a list of objects between two markers."""
+"""Tool calls as Phi-4 mini writes them: a list of objects between two markers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Calls as Qwen3-Coder and its relatives write them: a tag for the function, one for each argument.
+"""Tool calls as Qwen3-Coder and related models write them: tags for the function and arguments.
 
-`<function=name>`, then `<parameter=key>`, a line end, the value, a line end and `</parameter>` for
+`<function=name>`, then `<parameter=key>`, a newline, the value, a newline and `</parameter>` for
 each argument, then `</function>`: the chat template of https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct.
-Values are text where the function's schema wants a string, else JSON.
+Values are text if the function's schema requires a string, otherwise JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST = 64 + 32
 
 
 def takes_text(schema: object) -> bool:
-    """Whether a value that a schema is about is written as it is, rather than as JSON."""
+    """Return True if a value of a schema is written as text, not as JSON."""
     if not isinstance(schema, dict):
         return False
     kind = schema.get("type")
@@ -42,10 +42,10 @@ def takes_text(schema: object) -> bool:
 
 
 class XmlParser:
-    """Reads one function with its arguments; each argument is told when it is complete.
+    """A parser of one function with its arguments; each argument is returned when it is complete.
 
     Args:
-        functions: the schemas of the arguments of those that are offered, by their names.
+        functions: the schemas of the offered functions' arguments, by function name.
     """
 
     def __init__(self, functions: Mapping[str, Any]) -> None:
@@ -60,7 +60,7 @@ class XmlParser:
         self.done = False
 
     def feed(self, data: bytes) -> tuple[int, list[Part]]:
-        """See `CallParser.feed`; a byte at a time, so that what is behind the end is not taken."""
+        """See `CallParser.feed`; reads single bytes, to take nothing after the end of the call."""
         for position in range(len(data)):
             self._text.append(data[position])
             self._size += 1
@@ -79,7 +79,7 @@ class XmlParser:
         return parts
 
     def end(self) -> list[Part]:
-        """See `CallParser.end`: a function that is not closed is none."""
+        """See `CallParser.end`; a function without its closing tag is not a call."""
         raise Broken
 
     def _read(self) -> None:
@@ -108,7 +108,7 @@ class XmlParser:
         self._text = bytearray()
 
     def _check_start(self) -> None:
-        """Between values there are tags and nothing else."""
+        """Raise `Broken` for anything but tags between values."""
         text = self._text.lstrip(BLANKS)
         if (text and text[:1] != b"<") or len(text) > _LONGEST:
             raise Broken
@@ -144,7 +144,7 @@ class XmlParser:
 
 @dataclass(frozen=True, eq=False)
 class Xml(ToolCallFormat):
-    """Calls in tags."""
+    """The format with tags."""
 
     def is_of(self, template: str) -> bool:
         """See `ToolCallFormat.is_of`."""
@@ -186,7 +186,7 @@ _TEXT_KEYS = _NOTES | {"type"}
 
 
 def _tags(function: FunctionSchema, name: str, prefix: str, index: int) -> Mapping[str, str]:
-    """Rules for arguments in tags: those of the schema, in its order."""
+    """Return the rules for arguments in tags: the properties of the schema, in its order."""
     strict = function.strict
     schema = {} if function.schema is None else orjson.loads(function.schema)
     properties = schema.get("properties") or {}
@@ -217,7 +217,7 @@ def _tags(function: FunctionSchema, name: str, prefix: str, index: int) -> Mappi
 
 
 def _check_said(schema: Mapping[str, Any], known: frozenset[str], path: Path) -> None:
-    """Raise `Unenforced` for a keyword that arguments in tags cannot be held to."""
+    """Raise `Unenforced` for a keyword that cannot be enforced for arguments in tags."""
     for key in schema:
         if key not in known:
             raise Unenforced(f"'{key}' is not enforced in this model's format", (*path, key))
