@@ -57,8 +57,8 @@ class Options(TypedDict, total=False):
             can then infer other clients' prompts from response times.
         cors_origins: the web pages that may read responses in a browser; by default all.
         local_rules: the rules of `latimer serve` without a key (`origins.LocalRules`), instead of
-            `cors_origins`. They reject requests of other pages, and to unknown host names. By
-            default there are none.
+            `cors_origins`. They reject requests from other pages, and requests to unknown host
+            names. By default there are none.
         max_body: the largest request body, in bytes; by default 32 MiB.
         strict: reject unknown fields, and fields that the engine only approximates.
         parse_content: parse control tokens in message text. The author of a message can then

@@ -67,7 +67,7 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class ShuttingDown(LatimerError):
-    """The server shuts down and ends the request; the client can retry later or elsewhere."""
+    """An error for requests that a shutdown ends; the client can retry later or elsewhere."""
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down. Send the request again later.")
@@ -101,7 +101,7 @@ def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
 
 
 def error_event(error: LatimerError) -> bytes:
-    """Return the frames that end a stream with an error, as OpenAI's SDK expects (contract 1.7)."""
+    """Return the frames that end a stream with an error, for OpenAI's SDK (contract 1.7)."""
     _status, body, _headers = render(error)
     return b"data: " + orjson.dumps(body) + b"\n\n" + DONE
 

@@ -41,7 +41,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 class Disconnected(Exception):
-    """The client disconnected while its request was read."""
+    """A disconnect of the client while its request was read."""
 
 
 class Exchange:

@@ -66,7 +66,7 @@ class Answer:
 
     @property
     def tells_tokens(self) -> bool:
-        """True if the response depends on single tokens."""
+        """True if the response depends on individual tokens."""
         return self.show is not None or self.best is not None
 
     def result(
@@ -86,8 +86,8 @@ class Answer:
 class Collected:
     """A sink that sends a plain response.
 
-    It equals the joined chunks of the same request's stream. A choice's bytes are joined and
-    decoded when the choice ends.
+    The response equals the joined chunks of the same request's stream. The bytes of a choice are
+    joined and decoded when the choice ends.
     """
 
     at_once = False

@@ -51,7 +51,7 @@ class TextAssembler:
         return self._decoded(data)
 
     def _decoded(self, data: bytes) -> str:
-        # This does the work of the incremental decoder without its calls of Python code.
+        # This does the work of the incremental decoder without its calls into Python code.
         if self._incomplete:
             data = self._incomplete + data
         text, size = utf_8_decode(data, "replace", False)

@@ -1,6 +1,6 @@
 """Map token ids of OpenAI's vocabularies, which clients compute with tiktoken, to other models.
 
-tiktoken is imported when a request first needs a vocabulary. It downloads the vocabulary, or reads
+tiktoken is imported when a vocabulary is first needed. It downloads the vocabulary, or reads
 it from the folder in `TIKTOKEN_CACHE_DIR`, and sets no time limit. Each vocabulary is therefore
 loaded in a daemon thread of its own, which blocks neither other work nor the end of the process.
 """
@@ -60,7 +60,8 @@ class _Load:
         return failed and time.monotonic() - self.begun > AGAIN
 
 
-# Loads by vocabulary name; the list of names has an empty one. tiktoken's names bound the size.
+# Loads by vocabulary name, so tiktoken's names bound their number. The empty name is for the load
+# of the list of names.
 _loads: dict[str, _Load] = {}
 _lock = threading.Lock()
 
