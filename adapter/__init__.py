@@ -17,7 +17,7 @@ __all__ = ["OpenAIAdapter", "OpenAIMiddleware"]
 
 
 def __getattr__(name: str) -> object:
-    # `latimer --help` needs neither, and they bring pydantic and Jinja.
+    # `latimer --help` needs neither class, and both import pydantic and Jinja.
     if name in __all__:
         from . import app
 

@@ -34,7 +34,7 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Endpoint = Callable[[Exchange, Service], Awaitable[None]]
 Found = tuple[str, Endpoint, bool]
 
-# Paths without their `/v1`, which may be left out: many clients misconfigure their base URL.
+# Paths without the `/v1` prefix, which is optional: many clients misconfigure their base URL.
 ENDPOINTS: dict[str, tuple[str, Endpoint]] = {
     "/chat/completions": ("POST", create_chat_completion),
     "/completions": ("POST", create_completion),
@@ -46,27 +46,28 @@ ENDPOINTS: dict[str, tuple[str, Endpoint]] = {
 
 
 class Options(TypedDict, total=False):
-    """How a backend is served.
+    """The options of an adapter.
 
     Args:
-        model_names: how clients call the model; by default the engine's own name.
+        model_names: the model names for clients; by default the engine's own name.
         any_model: accept every model name.
-        api_keys: without one of these in `Authorization: Bearer …` the answer is a 401; none: open.
-        share_prefixes: let an engine in process go on from what another key's prompts have
-            evaluated; who measures times can tell from it what others have asked.
-        cors_origins: which web pages may read replies in a browser; by default all.
-        local_rules: the rules that `latimer serve` has without a key (`origins.LocalRules`), in
-            place of `cors_origins`: requests of other pages, and by unknown host names, are
-            refused. By default there are none.
+        api_keys: reject requests with 401 that do not send one of these keys in
+            `Authorization: Bearer …`. Without keys, every client is accepted.
+        share_prefixes: share the prompt cache of the in-process engine across API keys. A client
+            can then infer other clients' prompts from response times.
+        cors_origins: the web pages that may read responses in a browser; by default all.
+        local_rules: the rules of `latimer serve` without a key (`origins.LocalRules`), instead of
+            `cors_origins`. They reject requests from other pages, and requests to unknown host
+            names. By default there are none.
         max_body: the largest request body, in bytes; by default 32 MiB.
-        strict: refuse unknown fields, and what the engine does only nearly.
-        parse_content: let what messages spell as control tokens count as such; who writes a
-            message can then speak in anybody's name.
-        fetch_images: fetch pictures that a request names by http and https, from public addresses
-            only; by default only data: URLs are taken.
-        chat_format: the name of an instruct format (`instruct.FORMATS`) instead of the model's own
-            template; a request's `adapter` goes before it.
-        logit_bias_vocabulary: the vocabulary that requests' token ids are of, by tiktoken's name
+        strict: reject unknown fields, and fields that the engine only approximates.
+        parse_content: parse control tokens in message text. The author of a message can then
+            forge messages of any role.
+        fetch_images: fetch images from the http and https URLs in a request, at public addresses
+            only. By default only data: URLs are accepted.
+        chat_format: the name of an instruct format (`instruct.FORMATS`) that replaces the model's
+            chat template. The `adapter` of a request overrides it.
+        logit_bias_vocabulary: the vocabulary of the token ids in requests, by its name in tiktoken
             (`cl100k_base`); by default the model's own.
     """
 
@@ -85,14 +86,14 @@ class Options(TypedDict, total=False):
 
 
 class OpenAIAdapter:
-    """OpenAI's API over a backend, as an ASGI app.
+    """An ASGI app that serves OpenAI's API over a backend.
 
-    Serve it by itself, or mount it under any prefix of another app; it starts its backend with
-    the first request where nobody runs its lifespan, and `aclose` ends it.
+    Serve it on its own, or mount it under any prefix of another app. The first request starts the
+    backend. The end of the app's lifespan, or `aclose`, releases it.
 
     Args:
-        backend: what answers.
-        prefixes: under which the API is found; an empty one serves `/health` too.
+        backend: the backend that handles the requests.
+        prefixes: the path prefixes of the API; an empty prefix also serves `/health`.
         options: see `Options`.
     """
 
@@ -132,7 +133,7 @@ class OpenAIAdapter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run an endpoint; every error becomes OpenAI's error object.
 
-        What nobody expected is a 500 and a line in the log.
+        An unexpected exception is logged and becomes a 500.
         """
         if scope["type"] != "http":
             await self._other(scope, receive, send)
@@ -174,7 +175,7 @@ class OpenAIAdapter:
                 raise
             await _shut_down(exchange)
         except Exception:
-            # What a request put into an error must not steer the terminal of who reads the log.
+            # Text from a request must not control the terminal that shows the log.
             trace = printable(traceback.format_exc(), keep="\n")
             log.error("request %s failed\n%s", exchange.request_id, trace)
             if exchange.started:
@@ -183,11 +184,11 @@ class OpenAIAdapter:
             await exchange.reply(status, orjson.dumps(body))
 
     def serves(self, scope: Scope) -> bool:
-        """Whether a request's path is one of OpenAI's that are served here."""
+        """Return True if the app serves the path of a request."""
         return self._find(scope) is not None
 
     def _find(self, scope: Scope) -> Found | None:
-        """The endpoint of a path, below the prefix that the app is mounted under."""
+        """Return the endpoint of a path, relative to the app's mount point; None if unknown."""
         path, root = scope["path"], scope.get("root_path", "")
         if root and path.startswith(root + "/"):
             path = path[len(root) :]
@@ -202,7 +203,7 @@ class OpenAIAdapter:
         await self._service.aclose()
 
     def end(self) -> None:
-        """Refuse new requests, and let those that are cancelled from now on answer why."""
+        """Reject new requests, and let requests that are cancelled from now on send an error."""
         self._has_ended = True
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -223,7 +224,7 @@ class OpenAIAdapter:
 
 
 async def _shut_down(exchange: Exchange) -> None:
-    """Answer a request that was cancelled because the server ends, if its reply still can."""
+    """Send the shutdown error to the client of a cancelled request, if the response allows it."""
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
@@ -234,20 +235,20 @@ async def _shut_down(exchange: Exchange) -> None:
 
 
 def _fetch() -> Fetch:
-    """Make what fetches images; its HTTP client is imported only where it is used."""
+    """Make the image fetcher; its HTTP client is imported only when images are fetched."""
     from .chat.fetch import Fetcher
 
     return Fetcher()
 
 
 class OpenAIMiddleware:
-    """Answers OpenAI's paths under `/v1`, and passes everything else on to an app.
+    """ASGI middleware that serves OpenAI's paths under `/v1`, and passes the rest to an app.
 
-    The app's lifespan runs as it is; when it ends, the backend is released.
+    The app's own lifespan runs. When it ends, the middleware releases the backend.
 
     Args:
-        app: what answers all other paths.
-        backend: what answers OpenAI's.
+        app: the app that handles all other paths.
+        backend: the backend that handles OpenAI's paths.
         options: see `Options`.
     """
 

@@ -1,4 +1,4 @@
-"""Settings: flags over environment (`LATIMER_…`) over a TOML file, one model for all three."""
+"""Settings from flags, the environment (`LATIMER_…`) and a TOML file, in this order."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 Words = Annotated[list[str], NoDecode]
 
 ENVIRONMENT = "LATIMER_"
-# What an engine at a URL is not told, and what a model in process has no use for.
+# Settings for the in-process engine only, and settings for an engine at a URL only.
 IN_PROCESS: tuple[str, ...] = (
     "context", "parallel", "threads", "batch", "gpu_layers", "cache_type", "cache_memory",
     "flash_attention", "mmap", "mlock", "mmproj", "lora", "exact", "share_prefixes",
 )  # fmt: skip
 ELSEWHERE: tuple[str, ...] = ("engine_key", "engine_timeout")
-# Bytes of a file of settings.
+# The largest settings file, in bytes.
 MOST_FILE = 2**20
-# A day, in seconds: event loops have no timers that are much longer.
+# A day, in seconds: event loops do not support much longer timers.
 DAY = 86_400
 
 
@@ -46,22 +46,22 @@ class WrongSettings(ValueError):
 
 
 class Settings(BaseSettings):
-    """Everything that `latimer serve` and `latimer check` can be told.
+    """The settings of `latimer serve` and `latimer check`.
 
-    Lists are written with commas in the environment and as arrays in the file.
+    Lists are comma-separated in the environment and arrays in the file.
     """
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT,
         extra="forbid",
-        # What a wrong value is can be a key.
+        # An invalid value can be an API key.
         hide_input_in_errors=True,
     )
 
     _file: Path | None = PrivateAttr(None)
     _given: frozenset[str] = PrivateAttr(frozenset())
 
-    # An address can hold a password.
+    # A URL can contain a password.
     model: str | None = Field(None, repr=False, description="A GGUF file or an engine's URL.")
     backend: BackendName = Field("auto", description="Which engine it is; found out by default.")
     host: str = "127.0.0.1"
@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     )
     context: Annotated[int, Field(ge=1, le=2**24)] | None = None
     parallel: Annotated[int, Field(ge=1, le=256)] = 16
-    # llama.cpp ends the process beyond 512 threads (GGML_MAX_N_THREADS).
+    # llama.cpp aborts with more than 512 threads (GGML_MAX_N_THREADS).
     threads: Annotated[int, Field(ge=1, le=512)] | None = None
     batch: Annotated[int, Field(ge=1, le=2**20)] = 512
     gpu_layers: Annotated[int, Field(ge=-1, le=2**20)] = -1
@@ -171,16 +171,16 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags first, then the environment; `load` puts the file behind them."""
+        """Return the sources: flags, then the environment; `load` adds the file after them."""
         return init_settings, env_settings
 
     @classmethod
     def load(cls, file: Path | None, **flags: Any) -> Settings:
-        """Settings of a command: the flags that were given, the environment, the file.
+        """Load the settings of a command from its flags, the environment and the file.
 
         Raises:
-            WrongSettings: a value is not allowed, the file cannot be read, or it has a key that no
-                setting has.
+            WrongSettings: a value is not allowed, the file cannot be read, or it has an unknown
+                key.
         """
         given = {name: value for name, value in flags.items() if value is not None and value != ()}
         values = {} if file is None else read_file(file)
@@ -205,7 +205,7 @@ class Settings(BaseSettings):
         return settings
 
     def place(self, name: str) -> str:
-        """The flag, the variable or the file and key that a setting came from, for messages."""
+        """Return the flag, the variable, or the file and key that set a setting, for messages."""
         return _place(name, self._given, self._file)
 
     @property
@@ -214,10 +214,10 @@ class Settings(BaseSettings):
         return None if self.cache_memory is None else self.cache_memory << 20
 
     def adapters(self) -> list[tuple[str, float]]:
-        """Each LoRA's file, and how much it counts for.
+        """Return the file and the scale of each LoRA adapter.
 
         Raises:
-            ValueError: what follows the equals sign is no number.
+            ValueError: the text after the equals sign is not a number.
         """
         found = []
         for one in self.lora:
@@ -231,18 +231,18 @@ class Settings(BaseSettings):
         return found
 
     def keys(self) -> list[str]:
-        """Every API key, from wherever it was given.
+        """Return all API keys, from `api_key` and from `api_key_file`.
 
         Raises:
-            UnusableKey: one of them, or the engine's, cannot be sent in a header, or there is none
-                where they are to be.
-            OSError: their file cannot be read.
+            UnusableKey: a key, or the engine's key, cannot be sent in a header, or a setting for
+                keys contains none.
+            OSError: the file cannot be read.
         """
         keys = [key.get_secret_value() for key in self.api_key]
         if self.api_key_file is not None:
             keys += keys_of(self.api_key_file)
         if not keys and "api_key" in self.model_fields_set:
-            # `LATIMER_API_KEY=$UNSET` must not open a server.
+            # `LATIMER_API_KEY=$UNSET` must not result in a server without keys.
             raise UnusableKey("api_key: there is no key in it. Leave it out to serve without one.")
         for key in keys:
             check_key(key, "api_key")
@@ -252,10 +252,10 @@ class Settings(BaseSettings):
 
 
 def read_file(file: Path) -> dict[str, Any]:
-    """The values in a TOML file.
+    """Return the values in a TOML file.
 
     Raises:
-        WrongSettings: it cannot be read, or is no TOML; the message names the line.
+        WrongSettings: the file cannot be read, or is not valid TOML; the message names the line.
     """
     try:
         with file.open("rb") as opened:
@@ -272,12 +272,12 @@ def read_file(file: Path) -> dict[str, Any]:
     except WrongSettings:
         raise
     except ValueError:
-        # Python reads no whole number of more than 4,300 digits.
+        # Python parses no integer of more than 4,300 digits.
         raise WrongSettings(f"{file} holds a number or a date that cannot be read.") from None
 
 
 def _place(name: str, given: frozenset[str], file: Path | None) -> str:
-    """The place that a setting came from; of several the one that counts."""
+    """Return the place that a setting came from; of several, the one that takes precedence."""
     if name in given:
         return "The model" if name == "model" else "--" + name.replace("_", "-")
     for variable in os.environ:

@@ -1,4 +1,4 @@
-"""What is wrong with a setting, in plain words and with the place where it was set."""
+"""Describe errors in settings, with the place where each was set."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from .printable import printable
 
-# Settings whose values no message shows.
+# Settings whose values are never shown.
 SECRET = frozenset({"api_key", "engine_key"})
-# Errors that one line names.
+# The most errors to describe.
 _MOST = 3
 _LONGEST = 60
 
@@ -39,7 +39,7 @@ _BOUNDS = {
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file could not be read, without Python's own prefix."""
+    """Return the reason why a file could not be read, without Python's own prefix."""
     if isinstance(error, UnicodeError):
         return "it is not UTF-8 text"
     if isinstance(error, OSError) and error.strerror:
@@ -50,12 +50,12 @@ def reason_of(error: Exception) -> str:
 def in_words(
     error: ValidationError, place: Callable[[str], str], known: Collection[str], file: str
 ) -> str:
-    """One line that names what is wrong with settings.
+    """Return one line that describes the errors in settings.
 
     Args:
-        place: the flag, the variable or the key in the file that a setting came from.
-        known: every setting there is.
-        file: where unknown settings came from.
+        place: returns the flag, the variable or the key in the file that a setting came from.
+        known: the names of all settings.
+        file: the file that unknown settings came from.
     """
     details = error.errors(include_url=False)
     lines = [_line(detail, place, known, file) for detail in details[:_MOST]]
@@ -81,7 +81,7 @@ def _line(
 
 
 def _expected(name: str, kind: str, detail: Mapping[str, Any]) -> str:
-    """What a setting may be."""
+    """Describe the values that a setting may have."""
     context = detail.get("ctx") or {}
     if kind in _BOUNDS:
         bound = next(value for key, value in context.items() if key in ("gt", "ge", "lt", "le"))
@@ -98,7 +98,7 @@ def _expected(name: str, kind: str, detail: Mapping[str, Any]) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
-    """The value that was given, where it is short and no secret."""
+    """Return the value that was given, or an empty string if it is long or secret."""
     if name in SECRET or value is None:
         return ""
     if isinstance(value, dict):

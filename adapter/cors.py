@@ -1,6 +1,6 @@
-"""What a browser's request is answered with: CORS headers, preflights, and who is refused.
+"""Decide on requests from browsers: CORS headers, preflights, and rejected origins and hosts.
 
-Sans-I/O: `Access.judge` looks at a request's method and headers, before its body is read.
+Sans-I/O: `Access.judge` reads the method and the headers of a request, before its body is read.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ METHODS = (b"GET", b"POST", b"DELETE")
 EXPOSED = (
     b"x-request-id, openai-processing-ms, x-latimer-ignored, x-latimer-inexact, retry-after-ms"
 )
-# Seconds for which a browser need not ask again.
+# Seconds that a browser may cache the answer to a preflight.
 MAX_AGE = b"600"
-# What a page on the internet asks before it calls a local server. The specification has had both
-# names; today's browsers (Local Network Access) ask the user instead, and no header.
+# The headers with which a public page asks for access to a local server. The specification has used
+# both names. Current browsers (Local Network Access) ask the user and send neither.
 _NETWORKS = {
     b"access-control-request-private-network": b"access-control-allow-private-network",
     b"access-control-request-local-network": b"access-control-allow-local-network",
@@ -32,17 +32,17 @@ _VARY_OF_PREFLIGHTS = (
     b"Access-Control-Request-Private-Network, Access-Control-Request-Local-Network",
 )
 _REQUEST_METHOD = b"access-control-request-method"
-# Values of `Host` that are known to be allowed, and the longest of them in bytes.
+# The most `Host` values to remember as allowed, and the longest of them in bytes.
 _MOST_KNOWN, _LONGEST_KNOWN = 64, 255
 
 
 class Verdict(NamedTuple):
-    """What becomes of a request.
+    """The decision on a request.
 
     Args:
-        headers: to be added to the reply, whatever it is.
-        error: why the request is refused; None if it is not.
-        is_preflight: it asks for permission only, and the headers are the answer.
+        headers: the headers to add to every response to the request.
+        error: the error that rejects the request; None to accept it.
+        is_preflight: True if the request is a preflight, which the headers answer.
     """
 
     headers: Sequence[Header]
@@ -51,13 +51,13 @@ class Verdict(NamedTuple):
 
 
 class Access:
-    """Which web pages may call the API.
+    """The rules for web pages that call the API.
 
     Args:
-        origins: pages that may read replies; `*` for all. Requests of others are answered, too:
-            their browsers keep the replies from them.
-        rules: the rules of a server without a key, in place of `origins`; what they do not allow
-            is refused.
+        origins: the origins of pages that may read responses; `*` for all. Requests of other
+            origins get responses too, but the browser withholds these from the page.
+        rules: the rules of a server without a key, instead of `origins`; requests that they do
+            not allow are rejected.
     """
 
     def __init__(self, origins: Iterable[str], rules: LocalRules | None = None) -> None:
@@ -67,18 +67,18 @@ class Access:
         self._known: set[bytes] = set()
 
     def judge(self, method: str, scheme: str, headers: Sequence[Header]) -> Verdict | None:
-        """Look at a request; None if nothing is to be done about it."""
+        """Return the verdict on a request, or None if it needs no check and no headers."""
         found = dict(headers)
         if b"origin" not in found and (
             self._rules is None
             or b"host" not in found
             or (found[b"host"] in self._known and len(found) == len(headers))
         ):
-            # No browser leaves out the Host: without one, no website's name led here.
+            # Every browser sends `Host`, so a request without it does not come from a website.
             return None
         origins = [value for name, value in headers if name == b"origin"]
         hosts = [value for name, value in headers if name == b"host"]
-        # Several in one request become one that is nobody's.
+        # Repeated headers are joined into a value that is not a valid origin or host.
         host = b", ".join(hosts).decode("latin-1") if hosts else None
         origin = b", ".join(origins).decode("latin-1") if origins else None
         is_allowed = origin is not None and self._allows(origin, scheme, host)
@@ -100,12 +100,12 @@ class Access:
         return self._answers_all or origin in self._origins
 
     def _granted(self, origin: bytes) -> list[Header]:
-        """The headers with which a page may read a reply."""
+        """Return the headers that allow a page to read the response."""
         exposed = (b"access-control-expose-headers", EXPOSED)
         if not self._answers_all:
             return [(b"access-control-allow-origin", origin), exposed, _VARY]
         granted = [(b"access-control-allow-origin", b"*"), exposed]
-        # The rules refuse one origin still, which is null.
+        # The rules still reject the origin `null`.
         return granted if self._rules is None else [*granted, _VARY]
 
     def _remember(self, host: bytes) -> None:
@@ -114,7 +114,7 @@ class Access:
 
 
 def _preflight(headers: Sequence[Header], granted: Sequence[Header]) -> Verdict:
-    """The answer to a page that asks what it may send."""
+    """Return the verdict on a preflight."""
     asked = dict(headers)
     method = asked[_REQUEST_METHOD]
     if method not in METHODS:
@@ -140,7 +140,7 @@ def _preflight(headers: Sequence[Header], granted: Sequence[Header]) -> Verdict:
         _VARY_OF_PREFLIGHTS,
     ]
     if names is not None:
-        # A star would not stand for `authorization`.
+        # A `*` would not cover `authorization`.
         found.append((b"access-control-allow-headers", names))
     found += [(allow, b"true") for request, allow in _NETWORKS.items() if request in asked]
     return Verdict(found, is_preflight=True)
@@ -174,5 +174,5 @@ def _host_error(host: str) -> InvalidRequest:
 
 
 def _shown(text: str) -> str:
-    """A header's value for a message, harmless and short."""
+    """Return a header's value for a message, as ASCII and shortened."""
     return text.encode("ascii", "backslashreplace").decode()[:100]

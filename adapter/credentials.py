@@ -1,4 +1,4 @@
-"""API keys as a user writes them: found unusable at the start, and never printed."""
+"""Check API keys from settings when the server starts, without printing them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from pathlib import Path
 
 
 class UnusableKey(ValueError):
-    """A key that no request could match, or that would break a header; the text leaves it out."""
+    """A key that no request can send, or that breaks a header; the message omits the key."""
 
 
 def check_key(key: str, setting: str) -> None:
     """Check that a key can be sent in an HTTP header.
 
     Args:
-        setting: where the key is from, for the message.
+        setting: the setting that the key comes from, for the message.
 
     Raises:
-        UnusableKey: it is empty, not UTF-8, has control characters or line ends, or blanks around.
+        UnusableKey: the key is empty or not UTF-8, has a control character or a line end, or has
+            spaces around it.
     """
     if not key:
         reason = "is empty"
@@ -33,11 +34,11 @@ def check_key(key: str, setting: str) -> None:
 
 
 def keys_of(file: Path) -> list[str]:
-    """Return the keys in a file, one a line; blanks around them and empty lines do not count.
+    """Return the keys in a file, one per line; surrounding blanks and empty lines are ignored.
 
     Raises:
-        UnusableKey: it is not UTF-8 text, or has no key.
-        OSError: it cannot be read.
+        UnusableKey: the file is not UTF-8 text, or has no key.
+        OSError: the file cannot be read.
     """
     try:
         text = file.read_bytes().decode("utf-8-sig")
@@ -46,6 +47,6 @@ def keys_of(file: Path) -> list[str]:
     lines = (line.removesuffix("\r").strip(" \t") for line in text.split("\n"))
     found = [line for line in lines if line]
     if not found:
-        # An open server is not what was asked for.
+        # An empty file must not result in a server without keys.
         raise UnusableKey(f"api_key_file: {file} has no key.")
     return found

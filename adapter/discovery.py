@@ -1,4 +1,4 @@
-"""Which engine a setting means, found out by asking it."""
+"""Make the backend that the settings name, and detect which engine answers at a URL."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from .config_errors import reason_of
 
 
 class WrongSetup(LatimerError):
-    """Settings that no engine can be had with; `message` says what to write instead."""
+    """Settings that no backend can be made from; `message` says what to write instead."""
 
 
-# An engine's address without its scheme: `localhost:8080`, `[::1]:8080`, `10.0.0.5:80/x`.
+# A URL without its scheme: `localhost:8080`, `[::1]:8080`, `10.0.0.5:80/x`.
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/.*)?")
 _EXAMPLES = {"koboldcpp": "http://127.0.0.1:5001"}
 _EXAMPLE = "http://127.0.0.1:8080"
 _ADDRESS = re.compile(r"https?:|[A-Za-z][A-Za-z0-9+.-]*://", re.IGNORECASE)
-# What a GGUF file begins with.
+# The first bytes of a GGUF file.
 _MAGIC = b"GGUF"
-# Seconds in which an engine says what it is.
+# Seconds that detecting the engine may take.
 _PROBE_SECONDS = 10.0
 
 
 def backend_of(settings: Settings, progress: Callable[[float], None] | None = None) -> Backend:
-    """The backend that the settings name; the engine at a URL may start later.
+    """Return the backend that the settings name; an engine at a URL may start later.
 
     Raises:
-        WrongSetup: the settings contradict each other, the address is none, a file is missing, or
+        WrongSetup: the settings contradict each other, the URL is invalid, a file is missing, or
             llama.cpp is not installed.
     """
     model = settings.model
@@ -87,12 +87,12 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
 
 
 def is_elsewhere(settings: Settings) -> bool:
-    """Whether the engine is at a URL, so that it may start later."""
+    """Return True if the engine is at a URL, so that it may start later."""
     return settings.model is not None and _ADDRESS.match(settings.model) is not None
 
 
 def unused(settings: Settings) -> str | None:
-    """A line that names the settings which were given and count for nothing; None without any."""
+    """Return a line that names the settings without effect, or None if all have one."""
     if is_elsewhere(settings):
         names, why = IN_PROCESS, "the engine at a URL keeps its own; these are for a GGUF file"
     else:
@@ -106,14 +106,14 @@ def _name(settings: Settings) -> str:
 
 
 def _check_file(model: str) -> None:
-    """Raise `WrongSetup` for what is neither a file nor a URL."""
+    """Raise `WrongSetup` if the model is not a GGUF file."""
     try:
         path = Path(model)
         if path.is_dir():
             raise WrongSetup(f"'{model}' is a folder. Name the GGUF file in it.")
         if not path.exists() and _HOST_AND_PORT.fullmatch(model):
             raise WrongSetup(f"There is no model at {model}. Did you mean http://{model}?")
-        # Before the extra is missed: nobody installs it for a name that is mistyped.
+        # This check comes before that for the extra: a mistyped name is no reason to install it.
         with parts_of(path)[0].open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 raise WrongSetup(f"'{model}' is no GGUF file. Other formats must be converted.")
@@ -124,12 +124,12 @@ def _check_file(model: str) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Raise `WrongSetup` for what is no address; a password in it is not shown."""
+    """Raise `WrongSetup` if the URL is invalid; the message shows no password in it."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        # What urlsplit takes for a port can be the beginning of a password.
+        # The text that urlsplit takes for a port can be the beginning of a password.
         reason = str(error) if "@" not in address else "its user and password must be left out"
     else:
         if "@" in parts.netloc:
@@ -154,7 +154,7 @@ def _check_address(address: str) -> None:
 
 
 def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]]:
-    """What finds the engine at an address: one backend for each kind of engine found there."""
+    """Return a function that finds the backend for a URL; it makes one for each kind of engine."""
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
     made: dict[str, Backend] = {}
 
@@ -172,11 +172,13 @@ def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]
 
 
 async def _probe(address: str, key: str | None) -> BackendName:
-    """Ask for what only one engine has; koboldcpp answers `/props` too, so it comes first.
+    """Detect the engine at a URL.
+
+    koboldcpp also serves `/props`, so it is tested first.
 
     Raises:
-        EngineUnavailable: nothing answers, or it is still loading.
-        EngineError: what answers is no known engine, or wants an API key.
+        EngineUnavailable: no server answers, or the engine is loading its model.
+        EngineError: the server is not a known engine, or requires an API key.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     upstream = HttpUpstream(address, headers, _PROBE_SECONDS, _PROBE_SECONDS)
@@ -207,7 +209,7 @@ async def _probe(address: str, key: str | None) -> BackendName:
 
 
 async def _get(upstream: HttpUpstream, path: str) -> tuple[int, dict[str, Any]]:
-    """Status and object of an answer; the object is empty where it is none."""
+    """Return the status and the JSON object of a response, or an empty object if it has none."""
     async with upstream.send("GET", path) as reply:
         status, data = reply.status, await reply.read()
     try:
@@ -218,7 +220,7 @@ async def _get(upstream: HttpUpstream, path: str) -> tuple[int, dict[str, Any]]:
 
 
 async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
-    """Whether a backend is reachable, and rows that say what it can do."""
+    """Return whether a backend is reachable, and the rows of a table of its capabilities."""
     try:
         await backend.health()
         model = await backend.model()

@@ -1,4 +1,4 @@
-"""Every error as OpenAI's error object, with its status and headers (contract 1.3 and 1.4)."""
+"""Turn errors into OpenAI's error object, with status and headers (contract 1.3 and 1.4)."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from ..schemas.openai.common import ErrorReply
 
 Header = tuple[bytes, bytes]
 
-# What ends a stream of events.
+# The last event of every stream.
 DONE = b"data: [DONE]\n\n"
 
 _LATER: tuple[Header, ...] = ((b"retry-after-ms", b"1000"), (b"retry-after", b"1"))
 
 
 class InvalidRequest(RequestError):
-    """The request is wrong, in OpenAI's words.
+    """An invalid request, with OpenAI's error message.
 
     Args:
-        code: OpenAI's machine-readable word (contract 1.2 and 1.4).
-        status: of HTTP.
+        code: OpenAI's error code (contract 1.2 and 1.4).
+        status: the HTTP status.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class InvalidRequest(RequestError):
 
 
 class MethodNotAllowed(InvalidRequest):
-    """A known path, asked with a method that it does not have."""
+    """A request for a known path with a method that the path does not support."""
 
     def __init__(self, method: str, path: str, allowed: Iterable[str]) -> None:
         super().__init__(
@@ -67,14 +67,14 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class ShuttingDown(LatimerError):
-    """The server ends, and the request with it; another server, or this one later, may answer."""
+    """An error for requests that a shutdown ends; the client can retry later or elsewhere."""
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down. Send the request again later.")
 
 
 def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
-    """The status, body and extra headers that a client gets for an error."""
+    """Return the HTTP status, the body and the extra headers of an error."""
     headers: list[Header] = []
     if isinstance(error, RequestError):
         told = worded(error)
@@ -101,13 +101,13 @@ def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
 
 
 def error_event(error: LatimerError) -> bytes:
-    """An error in mid-stream, as the SDK notices it, and the end (contract 1.7)."""
+    """Return the frames that end a stream with an error, for OpenAI's SDK (contract 1.7)."""
     _status, body, _headers = render(error)
     return b"data: " + orjson.dumps(body) + b"\n\n" + DONE
 
 
 def unexpected() -> tuple[int, ErrorReply]:
-    """The answer to a mistake of our own."""
+    """Return the status and the body for an unexpected exception."""
     message = (
         "The server had an error while processing your request. Sorry about that! The server's log "
         "says more."
@@ -122,7 +122,7 @@ def _body(message: str, kind: str, param: str | None, code: str | None) -> Error
 
 
 def worded(error: RequestError) -> InvalidRequest:
-    """The facts of an error in OpenAI's words."""
+    """Return an error with OpenAI's message and code."""
     if isinstance(error, InvalidRequest):
         return error
     message, code = _WORDS[type(error)](error)
@@ -130,7 +130,7 @@ def worded(error: RequestError) -> InvalidRequest:
 
 
 def in_chat(error: LatimerError) -> LatimerError:
-    """An error in the words of a conversation, whose prompt no client has sent."""
+    """Return an error that names `messages` instead of `prompt`, which a chat request lacks."""
     if isinstance(error, ContextExceeded):
         return InvalidRequest(_chat_context(error), "messages", "context_length_exceeded")
     if isinstance(error, RequestError) and error.param == "prompt":
@@ -164,7 +164,7 @@ def _chat_context(error: ContextExceeded) -> str:
     )
 
 
-# What is said of each kind of error, and OpenAI's code for it (contract 1.2 to 1.4).
+# OpenAI's message and code for each type of error (contract 1.2 to 1.4).
 _WORDS: Mapping[type[RequestError], Callable[[Any], tuple[str, str | None]]] = {
     Unsupported: lambda error: (
         f"Unsupported parameter: '{error.param}' is not supported by {error.engine}. {error.hint}",

@@ -1,4 +1,4 @@
-"""One HTTP exchange: a body read within bounds, a reply with the headers that all have."""
+"""One HTTP exchange: read a body within limits, and send a response with the common headers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 
 MAX_NESTING = limits.NESTING.most
-# Seconds until a disconnect is looked for.
+# Seconds of work before the server begins to watch for a disconnect.
 WATCH_AFTER = 0.02
 
 JSON = b"application/json"
@@ -36,16 +36,16 @@ _NOT_JSON = (
 )
 
 
-# One that is never closed is taken to its end, so that nothing in it is looked at again.
+# A string that is never closed matches to the end of the body, so that no part is scanned twice.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 class Disconnected(Exception):
-    """The client left while its request was read."""
+    """A disconnect of the client while its request was read."""
 
 
 class Exchange:
-    """A request's way in and its reply's way out."""
+    """An HTTP request and its response."""
 
     __slots__ = (
         "_body", "_receive", "_send", "_started_at", "headers", "owner", "request_id", "scope",
@@ -60,20 +60,20 @@ class Exchange:
         self.request_id = f"req_{random.getrandbits(128):032x}"
         self.headers: list[Header] = []
         self.started = False
-        # Whether the reply is a stream of events.
+        # True if the response is a stream of events.
         self.streams = False
         self.owner = ""
         self._body: list[bytes] = []
-        # Bytes of the body, once it has been read.
+        # The size of the request body in bytes, as far as it has been read.
         self.size = 0
 
     def header(self, name: bytes) -> str | None:
-        """A header of the request, None where it is missing."""
+        """Return a header of the request, or None if it is missing."""
         value = self.raw_header(name)
         return None if value is None else value.decode("latin-1")
 
     def raw_header(self, name: bytes) -> bytes | None:
-        """A header of the request as its bytes came, None where it is missing."""
+        """Return the raw bytes of a request header, or None if it is missing."""
         for key, value in self.scope["headers"]:
             if key == name:
                 return value  # type: ignore[no-any-return]
@@ -83,8 +83,8 @@ class Exchange:
         """Read the body.
 
         Raises:
-            InvalidRequest: it is no JSON by its type; 413 for one of more than `limit` bytes.
-            Disconnected: the client left before its end.
+            InvalidRequest: the content type is not JSON; 413 for more than `limit` bytes.
+            Disconnected: the client disconnected before the end of the body.
         """
         found = dict(self.scope["headers"])
         kind, length = found.get(b"content-type", JSON), found.get(b"content-length", b"")
@@ -105,12 +105,13 @@ class Exchange:
             more = message.get("more_body", False)
 
     async def json(self, read: Callable[[dict[str, Any]], T]) -> T:
-        """Return what is made of the body: an object, off the event loop where it is large.
+        """Parse the body as a JSON object and return the result of `read` for it.
 
-        It has finite numbers and valid UTF-8, and is nested no deeper than allowed.
+        Large bodies are parsed in a thread. Numbers must be finite, text must be valid UTF-8, and
+        the nesting is limited.
 
         Raises:
-            InvalidRequest: as contract 1.2 words it.
+            InvalidRequest: the body is invalid (contract 1.2).
         """
         parts, self._body = self._body, []
         if self.size <= offload.SMALL:
@@ -118,7 +119,7 @@ class Exchange:
         return await offload.run(self.size, _read, parts, read)
 
     async def until_disconnect(self) -> None:
-        """Return when the client has gone away."""
+        """Return when the client has disconnected."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -129,18 +130,18 @@ class Exchange:
         content_type: bytes = JSON,
         headers: Iterable[Header] = (),
     ) -> None:
-        """Send a whole reply."""
+        """Send a complete response."""
         length = (b"content-length", str(len(body)).encode())
         await self.start(status, content_type, [length, *headers])
         await self._send({"type": "http.response.body", "body": body})
 
     async def error(self, error: LatimerError) -> None:
-        """Send an error as a whole reply."""
+        """Send an error as a complete response."""
         status, body, headers = render(error)
         await self.reply(status, orjson.dumps(body), headers=headers)
 
     async def start(self, status: int, content_type: bytes, headers: Iterable[Header] = ()) -> None:
-        """Send the head of a reply; chunks follow."""
+        """Send the status and the headers of a response; chunks follow."""
         self.started = True
         milliseconds = int((time.perf_counter() - self._started_at) * 1000)
         head = [
@@ -160,12 +161,15 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": head})
 
     def chunk(self, data: bytes, more: bool = True) -> Awaitable[None]:
-        """Send a part of the body; no coroutine of its own, as this is the road of every token."""
+        """Send a part of the body.
+
+        Every token takes this path, so it saves a coroutine and returns that of `send`.
+        """
         return self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 async def unless_disconnected(exchange: Exchange, work: Awaitable[None]) -> None:
-    """Do the work, and cancel it when the client goes away first."""
+    """Await the work, and cancel it if the client disconnects first."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task(loop)
     assert task is not None
@@ -178,23 +182,23 @@ async def unless_disconnected(exchange: Exchange, work: Awaitable[None]) -> None
     try:
         await work
     except asyncio.CancelledError:
-        # A cancellation from outside goes on its way; our own ends here.
+        # A cancellation from outside is raised again; the one by the watch ends here.
         if not watch.gone or task.uncancel() > 0:
             raise
     finally:
         watch.done = True
         watcher, watch.watcher = watch.watcher, None
         if watcher is not None:
-            # Its traceback leads to the watch: with a way back, all of the request would wait for
-            # the garbage collector.
+            # The watcher's traceback refers to the watch. A reference back would make a cycle that
+            # keeps the whole request until the garbage collector runs.
             watcher.cancel()
 
 
 class _Watch:
-    """Looks for a client's disconnect while its request is worked on.
+    """A watch that cancels a request if its client disconnects.
 
-    A task that waits for it costs as much as a short request: it starts only when the work has
-    taken a moment, and one timer of the event loop starts those of all requests.
+    A task that waits for the disconnect costs as much as a short request. It therefore starts only
+    after `WATCH_AFTER`, and one timer of the event loop starts the tasks of several requests.
     """
 
     __slots__ = ("_exchange", "_task", "done", "gone", "watcher")
@@ -212,7 +216,7 @@ class _Watch:
         self._task.cancel()
 
 
-# An entry lives for one tick of its event loop.
+# The watches that the next timer of each event loop starts.
 _watches: dict[asyncio.AbstractEventLoop, list[_Watch]] = {}
 
 
@@ -223,7 +227,7 @@ def _start_watches(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _check_type(content_type: bytes) -> None:
-    """Refuse what says that it is no JSON."""
+    """Reject a content type other than JSON."""
     media = content_type.decode("latin-1").partition(";")[0].strip().lower()
     if media and media != "application/json":
         media = _printable(media)
@@ -240,7 +244,7 @@ def _read(parts: list[bytes], read: Callable[[dict[str, Any]], T]) -> T:
 
 
 def _object(parts: list[bytes]) -> dict[str, Any]:
-    """The object that a body is."""
+    """Return the JSON object in a body."""
     body = b"".join(parts) if len(parts) > 1 else parts[0]
     if len(body) > limits.CONTAINERS.most:
         _check_count(body)
@@ -256,9 +260,9 @@ def _object(parts: list[bytes]) -> dict[str, Any]:
 
 
 def _check_count(body: bytes) -> None:
-    """Refuse a body of more values than any request needs, before they are made.
+    """Reject a body with more values than any request needs, before it is parsed.
 
-    What stands in strings does not count; most bodies need no look at their strings.
+    Text in strings does not count. Most bodies are small enough without removing the strings.
     """
     if _values(body) <= limits.CONTAINERS.most:
         return
@@ -289,7 +293,7 @@ def _printable(text: str) -> str:
 
 
 def _depth(value: Any) -> int:
-    """How deep arrays and objects are nested, up to just beyond what is allowed."""
+    """Return the nesting depth of arrays and objects; the count stops just above the limit."""
     level, here = 0, [value]
     while here and level <= MAX_NESTING:
         level += 1

@@ -19,10 +19,10 @@ _MISSING = (
 
 
 class Keys:
-    """The keys that open the API; without any, everybody may use it."""
+    """The API keys that requests may use; without any, no key is needed."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        # Digests are of equal length, so comparing them tells nothing about a key's length.
+        # Digests have equal lengths, so comparing them does not reveal a key's length.
         self._owners: list[tuple[bytes, str]] = []
         for key in keys:
             if not key:
@@ -32,10 +32,12 @@ class Keys:
             self._owners += [(_digest(spelling), owner) for spelling in spellings]
 
     def check(self, exchange: Exchange) -> str:
-        """Who asks, as a name that tells nothing of the key; empty where everybody may.
+        """Return the owner of a request's key, as a digest; empty if no key is needed.
+
+        Every key is compared, even after a match.
 
         Raises:
-            InvalidRequest: the 401 that OpenAI answers; every key is compared, found or not.
+            InvalidRequest: OpenAI's 401, for a missing or unknown key.
         """
         if not self._owners:
             return ""
@@ -56,7 +58,7 @@ class Keys:
 
 
 def _spellings(key: str) -> list[bytes]:
-    """The bytes that clients send for a key: UTF-8, and Latin-1 of clients that know no other."""
+    """Return the bytes that clients may send for a key: UTF-8, or Latin-1 from some clients."""
     found = [key.encode("utf-8", "surrogateescape")]
     with suppress(UnicodeEncodeError):
         found += [one for one in [key.encode("latin-1")] if one not in found]

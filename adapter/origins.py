@@ -1,11 +1,11 @@
-"""Rules for a server without an API key: which web pages may call it, and by which host names.
+"""Rules for a server without an API key: the web pages and the host names that it accepts.
 
-A browser sends the requests of every page that is open, so a local server without a key would
-serve any website. Two headers tell such requests apart, and no page can forge them: `Origin` names
-the page, and `Host` the name by which the browser reached the server. The second one stops DNS
-rebinding, where a website's own name resolves to this machine.
+A browser sends the requests of every open page, so a local server without a key would serve any
+website. Two headers identify such requests, and no page can forge them. `Origin` names the page.
+`Host` is the name by which the browser reached the server: checking it stops DNS rebinding, where a
+website's own name resolves to this machine.
 
-Nothing here does I/O. `cors.py` applies the rules to a request.
+Sans-I/O: `cors.py` applies the rules to a request.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import re
 from collections.abc import Iterable
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-# Scheme, host in lower case, port; a port only for http and https.
+# The scheme, the host in lower case, and the port (for http and https only).
 Origin = tuple[str, str, int | None]
 
-# The origin of a page that has none: a sandboxed frame, which any website can make, or a file.
+# The origin of a local file, or of a sandboxed frame, which any website can make.
 NULL = "null"
 ANY = "*"
 
@@ -28,10 +28,10 @@ _NAME = re.compile(_LABELS)
 _AUTHORITY = re.compile(rf"(\[[0-9a-z:.%_-]+\]|{_LABELS})(?::([0-9]{{0,5}}))?")
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._~:\[\]-]*)")
 
-# The machine that runs a container, by the names that Docker and Podman give it.
+# The names that Docker and Podman give to the machine that runs a container.
 _CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
-# RFC 1918, link-local, unique local. Carriers' shared addresses (100.64.0.0/10) have strangers in
-# them.
+# RFC 1918, link-local, unique local. The shared addresses of carriers (100.64.0.0/10) are not
+# included, since strangers use them.
 _PRIVATE = [
     ipaddress.ip_network(network)
     for network in (
@@ -41,18 +41,17 @@ _PRIVATE = [
 
 
 class LocalRules:
-    """Which origins and hosts a server without an API key answers.
+    """The origins and hosts that a server without an API key accepts.
 
     Args:
-        origins: origins to allow besides: `https://chat.example`, `null`, or `*` for all but
-            `null`.
-        hosts: host names to allow besides: `llm.example`, `*.example`, or `*` for all.
-        machine: this machine's own name; `.local` is appended to it, too.
-        beyond_loopback: whether other machines can reach the server. Pages on private addresses
+        origins: additional origins: `https://chat.example`, `null`, or `*` for all but `null`.
+        hosts: additional host names: `llm.example`, `*.example`, or `*` for all.
+        machine: this machine's own name, which is also accepted with `.local` appended.
+        beyond_loopback: True if other machines can reach the server. Pages on private addresses
             may then call it.
 
     Raises:
-        ValueError: an origin or a host is not written as above.
+        ValueError: an origin or a host is not in one of these forms.
     """
 
     def __init__(
@@ -75,9 +74,9 @@ class LocalRules:
         self._beyond_loopback = beyond_loopback
 
     def allows_host(self, host: str) -> bool:
-        """Whether a browser can have sent this `Host` without a website's name leading here.
+        """Return True if this `Host` cannot be a website's name that resolves to this machine.
 
-        An address and a name without a dot are nobody's domain.
+        Addresses and names without a dot are not domains of websites.
         """
         if self._any_host:
             return True
@@ -91,11 +90,11 @@ class LocalRules:
         return _is_localhost(name) or name in self._hosts or name.endswith(self._suffixes)
 
     def allows_origin(self, text: str, scheme: str, host: str | None) -> bool:
-        """Whether a page of this `Origin` may call the server.
+        """Return True if a page of this `Origin` may call the server.
 
         Args:
             text: the header's value.
-            scheme: the request's own, `http` or `https`.
+            scheme: the scheme of the request, `http` or `https`.
             host: the request's `Host`.
         """
         if text == NULL:
@@ -119,7 +118,7 @@ def checked_origin(text: str) -> Origin:
     """Return the parts of an origin that a user wrote.
 
     Raises:
-        ValueError: it is not written as browsers send it.
+        ValueError: the origin is not in the form that browsers send.
     """
     origin = _origin(text)
     if origin is None:
@@ -134,7 +133,7 @@ def checked_host(text: str) -> str:
     """Return a host name that a user wrote, in lower case and without a final dot.
 
     Raises:
-        ValueError: it is not a name, `*.name` or `*`.
+        ValueError: the host is not a name, `*.name` or `*`.
     """
     host = text.lower().removesuffix(".")
     if host != ANY and not _NAME.fullmatch(host.removeprefix("*.")):
@@ -146,7 +145,7 @@ def checked_host(text: str) -> str:
 
 
 def is_origin(text: str) -> bool:
-    """Whether a text is written as a browser sends an origin."""
+    """Return True if a text is an origin in the form that browsers send."""
     return text == NULL or _origin(text) is not None
 
 
@@ -157,7 +156,7 @@ def host_name(text: str) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach an address, such as `127.0.0.1` or `::1`."""
+    """Return True if only this machine can reach an address, such as `127.0.0.1` or `::1`."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -165,7 +164,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _origin(text: str) -> Origin | None:
-    """The parts of an origin, its port filled in; None for what no browser sends."""
+    """Return the parts of an origin, with its default port; None if it is malformed."""
     match = _ORIGIN.fullmatch(text.lower())
     if match is None:
         return None
@@ -179,7 +178,10 @@ def _origin(text: str) -> Origin | None:
 
 
 def _authority(text: str) -> tuple[str, int | None] | None:
-    """Host in lower case and port of `host`, `host:port` or `[::1]:port`; None for all else."""
+    """Split `host`, `host:port` or `[::1]:port` into host, in lower case, and port.
+
+    None if the text is in another form.
+    """
     match = _AUTHORITY.fullmatch(text.lower())
     if match is None:
         return None
@@ -190,7 +192,7 @@ def _authority(text: str) -> tuple[str, int | None] | None:
 
 
 def _address(host: str) -> Address | None:
-    """The address that a host is, IPv6 in brackets; None for a name."""
+    """Return the address in a host, with IPv6 in brackets; None for a name."""
     try:
         if not host.startswith("["):
             return ipaddress.IPv4Address(host)

@@ -1,10 +1,10 @@
-"""Text of an engine or a request, made harmless for a terminal."""
+"""Make text from an engine or a request safe to print on a terminal."""
 
 from __future__ import annotations
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with what would steer a terminal spelled out; characters of `keep` stay."""
+    """Escape the unprintable characters of a text, except those in `keep`."""
     return "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )

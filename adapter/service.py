@@ -1,4 +1,4 @@
-"""What is served: backends, their names, and the rules they are served under."""
+"""The served backends, their model names, and their rules."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .errors import InvalidRequest
 
 DEFAULT_MAX_BODY = limits.BODY.most
 
-# The body at an address; the second argument is the request's field, for errors.
+# A function that returns the body at a URL; its second argument is the request's field, for errors.
 Fetch: TypeAlias = Callable[[str, str], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The rules that a model is served under.
+    """The rules for requests to a model.
 
     Args:
-        strict: refuse unknown fields, and what the engine does only nearly.
-        parse_content: whether what messages spell as control tokens counts as such.
-        fetch: gets what a request names by its address, None where only data: URLs are taken.
-        chat_format: the instruct format (`instruct.FORMATS`) that stands in for the model's own
+        strict: reject unknown fields, and fields that the engine only approximates.
+        parse_content: parse control tokens in message text.
+        fetch: fetches a URL that a request names; None to accept only data: URLs.
+        chat_format: the instruct format (`instruct.FORMATS`) that replaces the model's chat
             template.
-        vocabulary: the vocabulary that requests' token ids are of, by tiktoken's name; the
-            model's own by default.
+        vocabulary: the vocabulary of the token ids in requests, by its name in tiktoken; by default
+            the model's own.
     """
 
     strict: bool = False
@@ -41,7 +41,7 @@ class Policy:
 
 @dataclass(slots=True)
 class Served:
-    """What answers a request: an engine, the model that it serves, and the rules for it."""
+    """A backend, its model, and the rules for requests to it."""
 
     backend: Backend
     model: Model
@@ -49,32 +49,32 @@ class Served:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the engine can do."""
+        """The capabilities of the engine."""
         return self.backend.capabilities
 
 
 class Observer(Protocol):
-    """Sees how a request goes.
+    """An observer of a request.
 
     Attributes:
-        keeps: whether it wants the reply of a stream, too, as it would have been sent whole.
+        keeps: True to get the response object of a stream too, as a plain response would have it.
     """
 
     keeps: bool
 
     def start(self) -> None:
-        """The engine is given the request's jobs."""
+        """Note that the engine gets the request's jobs now."""
         ...
 
     def first_token(self) -> None:
-        """The first of what was generated is there."""
+        """Note that the first generated token has arrived."""
         ...
 
     def finish(self, usage: Usage, reply: Mapping[str, Any] | None) -> None:
-        """Every choice has ended; a request that fails has no such end.
+        """Note that every choice has ended; this is not called if the request fails.
 
         Args:
-            reply: OpenAI's object; None for a stream that nobody keeps.
+            reply: OpenAI's response object; None for a stream if no observer sets `keeps`.
         """
         ...
 
@@ -84,8 +84,8 @@ class Listing:
     """A backend, as `/v1/models` lists it.
 
     Args:
-        names: how clients call the model; the engine's own name where there are none.
-        any_model: accept every name.
+        names: the model names for clients; the engine's own name if empty.
+        any_model: accept every model name.
     """
 
     backend: Backend
@@ -94,17 +94,17 @@ class Listing:
     policy: Policy = Policy()
 
     def names_of(self, model: Model) -> Sequence[str]:
-        """The names that it has."""
+        """Return the names of the model."""
         return self.names or (model.name,)
 
 
 class Service:
-    """All that is served.
+    """The backends of an adapter.
 
     Args:
-        listings: one for each backend; a name belongs to the first that has it.
-        max_body: the largest body taken, in bytes.
-        observers: makes what sees how a request to a model goes.
+        listings: one for each backend; a name belongs to the first listing that has it.
+        max_body: the largest request body, in bytes.
+        observers: makes the observers of a request.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class Service:
         self.observers = observers
 
     async def resolve(self, name: str) -> Served:
-        """What a request's model means; an unknown name is a 404 (contract 1.4).
+        """Return the backend for a model name; an unknown name is a 404 (contract 1.4).
 
         Raises:
             InvalidRequest: no model has the name.
-            EngineUnavailable: an engine that may have it is not there.
+            EngineUnavailable: an engine that may serve the model is not available.
         """
         missing: LatimerError | None = None
         for listing in self._listings:
@@ -145,15 +145,15 @@ class Service:
         )
 
     async def first(self) -> Served:
-        """What answers where a request names no model."""
+        """Return the backend for requests that name no model."""
         listing = self._listings[0]
         return Served(listing.backend, await listing.backend.model(), listing.policy)
 
     async def models(self) -> dict[str, Model]:
-        """Every name that requests may use, and its model.
+        """Return every name that requests may use, with its model.
 
         Raises:
-            EngineUnavailable: an engine is not there.
+            EngineUnavailable: an engine is not available.
         """
         found: dict[str, Model] = {}
         for listing in self._listings:
@@ -163,7 +163,11 @@ class Service:
         return found
 
     async def health(self) -> None:
-        """Return when every engine can answer."""
+        """Return if every engine is ready.
+
+        Raises:
+            EngineUnavailable: an engine is not available.
+        """
         for listing in self._listings:
             await listing.backend.health()
 

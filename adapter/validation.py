@@ -1,4 +1,4 @@
-"""Request bodies to typed requests, and what is in them that nobody serves."""
+"""Turn request bodies into typed requests, and handle fields that are unknown or unsupported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .validation_errors import from_validation
 
 T = TypeVar("T")
 
-# The fields that hold objects with fields of their own.
+# The fields that contain objects with fields of their own.
 NESTED = frozenset(
     {
         "adapter", "assistant", "audio", "content", "custom", "function", "functions", "image_url",
@@ -41,7 +41,11 @@ def read(exchange: Exchange, adapter: TypeAdapter[T]) -> Awaitable[T]:
 
 
 def parse(adapter: TypeAdapter[T], body: Mapping[str, Any]) -> T:
-    """Validate a body; raises `InvalidRequest` in OpenAI's words."""
+    """Validate a body.
+
+    Raises:
+        InvalidRequest: the body is invalid; with OpenAI's message.
+    """
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
@@ -49,7 +53,7 @@ def parse(adapter: TypeAdapter[T], body: Mapping[str, Any]) -> T:
 
 
 def unknown_fields(request: Request, path: str = "") -> list[str]:
-    """Paths of the fields that no schema knows, at every depth."""
+    """Return the paths of unknown fields, at every depth."""
     found: list[str] = []
     if request.__pydantic_extra__:
         found += [path + name for name in request.__pydantic_extra__]
@@ -67,12 +71,13 @@ def unknown_fields(request: Request, path: str = "") -> list[str]:
 def refuse_unserved(
     request: Request, unserved: Mapping[str, tuple[Callable[[Any], bool], str]], engine: str
 ) -> None:
-    """Raise `Unsupported` for a valid field that asks for what nothing here does yet.
+    """Raise `Unsupported` for a valid field that asks for an unsupported feature.
 
     Args:
-        unserved: by field, which of its values ask for nothing, and what to do instead.
+        unserved: for each field, a function that returns True for values without effect, and a
+            hint for the error.
     """
-    # In an order that is always the same, so that the same request gets the same error.
+    # The fields are sorted, so that the same request always gets the same error.
     for name in sorted(request.__pydantic_fields_set__ & unserved.keys()):
         neutral, hint = unserved[name]
         value = getattr(request, name)
@@ -81,7 +86,11 @@ def refuse_unserved(
 
 
 def sampling_of(request: CompletionRequest | ChatRequest, capabilities: Capabilities) -> Sampling:
-    """The request's sampling, with OpenAI's defaults; refuses what the engine cannot honour."""
+    """Return the sampling of a request, with OpenAI's defaults.
+
+    Raises:
+        Unsupported: the engine does not support a sampling field.
+    """
     extras: dict[str, Any] = {}
     for name in sorted(request.__pydantic_fields_set__ & SAMPLING_EXTRAS):
         value = getattr(request, name)
@@ -111,7 +120,7 @@ def _biases(logit_bias: dict[str, float] | None) -> tuple[tuple[int, float], ...
 
 
 def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Stop strings; null, an empty list and empty strings are none."""
+    """Return the distinct stop sequences, without empty ones."""
     if not stop:
         return ()
     stops = [stop] if isinstance(stop, str) else stop
@@ -119,7 +128,7 @@ def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def seeds_of(seed: int | None, count: int) -> tuple[int | None, ...]:
-    """One seed per choice: the request's, counted up."""
+    """Return one seed per choice: the request's seed, plus the index of the choice."""
     if seed is None:
         return (None,) * count
     return tuple(range(seed, seed + count))
@@ -133,10 +142,14 @@ async def notes(
     strict: bool,
     inexact: Iterable[str] = (),
 ) -> None:
-    """Say in headers what was ignored and what is done only nearly; under `strict`, refuse.
+    """Name ignored and inexact fields in headers; under `strict`, reject the request.
 
     Args:
-        inexact: what is done only nearly for another reason than the engine.
+        inexact: fields that are inexact for another reason than the engine.
+
+    Raises:
+        InvalidRequest: a field is unknown, under `strict`.
+        Unsupported: a field is inexact, under `strict`.
     """
     size = exchange.size
     ignored = (
@@ -164,7 +177,7 @@ def _ignored(request: Request) -> list[str]:
 def note_inexact(
     exchange: Exchange, names: Iterable[str], capabilities: Capabilities, strict: bool
 ) -> None:
-    """Say in a header what is done only nearly; under `strict`, raise `Unsupported`."""
+    """Name inexact fields in a header; under `strict`, raise `Unsupported`."""
     listed = sorted(names)
     if strict:
         raise Unsupported(
@@ -174,7 +187,7 @@ def note_inexact(
 
 
 def _listed(names: list[str]) -> bytes:
-    """Names for a header: percent-encoded, so that nothing in them can end it."""
+    """Return names for a header, percent-encoded, so that no name can end the header."""
     value = ""
     for name in names[:MAX_LISTED]:
         longer = f"{value}, {quote(name, safe='[].')}" if value else quote(name, safe="[].")
@@ -185,7 +198,11 @@ def _listed(names: list[str]) -> bytes:
 
 
 def check_stream_options(request: CompletionRequest | ChatRequest) -> bool:
-    """Whether usage is wanted at the end of the stream (contract 2.1)."""
+    """Return True if the stream is to end with its usage (contract 2.1).
+
+    Raises:
+        InvalidRequest: `stream_options` is set without `stream`.
+    """
     if request.stream_options is None:
         return False
     if not request.stream:

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a body, in OpenAI's words (contract 1.2)."""
+"""Turn pydantic's validation errors into OpenAI's errors (contract 1.2)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPES = {
 
 
 def from_validation(error: ValidationError, body: Any) -> InvalidRequest:
-    """The first thing that is wrong with a body, in OpenAI's words (contract 1.2)."""
+    """Return OpenAI's error for a body: a missing field first, then the first other error."""
     details = error.errors(include_url=False)
     first = next((d for d in details if d["type"] == "missing"), details[0])
     kind, value = first["type"], first["input"]
@@ -133,10 +133,10 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Inval
 
 
 def _path(loc: tuple[int | str, ...], body: Any, missing: bool) -> str:
-    """The field's path as OpenAI writes it: `messages[0].content[1].type`.
+    """Return a field's path in OpenAI's form: `messages[0].content[1].type`.
 
-    Tags of unions stand in pydantic's location too; what is not a key of the value at that place
-    is one, but for the name of a missing field.
+    pydantic's location also contains the tags of unions. A step that is not a key of the value at
+    its place is such a tag, unless it is the name of a missing field.
     """
     path, here = "", body
     for position, step in enumerate(loc):

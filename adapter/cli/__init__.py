@@ -1,6 +1,6 @@
-"""`latimer serve`, `latimer check` and, from elsewhere, `latimer conform`.
+"""The commands `latimer serve`, `latimer check` and `latimer conform`.
 
-Exit codes: 0 fine, 1 a check failed, 2 usage, 3 could not start.
+Exit codes: 0 success, 1 a failed check, 2 wrong usage, 3 failed to start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Command = Callable[..., None]
 
 
 def _options(command: Command) -> Command:
-    """What both commands take: everything that says which engine, and how to reach it."""
+    """Add the options that both commands share: the engine, and the way to reach it."""
     decorators = (
         click.argument("model", required=False, metavar="[MODEL.gguf | URL]"),
         click.option(
@@ -67,7 +67,7 @@ def _options(command: Command) -> Command:
 
 
 def _memory(command: Command) -> Command:
-    """How the engine in process uses the machine."""
+    """Add the options for the CPU, GPU and memory use of the in-process engine."""
     decorators = (
         click.option("--threads", type=int, help="CPU threads, in process."),
         click.option("--batch", type=int, help="In process: tokens of one step.  [512]"),
@@ -93,7 +93,7 @@ def _memory(command: Command) -> Command:
 
 
 def _files(command: Command) -> Command:
-    """Which files the engine in process reads, and how."""
+    """Add the options for the files of the in-process engine."""
     decorators = (
         click.option(
             "--mmap/--no-mmap", default=None, help="Map the model's file; by default where best."
@@ -118,14 +118,14 @@ def _files(command: Command) -> Command:
 
 
 def _decorated(command: Command, decorators: Sequence[Callable[[Command], Command]]) -> Command:
-    """A command with options, shown in their order."""
+    """Add options to a command; its help shows them in this order."""
     for decorator in reversed(decorators):
         command = decorator(command)
     return command
 
 
 def _loading(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn flags, environment and file into settings; what is wrong with them is exit code 2."""
+    """Load the settings for a command; invalid settings end it with exit code 2."""
 
     @functools.wraps(command)
     def run(config: Path | None, **flags: Any) -> None:
@@ -147,7 +147,7 @@ def _loading(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Commands(click.Group):
-    """Commands that end without a traceback, whatever becomes of the terminal."""
+    """A group of commands that end without a traceback, even if the terminal is gone."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """See `click.Command.main`."""
@@ -281,7 +281,7 @@ def check(settings: Settings) -> None:
 
 
 class _Conform(click.Command):
-    """The judge's command, which lives with its checks and is imported when it is called."""
+    """The `conform` command, which is defined in the conformance package and imported on use."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """See `click.Command.make_context`."""
@@ -322,7 +322,7 @@ async def _check(settings: Settings) -> int:
 
 
 class WrongUse(click.ClickException):
-    """A mistake in the command's settings, told in one line."""
+    """An error in the settings of a command, with a message of one line."""
 
     exit_code = 2
 
@@ -331,7 +331,12 @@ class WrongUse(click.ClickException):
 
 
 def _check_files(settings: Settings) -> None:
-    """Read what settings name, as far as it is read at the start only."""
+    """Check the settings that are only used at the start: API keys and LoRA adapters.
+
+    Raises:
+        WrongUse: the file of API keys cannot be read, or a LoRA adapter is invalid.
+        UnusableKey: an API key cannot be used.
+    """
     from ..config_errors import reason_of
 
     try:

@@ -1,4 +1,4 @@
-"""Sockets on the addresses of a host, bound before anything else is done."""
+"""Bind sockets on the addresses of a host, before the server starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..origins import LocalRules, is_loopback
 
 
 def local_rules(host: str, origins: Iterable[str], hosts: Iterable[str]) -> LocalRules:
-    """The rules of a server without a key that listens on a host; see `LocalRules`."""
+    """Return the rules of a server without a key that listens on a host; see `LocalRules`."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError:
@@ -21,27 +21,27 @@ def local_rules(host: str, origins: Iterable[str], hosts: Iterable[str]) -> Loca
 
 
 def bound(host: str, port: int) -> list[socket.socket]:
-    """Bind a port on every address of a host; connections are refused until somebody listens.
+    """Bind a port on every address of a host; connections are refused until the sockets listen.
 
     Raises:
-        OSError: the port is taken, or the host is none of this machine's.
+        OSError: the port is in use, or the host is not an address of this machine.
     """
     found: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in dict.fromkeys(
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         ):
-            # Any free port is another one on every address.
+            # With port 0, all addresses get the free port of the first.
             where = (address[0], found[0].getsockname()[1] if found else port, *address[2:])
             try:
                 found.append(socket.socket(family, kind, protocol))
             except OSError as error:
                 if error.errno == errno.EAFNOSUPPORT and family == socket.AF_INET6:
-                    # A machine without IPv6; its other addresses do.
+                    # The machine has no IPv6; its other addresses are enough.
                     continue
                 raise
             if os.name == "posix":
-                # On Windows it lets two programs take one port.
+                # On Windows this option lets two programs bind the same port.
                 found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 found[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -1,8 +1,8 @@
-"""uvicorn's HTTP/1.1 protocol, with what it leaves out: who leaves is noticed, heads have an end.
+"""uvicorn's HTTP/1.1 protocol, with limited heads and a disconnect for every pipelined request.
 
-uvicorn tells only the newest request of a connection that the client has left. Where a client sends
-its next request before it has the answer to the first, the first would be worked on to its end; and
-once a second one waits, uvicorn does not read from the connection, and does not see its end at all.
+If the client disconnects, uvicorn notifies only the newest request of the connection. A client can
+send its next request before it has the response to the first: the first would then run to its end.
+While a second request waits, uvicorn does not read from the connection, and misses the disconnect.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from ...schemas import limits
 from ..errors import InvalidRequest, render
 
 MOST_HEAD = limits.HEAD.most
-# Seconds between looks at a connection that is not read from.
+# Seconds between checks of a connection that is not read from.
 LOOK_EVERY = 0.25
-# Not everywhere: macOS tells the same by POLLHUP, Windows has no poll.
+# macOS reports a disconnect by POLLHUP only, and Windows has no poll.
 _GONE = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0)
 
 
 class _Cycle(RequestResponseCycle):
-    """A request, and a reply whose head goes out together with what comes right behind it.
+    """A request, and a response that sends its head together with the body that follows.
 
-    uvicorn writes them one by one, and each write is a call of the kernel; it looks at every header
-    with two expressions, which together take as long as Latimer needs to read a request. A head
-    that tells the body's length waits for the body, all others for this turn of the event loop at
-    most.
+    uvicorn writes them separately, and each write is a system call. It also matches every header
+    against two regular expressions, which take as long as Latimer takes to read a request. A head
+    with a content length waits for the body. Any other head waits until the next iteration of the
+    event loop at most.
     """
 
     _head = b""
 
     async def send(self, message: Any) -> None:
-        """See `RequestResponseCycle.send`; names of headers are in lower case."""
+        """See `RequestResponseCycle.send`; header names must be in lower case."""
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
             return
         if self.scope["method"] == "HEAD":
-            # A reply without its body is left to uvicorn.
+            # uvicorn handles responses without a body.
             await super().send(message)
         elif not self.response_started:
             self._start(message["status"], message["headers"])
@@ -95,7 +95,7 @@ class _Cycle(RequestResponseCycle):
             self.transport.write(head)
 
 
-# `HttpToolsProtocol` makes its cycles by this name, and has no other place to say which.
+# `HttpToolsProtocol` looks up its cycle class by this name, and has no setting for it.
 httptools_impl.RequestResponseCycle = _Cycle  # type: ignore[misc]
 
 
@@ -106,21 +106,21 @@ class Protocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._running: RequestResponseCycle | None = None
         self._looking: asyncio.TimerHandle | None = None
-        # Bytes that came since a head was complete, or some of a body was there.
+        # Bytes received since the last complete head or part of a body.
         self._unread = 0
 
     def data_received(self, data: bytes) -> None:
-        """Take what a client sent."""
+        """Take data from the client."""
         self._unread += len(data)
         super().data_received(data)
-        # All this is head, trailers, or what a chunk says of itself.
+        # These bytes are a head, trailers, or the header of a chunk.
         if self._unread > MOST_HEAD and not self.transport.is_closing():
             self._refuse(
                 f"The request's line, headers and trailers are larger than {MOST_HEAD} bytes.", 431
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell every request of the connection that its client has left."""
+        """Notify every request of the connection that the client has disconnected."""
         if self._looking is not None:
             self._looking.cancel()
         for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):
@@ -136,16 +136,16 @@ class Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
-        """A request's head is complete."""
+        """Take the end of a request's head."""
         self._unread = 0
         super().on_headers_complete()
-        # Trailers come the same way, and are no headers of the request.
+        # The parser adds trailers to this list, but they are not headers of the request.
         self.headers = []
         if self.pipeline and self._looking is None:
             self._look()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Respond to data that is not HTTP."""
         self._refuse(msg, 400)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -153,7 +153,7 @@ class Protocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _look(self) -> None:
-        """While a request waits behind another, look whether its client is still there."""
+        """Check for a disconnect as long as a request waits behind another."""
         self._looking = None
         if self.transport.is_closing() or not self.pipeline:
             return
@@ -171,7 +171,7 @@ class Protocol(HttpToolsProtocol):
         return bool(poll.poll(0))
 
     def _refuse(self, message: str, status: int) -> None:
-        """Send an error object and close; in the middle of another answer only close."""
+        """Send an error object and close; only close if another response is incomplete."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()
             return

@@ -1,4 +1,4 @@
-"""`latimer serve`: from settings to a server that runs, and from a signal to its end."""
+"""The server of `latimer serve`: start it from settings, and shut it down on a signal."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 EXIT_START = 3
 
-# Connections that wait to be accepted, as uvicorn has it.
+# The listen backlog; uvicorn's default.
 _BACKLOG = 2048
-# Seconds in which an engine that runs has answered, so that no line says that it does not.
+# Seconds to wait for the engine's first answer before a line says that it is missing.
 _FIRST = 1.0
-# Seconds between two questions to an engine that is not ready.
+# Seconds between attempts to reach an engine that is not ready.
 _AGAIN = 0.5
-# Seconds that cancelled requests get for their last words, and the process for its end.
+# Seconds for cancelled requests to send their errors, and for the process to end.
 _LAST_WORDS, _END = 2, 5.0
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run on uvloop where there is one; there is none for Windows."""
+    """Run a coroutine on uvloop if it is installed; it does not support Windows."""
     try:
         import uvloop
     except ImportError:
@@ -56,17 +56,17 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def fail(message: str) -> NoReturn:
-    """End the process, since nothing can be served."""
+    """Print why the server cannot start, and end the process."""
     _say(f"Latimer cannot start: {message}")
     sys.exit(EXIT_START)
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until a signal comes.
+    """Serve until a signal ends the server.
 
     Raises:
-        WrongSettings: a setting names what does not exist.
-        SystemExit: it could not start.
+        WrongSettings: the vocabulary in the settings does not exist.
+        SystemExit: the server could not start.
     """
     end_at_once()
     _allow_connections()
@@ -87,16 +87,16 @@ async def serve(settings: Settings) -> None:
         _listen(settings, sockets)
     told = asyncio.Event()
     readiness = asyncio.create_task(_tell_when_ready(settings, backend, sockets, told))
-    # An engine that answers at once is told in one line.
+    # An engine that answers immediately is reported in one line.
     telling = asyncio.create_task(told.wait())
     await asyncio.wait([readiness, telling], return_when=asyncio.FIRST_COMPLETED)
     telling.cancel()
     server = _Server(adapter_of(settings, backend), settings.drain)
-    # A request leaves no cycles behind, and what start-up made stays: looking for garbage in it
-    # again and again costs a tenth of all requests. Looking seldom makes each look a long pause:
-    # 50,000 young objects take 30 ms, which is a frame too late for every stream. A large body is
-    # hundreds of thousands of objects: twenty generations of young ones at once took 14 ms, four
-    # take 3 ms, and a look at all that lives 50 ms, so there is hardly ever one.
+    # Requests leave no reference cycles, and objects made at startup stay alive: collecting them
+    # repeatedly costs a tenth of the throughput. Rare collections cause long pauses: 50,000 young
+    # objects take 30 ms, which delays every stream. A large body is hundreds of thousands of
+    # objects: collecting twenty young generations together took 14 ms, and four take 3 ms. A full
+    # collection takes 50 ms, so it runs very rarely.
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 4, 1_000)
@@ -107,7 +107,7 @@ async def serve(settings: Settings) -> None:
 
 
 def _allow_connections() -> None:
-    """Open as many files as the system allows: each client's connection is one."""
+    """Raise the limit of open files to the maximum; each client connection is an open file."""
     try:
         import resource
     except ImportError:
@@ -119,7 +119,7 @@ def _allow_connections() -> None:
 
 
 def _hide_ends_of_work() -> None:
-    """Print nothing where work ends while Python frees something."""
+    """Hide `Abandoned` exceptions that are raised while Python frees an object."""
     usual = sys.unraisablehook
 
     def hook(found: sys.UnraisableHookArgs) -> None:
@@ -135,18 +135,18 @@ def _sockets(settings: Settings) -> list[socket.socket]:
     except OSError as error:
         reason = error.strerror or str(error)
     except ValueError:
-        # A host that the name service cannot even be asked for: with empty or endless labels.
+        # The host has empty or overlong labels, so it cannot be resolved.
         reason = "it is no name of a host"
     fail(f"{settings.host}:{settings.port} cannot be listened on: {reason}.")
 
 
 def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
-    """Let clients connect; they wait for their answers until the server runs."""
+    """Let clients connect; they wait for responses until the server runs."""
     try:
         for one in sockets:
             one.listen(_BACKLOG)
     except OSError as error:
-        # Two processes can have a port as long as neither listens.
+        # Two processes can bind the same port as long as neither listens.
         fail(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}.")
 
 
@@ -166,10 +166,10 @@ def _listening(settings: Settings, sockets: list[socket.socket]) -> str:
 async def _tell_when_ready(
     settings: Settings, backend: Backend, sockets: list[socket.socket], told: asyncio.Event
 ) -> None:
-    """Say what is served where when the engine is ready, and until then why it is not.
+    """Print the model and the address when the engine is ready; until then, the reason why not.
 
     Args:
-        told: set when requests can be answered, if only with a 503.
+        told: set when the server can accept requests, even if it responds with 503.
     """
     listening = _listening(settings, sockets)
     said = ""
@@ -204,7 +204,7 @@ async def _tell_when_ready(
 
 
 def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
-    """The app over a backend, as the settings say."""
+    """Return the app that serves a backend with these settings."""
     keys, pages = settings.keys(), settings.cors_origin
     return OpenAIAdapter(
         backend,
@@ -224,12 +224,13 @@ def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with an end for requests that still run when the drain is over.
+    """A uvicorn server that sends an error to requests that still run after the drain.
 
-    uvicorn would cancel them without a word.
+    uvicorn would cancel them without a response.
 
     Args:
-        drain: seconds that running requests get after the first signal; a second one ends them.
+        drain: the seconds that running requests get after the first signal; a second signal ends
+            them.
     """
 
     def __init__(self, app: OpenAIAdapter, drain: int) -> None:
@@ -237,7 +238,7 @@ class _Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=Protocol,
-                # A websocket is a request like any other here: it gets an error object.
+                # A websocket request gets an error object, like any other invalid request.
                 ws="none",
                 log_level="warning",
                 access_log=False,
@@ -251,7 +252,7 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the drain, or end it; uvicorn would raise the signal again when all is done."""
+        """Begin the drain, or end it; unlike uvicorn's, this does not raise the signal again."""
         if self.should_exit:
             self._loop.call_soon_threadsafe(self._end)
         elif running := len(self.server_state.tasks):
@@ -262,14 +263,14 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let running requests end for as long as the drain takes."""
+        """Wait for running requests until the drain is over."""
         timer = self._loop.call_later(self._drain, self._end)
         await super().shutdown(sockets)
         timer.cancel()
         _end_within(_END)
 
     def _end(self) -> None:
-        """End what still runs: it answers that the server shuts down."""
+        """Cancel running requests, which then send the shutdown error."""
         self._app.end()
         for task in list(self.server_state.tasks):
             task.cancel()
@@ -277,14 +278,14 @@ class _Server(uvicorn.Server):
 
 
 def _end_within(seconds: float) -> None:
-    """End the process when it does not end by itself: an engine or a thread may not stop."""
+    """End the process after this time, in case an engine or a thread does not stop."""
     timer = threading.Timer(seconds, os._exit, [0])
     timer.daemon = True
     timer.start()
 
 
 class _Progress:
-    """A line on the terminal that grows while a model loads."""
+    """A progress line on the terminal while a model loads."""
 
     def __init__(self) -> None:
         self._percent = -1

@@ -1,4 +1,4 @@
-"""Signals before anything is served, and after."""
+"""Handle signals while no server runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from types import FrameType
 
 
 def end_at_once() -> None:
-    """Let Ctrl-C and SIGTERM end the process at once, with 130 and 143 as a shell would show them.
+    """Let Ctrl-C and SIGTERM end the process immediately, with exit code 130 or 143 as in a shell.
 
-    Python would first wait for a thread that loads a model inside llama.cpp.
+    Python would first wait for a thread that loads a model in llama.cpp.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)

@@ -1,6 +1,6 @@
-"""Standard streams that nothing can go wrong with: closed, full, or with a reader that left.
+"""Standard streams that do not fail if they are closed or full, or if their reader is gone.
 
-What cannot be written is dropped, as nobody reads it.
+Output that cannot be written is dropped, since nobody reads it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 import select
 import sys
 
-# Bytes that a pipe takes at once when it takes any (PIPE_BUF on Linux; POSIX promises 512).
+# The bytes that a writable pipe accepts in one write (POSIX: PIPE_BUF is at least 512).
 _PIECE = 512
 
 
 def secure() -> None:
-    """Make standard output and standard error streams that never raise, and never wait for logs.
+    """Replace standard output and standard error with streams that never raise.
 
-    A stream that somebody else has put in their place stays.
+    Standard error also never waits. A stream that is already replaced stays.
     """
     _occupy()
     if sys.stdout is sys.__stdout__:
@@ -30,13 +30,13 @@ def secure() -> None:
 def _occupy() -> None:
     """Open the null device for each standard descriptor that is closed.
 
-    The next file or socket would get its number otherwise, and what a library in C prints.
+    Otherwise the next file or socket gets its number, and with it the output of C libraries.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest free number is taken, which is this one.
+            # `open` takes the lowest free descriptor, which is this one.
             os.open(os.devnull, os.O_RDWR)
 
 
@@ -46,7 +46,7 @@ def _text(raw: io.RawIOBase) -> io.TextIOWrapper:
 
 
 class _Dropping(io.FileIO):
-    """A file that drops what it cannot take."""
+    """A file that drops the data that it cannot write."""
 
     def write(self, data: object) -> int:
         """Write all of the data, or drop the rest of it."""
@@ -61,9 +61,9 @@ class _Dropping(io.FileIO):
 
 
 class _Impatient(_Dropping):
-    """A file that drops what it cannot take at once.
+    """A file that drops the data that it cannot write immediately.
 
-    A terminal that was stopped, or a full pipe that nobody reads, would stop the event loop.
+    A stopped terminal, or a full pipe that nobody reads, would block the event loop.
     """
 
     def _write(self, view: memoryview) -> None:

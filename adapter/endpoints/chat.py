@@ -59,19 +59,19 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "web_search_options": (_never, _LEAVE_OUT),
 }
 
-# Fields that are nothing without another one.
+# Fields that need another field.
 _NEEDS = {
     "tool_choice": "tools",
     "parallel_tool_calls": "tools",
     "function_call": "functions",
 }
 
-# What `service_tier` turns into in a reply (contract 3.9).
+# The `service_tier` of a response, by that of the request (contract 3.9).
 _TIERS = {"auto": "default", "fast": "priority"}
 
 
 async def create_chat_completion(exchange: Exchange, service: Service) -> None:
-    """Answer a request for chat completions."""
+    """Create a chat completion."""
     request = await read(exchange, _REQUEST)
     served = await service.resolve(request.model)
     capabilities, strict = served.capabilities, served.policy.strict
@@ -146,7 +146,7 @@ def _whole(
 
 
 def _check_combinations(request: ChatRequest) -> None:
-    """Fields that need, or exclude, another one (contract 3.1)."""
+    """Reject fields that need another field, or contradict one (contract 3.1)."""
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest(
             "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
@@ -178,13 +178,13 @@ def _check_combinations(request: ChatRequest) -> None:
 
 
 def _checked(request: ChatRequest, capabilities: Capabilities) -> Sampling:
-    """The sampling of a request whose messages can be shown."""
+    """Check the messages of a request, and return its sampling."""
     _check_messages(request, capabilities)
     return sampling_of(request, capabilities)
 
 
 def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
-    """Refuse what a template cannot show, before it is silently left out."""
+    """Reject messages that a chat template would silently leave out."""
     parts = 0
     for index, message in enumerate(request.messages):
         if isinstance(message.content, list):

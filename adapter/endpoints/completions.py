@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ..generation.token_ids import Encoding
 
 DEFAULT_MAX_TOKENS = 16
-# Prompts that are handled before others have a turn of the loop.
+# Prompts to handle before the event loop runs other tasks.
 AT_ONCE = 32
 MOST_CHOICES = limits.CHOICES.most
 
@@ -61,7 +61,7 @@ _REQUEST = TypeAdapter(CompletionRequest)
 
 
 async def create_completion(exchange: Exchange, service: Service) -> None:
-    """Answer a request for completions."""
+    """Create a completion."""
     request = await read(exchange, _REQUEST)
     served = await service.resolve(request.model)
     model, policy, capabilities = served.model, served.policy, served.capabilities
@@ -127,21 +127,27 @@ def _whole(head: Mapping[str, Any], results: Sequence[Result], usage: Usage) -> 
 
 
 def _shape(request: CompletionRequest) -> Callable[[Sequence[Entry]], Any] | None:
-    """How the reply shows tokens; `logprobs: 0` shows them without alternatives."""
+    """Return the function that formats tokens, or None if the request does not ask for them.
+
+    `logprobs: 0` shows tokens without alternatives.
+    """
     if request.logprobs is None:
         return None
     return partial(to_legacy, top=request.logprobs)
 
 
 def _translate(request: CompletionRequest, error: LatimerError) -> LatimerError:
-    """An error in the words of the request: what ranks candidates was asked for by `best_of`."""
+    """Return an error that names the request's own field.
+
+    An error about `logprobs` names `best_of` if only the ranking of candidates needs them.
+    """
     if isinstance(error, Unsupported) and error.param == "logprobs" and request.logprobs is None:
         return Unsupported("best_of", error.engine, error.hint)
     return error
 
 
 def _count(request: CompletionRequest) -> tuple[int, int | None]:
-    """How many choices each prompt is given, and how many are kept where not all are.
+    """Return the number of choices per prompt, and the number to keep (None keeps all).
 
     Contract 2.1 and 2.8: `best_of` must not be smaller than `n`, nor larger in a stream.
     """
@@ -165,17 +171,17 @@ def _count(request: CompletionRequest) -> tuple[int, int | None]:
 
 
 def _has_ids(prompt: Any) -> bool:
-    """Whether a request's prompt, or one of them, is token ids."""
+    """Return True if a prompt of the request is token ids."""
     return isinstance(prompt, list) and any(not isinstance(item, str) for item in prompt)
 
 
 def _prompts(
     request: CompletionRequest, served: Served, encoding: Encoding | None
 ) -> list[Content]:
-    """Each prompt; `parse_special: false` makes control tokens in them plain text.
+    """Return the prompts; `parse_special: false` makes control tokens in them plain text.
 
     Args:
-        encoding: the vocabulary that ids are of, None for the model's own.
+        encoding: the vocabulary of token ids; None for the model's own.
     """
     parse_special = request.parse_special is not False
     model, capabilities = served.model, served.capabilities
@@ -194,7 +200,7 @@ def _prompts(
 
     prompt = request.prompt
     if prompt is None or isinstance(prompt, str):
-        # Without a prompt a new document begins, as after the end of another.
+        # Without a prompt the model begins a new document.
         return [text(prompt or "")]
     if isinstance(prompt[0], int):
         return [ids(prompt)]
@@ -202,7 +208,7 @@ def _prompts(
 
 
 def _each(job: Generation, contents: Sequence[Content]) -> list[Generation]:
-    """The same job for each prompt."""
+    """Return a copy of the job for each prompt."""
     return [replace(job, prompt=replace(job.prompt, content=one)) for one in contents]
 
 
@@ -228,7 +234,7 @@ def _job(
         seeds_of(request.seed, candidates),
         Stops(stops_of(request.stop)),
         sampling,
-        # Ranking takes each token's own log-probability.
+        # Ranking needs the log-probability of each token.
         logprobs=0 if request.logprobs is None and best is not None else request.logprobs,
     )
 
@@ -236,7 +242,7 @@ def _job(
 async def _echoes(
     request: CompletionRequest, jobs: Sequence[Generation], backend: Backend
 ) -> Sequence[Echo]:
-    """What each job's choices show of its prompt; empty where none shows anything."""
+    """Return the echo of each job; empty if the response needs neither prompts nor offsets."""
     if not request.echo and request.logprobs is None:
         return ()
     echoes = []
@@ -248,7 +254,7 @@ async def _echoes(
 
 
 async def _echo(request: CompletionRequest, job: Generation, backend: Backend) -> Echo:
-    """What each choice of a job shows of its prompt, or how long that is (contract 2.4, 2.6.6)."""
+    """Return the prompt that a job's choices echo, or else its length (contract 2.4, 2.6.6)."""
     if job.prompt.logprobs is not None:
         return Echo(keep_end=True)
     prompt = job.prompt.content

@@ -1,4 +1,4 @@
-"""`GET /health`: whether the engine can answer now."""
+"""`GET /health`: the readiness of the engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from ..service import Service
 
 
 async def health(exchange: Exchange, service: Service) -> None:
-    """Answer 200 when the engine is ready, 503 when it is not; needs no API key."""
+    """Respond with 200 if the engine is ready and 503 if it is not; no API key is needed."""
     await service.health()
     await exchange.reply(200, b'{"status":"ok"}')

@@ -13,7 +13,7 @@ from ..service import Service
 
 
 async def list_models(exchange: Exchange, service: Service) -> None:
-    """Answer with every name that requests may use."""
+    """List every model name that requests may use."""
     models = await service.models()
     reply: ModelList = {
         "object": "list",
@@ -23,7 +23,7 @@ async def list_models(exchange: Exchange, service: Service) -> None:
 
 
 async def retrieve_model(exchange: Exchange, service: Service, name: str) -> None:
-    """Answer with one model; slashes in its name may be URL-encoded, once or twice."""
+    """Return one model; slashes in its name may be URL-encoded, once or twice."""
     names = await service.models()
     if name not in names and unquote(name) in names:
         name = unquote(name)

@@ -1,4 +1,4 @@
-"""The model's tokeniser, as vLLM's endpoints show one to evaluation harnesses."""
+"""The model's tokeniser, through the endpoints of vLLM that evaluation harnesses use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DETOKENIZE = TypeAdapter(DetokenizeRequest)
 
 
 async def tokenizer_info(exchange: Exchange, service: Service) -> None:
-    """Answer what a client must know to use the tokeniser."""
+    """Return the model's special tokens, context length and chat template."""
     model = (await service.first()).model
     info: TokenizerInfo = {
         "tokenizer_class": "LatimerTokenizer",
@@ -38,7 +38,7 @@ async def tokenizer_info(exchange: Exchange, service: Service) -> None:
 
 
 async def tokenize(exchange: Exchange, service: Service) -> None:
-    """Answer the ids of a text; special tokens are added unless the request says otherwise."""
+    """Return the token ids of a text, with special tokens unless the request turns them off."""
     request = await read(exchange, _TOKENIZE)
     served = await service.first()
     ids = await served.backend.tokenize(
@@ -56,7 +56,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
 
 
 async def detokenize(exchange: Exchange, service: Service) -> None:
-    """Answer the text of ids; bytes that are no characters become U+FFFD."""
+    """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
     request = await read(exchange, _DETOKENIZE)
     served = await service.first()
     try:

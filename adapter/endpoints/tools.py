@@ -1,4 +1,4 @@
-"""What a chat request lets a model call: its tools, or its functions (contract 3.1)."""
+"""Read the tools of a chat request, or its deprecated functions (contract 3.1)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _KINDS = ("function", "custom")
 
 
 def tool_set_of(request: ChatRequest, engine: str) -> ToolSet | None:
-    """What a request offers; None where nothing may be called.
+    """Return the tools of a request, or None if the model may call none.
 
     Raises:
-        InvalidRequest: the choice names no tool that there is, or parameters are no JSON schema.
-        Unsupported: a tool is none of functions.
+        InvalidRequest: `tool_choice` is malformed or names an unknown tool, or parameters are not
+            a valid JSON schema.
+        Unsupported: a custom tool sets a format other than text.
     """
     legacy = not request.tools
     functions = list(request.functions or ())
@@ -69,7 +70,7 @@ def tool_set_of(request: ChatRequest, engine: str) -> ToolSet | None:
 
 
 def _taking_text(tool: Custom) -> Function:
-    """A custom tool as models know tools."""
+    """Return a custom tool as a function with one string argument."""
     parameters = {
         "type": "object",
         "properties": {INPUT: {"type": "string"}},
@@ -80,7 +81,7 @@ def _taking_text(tool: Custom) -> Function:
 
 
 def _named(choice: Mapping[str, Any], legacy: bool, param: str) -> tuple[Mode, set[str]]:
-    """The mode and the names of a choice that is an object."""
+    """Return the mode and the tool names of a `tool_choice` object."""
     try:
         if legacy:
             return "named", {_name(choice)}

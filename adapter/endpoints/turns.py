@@ -1,4 +1,4 @@
-"""A chat request as a turn of a chat."""
+"""Turn a chat request into a `ChatTurn`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .tools import tool_set_of
 async def turn_of(
     exchange: Exchange, request: ChatRequest, served: Served, sampling: Sampling
 ) -> ChatTurn:
-    """What a request wants to be said next.
+    """Return the `ChatTurn` of a request.
 
     Raises:
-        InvalidRequest: its tools, its answer's format or its adapter is wrong.
-        Unsupported: the engine cannot do it.
+        InvalidRequest: the tools, the response format or the adapter are invalid.
+        Unsupported: the engine does not support a field of the request.
     """
     capabilities, size = served.capabilities, exchange.size
     own = _format(request, served)
@@ -56,7 +56,7 @@ async def turn_of(
 
 
 def _format(request: ChatRequest, served: Served) -> InstructFormat | None:
-    """What stands around each turn instead of the model's template; None where that is rendered."""
+    """Return the instruct format that replaces the model's chat template, or None."""
     if request.adapter is not None:
         return format_of(request.adapter)
     name = served.policy.chat_format
@@ -64,10 +64,10 @@ def _format(request: ChatRequest, served: Served) -> InstructFormat | None:
 
 
 def format_of(adapter: InstructAdapter) -> InstructFormat:
-    """A request's own format; what it leaves out is nothing.
+    """Return the instruct format of a request's `adapter`; parts that it leaves out are empty.
 
     Raises:
-        InvalidRequest: a turn has two spellings, or users and assistant cannot be told apart.
+        InvalidRequest: a role is set twice, or no text separates user and assistant messages.
     """
     turns: dict[str, Turn] = {}
     for role in ROLES:

@@ -1,1 +1,1 @@
-"""Text that a model generates, by way of events, to what a client sees of it."""
+"""Turn an engine's events into the response that a client gets."""

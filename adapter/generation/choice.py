@@ -1,4 +1,4 @@
-"""One choice's events to what a client may see of it, and its finish reason (sans-I/O)."""
+"""Turn the events of one choice into deltas and a finish reason (sans-I/O)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Delta(NamedTuple):
-    """What is added to a choice: some text of one kind, and the tokens that begin in it.
+    """An addition to a choice: text of one kind, and the tokens that begin in it.
 
     Args:
         kind: see `parts.Part`; never `nothing`.
-        call_id: the id of the call that it begins.
+        call_id: the id of the tool call that the delta begins; empty if it begins none.
     """
 
     text: str
@@ -39,13 +39,13 @@ class Delta(NamedTuple):
 
 
 class Echo(NamedTuple):
-    """What of the prompt a choice shows.
+    """The part of the prompt that a choice shows.
 
     Args:
-        data: the prompt's bytes where they stand in front of the text; empty where they do not,
-            or where the prompt's tokens come as an event.
-        base: code points of the prompt in front of the first token's offset.
-        keep_end: whether an end token has an entry of its own (contract 2.6.4).
+        data: the bytes of the echoed prompt; empty if the prompt is not echoed, or if it comes as
+            a `PromptTokens` event.
+        base: the text offset of the first token, in code points.
+        keep_end: True if an end token has an entry of its own (contract 2.6.4).
     """
 
     data: bytes = b""
@@ -57,14 +57,16 @@ NO_ECHO = Echo()
 
 
 class Choice:
-    """Takes a choice's events; streamed replies send each delta, plain ones put them together.
+    """A choice that takes events and returns deltas.
+
+    A stream sends each delta. A plain response joins them.
 
     Args:
-        form: how it is taken apart, None where all of it is content.
+        form: how to split the text into parts; None if all of it is content.
 
     Attributes:
-        finish: its last event, once that has come.
-        reasoning: what it thought.
+        finish: the last event of the choice, or None before it has come.
+        reasoning: the reasoning of the choice.
     """
 
     __slots__ = ("_assembler", "_echo", "_parts", "_placer", "_stops", "finish")
@@ -80,31 +82,31 @@ class Choice:
         self.finish: Finish | None = None
 
     def start(self) -> Sequence[Delta]:
-        """The echoed prompt, where it is known without the engine."""
+        """Return the echoed prompt if it is known without the engine."""
         return self._delta(self._assembler.prefix(self._echo.data)) if self._echo.data else ()
 
     def prompt(self, event: PromptTokens) -> Sequence[Delta]:
-        """The echoed prompt and its tokens, as the engine tells them."""
+        """Return the echoed prompt and its tokens, as the engine reports them."""
         entries = self._placed().place(event.tokens)
         text = self._assembler.prefix(b"".join(token.data for token in event.tokens))
         return self._delta(text, entries)
 
     def take(self, pieces: Sequence[Piece]) -> Sequence[Delta]:
-        """What may be seen after some more was generated; nothing while all is held back."""
+        """Return the deltas of these pieces; none while all text is held back."""
         if self._parts is not None:
             return [delta for piece in pieces for delta in self._taken(self._parts, piece)]
         if len(pieces) == 1:
             return self.feed(pieces[0].data, pieces[0].tokens)
-        # Many tokens are put together here, so the loops are C's.
+        # There can be many tokens here, so these loops run in C.
         tokens = list(chain.from_iterable(map(_TOKENS, pieces)))
         return self.feed(b"".join(map(_DATA, pieces)), tokens)
 
     def feed(self, data: bytes, tokens: Sequence[Token] = ()) -> Sequence[Delta]:
-        """See `take`, where all is content."""
+        """Return the deltas of these bytes, for a choice that has only content."""
         text = self._assembler.feed(data)
         if tokens:
             self._placed().add(tokens)
-        # A token without its text would be one for nothing: it comes with what follows.
+        # Tokens are not sent without text: they wait for the text that follows.
         if not text:
             return ()
         if self._placer is None:
@@ -112,10 +114,10 @@ class Choice:
         return (Delta(text, self._placer.take(self._assembler.released)),)
 
     def end(self, event: Finish) -> tuple[Sequence[Delta], FinishReason]:
-        """The rest, and why it ended; a stop string wins over a limit.
+        """Return the last deltas and the finish reason; a stop sequence wins over a limit.
 
         Raises:
-            EngineError: the engine stopped at a string that nobody asked for.
+            EngineError: the engine stopped at a string that the request does not name.
         """
         self.finish = event
         parts = self._parts
@@ -134,12 +136,12 @@ class Choice:
 
     @property
     def reasoning(self) -> str:
-        """What it thought."""
+        """The reasoning of the choice; empty if it has none."""
         return "" if self._parts is None else "".join(self._parts.reasoning)
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """How many tokens it thought; None where the engine does not tell."""
+        """The number of reasoning tokens; None if the engine does not report it."""
         return 0 if self._parts is None else self._parts.reasoning_tokens()
 
     def _taken(self, parts: _Parts, piece: Piece) -> list[Delta]:
@@ -148,7 +150,7 @@ class Choice:
         return parts.take(piece, self._placer)
 
     def _rest(self, event: Finish) -> Sequence[Delta]:
-        """What of content was held back."""
+        """Return the content that was held back."""
         placer, assembler = self._placer, self._assembler
         if assembler.stop is not None:
             return () if placer is None else self._delta("", placer.take(assembler.released))
@@ -158,7 +160,7 @@ class Choice:
             placer.add((event.end,))
         if placer is None:
             return self._delta(rest)
-        # A control token that a stop spells is the stop: it adds no text, and is cut off.
+        # A control token can be the stop sequence. It adds no text and is cut off.
         stopped = event.reason == "stop"
         return self._delta(rest, placer.take(assembler.released) if stopped else placer.take_all())
 
@@ -172,20 +174,20 @@ class Choice:
 
 
 class _Parts:
-    """A choice whose text is taken apart: each part as text, with the tokens that begin in it."""
+    """The parts of one choice, each decoded to text with the tokens that begin in it."""
 
     def __init__(self, form: MessageFormat, stops: Sequence[str]) -> None:
         self._form = form
         self._cutter = Cutter(form.parser(), stops)
         self._decoders = {kind: _decoder("replace") for kind in ("content", "reasoning")}
-        # Tokens of markers, which are shown with the call that they begin, if with any.
+        # Tokens of markers. They are shown with a tool call that follows, or else dropped.
         self._marker: list[Entry] = []
-        # Those of which no text is complete yet.
+        # Tokens whose text is still incomplete.
         self._incomplete: list[Entry] = []
         self._said = False
         self._calls = 0
         self._position = 0
-        # Where pieces that may be thoughts begin, and how many tokens each is.
+        # The position and the token count of each piece that may be reasoning.
         self._starts: list[tuple[int, int]] = []
         self._answer_start = 0
         self.reasoning: list[str] = []
@@ -196,7 +198,7 @@ class _Parts:
 
     @property
     def reason(self) -> FinishReason:
-        """Why it ended, where no limit ended it."""
+        """The finish reason if no limit ended the choice."""
         return self._form.called if self._calls else "stop"
 
     def take(self, piece: Piece, placer: Placer | None) -> list[Delta]:
@@ -213,14 +215,17 @@ class _Parts:
 
     def end(self, placer: Placer | None) -> list[Delta]:
         deltas = self._shown(self._cutter.end(), placer)
-        # An answer has content or calls. Of a character that the limit cut off the tokens were
-        # generated all the same.
+        # An answer has content or tool calls. The tokens of a character that the limit cut off
+        # were generated, so they are shown.
         if not self._calls and (self._incomplete or not self._said):
             deltas.append(Delta("", self._incomplete))
         return deltas
 
     def reasoning_tokens(self) -> int | None:
-        """Tokens that begin before the answer; None where the engine does not tell how many."""
+        """Return the number of tokens that begin before the answer.
+
+        None if the engine does not report token counts.
+        """
         if not self.reasoning:
             return 0
         end = self._answer_start if self._answers else self._position
@@ -229,7 +234,7 @@ class _Parts:
 
     @property
     def _answers(self) -> bool:
-        """Whether the answer has begun: what was thought is over."""
+        """True if the answer has begun, so that the reasoning is over."""
         return self._said or self._calls > 0
 
     def _shown(self, parts: Sequence[Part], placer: Placer | None) -> list[Delta]:
@@ -244,7 +249,7 @@ class _Parts:
             if part.kind in ("call", "arguments"):
                 entries = self._marker + entries
             self._marker = []
-            # Nobody sees the tokens of a thought.
+            # Tokens of reasoning are not shown.
             entries = self._incomplete + entries if part.kind != "reasoning" else []
             text = self._text(part, start)
             self._incomplete = entries if text is None else []
@@ -254,7 +259,7 @@ class _Parts:
         return deltas
 
     def _text(self, part: Part, start: int) -> str | None:
-        """The text of a part, None where nothing of it can be seen yet."""
+        """Return the text of a part, or None if it has no text to show."""
         if part.kind != "reasoning" and not self._answers:
             self._answer_start = start
         if part.kind == "call":
@@ -272,5 +277,5 @@ class _Parts:
 
 
 def new_call_id() -> str:
-    """An id as OpenAI's calls have."""
+    """Return a random id in the format of OpenAI's tool calls."""
     return "call_" + "".join(secrets.choice(_ALPHABET) for _ in range(24))

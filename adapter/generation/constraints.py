@@ -1,4 +1,4 @@
-"""What an answer must look like: `response_format`, and the engines' own grammar fields."""
+"""The grammar of a completion, from `response_format` or an engine's own grammar fields."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _OBJECT = '{"type":"object"}'
 def grammar_of(
     request: CompletionRequest | ChatRequest, capabilities: Capabilities
 ) -> Grammar | None:
-    """What the completion must look like, None where it is free.
+    """Return the grammar of the completion, or None if the request sets none.
 
     Raises:
-        InvalidRequest: two fields say it, or a schema is none.
-        Unsupported: the engine takes no grammar of this kind.
+        InvalidRequest: two fields set a grammar, or a schema is invalid.
+        Unsupported: the engine does not support grammars of this kind.
     """
     if _NAMED.isdisjoint(request.__pydantic_fields_set__):
         return None
@@ -67,7 +67,7 @@ def _field(request: CompletionRequest | ChatRequest, name: str) -> Grammar:
 
 
 def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None:
-    """OpenAI's own way to say it (contract 3.7)."""
+    """Return the grammar of `response_format` (contract 3.7)."""
     form = request.response_format if isinstance(request, ChatRequest) else None
     if isinstance(form, JsonObjectFormat):
         return Grammar("json_schema", _OBJECT, _FIELD)

@@ -1,6 +1,7 @@
-"""Choice deltas to the bytes of a stream: prebuilt around each text, no model per chunk.
+"""Turn deltas into the bytes of a stream.
 
-The order of chunks is contract 2.7 for completions and 3.5 for chat.
+The bytes around each text are prebuilt, so that no chunk needs a model of its own. Contract 2.7
+defines the order of chunks for completions, and contract 3.5 for chat.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from .logprobs import Entry
 
 
 class Frames:
-    """What is alike in the frames of one reply.
+    """The frames of one response, each a server-sent event.
 
     Args:
         head: the keys that every chunk has, in their order; `choices` and `usage` follow.
-        include_usage: whether `stream_options.include_usage` was set; every chunk then says
-            `"usage": null` but the last, which has no choices.
-        show: how tokens are shown, None where nobody asked for them.
+        include_usage: True if `stream_options.include_usage` is set. Every chunk then has
+            `"usage": null`, except the last, which has no choices.
+        show: formats the tokens; None if the request does not ask for them.
     """
 
     def __init__(
@@ -40,19 +41,19 @@ class Frames:
         self._cache: dict[int, tuple[bytes, bytes]] = {}
 
     def start(self, index: int) -> bytes:
-        """The frames that come before a choice's first text."""
+        """Return the frames that come before a choice's first text."""
         raise NotImplementedError
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        """The frames that add to a choice."""
+        """Return the frames of a delta."""
         raise NotImplementedError
 
     def end(self, index: int, reason: FinishReason) -> bytes:
-        """The frame that ends a choice."""
+        """Return the frame that ends a choice."""
         raise NotImplementedError
 
     def close(self, usage: Usage) -> bytes:
-        """What ends the stream."""
+        """Return the frames that end the stream."""
         if not self._include_usage:
             return DONE
         return self._head + b'],"usage":' + orjson.dumps(usage) + b"}\n\n" + DONE
@@ -62,7 +63,7 @@ class Frames:
         return error_event(error)
 
     def text(self, index: int, text: str) -> bytes:
-        """A frame that adds text and nothing else."""
+        """Return a frame that adds only text."""
         around = self._cache.get(index)
         if around is None:
             around = self._cache[index] = self._around(index)
@@ -76,7 +77,7 @@ class CompletionFrames(Frames):
     """Chunks of `/v1/completions`."""
 
     def start(self, index: int) -> bytes:
-        """See `Frames.start`: a completion has nothing before its text."""
+        """See `Frames.start`: a completion has no frame before its text."""
         return b""
 
     def delta(self, index: int, delta: Delta) -> bytes:

@@ -1,6 +1,6 @@
-"""Tokens to log-probability arrays, in both of OpenAI's shapes (sans-I/O).
+"""Turn tokens into log-probabilities in both of OpenAI's shapes (sans-I/O).
 
-The legacy shape is contract 2.6, chat's is contract 3.4.
+Contract 2.6 defines the legacy shape, and contract 3.4 the shape for chat.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from ...backends.base import Alternative, Token
 from ...schemas.openai.chat import ChatLogprobs, ChatTokenLogprob, TopLogprob
 from ...schemas.openai.completions import CompletionLogprobs
 
-# What stands for a probability of zero (contract 2.6); JSON has no infinity.
+# The log-probability of an impossible token (contract 2.6); JSON has no infinity.
 FLOOR = -9999.0
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Entry(NamedTuple):
-    """A token, and how many code points of the text are complete before its first byte."""
+    """A token, and the number of complete code points in the text before its first byte."""
 
     token: Token
     offset: int
 
 
 class Placer:
-    """Gives tokens their offsets, and holds them until it is sure that no stop cuts them off.
+    """A queue that sets the offsets of tokens, until no stop sequence can cut them off.
 
-    A token is kept when its first byte lies before the cut (contract 2.5), so it can be let go as
-    soon as that byte has left the stop matcher.
+    A token is kept if its first byte comes before the cut (contract 2.5). It is released as soon
+    as the stop matcher has released that byte.
 
     Args:
-        base: code points in front of the first token: of the prompt, where that is not echoed.
+        base: the offset of the first token, in code points; the length of the prompt if the prompt
+            is not echoed.
     """
 
     def __init__(self, base: int) -> None:
@@ -45,24 +46,24 @@ class Placer:
         self._waiting: deque[tuple[int, Entry]] = deque()
 
     def place(self, tokens: Iterable[Token]) -> list[Entry]:
-        """Entries of tokens that nothing can cut off: the prompt's."""
+        """Return the entries of the prompt's tokens, which no stop sequence can cut off."""
         return [self._entry(token) for token in tokens]
 
     def add(self, tokens: Iterable[Token]) -> None:
-        """Take generated tokens."""
+        """Add generated tokens to the queue."""
         for token in tokens:
             self._waiting.append((self._position, self._entry(token)))
             self._position += len(token.data)
 
     def take(self, end: int) -> list[Entry]:
-        """The entries of waiting tokens whose first byte lies before byte `end`."""
+        """Remove the tokens whose first byte comes before byte `end`; return their entries."""
         entries = []
         while self._waiting and self._waiting[0][0] < end:
             entries.append(self._waiting.popleft()[1])
         return entries
 
     def take_all(self) -> list[Entry]:
-        """The entries of all waiting tokens: nothing was cut off."""
+        """Remove all tokens, when none is cut off; return their entries."""
         entries = [entry for _, entry in self._waiting]
         self._waiting.clear()
         return entries
@@ -75,7 +76,7 @@ class Placer:
 
 
 def to_legacy(entries: Sequence[Entry], top: int) -> CompletionLogprobs:
-    """The arrays of `/v1/completions`; `top` is the request's `logprobs`."""
+    """Return the `logprobs` of `/v1/completions`; `top` is the request's `logprobs`."""
     return {
         "tokens": [_legacy_spelling(entry.token.spelling) for entry in entries],
         "token_logprobs": [
@@ -88,19 +89,22 @@ def to_legacy(entries: Sequence[Entry], top: int) -> CompletionLogprobs:
 
 
 def to_chat(entries: Sequence[Entry]) -> ChatLogprobs:
-    """The object of `/v1/chat/completions`."""
+    """Return the `logprobs` of `/v1/chat/completions`."""
     return {"content": [_chat_entry(entry.token) for entry in entries], "refusal": None}
 
 
 def mean(entries: Sequence[Entry], end: Token | None) -> float:
-    """Log-probability per token of a choice, the token that ended it included (contract 2.8)."""
+    """Return the mean log-probability of a choice's tokens and of its end token (contract 2.8)."""
     tokens = [entry.token for entry in entries] + ([end] if end is not None else [])
     values = [_finite(token.logprob) for token in tokens if token.logprob is not None]
     return math.fsum(values) / len(values) if values else FLOOR
 
 
 def _legacy_top(token: Token) -> dict[str, float] | None:
-    """The most likely tokens, and the token itself; the larger of two that are spelled alike."""
+    """Return the log-probabilities of the most likely tokens and of the token itself.
+
+    If two of them have the same spelling, the higher log-probability counts.
+    """
     if token.logprob is None:
         return None
     top: dict[str, float] = {}
@@ -134,7 +138,7 @@ def _finite(logprob: float) -> float:
 
 
 def _legacy_spelling(data: bytes) -> str:
-    """A token as text, or its bytes as `bytes:\\xNN…` where it is no whole UTF-8."""
+    """Return a token as text, or its bytes as `bytes:\\xNN…` if they are not valid UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:

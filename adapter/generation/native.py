@@ -1,4 +1,4 @@
-"""An engine's own reply, as it is."""
+"""Pass an engine's native response to the client unchanged."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..exchange import Exchange
 
 
 async def pass_native(exchange: Exchange, backend: Backend, job: Generation, stream: bool) -> None:
-    """Send the engine's own reply: its status, its type, its bytes as they come."""
+    """Send the engine's native response: its status, its content type, its body as it arrives."""
     async with backend.native(job, stream) as reply:
         content_type = reply.content_type.encode("latin-1")
         if not stream:
-            # A reply that breaks off in the middle is an error of its own.
+            # The body is read first, so that a truncated one becomes an error response.
             body = await whole(reply.status, reply.body)
             await exchange.reply(reply.status, body, content_type)
             return

@@ -1,4 +1,4 @@
-"""What generated text is made of: content, thoughts, calls (sans-I/O)."""
+"""The parts of generated text: content, reasoning and tool calls (sans-I/O)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Kind: TypeAlias = Literal["content", "reasoning", "call", "arguments", "nothing"
 
 
 class Part(NamedTuple):
-    """A part of what was generated.
+    """A part of the generated text.
 
     Args:
-        kind: `call` begins a call, and its data is the function's name; `arguments` goes on with
-            the JSON of the call begun last; `nothing` is seen by nobody: markers, blanks.
-        size: how many bytes of the text it stands for.
+        kind: `call` begins a tool call, with the function's name as data. `arguments` continues
+            the JSON arguments of the latest call. `nothing` is never shown: markers, whitespace.
+        size: the number of bytes that the part has in the generated text.
     """
 
     kind: Kind
@@ -26,24 +26,24 @@ class Part(NamedTuple):
 
 
 class Parser(Protocol):
-    """Takes generated text apart; what comes out does not depend on how it was cut."""
+    """A parser of generated text; its result does not depend on how the text was cut."""
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """Take some more; `mark` is for the spelling of a token that is no text."""
+        """Parse more text; `mark` is True if the data spells a control token."""
         ...
 
     def end(self) -> list[Part]:
-        """What was held back, when nothing more comes."""
+        """Return the parts that were held back, at the end of the text."""
         ...
 
 
 class MessageFormat(NamedTuple):
-    """How a choice is taken apart.
+    """The rules for splitting a choice into parts.
 
     Args:
-        reader: makes what does it.
-        called: the finish reason of a choice that made calls.
-        parallel: whether more calls than one are shown.
+        parser: makes the parser of a choice.
+        called: the finish reason of a choice with tool calls.
+        parallel: True to show all tool calls; otherwise only the first is shown.
     """
 
     parser: Callable[[], Parser]
@@ -52,9 +52,9 @@ class MessageFormat(NamedTuple):
 
 
 class Cutter:
-    """Takes text apart, and cuts its content at stops; thoughts and calls have none.
+    """A parser that cuts content at stop sequences, but not reasoning or tool calls.
 
-    As a `Matcher` it tells an engine where to end.
+    It is also a `Matcher`, which ends the choice in an engine.
     """
 
     def __init__(self, parser: Parser, stops: Sequence[str]) -> None:
@@ -68,11 +68,11 @@ class Cutter:
         return self._matcher.stop
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """The parts that nothing can take back any more."""
+        """Return the parts that no stop sequence can cut off any more."""
         return self._cut(self._reader.feed(data, mark)) if self.stop is None else []
 
     def end(self) -> list[Part]:
-        """The rest of them."""
+        """Return the remaining parts."""
         if self.stop is not None:
             return []
         parts = self._cut(self._reader.end())
@@ -94,7 +94,7 @@ class Cutter:
         out: list[Part] = []
         for part in parts:
             if part.kind != "content":
-                # A stop does not reach across a call.
+                # A stop sequence does not match across a part that is not content.
                 out += [*self._flush(), part]
                 self.released += part.size
                 continue

@@ -1,4 +1,4 @@
-"""A request's jobs run on a backend: one loop, whatever becomes of what comes."""
+"""Run the jobs of a request on a backend, in one loop for every kind of response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..service import Observer
 from .choice import NO_ECHO, Choice, Echo
 from .parts import MessageFormat
 
-# What making a choice costs, in bytes of JSON that cost as much to read.
+# The cost of making a choice, in bytes of JSON that take as long to parse.
 CHOICE = 64
 
 _FINISH = attrgetter("finish")
@@ -26,15 +26,15 @@ _FINISH = attrgetter("finish")
 
 @dataclass(slots=True)
 class Plan:
-    """What a request comes to.
+    """The jobs of a request, and the rules for its choices.
 
     Args:
         jobs: one per prompt; choice j of job i has the index `i * choices + j`.
-        choices: how many each prompt gets.
-        usage: how the endpoint counts tokens.
-        echoes: what of its prompt each job's choices show; empty where none shows anything.
-        form: how a choice is taken apart, None where all of it is content.
-        translate: turns an error of the jobs into the endpoint's own words.
+        choices: the number of choices per prompt.
+        usage: counts the tokens as the endpoint does.
+        echoes: the echo of each job's choices; empty if no choice needs one.
+        form: how to split a choice into parts; None if all of it is content.
+        translate: turns an error of the jobs into the endpoint's error.
     """
 
     jobs: Sequence[Generation]
@@ -46,28 +46,28 @@ class Plan:
 
 
 class Sink(Protocol):
-    """Takes what comes: sends it (`sinks.Streamed`), or puts it together (`sinks.Collected`).
+    """A consumer of events: it sends them (`sinks.Streamed`) or joins them (`sinks.Collected`).
 
     Attributes:
-        at_once: whether it takes nothing before all is there.
+        at_once: True to take all events as one batch, when the last one has arrived.
     """
 
     at_once: bool
 
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
-        """Take what the events are for, and how many of them each prompt gets."""
+        """Take the choices that the events belong to, and the number of choices per prompt."""
         ...
 
     async def take(self, batch: Batch) -> None:
-        """Take what arrived together."""
+        """Take the events that arrived together."""
         ...
 
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any] | None:
-        """Take the end of every choice; the reply's object, if there is one."""
+        """Take the end of every choice; return the response object if one was made."""
         ...
 
     async def fail(self, error: LatimerError) -> None:
-        """Tell a client that has seen the beginning; else raise the error."""
+        """Send the error if the response has started; otherwise raise it."""
         ...
 
 
@@ -75,14 +75,14 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
     """Run a plan to its end.
 
     Raises:
-        LatimerError: before a client has seen anything.
+        LatimerError: an error occurred before the response started.
     """
     cost = _cost(plan)
     choices = _made(plan) if cost <= offload.SMALL else await offload.run(cost, _made, plan)
     sink.begin(choices, plan.choices)
     for one in observers:
         one.start()
-    # The first token is looked for where somebody wants to know.
+    # Only observers need to know when the first token arrives.
     waiting = bool(observers)
     try:
         async with _opened(backend, plan.jobs, plan.choices) as batches:
@@ -105,7 +105,7 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
 
 
 def _cost(plan: Plan) -> int:
-    """What making the choices costs, in bytes that cost as much; each job has the same stops."""
+    """Return the cost of making the choices, in bytes of JSON; all jobs have the same stops."""
     return CHOICE * len(plan.jobs) * plan.choices + sum(map(len, plan.jobs[0].stops.texts))
 
 
@@ -126,7 +126,10 @@ def _finishes(choices: Sequence[Choice]) -> list[Finish]:
 
 
 async def _count_reasoning(usage: Usage, choices: Sequence[Choice], backend: Backend) -> None:
-    """Tell how many tokens were thought; where the engine does not, its tokeniser does."""
+    """Add the number of reasoning tokens to the usage.
+
+    The engine's tokeniser counts them if the engine does not report their number.
+    """
     total = 0
     for choice in choices:
         count = choice.reasoning_tokens
@@ -159,7 +162,7 @@ def _opened(backend: Backend, jobs: Sequence[Generation], choices: int) -> Strea
 
 @asynccontextmanager
 async def _shifted(source: Stream, offset: int) -> AsyncIterator[AsyncIterator[Batch]]:
-    """A job's stream with the indices that its choices have in the reply."""
+    """Yield a job's stream with the indices that its choices have in the response."""
 
     async def shift(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
         async for batch in batches:

@@ -1,4 +1,4 @@
-"""What becomes of a request's events: one reply, or a stream."""
+"""Send a request's events as one response or as a stream."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from .logprobs import Entry, mean
 from .run import CHOICE, Plan, Sink, run
 
 _INEXACT = attrgetter("inexact")
-# What showing a token with five alternatives costs, in bytes of JSON that cost as much to read.
+# The cost of formatting a token with five alternatives, in bytes of JSON that take as long to
+# parse.
 TOKEN = 32
 
 
 class Result(NamedTuple):
-    """A choice that has ended.
+    """A finished choice.
 
     Args:
-        deltas: what it comes to, put together.
-        score: its mean log-probability, where it is to be ranked.
+        deltas: all deltas of the choice, with those of an echoed prompt.
+        score: the mean log-probability, which ranks choices.
     """
 
     deltas: Sequence[Delta]
@@ -42,20 +43,20 @@ class Result(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its content, where it has nothing else."""
+        """The text of a choice that has only content."""
         return "".join([delta.text for delta in self.deltas])
 
 
 @dataclass(slots=True)
 class Answer:
-    """How a request's choices are shown.
+    """The format of a response.
 
     Args:
-        whole: makes the reply's object.
-        show: how tokens are shown, None where nobody asked for them.
-        best: how many choices of each prompt are kept: those with the highest mean
+        whole: makes the response object.
+        show: formats the tokens; None if the request does not ask for them.
+        best: the number of choices to keep for each prompt: those with the highest mean
             log-probability, best first (contract 2.8). None keeps all, in their order.
-        keeps: whether somebody wants the reply's object of a stream, too.
+        keeps: True if an observer wants the response object of a stream too.
     """
 
     whole: Callable[[Sequence[Result], Usage], Mapping[str, Any]]
@@ -65,13 +66,13 @@ class Answer:
 
     @property
     def tells_tokens(self) -> bool:
-        """Whether each token has to be looked at."""
+        """True if the response depends on individual tokens."""
         return self.show is not None or self.best is not None
 
     def result(
         self, prompt: Sequence[Delta], deltas: Sequence[Delta], reason: FinishReason, end: Finish
     ) -> Result:
-        """A choice of these deltas, behind those of an echoed prompt."""
+        """Return the choice with these deltas, after those of an echoed prompt."""
         everything = [*prompt, *deltas] if prompt else deltas
         if not self.tells_tokens:
             return Result(everything, reason)
@@ -83,9 +84,10 @@ class Answer:
 
 
 class Collected:
-    """A reply that is sent whole: the fold of the stream that would have been sent.
+    """A sink that sends a plain response.
 
-    Text is joined as bytes and fed at its end: nobody sees it before.
+    The response equals the joined chunks of the same request's stream. The bytes of a choice are
+    joined and decoded when the choice ends.
     """
 
     at_once = False
@@ -114,13 +116,13 @@ class Collected:
         """See `run.Sink`."""
         if self._tells_tokens:
             self._size += _size(batch)
-            # All tokens of a choice are shown when it ends.
+            # The tokens of a choice are formatted when it ends.
             shows = any(not isinstance(event, Piece) for event in batch)
             await offload.run(self._size if shows else 0, self._take, batch)
         elif len(self._choices) > 1:
             self._take(batch)
         elif isinstance(batch[-1], Finish):
-            # Pieces, and the end behind them: most replies are no more than that.
+            # Pieces, then the finish. Most responses are no more than that.
             self._pieces[0] += batch[:-1]  # type: ignore[arg-type]
             self._end(batch[-1])
         else:
@@ -163,15 +165,15 @@ class Collected:
         return reply, orjson.dumps(reply)
 
     async def fail(self, error: LatimerError) -> None:
-        """See `run.Sink`: nobody has seen anything."""
+        """See `run.Sink`: the response has not started."""
         raise error
 
 
 class Streamed:
-    """Events to frames; one send for what arrived together.
+    """A sink that sends a stream, with one send for each batch of events.
 
-    No choice appears before the one with the next lower index: the SDK's stream helper fails when
-    index 1 comes before index 0 (contract 3.5).
+    No choice appears before the one with the next lower index: the stream helper of OpenAI's SDK
+    fails if index 1 comes before index 0 (contract 3.5).
     """
 
     def __init__(self, exchange: Exchange, served: Served, answer: Answer, frames: Frames) -> None:
@@ -185,7 +187,8 @@ class Streamed:
         self._starts: list[Sequence[Delta]] = []
         self._kept: list[list[Delta]] = []
         self._results: list[Result | None] = []
-        # Choices that have begun, those that have ended, and what waits for choices before it.
+        # The number of choices in the stream, the number of finished choices, and the frames of
+        # choices that wait for a lower index.
         self._shown = self._ended = 0
         self._waiting: dict[int, list[bytes]] = {}
         self._last = b""
@@ -212,7 +215,7 @@ class Streamed:
                 _note(exchange, self._served, finishes)
             await exchange.start(200, EVENT_STREAM)
         if self._ended == len(self._choices):
-            # The end comes right behind it: one call of the kernel is enough for both.
+            # The end of the stream follows immediately. One system call sends both.
             self._last += data
         elif data:
             await exchange.chunk(data)
@@ -228,7 +231,7 @@ class Streamed:
         return reply
 
     async def fail(self, error: LatimerError) -> None:
-        """See `run.Sink`: errors before the first event become a plain reply."""
+        """See `run.Sink`: an error before the first event becomes a plain response."""
         if not self._exchange.started:
             raise error
         await self._exchange.chunk(self._last + self._frames.error(error), more=False)
@@ -268,10 +271,10 @@ class Streamed:
         return b"".join([self._frames.delta(index, delta) for delta in deltas])
 
     def _place(self, index: int, data: bytes, out: list[bytes]) -> None:
-        """Put a choice's frame out, or aside until every choice before it has put something out.
+        """Write a choice's frame, or hold it until every choice before it has a frame.
 
-        A choice can have had events that show nothing yet: half a character, or text that may
-        still become a tool call or a stop sequence.
+        Events of a choice can show nothing yet: half a character, or text that may still become a
+        tool call or a stop sequence.
         """
         if index < self._shown:
             out.append(data)
@@ -300,10 +303,10 @@ def respond(
     frames: Frames | None,
     observers: Sequence[Observer],
 ) -> Awaitable[None]:
-    """Run a plan, and send what it comes to.
+    """Run a plan and send the response.
 
     Args:
-        frames: of a stream, None for a reply that is sent whole.
+        frames: the frames of a stream; None for a plain response.
     """
     if any(one.keeps for one in observers):
         answer = replace(answer, keeps=True)
@@ -316,25 +319,25 @@ def respond(
 
 
 def _size(batch: Batch) -> int:
-    """What showing the tokens of a batch costs, in bytes that cost as much."""
+    """Return the cost of formatting the tokens of a batch, in bytes of JSON."""
     return TOKEN * sum(len(event.tokens) for event in batch if not isinstance(event, Finish))
 
 
 def _cost(answer: Answer, results: Sequence[Result], usage: Usage) -> int:
-    """What making a whole reply costs, in bytes that cost as much."""
+    """Return the cost of making a plain response, in bytes of JSON."""
     shown = TOKEN * usage["total_tokens"] if answer.show is not None else 0
     return CHOICE * len(results) + shown
 
 
 def _note(exchange: Exchange, served: Served, finishes: Sequence[Finish]) -> None:
-    """Say in a header what of the answer is only nearly right; under `strict`, refuse."""
+    """Name the inexact parts of the response in a header; under `strict`, reject the request."""
     names = set(chain.from_iterable(map(_INEXACT, finishes)))
     if names:
         note_inexact(exchange, names, served.capabilities, served.policy.strict)
 
 
 def _best(results: list[Result], count: int, per_prompt: int) -> list[Result]:
-    """The choices that are kept, best first for each prompt."""
+    """Return the choices to keep, best first for each prompt."""
     kept: list[Result] = []
     for start in range(0, len(results), per_prompt):
         candidates = results[start : start + per_prompt]

@@ -1,8 +1,8 @@
-"""Token ids of OpenAI's own vocabularies, which clients compute with tiktoken, for other models.
+"""Map token ids of OpenAI's vocabularies, which clients compute with tiktoken, to other models.
 
-tiktoken is imported when the first such vocabulary is wanted. It downloads a vocabulary, or takes
-it from the folder that `TIKTOKEN_CACHE_DIR` names, for as long as that takes: so each is loaded in
-a thread of its own, which no other work waits for, and neither does the end of the process.
+tiktoken is imported when a vocabulary is first needed. It downloads the vocabulary, or reads
+it from the folder in `TIKTOKEN_CACHE_DIR`, and sets no time limit. Each vocabulary is therefore
+loaded in a daemon thread of its own, which blocks neither other work nor the end of the process.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 Biases = tuple[tuple[int, float], ...]
 
-# Seconds that requests wait for a vocabulary, from when somebody wanted it first.
+# Seconds that requests wait for a vocabulary, counted from the start of its loading.
 PATIENCE = 30.0
-# Seconds until one that could not be had is tried again.
+# Seconds from the start of a failed load until the next attempt.
 AGAIN = 60.0
-# Biases that are handled before others have a turn of the event loop.
+# Biases to map before the event loop runs other tasks.
 AT_ONCE = 128
 
 
 class _Load:
-    """Something that is loaded once for everybody."""
+    """A load that runs once in a thread, with one result for all requests."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.begun = time.monotonic()
         self.future: Future[Any] = Future()
-        # A daemon: a download that hangs must not keep the process from ending.
+        # A daemon thread, since a download that hangs must not block the end of the process.
         threading.Thread(
             target=self._run, args=(work,), name="latimer-vocabulary", daemon=True
         ).start()
@@ -55,12 +55,13 @@ class _Load:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it failed long enough ago to be tried again."""
+        """True if the load failed and is old enough to be tried again."""
         failed = self.future.done() and self.future.exception() is not None
         return failed and time.monotonic() - self.begun > AGAIN
 
 
-# By name; the list of names has none. There are as many as tiktoken knows at most.
+# Loads by vocabulary name, so tiktoken's names bound their number. The empty name is for the load
+# of the list of names.
 _loads: dict[str, _Load] = {}
 _lock = threading.Lock()
 
@@ -74,17 +75,19 @@ def _load_of(name: str, work: Callable[[], Any]) -> _Load:
 
 
 def forget() -> None:
-    """Forget every vocabulary, and which could not be had."""
+    """Forget every vocabulary and every failed load."""
     with _lock:
         _loads.clear()
 
 
 def load(name: str) -> Encoding:
-    """Return a vocabulary by tiktoken's name for it (`cl100k_base`, `o200k_base` …), and wait.
+    """Return a vocabulary by its name in tiktoken (`cl100k_base`, `o200k_base` …).
+
+    This blocks until the vocabulary is loaded.
 
     Raises:
         EngineError: tiktoken is not installed, or cannot get the vocabulary's file.
-        InvalidRequest: it knows no vocabulary of that name.
+        InvalidRequest: tiktoken knows no vocabulary of that name.
     """
     _check(name, _load_of("", _names).future.result())
     encoding: Encoding = _load_of(name, lambda: _encoding(name)).future.result()
@@ -95,7 +98,7 @@ async def loaded(name: str) -> Encoding:
     """Return a vocabulary that a request names.
 
     Raises:
-        Unsupported: it cannot be had, or not within `PATIENCE`.
+        Unsupported: the vocabulary cannot be loaded, or not within `PATIENCE`.
         InvalidRequest: tiktoken knows no vocabulary of that name.
     """
     _check(name, await _waited(name, _load_of("", _names)))
@@ -106,7 +109,7 @@ async def loaded(name: str) -> Encoding:
 async def _waited(name: str, load: _Load) -> Any:
     if not load.future.done():
         waiting = asyncio.wrap_future(load.future)
-        # The outcome is read below, if anybody still waits for it.
+        # The outcome is read here too, since a cancelled request does not read it below.
         waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait([waiting], timeout=max(load.begun + PATIENCE - time.monotonic(), 0))
     if load.future.done():
@@ -155,14 +158,15 @@ def _encoding(name: str) -> Encoding:
 
 
 async def to_model(name: str, biases: Biases, backend: Backend) -> tuple[Biases, bool]:
-    """Biases of another vocabulary's tokens as biases of the model's, and whether they are exact.
+    """Map biases from another vocabulary to the model's, and return whether the result is exact.
 
-    A token whose bytes are one of the model's tokens is that token; of several the first gets the
-    bias. Where two tokens have the same first one, the one that is exact counts, else the stronger.
+    A token maps to the model's token with the same bytes. If there is none, it maps to the first
+    of the model's tokens that spell it. If two tokens map to one, an exact match wins, then the
+    stronger bias.
 
     Raises:
-        InvalidRequest: an id is none of the vocabulary.
-        Unsupported: the engine does not tell how it spells tokens.
+        InvalidRequest: an id is not in the vocabulary.
+        Unsupported: the engine does not report the bytes of its tokens.
     """
     encoding = await loaded(name)
     pieces = await backend.pieces()
@@ -188,10 +192,10 @@ async def to_model(name: str, biases: Biases, backend: Backend) -> tuple[Biases,
 
 
 def to_text(encoding: Encoding, ids: Sequence[int]) -> Text:
-    """A prompt of another vocabulary's ids as text, for the model's own tokeniser.
+    """Return the text of a prompt in another vocabulary's ids, for the model's own tokeniser.
 
     Raises:
-        InvalidRequest: an id is none of the vocabulary, or the ids are no whole characters.
+        InvalidRequest: an id is not in the vocabulary, or the bytes of the ids are not UTF-8.
     """
     data = b"".join(_bytes_of(encoding, token, "prompt") for token in ids)
     try:
@@ -221,7 +225,7 @@ _indices: dict[int, tuple[Sequence[bytes], dict[bytes, int]]] = {}
 
 
 async def _index(pieces: Sequence[bytes]) -> dict[bytes, int]:
-    """Ids by spelling; of tokens that are spelled alike the first that was made from text."""
+    """Return the model's token ids by their bytes; of tokens with the same bytes, the lowest id."""
     known = _indices.get(id(pieces))
     if known is None or known[0] is not pieces:
 
@@ -237,7 +241,13 @@ async def _index(pieces: Sequence[bytes]) -> dict[bytes, int]:
 async def _first(
     data: bytes, pieces: Sequence[bytes], ids: dict[bytes, int], backend: Backend
 ) -> int:
-    """The first of the model's tokens in a token's bytes: as its tokeniser cuts, where it can."""
+    """Return the first of the model's tokens in these bytes.
+
+    This is the tokeniser's first token, or the longest token that the bytes begin with.
+
+    Raises:
+        InvalidRequest: the bytes begin with none of the model's tokens.
+    """
     try:
         cut = await backend.tokenize(data.decode(), add_special=False, parse_special=False)
     except UnicodeDecodeError:
@@ -257,7 +267,7 @@ async def _first(
 async def in_model_vocabulary(
     request: CompletionRequest | ChatRequest, sampling: Sampling, served: Served
 ) -> tuple[Sampling, Sequence[str]]:
-    """Sampling with the biases on the model's own tokens, and what of it is only nearly right."""
+    """Return the sampling with biases of the model's tokens, and the fields that are inexact."""
     vocabulary = request.logit_bias_vocabulary or served.policy.vocabulary
     if vocabulary is None or not sampling.logit_bias:
         return sampling, ()

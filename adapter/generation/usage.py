@@ -1,4 +1,4 @@
-"""Token counts of a reply."""
+"""The token counts of a response."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_DETAILS: CompletionTokensDetails = {
 
 
 def usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
-    """Token counts over all choices; each prompt counts once (contract 2.2)."""
+    """Return the token counts of all choices; each prompt counts once (contract 2.2)."""
     prompt = sum(map(_PROMPT, finishes[::choices_per_prompt]))
     completion = sum(map(_COMPLETION, finishes))
     return {
@@ -31,7 +31,7 @@ def usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
 
 
 def detailed_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
-    """The same with the details that chat replies carry (contract 3.3)."""
+    """Return the token counts with the details of chat responses (contract 3.3)."""
     cached = sum(map(_CACHED, finishes[::choices_per_prompt]))
     return {
         **usage_of(finishes, choices_per_prompt),
