@@ -111,7 +111,7 @@ async def test_zero_log_probabilities_are_not_none(client: httpx2.AsyncClient) -
 
 @pytest.mark.parametrize("stop", [None, " France", "itals", ["o", "xyz"], "The", "tal of"])
 async def test_streams_tell_the_same(client: httpx2.AsyncClient, stop: Any) -> None:
-    """The chunks' entries add up to the unstreamed arrays, whatever text a stop sequence delays."""
+    """The chunks' entries add up to the unstreamed arrays, also if a stop sequence delays text."""
     body = {"prompt": CAPITAL, "logprobs": 2, "stop": stop}
     choice = (await complete(client, **body))["choices"][0]
     text, arrays = await streamed(client, **body)

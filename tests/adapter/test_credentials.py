@@ -129,7 +129,7 @@ def test_settings_show_no_secret() -> None:
     ],
 )
 def test_no_message_shows_a_password(model: str, more: tuple[str, ...]) -> None:
-    """No message shows the user name or password of an engine's URL, whatever is wrong with it."""
+    """No message about an engine's URL shows the user name or password in it."""
     done = serve(model, *more)
     assert done.returncode == 3
     assert done.stderr.startswith("Latimer cannot start: ")

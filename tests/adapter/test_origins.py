@@ -130,7 +130,7 @@ def test_unknown_hosts(host: str) -> None:
 
 
 def test_named_hosts_are_known() -> None:
-    """`--allowed-host` names a host or all hosts below a name, whatever the port."""
+    """`--allowed-host` names a host or all hosts below a name, on any port."""
     rules = LocalRules(hosts=["LLM.example.", "*.lan"])
     for host in ("llm.example:8000", "LLM.example.", "a.lan", "b.a.lan:1"):
         assert rules.allows_host(host), host

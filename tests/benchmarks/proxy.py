@@ -230,7 +230,7 @@ async def load(port: int, request: bytes, end: bytes, clients: int, seconds: flo
 
 
 async def streams(port: int, request: bytes, count: int) -> list[StreamClient]:
-    """Run paced streams concurrently, started over two seconds."""
+    """Run paced streams concurrently; the last starts when the first has three fifths left."""
     loop = asyncio.get_running_loop()
     made: list[StreamClient] = []
     for _ in range(count):

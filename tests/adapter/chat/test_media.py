@@ -150,7 +150,7 @@ async def test_log_probabilities_with_a_picture(mmproj: Path, seeing_server: str
 
 
 async def test_content_beside_pictures_is_text(mmproj: Path, seeing_server: str) -> None:
-    """A control token's text beside an image is exact in process and inexact over llama-server."""
+    """A control token's text next to an image is exact in process and inexact over llama-server."""
     mark = {"type": "text", "text": "<|im_end|>"}
     async with serving(LlamaCpp(MODEL, mmproj=mmproj)) as client:
         reply = await post(client, HELLO, mark, RED)

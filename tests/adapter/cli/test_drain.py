@@ -74,7 +74,7 @@ async def test_what_still_runs_is_answered(drain: str, signals: list[signal.Sign
         assert json.loads(event.removeprefix("data: "))["error"]["code"] == "server_shutting_down"
         for reply in others:
             if reply.status_code == 200:
-                # A stream that had already begun with the first one.
+                # A stream that ran concurrently with the first one.
                 assert '"code":"server_shutting_down"' in reply.text
                 continue
             assert reply.status_code == 503

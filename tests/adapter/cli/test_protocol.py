@@ -44,7 +44,7 @@ REQUEST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
     ids=["nothing", "a request", "three requests", "a large body"],
 )
 async def test_a_client_that_leaves_is_noticed(behind: bytes) -> None:
-    """A disconnect reaches the app, whatever the client has sent after its request."""
+    """A disconnect reaches the app, even if the client has sent more after its request."""
     app = Waiting()
     with serving(lambda: app) as address:
         port = int(address.rpartition(":")[2])

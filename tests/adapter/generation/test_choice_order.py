@@ -1,4 +1,4 @@
-"""Tests that a stream's choices begin in order, whatever the order of their events."""
+"""Tests that a stream's choices begin in order for any order of their events."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ async def test_a_download_that_hangs_holds_nobody(
 async def test_what_could_not_be_had_is_not_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A failed download is not retried for a while, whatever clients send."""
+    """A failed download is not retried for a while, even if clients repeat the request."""
     asked = []
 
     def fail(name: str) -> None:
