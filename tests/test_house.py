@@ -58,7 +58,7 @@ def test_no_middleware_that_copies_streams() -> None:
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_test_says_what_it_promises(path: Path) -> None:
-    """Each test has a sentence for a docstring."""
+    """Each test has a docstring that ends like a sentence."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:5] == "test_":
             assert (ast.get_docstring(node) or "").endswith((".", "!", "?")), node.name

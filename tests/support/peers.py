@@ -65,7 +65,7 @@ async def server(answer: Answer) -> AsyncIterator[tuple[HttpUpstream, list[Peer]
 
 
 async def ask(upstream: HttpUpstream, body: bytes | None = b"{}") -> bytes:
-    """One exchange."""
+    """Send one request and return the body of its response."""
     async with upstream.send("POST", "/x", body) as reply:
         assert reply.status == 200
         return await reply.read()

@@ -49,15 +49,15 @@ class Recorder:
         self.reply: Mapping[str, Any] | None = None
 
     def start(self) -> None:
-        """See `run.Observer`."""
+        """Record the call."""
         self.seen.append("start")
 
     def first_token(self) -> None:
-        """See `run.Observer`."""
+        """Record the call."""
         self.seen.append("first token")
 
     def finish(self, usage: Any, reply: Mapping[str, Any] | None) -> None:
-        """See `run.Observer`."""
+        """Record the call and keep its arguments."""
         self.seen.append("finish")
         self.usage, self.reply = usage, reply
 
