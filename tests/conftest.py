@@ -1,4 +1,4 @@
-"""Fixtures: the three engines, each for real but koboldcpp, which is replayed or live."""
+"""Shared fixtures: the real engines, and a koboldcpp that is replayed or live."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support import gguf_files
 from support.replay import Replay, replaying
 from support.servers import llama_server, serving
 
-# Two busy cores make a deadline a coin toss.
+# On two busy cores no deadline is reliable.
 hypothesis.settings.register_profile("latimer", deadline=None)
 hypothesis.settings.load_profile("latimer")
 
@@ -31,9 +31,9 @@ ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
 
 
 def pytest_configure() -> None:
-    """Give each worker of pytest-xdist a core of its own, and with it the engines that it starts.
+    """Pin each pytest-xdist worker, and the engines that it starts, to one core.
 
-    Threads of two engines that share cores wait for one another more than they compute.
+    The threads of two engines that share cores wait for each other longer than they compute.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker and hasattr(os, "sched_setaffinity"):
@@ -46,14 +46,14 @@ MODELS = Path(__file__).parent / "models"
 
 @pytest.fixture(scope="session")
 def demo_f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model with its weights as 32-bit numbers."""
+    """Return the demo model with F32 weights."""
     target = tmp_path_factory.mktemp("models") / "demo-f32.gguf"
     return gguf_files.copy(DEMO_MODEL, target, kind=gguf.GGMLQuantizationType.F32)
 
 
 @pytest.fixture(scope="session")
 def demo_loaded() -> Iterator[LoadedModel]:
-    """The demo model's weights and vocabulary, for what needs no engine."""
+    """Return the demo model's weights and vocabulary, for tests that need no engine."""
     model = LoadedModel(DEMO_MODEL, Options(gpu_layers=0))
     yield model
     model.close()
@@ -61,14 +61,14 @@ def demo_loaded() -> Iterator[LoadedModel]:
 
 @pytest.fixture(scope="session")
 def llama_server_url() -> Iterator[str]:
-    """A real llama-server with the demo model."""
+    """Run a real llama-server with the demo model."""
     with llama_server(DEMO_MODEL) as address:
         yield address
 
 
 @pytest.fixture(scope="session")
 def koboldcpp_replay() -> Iterator[tuple[str, Replay | None]]:
-    """A live koboldcpp where `LATIMER_KOBOLDCPP_URL` names one, else the recorded one."""
+    """Return a live koboldcpp if `LATIMER_KOBOLDCPP_URL` is set, else the recorded one."""
     live = os.environ.get("LATIMER_KOBOLDCPP_URL")
     if live:
         yield live, None
@@ -80,7 +80,7 @@ def koboldcpp_replay() -> Iterator[tuple[str, Replay | None]]:
 
 @pytest.fixture(scope="session")
 def make_backend(request: pytest.FixtureRequest) -> Callable[[str], Backend]:
-    """Make a backend by the name of its engine."""
+    """Return a function that makes a backend for an engine's name."""
 
     def make(engine: str) -> Backend:
         if engine == "llama_cpp":
@@ -97,7 +97,7 @@ Client = Callable[..., AbstractAsyncContextManager[httpx2.AsyncClient]]
 
 @pytest.fixture(scope="session")
 def client_of() -> Client:
-    """A client of an ASGI app in the same event loop."""
+    """Return a function that makes a client of an ASGI app in the same event loop."""
 
     @asynccontextmanager
     async def make(app: Any) -> AsyncIterator[httpx2.AsyncClient]:
@@ -112,7 +112,7 @@ def client_of() -> Client:
 
 @pytest.fixture(scope="session")
 async def apps(make_backend: Callable[[str], Backend]) -> AsyncIterator[Callable[[str], Any]]:
-    """An adapter for each engine, made when first wanted; every model name is accepted."""
+    """Return an adapter for each engine, made on first use, that accepts every model name."""
     made: dict[str, OpenAIAdapter] = {}
 
     def app_of(engine: str) -> OpenAIAdapter:
@@ -129,14 +129,14 @@ async def apps(make_backend: Callable[[str], Backend]) -> AsyncIterator[Callable
 async def client(
     request: pytest.FixtureRequest, apps: Callable[[str], Any], client_of: Client
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of each engine's adapter."""
+    """Return a client of each engine's adapter."""
     async with client_of(apps(request.param)) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 async def demo(apps: Callable[[str], Any], client_of: Client) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of the in-process engine's adapter, for what does not depend on the engine."""
+    """Return a client of the in-process adapter, for tests that do not depend on the engine."""
     async with client_of(apps("llama_cpp")) as client:
         yield client
 
@@ -145,6 +145,6 @@ async def demo(apps: Callable[[str], Any], client_of: Client) -> AsyncIterator[h
 def served_url(
     request: pytest.FixtureRequest, make_backend: Callable[[str], Backend]
 ) -> Iterator[str]:
-    """Each engine's adapter behind a real uvicorn."""
+    """Serve each engine's adapter with a real uvicorn."""
     with serving(lambda: OpenAIAdapter(make_backend(request.param), any_model=True)) as address:
         yield address

@@ -1,7 +1,7 @@
-"""Imports and declarations agree: each part declares what it imports, and imports what it declares.
+"""Tests that each part of the project declares exactly the packages that it imports.
 
-An environment for tests has everything, so a missing declaration shows nowhere else before a user
-installs the package; `tests/install` does that too, with every extra by itself.
+A test environment has every package, so these tests find a missing declaration before a user does.
+`tests/install` also finds it, by installing each extra separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from latimer.backends.llama_cpp.options import EXTRA
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-# The list of requirements of each part; a file belongs to the first part that its path begins with.
+# The list of requirements of each part. A file belongs to the first part that matches its path.
 PARTS = {
     "setup.py": "build-system",
     "adapter/generation/token_ids.py": "tiktoken",
@@ -37,16 +37,16 @@ PARTS = {
     "tests/": "test",
     "examples/": "test",
 }
-# The lists that are installed together with a list, so that its part may import from them too.
+# The other lists that are installed with a list, from which its part may import too.
 WITH = {
     "llama-cpp": ("dependencies",),
     "tiktoken": ("dependencies",),
     "conformance": ("dependencies",),
     "test": ("dependencies", "llama-cpp", "tiktoken", "conformance"),
 }
-# Modules that an extra of another distribution brings.
+# Modules that an extra of another distribution installs.
 BROUGHT = {"uvloop": "uvicorn[standard]"}
-# Requirements that nothing imports, and the reason for each.
+# Requirements that no file imports, and the reason for each.
 NOT_IMPORTED = {
     ("test", "lm-eval[api]"): "the client of lm-eval that tests/clients runs",
     ("test", "mypy"): "a command of `make types`",
@@ -59,19 +59,19 @@ NOT_IMPORTED = {
     ("test", "transformers"): "the client of lm-eval imports it",
     ("test", "types-jsonschema"): "types of jsonschema for mypy",
 }
-# Files that only pytest imports, which then is there.
+# Files that only pytest imports, so pytest is installed.
 OF_PYTEST = ("tests/conformance/plugin.py", "tests/conformance/test_conformance.py")
 # Scripts that list their own requirements in their docstrings.
 SCRIPTS = ("tests/models/make.py",)
 
 
 def canonical(name: str) -> str:
-    """Return a distribution's name as an index compares it."""
+    """Return a distribution's name in the normalized form of package indexes."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def names(requirement: str) -> list[str]:
-    """Return the distribution of a requirement, and the same with each extra."""
+    """Return the distribution of a requirement, and the distribution with each extra."""
     match = re.match(r"([\w.-]+)(?:\[([^]]*)\])?", requirement)
     assert match, requirement
     name = canonical(match[1])
@@ -89,12 +89,12 @@ def requirements(pyproject: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def part_of(path: str) -> str:
-    """Return the list of requirements that a file belongs to."""
+    """Return the name of the list of requirements that a file belongs to."""
     return next(part for start, part in PARTS.items() if path.startswith(start))
 
 
 def modules(source: str) -> set[str]:
-    """Return the top-level modules that a file imports, wherever in it."""
+    """Return the top-level modules that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -170,7 +170,7 @@ def test_imports_and_declarations_agree() -> None:
 
 @pytest.mark.parametrize(("part", "requirement"), DECLARED)
 def test_a_requirement_that_is_taken_out_is_named(part: str, requirement: str) -> None:
-    """No requirement can be left out unnoticed."""
+    """A requirement that is removed is reported as missing."""
     changed = copy.deepcopy(PYPROJECT)
     requirements(changed)[part].remove(requirement)
     name = names(requirement)[0]
@@ -179,7 +179,7 @@ def test_a_requirement_that_is_taken_out_is_named(part: str, requirement: str) -
 
 @pytest.mark.parametrize("part", requirements(PYPROJECT))
 def test_a_requirement_that_nothing_needs_is_named(part: str) -> None:
-    """A declaration that nothing imports is reported."""
+    """A requirement that no file imports is reported."""
     changed = copy.deepcopy(PYPROJECT)
     requirements(changed)[part].append("no-such-package[fast]>=1")
     assert f"{part} declares no-such-package, which nothing there imports" in problems(changed)
@@ -194,7 +194,7 @@ def test_scripts_name_their_own_requirements() -> None:
 
 
 def test_messages_know_the_packages_of_their_extras() -> None:
-    """The messages about missing extras cover every package of the extra."""
+    """The messages about a missing extra cover every package of the extra."""
     lists = requirements(PYPROJECT)
     for extra, known in (("conformance", CONFORMANCE), ("llama-cpp", EXTRA)):
         declared = {name for one in lists[extra] for name in names(one)}
@@ -212,7 +212,7 @@ MISSING = [
 
 @pytest.mark.parametrize(("module", "arguments", "code", "says"), MISSING)
 def test_a_missing_module(module: str, arguments: list[str], code: int, says: str) -> None:
-    """A missing package is exit code 3 and names its extra; a missing module of ours is a bug."""
+    """A missing package exits with 3 and names its extra; a missing own module is a bug."""
     script = (
         f"import sys\nsys.modules[{module!r}] = None\n"
         f"from latimer.adapter.cli import main\nmain({arguments!r})"

@@ -1,4 +1,4 @@
-"""The house: folders, the one-way road of imports, what the wheel holds."""
+"""Tests of the project's layout: folders, the direction of imports, the contents of the wheel."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from latimer.backends.llama_cpp import DEMO_MODEL
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {"schemas": set(), "backends": {"schemas"}, "adapter": {"backends", "schemas"}}
-# The judge lives with the tests, and is installed beside the floors.
+# The conformance suite is in the tests' folder and is installed as a package of its own.
 PACKAGES = {**{floor: floor for floor in FLOORS}, "tests/conformance": "conformance"}
 SOURCES = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 
 def imported_floors(path: Path) -> set[str]:
-    """The top-level folders that a module imports from."""
+    """Return the top-level folders that a module imports from."""
     floors = set()
     depth = len(path.relative_to(ROOT).parts)
     for node in ast.walk(ast.parse(path.read_text())):
@@ -40,7 +40,7 @@ def imported_floors(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_run_one_way(path: Path) -> None:
-    """The adapter may import backends and schemas, backends schemas, schemas nothing of ours."""
+    """The adapter may import backends and schemas, backends only schemas, and schemas neither."""
     floor = path.relative_to(ROOT).parts[0]
     assert imported_floors(path) <= FLOORS[floor]
 
@@ -52,27 +52,27 @@ def test_rooms_are_small(path: Path) -> None:
 
 
 def test_no_middleware_that_copies_streams() -> None:
-    """BaseHTTPMiddleware costs more per request than the translation: it is nowhere."""
+    """No source uses BaseHTTPMiddleware, which costs more per request than the translation."""
     assert not [path for path in SOURCES if "BaseHTTPMiddleware" in path.read_text()]
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_test_says_what_it_promises(path: Path) -> None:
-    """Each test has a sentence for a docstring."""
+    """Each test has a docstring that ends like a sentence."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:5] == "test_":
             assert (ast.get_docstring(node) or "").endswith((".", "!", "?")), node.name
 
 
 def test_shared_code_does_not_know_engines() -> None:
-    """Nothing in the adapter asks which engine it talks to, but where settings choose one."""
+    """No module of the adapter names an engine's backend, except those that choose one."""
     for path in (ROOT / "adapter").rglob("*.py"):
         if path.name not in ("discovery.py", "config.py", "cli.py", "__init__.py"):
             assert not re.search(r"LlamaServer|KoboldCpp|LlamaCpp", path.read_text()), path
 
 
 def test_the_demo_model_is_the_one_of_the_recordings() -> None:
-    """The shipped model is pinned by its SHA-256."""
+    """The shipped demo model has the SHA-256 of the recorded one."""
     digest = hashlib.sha256(DEMO_MODEL.read_bytes()).hexdigest()
     assert digest == DEMO_SHA256
 
@@ -82,7 +82,7 @@ DEMO_SHA256 = "2b7fe019de7479d7ab1082ce814ef9d0a4cf1bc79e5a84d82144b6637c86110d"
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built wheel, of a copy: what an earlier build left behind must not get into it."""
+    """Build the wheel from a copy, so that it contains no files of an earlier build."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in (*PACKAGES, "pyproject.toml", "setup.py", "README.md", "LICENSE"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -96,7 +96,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_package_is_in_the_wheel(wheel: Path) -> None:
-    """Each module, type marker and model of the folders is in the wheel, and nothing else."""
+    """The wheel has every module, type marker, report page and model, and no other file."""
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {
         f"latimer/{package}/{path.relative_to(ROOT / folder)}"

@@ -1,4 +1,4 @@
-"""The road of imports: downwards from room to room, and never in a circle.
+"""Tests that imports run only downwards through the list of layers, and never in a circle.
 
 The list of exceptions may only become shorter.
 """
@@ -14,15 +14,15 @@ from types import MappingProxyType
 ROOT = Path(__file__).parent.parent
 FLOORS = ("adapter", "backends", "schemas")
 
-# From the ground up; a file may import from its own room and from those above this line in the
-# list, which are below it in the house. Rooms of one entry know nothing of one another.
+# From the bottom layer to the top. A file may import from its own folder and from the layers before
+# it in this list. The folders of one layer must not import each other.
 ROOMS: tuple[tuple[str, ...], ...] = (
     ("schemas/*.py",),
     ("schemas/native/*.py", "schemas/openai/*.py"),
     ("backends/*.py",),
     ("backends/grammar/*.py",),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),
-    # What one HTTP exchange is, whatever it is about, and what is served.
+    # One HTTP exchange, independent of its endpoint, and the models that are served.
     tuple(
         f"adapter/{name}.py"
         for name in (
@@ -31,7 +31,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         )
     ),
     ("adapter/generation/*.py",),
-    # What was generated, taken apart.
+    # Parsers of generated text.
     tuple(
         f"adapter/chat/{name}.py" for name in ("calls", "json_call", "parsing", "thinking")
     ),
@@ -50,13 +50,13 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("adapter/cli/*.py",),
 )  # fmt: skip
 
-# Arrows that run upwards: the importer, and what it imports.
+# Allowed exceptions: the importing file and the imported one.
 UPWARDS: set[tuple[str, str]] = set()
 
 
 @lru_cache(maxsize=1)
 def imports() -> Mapping[str, frozenset[str]]:
-    """What each file imports of ours; what only type checkers import counts, too."""
+    """Return the project's files that each file imports, also for type checking only."""
     files = {path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")}
     return MappingProxyType(
         {name_of(path): frozenset(map(name_of, _imported(path, files))) for path in files}
@@ -64,7 +64,7 @@ def imports() -> Mapping[str, frozenset[str]]:
 
 
 def name_of(path: Path) -> str:
-    """A file's path in the project."""
+    """Return a file's path in the project."""
     return path.relative_to(ROOT).as_posix()
 
 
@@ -76,7 +76,7 @@ def _imported(path: Path, files: set[Path]) -> Iterator[Path]:
         base = [package, *package.parents][node.level - 1]
         base = base.joinpath(*(node.module or "").split("."))
         for imported in node.names:
-            # A module of a package, a package's own name, or a module's.
+            # A submodule of a package, or a name in a package or a module.
             for found in (base / imported.name, base):
                 options = (found.with_suffix(".py"), found / "__init__.py")
                 known = next((one for one in options if one in files), None)
@@ -86,7 +86,7 @@ def _imported(path: Path, files: set[Path]) -> Iterator[Path]:
 
 
 def rooms() -> Mapping[str, tuple[int, str]]:
-    """The storey of each file, and its room where several share one."""
+    """Return each file's layer, and its folder if the layer lists several."""
     found = {}
     for storey, patterns in enumerate(ROOMS):
         for pattern in patterns:
@@ -97,7 +97,7 @@ def rooms() -> Mapping[str, tuple[int, str]]:
 
 
 def circles(graph: Mapping[str, frozenset[str]]) -> set[frozenset[str]]:
-    """Files that lead back to one another: strongly connected components of more than one."""
+    """Return the import cycles: strongly connected components of more than one file."""
     reached = {name: _reached(name, graph) for name in graph}
     found = {
         frozenset(other for other in reached[name] if name in reached[other]) for name in graph
@@ -116,7 +116,7 @@ def _reached(name: str, graph: Mapping[str, frozenset[str]]) -> set[str]:
 
 
 def test_every_file_is_in_a_room() -> None:
-    """A new file belongs somewhere, and nothing is in two places."""
+    """Every file is in exactly one layer."""
     listed = [
         path for patterns in ROOMS for one in patterns for path in map(name_of, ROOT.glob(one))
     ]
@@ -124,7 +124,7 @@ def test_every_file_is_in_a_room() -> None:
 
 
 def test_imports_run_downwards() -> None:
-    """No file imports from a room above its own, or beside it."""
+    """No file imports from a layer above its own, or from another folder of its layer."""
     where = rooms()
     found = set()
     for name, others in imports().items():
@@ -137,12 +137,12 @@ def test_imports_run_downwards() -> None:
 
 
 def test_no_files_import_one_another() -> None:
-    """Each file can be read with those below it alone."""
+    """No files import each other in a cycle."""
     assert not circles(imports())
 
 
 def test_circles_are_found() -> None:
-    """Of any length, also where they share a file."""
+    """Import cycles are found, and files outside of them are left out."""
     graph = {"a": "b", "b": "ac", "c": "d", "d": "c", "e": "a", "f": ""}
     found = circles({name: frozenset(others) for name, others in graph.items()})
     assert found == {frozenset("ab"), frozenset("cd")}

@@ -1,4 +1,4 @@
-"""Every code block of the README runs, and does what the README says."""
+"""Tests that every code block of the README runs and does what the README says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STRANGE = [
 
 @pytest.fixture
 def reader(tmp_path: Path, llama_server_url: str, koboldcpp_replay: tuple[str, Any]) -> Reader:
-    """A reader with a model, a llama-server and a koboldcpp."""
+    """Return a reader with a model, a llama-server and a koboldcpp."""
     engines = {
         "http://127.0.0.1:8080": llama_server_url,
         "http://127.0.0.1:5001": koboldcpp_replay[0],
@@ -32,12 +32,12 @@ def reader(tmp_path: Path, llama_server_url: str, koboldcpp_replay: tuple[str, A
 
 @pytest.mark.parametrize("block", blocks(README), ids=str)
 def test_a_block_runs_as_it_stands(block: Block, reader: Reader) -> None:
-    """A reader who copies the block gets what it promises."""
+    """A code block runs as printed and has the result that the README promises."""
     reader.run(block)
 
 
 @pytest.mark.parametrize("block", STRANGE, ids=lambda block: block.text.strip())
 def test_an_unknown_block_fails(block: Block, reader: Reader) -> None:
-    """A new kind of block, or a misspelt command, fails until the reader can run it."""
+    """A code block of an unknown kind, or with a misspelled command, fails."""
     with pytest.raises(AssertionError):
         reader.run(block)

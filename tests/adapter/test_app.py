@@ -1,4 +1,4 @@
-"""The app and the middleware: routes, guards, mounting, lifespan."""
+"""Tests of the app and the middleware: routes, guards, mounting, lifespan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GREETING = "Hello! How can I help you today?"
 
 
 class Broken:
-    """A backend that always fails; counts how often it was closed."""
+    """A backend that always fails and counts its calls of `aclose`."""
 
     capabilities = Capabilities("broken", frozenset())
 
@@ -33,7 +33,7 @@ class Broken:
         self.closed = 0
 
     async def model(self) -> Model:
-        """A model without a context."""
+        """Return a model with a context length of one."""
         return Model("m", 1, None, "", "", False, "fp_0", 7)
 
     @asynccontextmanager
@@ -49,13 +49,13 @@ class Broken:
         raise self.error
 
     async def aclose(self) -> None:
-        """Count."""
+        """Count the call."""
         self.closed += 1
 
 
 @asynccontextmanager
 async def client_of(app: Any, path: str = "") -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of an app, at a path of it."""
+    """Return a client of an app, below a path."""
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://x" + path) as client:
         yield client
@@ -63,14 +63,14 @@ async def client_of(app: Any, path: str = "") -> AsyncIterator[httpx2.AsyncClien
 
 @pytest.fixture(scope="module")
 async def backend() -> AsyncIterator[LlamaCpp]:
-    """The demo model."""
+    """Return the demo model's backend."""
     made = LlamaCpp(context=512)
     yield made
     await made.aclose()
 
 
 async def test_models_are_listed_and_found(backend: LlamaCpp) -> None:
-    """Every listed name is accepted, slashes URL-encoded or not; others are not found."""
+    """Every listed model name is accepted, slashes URL-encoded or not, and others are a 404."""
     app = OpenAIAdapter(backend, model_names=["gpt-4o", "org/model"])
     async with client_of(app) as client:
         in_list = (await client.get("/v1/models")).json()
@@ -101,7 +101,7 @@ async def test_models_are_listed_and_found(backend: LlamaCpp) -> None:
 
 
 async def test_the_engines_own_name_is_the_default(backend: LlamaCpp) -> None:
-    """Without names the engine's is listed and accepted."""
+    """Without configured names, the engine's own model name is listed and accepted."""
     async with client_of(OpenAIAdapter(backend)) as client:
         assert (await client.get("/v1/models")).json()["data"][0]["id"] == "demo"
         assert (await client.post("/v1/chat/completions", json={**HI, "model": "demo"})).is_success
@@ -109,7 +109,7 @@ async def test_the_engines_own_name_is_the_default(backend: LlamaCpp) -> None:
 
 
 async def test_health(backend: LlamaCpp) -> None:
-    """200 when the engine can answer, 503 when not; no key is needed."""
+    """`/health` answers 200 when the engine is ready and 503 when not, without a key."""
     async with client_of(OpenAIAdapter(backend, api_keys=["k"])) as client:
         assert (await client.get("/health")).json() == {"status": "ok"}
     broken = OpenAIAdapter(Broken(EngineUnavailable("down")))  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ async def test_health(backend: LlamaCpp) -> None:
 
 
 async def test_keys(backend: LlamaCpp) -> None:
-    """Several keys work; without one, or with a wrong one, it is the contract's 401."""
+    """Each configured key is accepted; a missing or wrong key is the contract's 401."""
     app = OpenAIAdapter(backend, api_keys=["sk-first-key-of-all", "other"], any_model=True)
     async with client_of(app) as client:
         for key in ("sk-first-key-of-all", "other"):
@@ -142,7 +142,7 @@ async def test_keys(backend: LlamaCpp) -> None:
 
 
 async def test_keys_beyond_ascii(backend: LlamaCpp) -> None:
-    """Any UTF-8 can be a key; clients that send it in Latin-1 are understood, too."""
+    """A key can be any UTF-8 text, and clients may also send it in Latin-1."""
     keys = ["schlüssel", "ключ", "voilà", "日本 語"]
     async with client_of(OpenAIAdapter(backend, api_keys=keys)) as client:
         for sent, status in (
@@ -162,13 +162,13 @@ async def test_keys_beyond_ascii(backend: LlamaCpp) -> None:
 
 
 async def test_an_empty_bearer_passes_without_keys(backend: LlamaCpp) -> None:
-    """lm-eval sends `Bearer ` and nothing behind it."""
+    """A server without keys accepts `Bearer ` with no key, as lm-eval sends it."""
     async with client_of(OpenAIAdapter(backend)) as client:
         assert (await client.get("/v1/models", headers={"authorization": "Bearer "})).is_success
 
 
 async def test_bodies_have_a_limit(backend: LlamaCpp) -> None:
-    """Beyond it a body is a 413, announced or not."""
+    """A body over the limit is a 413, with or without a content length."""
     app = OpenAIAdapter(backend, any_model=True, max_body=1000)
 
     async def parts() -> AsyncIterator[bytes]:
@@ -187,7 +187,7 @@ async def test_bodies_have_a_limit(backend: LlamaCpp) -> None:
 
 
 async def test_browsers_may_call_it(backend: LlamaCpp) -> None:
-    """Preflights and simple requests of web pages are answered, for the pages that are allowed."""
+    """Preflights and requests from allowed origins get CORS headers."""
     preflight = {
         "origin": "app://obsidian.md",
         "access-control-request-method": "POST",
@@ -218,7 +218,7 @@ async def test_browsers_may_call_it(backend: LlamaCpp) -> None:
 
 
 async def test_a_mounted_app_has_any_host(backend: LlamaCpp) -> None:
-    """An app of somebody else decides about hosts and origins itself, with a key or without."""
+    """A mounted app accepts any host and origin, since the outer app decides about them."""
     async with client_of(OpenAIAdapter(backend)) as client:
         for origin in ("https://evil.example", "null", "weird"):
             headers = {"host": "evil.example", "origin": origin}
@@ -239,7 +239,7 @@ async def test_a_mounted_app_has_any_host(backend: LlamaCpp) -> None:
 async def test_errors_of_engines(
     error: Exception, status: int, kind: str, code: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each has its status and object, streamed or not; our own mistakes tell nothing of inside."""
+    """Each error has its status and object, streamed or not, and internal details stay hidden."""
     app = OpenAIAdapter(Broken(error), any_model=True)  # type: ignore[arg-type]
     with caplog.at_level(logging.CRITICAL, "latimer"):
         async with client_of(app) as client:
@@ -255,7 +255,7 @@ async def test_errors_of_engines(
 
 
 async def test_a_log_cannot_steer_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
-    """Control characters that an error carries are spelled out in the log."""
+    """Control characters in an error are escaped in the log."""
     app = OpenAIAdapter(Broken(RuntimeError("\x1b]0;evil\x07")), any_model=True)  # type: ignore[arg-type]
     async with client_of(app) as client:
         await client.post("/v1/chat/completions", json=HI)
@@ -264,7 +264,7 @@ async def test_a_log_cannot_steer_a_terminal(caplog: pytest.LogCaptureFixture) -
 
 
 async def test_strict_refuses_what_is_ignored(backend: LlamaCpp) -> None:
-    """Under `strict` an unknown field is an error in the contract's words."""
+    """With `strict` an unknown field is an error in the contract's words."""
     async with client_of(OpenAIAdapter(backend, any_model=True, strict=True)) as client:
         assert (await client.post("/v1/chat/completions", json=HI)).is_success
         reply = await client.post("/v1/chat/completions", json={**HI, "foo": 1})
@@ -274,7 +274,7 @@ async def test_strict_refuses_what_is_ignored(backend: LlamaCpp) -> None:
 
 
 async def test_mounted_under_a_prefix(backend: LlamaCpp) -> None:
-    """In Starlette and in FastAPI, though neither runs the mounted app's lifespan."""
+    """The app works mounted in Starlette and FastAPI, which do not run a mounted app's lifespan."""
     adapter = OpenAIAdapter(backend, any_model=True)
     fastapi = FastAPI()
     fastapi.mount("/ai", adapter)
@@ -289,14 +289,14 @@ async def test_mounted_under_a_prefix(backend: LlamaCpp) -> None:
 
 
 async def test_a_root_path_is_a_whole_segment(backend: LlamaCpp) -> None:
-    """A proxy's root path that only begins like a path of ours takes nothing off it."""
+    """A root path that ends inside the first segment of a path is not cut from it."""
     transport = httpx2.ASGITransport(OpenAIAdapter(backend), root_path="/v")
     async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
         assert (await client.get("/v1/models")).is_success
 
 
 async def test_the_middleware_answers_openais_paths_only(backend: LlamaCpp) -> None:
-    """Everything outside `/v1`'s known paths is the app's own."""
+    """The middleware answers only OpenAI's paths below `/v1`, and the app answers the others."""
 
     async def home(request: Any) -> PlainTextResponse:
         return PlainTextResponse(f"mine: {request.url.path}")
@@ -315,7 +315,7 @@ async def test_the_middleware_answers_openais_paths_only(backend: LlamaCpp) -> N
 
 
 def test_the_lifespan_releases_the_backend() -> None:
-    """The app's, and the middleware's around an app with a lifespan of its own."""
+    """The lifespans of the app and of the middleware close the backend."""
     backend = Broken(EngineError("x"))
     with TestClient(OpenAIAdapter(backend)):  # type: ignore[arg-type]
         assert backend.closed == 0

@@ -1,4 +1,4 @@
-"""Where engines differ, the reply says so by name."""
+"""Tests that responses name the fields which an engine does not support exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 def ask(apps: Callable[[str], Any], client_of: Any) -> Ask:
-    """Send a completion to an engine."""
+    """Return a function that sends a completion request to an engine."""
 
     async def send(engine: str, **fields: Any) -> httpx2.Response:
         async with client_of(apps(engine)) as client:
@@ -48,7 +48,7 @@ def ask(apps: Callable[[str], Any], client_of: Any) -> Ask:
 async def test_what_is_done_only_nearly_is_said(
     ask: Ask, engine: str, fields: dict[str, Any], inexact: str | None
 ) -> None:
-    """`x-latimer-inexact` names the fields, only where they ask for something."""
+    """`x-latimer-inexact` names the approximated fields, if they have an effect."""
     reply = await ask(engine, **fields)
     assert reply.status_code == 200, reply.text
     assert reply.headers.get("x-latimer-inexact") == inexact
@@ -68,7 +68,7 @@ async def test_what_is_done_only_nearly_is_said(
 async def test_what_cannot_be_done_is_refused(
     ask: Ask, engine: str, fields: dict[str, Any], words: str
 ) -> None:
-    """The error names the field and the engine, and says what would do it."""
+    """An unsupported field is an error that names the field and the engine and suggests another."""
     reply = await ask(engine, **fields)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "unsupported_parameter")
@@ -79,7 +79,7 @@ async def test_what_cannot_be_done_is_refused(
 async def test_strict_refuses_what_is_done_only_nearly(
     make_backend: Callable[[str], Backend], client_of: Any
 ) -> None:
-    """Under `strict` an approximation is an error."""
+    """With `strict` an approximation is an error."""
     backend = make_backend("llama_server")
     app = OpenAIAdapter(backend, any_model=True, strict=True)
     async with client_of(app) as client:
@@ -92,7 +92,7 @@ async def test_strict_refuses_what_is_done_only_nearly(
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_a_wrong_grammar_is_the_clients_mistake(ask: Ask, engine: str) -> None:
-    """The field is named and the place in it, whichever engine would have read it."""
+    """A syntax error in a grammar is a 400 with the field and position, on every engine."""
     reply = await ask(engine, grammar='root ::= "a"\n\nb ::= (')
     error = reply.json()["error"]
     assert (reply.status_code, error["param"], error["code"]) == (400, "grammar", "invalid_value")
@@ -102,7 +102,7 @@ async def test_a_wrong_grammar_is_the_clients_mistake(ask: Ask, engine: str) -> 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("fields", [{}, {"temperature": 1, "seed": 3, "n": 2}, {"stream": True}])
 async def test_a_grammar_holds(ask: Ask, engine: str, fields: dict[str, Any]) -> None:
-    """What the request's grammar says is what comes, on every engine."""
+    """The output matches the request's grammar on every engine."""
     reply = await ask(engine, grammar='root ::= "Bonjour" "!"?', max_tokens=10, **fields)
     if "stream" in fields:
         chunks = [json.loads(e[6:]) for e in reply.text.split("\n\n") if e.startswith("data: {")]
@@ -115,7 +115,7 @@ async def test_a_grammar_holds(ask: Ask, engine: str, fields: dict[str, Any]) ->
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_a_grammar_is_gone_with_its_request(ask: Ask, engine: str) -> None:
-    """The next request is free again."""
+    """A grammar does not affect the next request."""
     free = (await ask(engine)).json()["choices"][0]["text"]
     assert (await ask(engine, grammar='root ::= "x"')).json()["choices"][0]["text"] == "x"
     assert (await ask(engine)).json()["choices"][0]["text"] == free
@@ -134,14 +134,14 @@ async def test_a_grammar_is_gone_with_its_request(ask: Ask, engine: str) -> None
 async def test_other_grammars_hold(
     ask: Ask, engine: str, fields: dict[str, Any], pattern: str
 ) -> None:
-    """Schemas and regular expressions, on every engine."""
+    """JSON schemas and regular expressions constrain the output on every engine."""
     text = (await ask(engine, **fields, max_tokens=60)).json()["choices"][0]["text"]
     assert re.fullmatch(pattern, text), text
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 async def test_lark_holds_in_process(demo: httpx2.AsyncClient, path: str) -> None:
-    """For completions and chats."""
+    """A Lark grammar constrains completions and chats in process."""
     prompt = {"prompt": "It is"} if path == "completions" else {"messages": [HELLO]}
     body = {"model": "m", "max_tokens": 60, "temperature": 0, **prompt, "lark": 'start: "a" | "b"'}
     choice = (await demo.post(f"/v1/{path}", json=body)).json()["choices"][0]
@@ -151,7 +151,7 @@ async def test_lark_holds_in_process(demo: httpx2.AsyncClient, path: str) -> Non
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_what_a_schema_cannot_be_held_to_is_named(ask: Ask, engine: str) -> None:
-    """The error's `param` is the place inside the schema."""
+    """An unenforceable schema keyword is a 400 whose `param` is its path in the schema."""
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     reply = await ask(engine, json_schema=schema)
     error = reply.json()["error"]
@@ -161,7 +161,7 @@ async def test_what_a_schema_cannot_be_held_to_is_named(ask: Ask, engine: str) -
 
 
 async def test_two_grammars_are_one_too_many(ask: Ask) -> None:
-    """Which of them would win nobody could know."""
+    """Two grammars in one request are rejected."""
     error = (await ask("llama_cpp", grammar='root ::= "a"', regex="a")).json()["error"]
     assert (error["param"], error["code"]) == ("regex", "invalid_value")
     assert "'grammar' is one already" in error["message"]

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` over every engine."""
+"""Tests of `/v1/chat/completions` on every engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ANSWER = "The capital of France is Paris."
 
 
 async def chat(client: httpx2.AsyncClient, **body: Any) -> Any:
-    """A greedy answer."""
+    """Return a greedy chat completion."""
     reply = await client.post(
         "/v1/chat/completions",
         json={"model": "demo", "temperature": 0, "messages": FRANCE, **body},
@@ -27,7 +27,7 @@ async def chat(client: httpx2.AsyncClient, **body: Any) -> Any:
 
 
 async def chunks_of(client: httpx2.AsyncClient, **body: Any) -> list[Any]:
-    """The chunks of a greedy answer."""
+    """Return the chunks of a greedy chat completion."""
     reply = await client.post(
         "/v1/chat/completions",
         json={"model": "demo", "temperature": 0, "messages": FRANCE, "stream": True, **body},
@@ -36,7 +36,7 @@ async def chunks_of(client: httpx2.AsyncClient, **body: Any) -> list[Any]:
 
 
 async def test_a_reply_is_openais_to_the_last_key(client: httpx2.AsyncClient) -> None:
-    """Keys, types and the message of a plain reply (contract 3.3)."""
+    """A plain response has exactly OpenAI's keys, types and message (contract 3.3)."""
     reply = await chat(client)
     REPLY.validate_python(reply, strict=True)
     assert list(reply) == [
@@ -67,7 +67,7 @@ async def test_a_reply_is_openais_to_the_last_key(client: httpx2.AsyncClient) ->
 
 
 async def test_a_stream_has_openais_order(client: httpx2.AsyncClient) -> None:
-    """Role, content, an empty delta, usage (contract 3.5)."""
+    """A stream sends role, content, an empty delta and usage, in this order (contract 3.5)."""
     chunks = await chunks_of(client, stream_options={"include_usage": True}, service_tier="flex")
     for chunk in chunks:
         CHUNK.validate_python(chunk, strict=True)
@@ -91,7 +91,7 @@ async def test_a_stream_has_openais_order(client: httpx2.AsyncClient) -> None:
 
 
 async def test_an_answer_goes_to_the_end_of_the_context(client: httpx2.AsyncClient) -> None:
-    """Without a limit nothing is cut at 16 or 128 tokens."""
+    """Without a limit an answer is not cut at 16 or 128 tokens."""
     messages = [{"role": "user", "content": "Count to 12."}]
     reply = await chat(client, messages=messages)
     assert reply["choices"][0]["message"]["content"].endswith("12.")
@@ -99,7 +99,7 @@ async def test_an_answer_goes_to_the_end_of_the_context(client: httpx2.AsyncClie
 
 
 async def test_limits_have_two_names(client: httpx2.AsyncClient) -> None:
-    """`max_tokens`, `max_completion_tokens`, and both alike."""
+    """`max_tokens` and `max_completion_tokens` are the same limit and may both be sent."""
     for limit in (
         {"max_tokens": 5},
         {"max_completion_tokens": 5},
@@ -111,7 +111,7 @@ async def test_limits_have_two_names(client: httpx2.AsyncClient) -> None:
 
 
 async def test_parts_and_names_and_developers(client: httpx2.AsyncClient) -> None:
-    """Parts are joined, a name changes nothing here, a developer is a system for this template."""
+    """Content parts are joined, `name` is ignored, and a developer message is a system one."""
     parts = [
         {"type": "text", "text": "What is the capital"},
         {"type": "text", "text": " of France?"},
@@ -128,7 +128,7 @@ async def test_parts_and_names_and_developers(client: httpx2.AsyncClient) -> Non
 
 
 async def test_several_choices(client: httpx2.AsyncClient) -> None:
-    """n choices, in order; streams show index 0 first, one role each."""
+    """`n` choices come in order, and each streamed choice has one role, index 0 first."""
     reply = await chat(client, n=3, seed=1)
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
     assert {choice["message"]["content"] for choice in reply["choices"]} == {ANSWER}
@@ -145,7 +145,7 @@ async def test_several_choices(client: httpx2.AsyncClient) -> None:
 
 
 async def test_characters_are_never_split(client: httpx2.AsyncClient) -> None:
-    """An emoji comes whole, streamed or not."""
+    """A character of several tokens is sent whole, streamed or not."""
     messages = [{"role": "user", "content": "Show me an emoji of fire."}]
     assert (await chat(client, messages=messages))["choices"][0]["message"]["content"] == "🔥"
     chunks = await chunks_of(client, messages=messages)
@@ -153,14 +153,14 @@ async def test_characters_are_never_split(client: httpx2.AsyncClient) -> None:
 
 
 async def test_stops_cut_chat_answers(client: httpx2.AsyncClient) -> None:
-    """A stop ends the answer before it."""
+    """A stop sequence ends an answer and is not part of it."""
     reply = await chat(client, stop=" of")
     assert reply["choices"][0]["message"]["content"] == "The capital"
     assert reply["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_a_conversation_goes_on(client: httpx2.AsyncClient) -> None:
-    """Earlier turns are part of the prompt, null contents of refusals too."""
+    """Earlier messages are part of the prompt, also refusals with null content."""
     messages = [
         {"role": "user", "content": "Hello!"},
         {"role": "assistant", "content": None, "refusal": "No."},
@@ -172,20 +172,20 @@ async def test_a_conversation_goes_on(client: httpx2.AsyncClient) -> None:
 
 
 def talk_of(turns: int) -> list[dict[str, str]]:
-    """A talk in which the user asks for the same word again and again."""
+    """Return a conversation in which the user repeats one message."""
     asked, said = {"role": "user", "content": "Say: apple"}, {"role": "assistant"}
     return [*([asked, {**said, "content": "apple"}] * turns), asked]
 
 
 async def test_a_long_talk(client: httpx2.AsyncClient) -> None:
-    """A hundred turns are one prompt, whoever speaks, and the last is answered."""
+    """A conversation of a hundred messages is one prompt, and its last message is answered."""
     reply = await chat(client, messages=talk_of(50), max_tokens=5)
     assert reply["choices"][0]["message"]["content"] == "apple"
     assert reply["usage"]["prompt_tokens"] > 700
 
 
 async def test_others_are_served_while_a_huge_talk_is_cut(demo: httpx2.AsyncClient) -> None:
-    """A talk far beyond the context is a 400, and its tokenising holds nobody up."""
+    """A conversation far beyond the context length is a 400, and others are served meanwhile."""
     huge = asyncio.create_task(
         demo.post("/v1/chat/completions", json={"model": "m", "messages": talk_of(4000)})
     )
@@ -196,7 +196,7 @@ async def test_others_are_served_while_a_huge_talk_is_cut(demo: httpx2.AsyncClie
 
 
 async def test_empty_system_messages_and_names(client: httpx2.AsyncClient) -> None:
-    """An empty instruction changes nothing but the prompt, and a name is no error."""
+    """An empty system message with a name is accepted and leaves the answer unchanged."""
     system = {"role": "system", "content": "", "name": "boss"}
     reply = await chat(client, messages=[system, *FRANCE])
     assert reply["choices"][0]["message"]["content"] == ANSWER

@@ -1,4 +1,4 @@
-"""`logprobs` and `top_logprobs` of chat over the engines (contract, section 3.4)."""
+"""Tests of chat's `logprobs` and `top_logprobs` on every engine (contract, section 3.4)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 async def chat(client: httpx2.AsyncClient, **body: Any) -> Any:
-    """The first choice of a chat completion."""
+    """Return the first choice of a chat completion."""
     body = {"model": "m", "seed": 3, "messages": CAPITAL, "logprobs": True, **body}
     reply = await client.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200, reply.text
@@ -28,7 +28,7 @@ async def chat(client: httpx2.AsyncClient, **body: Any) -> Any:
 
 
 async def test_entries_are_the_message(client: httpx2.AsyncClient) -> None:
-    """Each token with its exact bytes; together they are the content, without the end token."""
+    """The entries' bytes together are the content, and the end token has no entry."""
     choice = await chat(client)
     entries = choice["logprobs"]["content"]
     assert len(entries) == 7
@@ -43,7 +43,7 @@ async def test_entries_are_the_message(client: httpx2.AsyncClient) -> None:
 
 @pytest.mark.parametrize("top", [0, 1, 5, 10])
 async def test_alternatives(client: httpx2.AsyncClient, top: int) -> None:
-    """As many as were asked for at most, most likely first."""
+    """Each entry has at most the requested number of alternatives, most likely first."""
     choice = await chat(client, top_logprobs=top)
     for entry in choice["logprobs"]["content"]:
         values = [other["logprob"] for other in entry["top_logprobs"]]
@@ -54,7 +54,7 @@ async def test_alternatives(client: httpx2.AsyncClient, top: int) -> None:
 
 
 async def test_twenty_alternatives(apps: Any, client_of: Any) -> None:
-    """The most that chat can ask for; koboldcpp, which tells ten, refuses them."""
+    """Twenty alternatives are the maximum; koboldcpp, which returns ten, rejects them."""
     for engine in ("llama_cpp", "llama_server"):
         async with client_of(apps(engine)) as client:
             entries = (await chat(client, top_logprobs=20))["logprobs"]["content"]
@@ -72,12 +72,12 @@ async def test_twenty_alternatives(apps: Any, client_of: Any) -> None:
 
 
 async def test_none_are_told_that_nobody_asked_for(client: httpx2.AsyncClient) -> None:
-    """`logprobs: false` is null."""
+    """`logprobs: false` gives null."""
     assert (await chat(client, logprobs=False))["logprobs"] is None
 
 
 async def test_streams_tell_the_same(client: httpx2.AsyncClient) -> None:
-    """The first chunk has an empty list, the last null, and those between add up."""
+    """The first chunk has an empty list, the last one null, and the others add up to the whole."""
     whole = await chat(client, messages=FIRE, top_logprobs=2)
     body = {"model": "m", "seed": 3, "messages": FIRE, "logprobs": True, "top_logprobs": 2}
     reply = await client.post("/v1/chat/completions", json={**body, "stream": True})
@@ -94,7 +94,7 @@ async def test_streams_tell_the_same(client: httpx2.AsyncClient) -> None:
 
 
 async def test_the_sdk_reads_them(served_url: str) -> None:
-    """OpenAI's own client validates the reply strictly."""
+    """OpenAI's SDK accepts the response under strict validation."""
     client = openai.AsyncOpenAI(
         base_url=f"{served_url}/v1", api_key="x", _strict_response_validation=True
     )
@@ -113,20 +113,21 @@ async def test_the_sdk_reads_them(served_url: str) -> None:
 
 
 class Late:
-    """An engine whose log-probabilities come last and are only nearly right.
+    """An engine whose logprobs are complete only at the end, and inexact for all but one choice.
 
-    koboldcpp is so when it draws a token of less than 1e-4, which no request can bring about.
+    koboldcpp behaves like this when it samples a token of probability below 1e-4, which no request
+    can force.
     """
 
     capabilities = Capabilities("late", frozenset(), late_logprobs=True)
 
     async def model(self) -> Model:
-        """What it serves."""
+        """Return the model."""
         return Model("m", 64, None, "", "", False, "fp_0", 0)
 
     @asynccontextmanager
     async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """One token for each choice, each in a batch of its own."""
+        """Yield one token for each choice, each in a batch of its own."""
 
         async def batches() -> AsyncIterator[Batch]:
             for choice in range(len(job.seeds)):
@@ -139,7 +140,7 @@ class Late:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_is_known_last_is_said_first(client_of: Any, stream: bool) -> None:
-    """A header says that a choice's numbers are only nearly right, in a stream as well."""
+    """A header says that a choice's logprobs are inexact, in a stream as well."""
     body = {"model": "m", "messages": FIRE, "logprobs": True, "n": 2, "stream": stream}
     async with client_of(OpenAIAdapter(Late())) as client:  # type: ignore[arg-type]
         reply = await client.post("/v1/chat/completions", json=body)
@@ -150,7 +151,7 @@ async def test_what_is_known_last_is_said_first(client_of: Any, stream: bool) ->
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_strict_server_refuses_them(client_of: Any, stream: bool) -> None:
-    """Under `strict` such an answer is a 400, not a stream that has begun."""
+    """With `strict` inexact logprobs are a 400, even for a stream."""
     body = {"model": "m", "messages": FIRE, "logprobs": True, "n": 2, "stream": stream}
     async with client_of(OpenAIAdapter(Late(), strict=True)) as client:  # type: ignore[arg-type]
         reply = await client.post("/v1/chat/completions", json=body)

@@ -1,4 +1,4 @@
-"""`logprobs`, `echo` and `best_of` over the engines, as OpenAI's clients see them."""
+"""Tests of `logprobs`, `echo` and `best_of` on every engine, as OpenAI's clients see them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FIRE = DEMO_CHATML.format("Show me an emoji of fire.")
 
 @pytest.fixture(params=SCORING)
 async def scorer(request: pytest.FixtureRequest, apps: Callable[[str], Any], client_of: Any) -> Any:
-    """A client of each engine that scores prompts."""
+    """Return a client of each engine that scores prompts."""
     async with client_of(apps(request.param)) as client:
         yield client
 
 
 async def complete(client: httpx2.AsyncClient, **body: Any) -> Any:
-    """A completion; a seed, since these are sampled at OpenAI's defaults."""
+    """Return a completion, with a seed because OpenAI's defaults sample."""
     reply = await client.post("/v1/completions", json={"model": "m", "seed": 3, **body})
     assert reply.status_code == 200, reply.text
     assert not re.search(r"NaN|Infinity", reply.text)
@@ -34,7 +34,7 @@ async def complete(client: httpx2.AsyncClient, **body: Any) -> Any:
 
 
 async def streamed(client: httpx2.AsyncClient, **body: Any) -> tuple[str, Any]:
-    """Text and arrays of a streamed completion of one choice, put together."""
+    """Return the joined text and arrays of a streamed completion of one choice."""
     body = {"model": "m", "seed": 3, "stream": True, **body}
     choices = [c["choices"][0] for c in chunks_in(await client.post("/v1/completions", json=body))]
     arrays: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "text_offset": []}
@@ -47,7 +47,7 @@ async def streamed(client: httpx2.AsyncClient, **body: Any) -> tuple[str, Any]:
 
 
 def joined(tokens: list[str]) -> bytes:
-    """The bytes that tokens stand for, as HELM puts them together."""
+    """Return the bytes of some tokens, joined as HELM does it."""
     data = b""
     for token in tokens:
         if token.startswith("bytes:"):
@@ -58,7 +58,7 @@ def joined(tokens: list[str]) -> bytes:
 
 
 async def test_generated_tokens_have_log_probabilities(client: httpx2.AsyncClient) -> None:
-    """Four arrays of equal length whose tokens, put together, are the text."""
+    """The four logprobs arrays have equal length, and the joined tokens are the text."""
     choice = (await complete(client, prompt=CAPITAL, logprobs=2))["choices"][0]
     logprobs = choice["logprobs"]
     assert {len(array) for array in logprobs.values()} == {7}
@@ -72,7 +72,7 @@ async def test_generated_tokens_have_log_probabilities(client: httpx2.AsyncClien
 
 
 async def test_engines_agree(client: httpx2.AsyncClient, demo: httpx2.AsyncClient) -> None:
-    """All engines tell the same tokens and offsets, and numbers that differ by noise only."""
+    """All engines return the same tokens and offsets, and logprobs within a small tolerance."""
     for body in (
         {"prompt": CAPITAL, "logprobs": 2},
         {"prompt": FIRE, "logprobs": 1},
@@ -94,14 +94,14 @@ async def test_engines_agree(client: httpx2.AsyncClient, demo: httpx2.AsyncClien
 
 
 async def test_offsets_begin_after_the_prompt(client: httpx2.AsyncClient) -> None:
-    """Without echo the first offset is the prompt's length in code points."""
+    """Without `echo` the first offset is the prompt's length in code points."""
     prompt = DEMO_CHATML.format("Show me an emoji of fire. 😀")
     logprobs = (await complete(client, prompt=prompt, logprobs=1))["choices"][0]["logprobs"]
     assert logprobs["text_offset"][0] == len(prompt)
 
 
 async def test_zero_log_probabilities_are_not_none(client: httpx2.AsyncClient) -> None:
-    """`logprobs: 0` tells the tokens without alternatives; null tells nothing."""
+    """`logprobs: 0` returns the tokens without alternatives, and null returns none."""
     choice = (await complete(client, prompt=CAPITAL, logprobs=0))["choices"][0]
     assert choice["logprobs"]["top_logprobs"] is None
     assert len(choice["logprobs"]["token_logprobs"]) == 7
@@ -111,7 +111,7 @@ async def test_zero_log_probabilities_are_not_none(client: httpx2.AsyncClient) -
 
 @pytest.mark.parametrize("stop", [None, " France", "itals", ["o", "xyz"], "The", "tal of"])
 async def test_streams_tell_the_same(client: httpx2.AsyncClient, stop: Any) -> None:
-    """The chunks' entries add up to the unstreamed arrays, whatever a stop holds back."""
+    """The chunks' entries add up to the unstreamed arrays, also if a stop sequence delays text."""
     body = {"prompt": CAPITAL, "logprobs": 2, "stop": stop}
     choice = (await complete(client, **body))["choices"][0]
     text, arrays = await streamed(client, **body)
@@ -129,7 +129,7 @@ async def test_streams_tell_the_same(client: httpx2.AsyncClient, stop: Any) -> N
 async def test_what_echo_shows(
     scorer: httpx2.AsyncClient, echo: bool, max_tokens: int, logprobs: int | None
 ) -> None:
-    """Text, arrays and counts for each combination of echo, limit and log-probabilities."""
+    """Each mix of `echo`, `max_tokens` and `logprobs` has the right text, arrays and usage."""
     reply = await complete(
         scorer, prompt=CAPITAL, echo=echo, max_tokens=max_tokens, logprobs=logprobs
     )
@@ -156,7 +156,7 @@ async def test_what_echo_shows(
 
 
 async def test_an_echoed_prompt_is_streamed_with_its_tokens(scorer: httpx2.AsyncClient) -> None:
-    """The prompt comes first, and all chunks add up to the unstreamed arrays."""
+    """An echoed prompt is streamed first, and all chunks add up to the unstreamed arrays."""
     body = {"prompt": "Zoë 漢 is", "echo": True, "logprobs": 2, "max_tokens": 3, "temperature": 0}
     choice = (await complete(scorer, **body))["choices"][0]
     text, arrays = await streamed(scorer, **body)
@@ -167,7 +167,7 @@ async def test_an_echoed_prompt_is_streamed_with_its_tokens(scorer: httpx2.Async
 
 
 async def test_characters_of_several_tokens(scorer: httpx2.AsyncClient) -> None:
-    """Pieces of a character are spelled as bytes and share its offset."""
+    """Tokens that split a character are written as bytes and share the character's offset."""
     prompt = "😀 é 漢"
     reply = await complete(scorer, prompt=prompt, echo=True, logprobs=1, max_tokens=0)
     arrays = reply["choices"][0]["logprobs"]
@@ -181,7 +181,7 @@ async def test_characters_of_several_tokens(scorer: httpx2.AsyncClient) -> None:
 
 
 async def test_an_end_token_keeps_its_entry_under_echo(scorer: httpx2.AsyncClient) -> None:
-    """The arrays have one entry more than the prompt even when the model ends at once."""
+    """With `echo` the end token has a logprobs entry, even if the model ends immediately."""
     prompt = CAPITAL + "The capital of France is Paris."
     for echo, extra in ((True, 1), (False, 0)):
         reply = await complete(
@@ -197,7 +197,7 @@ async def test_an_end_token_keeps_its_entry_under_echo(scorer: httpx2.AsyncClien
 
 
 async def test_ids_are_echoed_verbatim(scorer: httpx2.AsyncClient) -> None:
-    """Lists of ids of different lengths are each scored as they are, in their order."""
+    """Prompts of token ids are each scored unchanged and returned in order."""
     prompts = [[70, 71, 72], [418, 130, 107], [2, 1, 84]]
     reply = await complete(scorer, prompt=prompts, echo=True, logprobs=1, max_tokens=1, n=2)
     assert [choice["index"] for choice in reply["choices"]] == list(range(6))
@@ -213,7 +213,7 @@ async def test_ids_are_echoed_verbatim(scorer: httpx2.AsyncClient) -> None:
 
 
 async def test_stops_are_not_looked_for_in_an_echoed_prompt(scorer: httpx2.AsyncClient) -> None:
-    """A stop string in the prompt cuts nothing off."""
+    """A stop sequence in the echoed prompt does not end the completion."""
     reply = await complete(
         scorer, prompt=CAPITAL, echo=True, logprobs=1, stop=" capital", temperature=0
     )
@@ -223,7 +223,7 @@ async def test_stops_are_not_looked_for_in_an_echoed_prompt(scorer: httpx2.Async
 
 
 async def test_prompts_scored_at_once_do_not_mix(scorer: httpx2.AsyncClient) -> None:
-    """Eight prompts scored side by side are as each alone, but for noise."""
+    """Eight prompts scored concurrently get the same logprobs as alone, within a tolerance."""
     prompts = [f"What is {n} plus {n + 1}? 😀" * (1 + n % 3) for n in range(8)]
     body = {"echo": True, "logprobs": 1, "max_tokens": 0}
     together = await asyncio.gather(*(complete(scorer, prompt=p, **body) for p in prompts))
@@ -255,7 +255,7 @@ async def test_the_best_of_several(client: httpx2.AsyncClient) -> None:
 
 
 async def test_the_best_of_several_without_log_probabilities(client: httpx2.AsyncClient) -> None:
-    """Ranking needs log-probabilities; the reply shows none that nobody asked for."""
+    """`best_of` without `logprobs` returns no logprobs."""
     reply = await complete(client, prompt=CAPITAL, best_of=2)
     assert len(reply["choices"]) == 1
     assert reply["choices"][0]["logprobs"] is None
@@ -263,7 +263,7 @@ async def test_the_best_of_several_without_log_probabilities(client: httpx2.Asyn
 
 
 async def test_the_whole_prompt_may_be_scored(scorer: httpx2.AsyncClient) -> None:
-    """A prompt of one token, and of an empty text, have no log-probabilities to tell."""
+    """A prompt of one token has one entry, with a null logprob."""
     reply = await complete(scorer, prompt=[70], echo=True, logprobs=1, max_tokens=0)
     assert reply["choices"][0]["logprobs"]["token_logprobs"] == [None]
     assert reply["choices"][0]["finish_reason"] == "length"

@@ -1,4 +1,4 @@
-"""`/v1/completions` over every engine."""
+"""Tests of `/v1/completions` on every engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK = TypeAdapter(CompletionChunk)
 
 
 async def complete(client: httpx2.AsyncClient, **body: Any) -> Any:
-    """A greedy completion."""
+    """Return a greedy completion."""
     reply = await client.post(
         "/v1/completions", json={"model": "demo", "temperature": 0, "prompt": COUNT, **body}
     )
@@ -27,7 +27,7 @@ async def complete(client: httpx2.AsyncClient, **body: Any) -> Any:
 
 
 async def chunks_of(client: httpx2.AsyncClient, **body: Any) -> list[Any]:
-    """The chunks of a greedy stream."""
+    """Return the chunks of a greedy completion."""
     reply = await client.post(
         "/v1/completions",
         json={"model": "demo", "temperature": 0, "prompt": COUNT, "stream": True, **body},
@@ -36,7 +36,7 @@ async def chunks_of(client: httpx2.AsyncClient, **body: Any) -> list[Any]:
 
 
 async def test_a_reply_is_openais_to_the_last_key(client: httpx2.AsyncClient) -> None:
-    """Keys, types, ids and the headers of a plain reply."""
+    """A plain response has exactly OpenAI's keys, types, ids and headers."""
     response = await client.post(
         "/v1/completions", json={"model": "x", "prompt": COUNT, "temperature": 0}
     )
@@ -56,7 +56,7 @@ async def test_a_reply_is_openais_to_the_last_key(client: httpx2.AsyncClient) ->
 
 
 async def test_sixteen_tokens_are_the_default(client: httpx2.AsyncClient) -> None:
-    """Without `max_tokens`, or with null, sixteen tokens come."""
+    """Without `max_tokens`, or with null, a completion has sixteen tokens."""
     for body in ({}, {"max_tokens": None}):
         reply = await complete(client, **body)
         assert reply["usage"]["completion_tokens"] == 16
@@ -65,7 +65,7 @@ async def test_sixteen_tokens_are_the_default(client: httpx2.AsyncClient) -> Non
 
 
 async def test_a_stream_has_openais_order(client: httpx2.AsyncClient) -> None:
-    """Text, one finish, usage at the end, null before it (contract 2.7)."""
+    """A stream sends text, one finish reason, and usage last, null before (contract 2.7)."""
     plain = await complete(client, max_tokens=64)
     chunks = await chunks_of(client, max_tokens=64, stream_options={"include_usage": True})
     for chunk in chunks:
@@ -83,7 +83,7 @@ async def test_a_stream_has_openais_order(client: httpx2.AsyncClient) -> None:
 
 
 async def test_without_include_usage_there_is_none(client: httpx2.AsyncClient) -> None:
-    """No chunk has the key, and none is without choices."""
+    """Without `include_usage` no chunk has the key `usage`, and every chunk has a choice."""
     for options in ({}, {"stream_options": None}, {"stream_options": {"include_usage": False}}):
         chunks = await chunks_of(client, max_tokens=3, **options)
         assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
@@ -104,7 +104,7 @@ async def test_without_include_usage_there_is_none(client: httpx2.AsyncClient) -
     ],
 )
 async def test_stops(client: httpx2.AsyncClient, stop: Any, text: str, tokens: int) -> None:
-    """The text ends before the stop, streamed or not, and so do the counted tokens."""
+    """Text and counted tokens end before the stop sequence, streamed or not."""
     reply = await complete(client, max_tokens=64, stop=stop)
     assert reply["choices"][0]["text"] == text
     assert reply["choices"][0]["finish_reason"] == "stop"
@@ -114,20 +114,20 @@ async def test_stops(client: httpx2.AsyncClient, stop: Any, text: str, tokens: i
 
 
 async def test_a_stop_inside_a_token(client: httpx2.AsyncClient) -> None:
-    """The cut goes through the token, and the token is counted."""
+    """A stop sequence can cut a token, and the token is counted."""
     reply = await complete(client, prompt=FRANCE, max_tokens=64, stop="pit")
     assert reply["choices"][0]["text"] == "The ca"
     assert reply["usage"]["completion_tokens"] == 2
 
 
 async def test_a_stop_in_the_prompt_is_no_stop(client: httpx2.AsyncClient) -> None:
-    """Only generated text is searched; an echoed prompt comes whole."""
+    """A stop sequence is searched only in generated text, not in an echoed prompt."""
     reply = await complete(client, max_tokens=64, stop="Count", echo=True)
     assert reply["choices"][0]["text"] == COUNT + "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."
 
 
 async def test_echo(client: httpx2.AsyncClient) -> None:
-    """The prompt comes first, streamed or not, and is not counted as completion."""
+    """An echoed prompt comes first, streamed or not, and is not counted as completion."""
     reply = await complete(client, max_tokens=3, echo=True)
     assert reply["choices"][0]["text"] == COUNT + "1, 2"
     assert reply["usage"]["completion_tokens"] == 3
@@ -138,7 +138,7 @@ async def test_echo(client: httpx2.AsyncClient) -> None:
 
 @pytest.mark.parametrize("echo", [False, True])
 async def test_no_tokens(client: httpx2.AsyncClient, echo: bool) -> None:
-    """`max_tokens: 0` counts the prompt, and echoes it if asked to (contract 2.4)."""
+    """`max_tokens: 0` counts the prompt and echoes it on request (contract 2.4)."""
     reply = await complete(client, max_tokens=0, echo=echo)
     assert reply["choices"][0]["text"] == (COUNT if echo else "")
     assert reply["choices"][0]["finish_reason"] == "length"
@@ -146,7 +146,7 @@ async def test_no_tokens(client: httpx2.AsyncClient, echo: bool) -> None:
 
 
 async def test_prompts_times_choices(client: httpx2.AsyncClient) -> None:
-    """index = prompt × n + j, in order; each prompt counts once (contract 2.2)."""
+    """Choices are ordered by prompt, then by choice, and each prompt counts once (contract 2.2)."""
     prompts = ["One day,", COUNT]
     body = {"prompt": prompts, "n": 2, "max_tokens": 4, "seed": 7, "temperature": 1}
     reply = await complete(client, **body)
@@ -160,7 +160,7 @@ async def test_prompts_times_choices(client: httpx2.AsyncClient) -> None:
 
 
 async def test_streams_of_several_choices(client: httpx2.AsyncClient) -> None:
-    """Choices may interleave, but appear in ascending order, and each ends once."""
+    """Streamed choices may interleave, but begin in ascending order, and each ends once."""
     body = {"prompt": ["One day,", COUNT], "n": 2, "max_tokens": 4, "seed": 7, "temperature": 1}
     chunks = [chunk["choices"][0] for chunk in await chunks_of(client, **body)]
     first = list(dict.fromkeys(chunk["index"] for chunk in chunks))
@@ -174,15 +174,15 @@ async def test_streams_of_several_choices(client: httpx2.AsyncClient) -> None:
 
 
 async def test_a_list_of_one(client: httpx2.AsyncClient) -> None:
-    """A list of one prompt is that prompt."""
+    """A list of one prompt is the same as that prompt."""
     one = await complete(client, prompt=[COUNT], max_tokens=4)
     assert [choice["text"] for choice in one["choices"]] == ["1, 2,"]
 
 
 async def test_token_ids(client: httpx2.AsyncClient) -> None:
-    """Ids are one prompt, lists of ids several, and both are taken verbatim."""
+    """A list of ids is one prompt, lists of ids are several, and all are used unchanged."""
     ids = [1, 288, 201, 37, 505, 298, 223, 515, 16, 2, 201, 1, 285, 201]
-    # "Hi" in the demo model's vocabulary, as its own tokeniser cuts it.
+    # The first three ids are "Hi" in the demo model's vocabulary.
     plain = await complete(client, prompt=ids[:3], max_tokens=1)
     assert plain["usage"]["prompt_tokens"] == 3
     several = await complete(client, prompt=[ids[:3], [360, 323, 14]], max_tokens=1)
@@ -194,7 +194,7 @@ async def test_token_ids(client: httpx2.AsyncClient) -> None:
 
 
 async def test_a_seed_repeats(client: httpx2.AsyncClient) -> None:
-    """The same seed gives the same text, others give others."""
+    """A seed repeats its text, and other seeds give other texts."""
     body = {"prompt": "One day,", "temperature": 1, "max_tokens": 8}
     texts = [
         (await complete(client, **body, seed=seed))["choices"][0]["text"] for seed in (7, 7, 8, 9)
@@ -204,7 +204,7 @@ async def test_a_seed_repeats(client: httpx2.AsyncClient) -> None:
 
 
 async def test_a_bias_bans(client: httpx2.AsyncClient) -> None:
-    """A token with -100 never comes."""
+    """A token with a bias of -100 is never generated."""
     reply = await complete(client, prompt=FRANCE, max_tokens=20)
     assert "Paris" in reply["choices"][0]["text"]
     bias = {str(token): -100 for token in (PARIS,)}
@@ -212,12 +212,12 @@ async def test_a_bias_bans(client: httpx2.AsyncClient) -> None:
     assert "Paris" not in reply["choices"][0]["text"]
 
 
-# " Paris" in the demo model's vocabulary.
+# The id of " Paris" in the demo model's vocabulary.
 PARIS = 876
 
 
 async def test_best_of_that_asks_for_nothing_more(client: httpx2.AsyncClient) -> None:
-    """`best_of` equal to `n` is served; HELM always sends it."""
+    """`best_of` equal to `n` is accepted, since HELM always sends it."""
     reply = await complete(client, best_of=1, max_tokens=2)
     assert len(reply["choices"]) == 1
 

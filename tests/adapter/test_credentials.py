@@ -1,4 +1,4 @@
-"""Keys that cannot work are refused at the start, and no message shows one."""
+"""Tests that an unusable key is rejected at the start and that no message shows a key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECRET = "s3cr3t"
 
 
 def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`latimer serve` with what it cannot start with."""
+    """Run `latimer serve` with settings that make its start fail."""
     return subprocess.run(
         ["latimer", "serve", *arguments],
         capture_output=True,
@@ -26,7 +26,7 @@ def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize("key", ["k", "schlüssel", "日本 語", "a b", "a,b", "\u00a0x", "x" * 5000])
 def test_any_text_can_be_a_key(key: str) -> None:
-    """All that fits into a header is allowed, blanks inside, too."""
+    """Any text that fits into a header can be a key, also one with spaces inside."""
     check_key(key, "api_key")
     assert Settings.load(None, api_key=(key,), engine_key=key).keys() == [key]
 
@@ -46,7 +46,7 @@ def test_any_text_can_be_a_key(key: str) -> None:
     ],
 )
 def test_a_key_that_cannot_work_is_refused(key: str, reason: str) -> None:
-    """One that no request could match, or that would split a header; the message hides it."""
+    """A key that no request can match, or that splits a header, is rejected and not shown."""
     with pytest.raises(UnusableKey, match=reason) as raised:
         Settings.load(None, api_key=(key,)).keys()
     assert SECRET not in str(raised.value)
@@ -56,7 +56,7 @@ def test_a_key_that_cannot_work_is_refused(key: str, reason: str) -> None:
 
 
 def test_a_file_has_a_key_on_each_line(tmp_path: Path) -> None:
-    """Only line ends part keys: not the blanks in them; empty lines do not count."""
+    """Each line of a key file is a key, spaces included, and empty lines are skipped."""
     file = tmp_path / "keys"
     file.write_bytes("\ufeffone\r\n\n  two words \nschlüssel\u2028x\n".encode())
     assert keys_of(file) == ["one", "two words", "schlüssel\u2028x"]
@@ -68,7 +68,7 @@ def test_a_file_has_a_key_on_each_line(tmp_path: Path) -> None:
 
 
 def test_the_start_fails_with_one_line() -> None:
-    """Exit code 3 and a line that says which setting it is."""
+    """A start with an unusable key exits with 3 and one line that names the setting."""
     for arguments, environment, setting in (
         (("--api-key", f"{SECRET}\n"), {}, "api_key"),
         (("--engine-key", f"{SECRET}\r\nX: y"), {}, "engine_key"),
@@ -98,7 +98,7 @@ def test_the_start_fails_with_one_line() -> None:
     ],
 )
 def test_a_wrong_configuration_shows_no_key(tmp_path: Path, text: str) -> None:
-    """A key of a wrong type, in a wrong place or in broken TOML is not in the error."""
+    """A key with a wrong type, in a wrong place or in broken TOML is not in the error."""
     file = tmp_path / "latimer.toml"
     file.write_text(text + "\n")
     with pytest.raises(ValueError, match=r".") as raised:
@@ -107,7 +107,7 @@ def test_a_wrong_configuration_shows_no_key(tmp_path: Path, text: str) -> None:
 
 
 def test_settings_show_no_secret() -> None:
-    """Their repr has neither keys nor the password in an engine's address."""
+    """The settings' repr has neither keys nor the password of an engine's URL."""
     shown = repr(
         Settings.load(None, model=f"http://u:{SECRET}@h", api_key=(SECRET,), engine_key=SECRET)
     )
@@ -129,7 +129,7 @@ def test_settings_show_no_secret() -> None:
     ],
 )
 def test_no_message_shows_a_password(model: str, more: tuple[str, ...]) -> None:
-    """Whatever is wrong with an engine's address, its user and password are left out."""
+    """No message about an engine's URL shows the user name or password in it."""
     done = serve(model, *more)
     assert done.returncode == 3
     assert done.stderr.startswith("Latimer cannot start: ")

@@ -1,4 +1,4 @@
-"""Which engine the settings mean."""
+"""Tests of choosing the engine from the settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NO_KEY = b'{"error":{"message":"Invalid API Key","type":"authentication_error","
     ids=lambda text: text[:24],
 )
 def test_what_is_neither_file_nor_address(model: str, said: str) -> None:
-    """It is said what is wrong, and what to write; a password is not shown."""
+    """An invalid model is an error that says what to write, without a password in it."""
     with pytest.raises(WrongSetup) as caught:
         backend_of(Settings.load(None, model=model))
     assert said in caught.value.message
@@ -48,13 +48,13 @@ def test_what_is_neither_file_nor_address(model: str, said: str) -> None:
 
 
 def test_a_folder_is_no_model(tmp_path: Path) -> None:
-    """A folder is named as such."""
+    """A folder as the model is an error that says so."""
     with pytest.raises(WrongSetup, match=r"is a folder\. Name the GGUF file in it"):
         backend_of(Settings.load(None, model=str(tmp_path)))
 
 
 def test_backends_that_do_not_fit() -> None:
-    """An engine elsewhere needs its address, the one in process a file."""
+    """A remote backend requires a URL, and the in-process backend a GGUF file."""
     with pytest.raises(WrongSetup, match="needs the URL of its engine, like http://"):
         backend_of(Settings.load(None, backend="koboldcpp"))
     with pytest.raises(WrongSetup, match=r"8080, not 'x\.gguf'"):
@@ -64,7 +64,7 @@ def test_backends_that_do_not_fit() -> None:
 
 
 def test_settings_that_count_for_nothing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the flag or the variable that they came from; what is not given is not named."""
+    """Settings without effect are reported by the flag or variable that set them."""
     address = "http://127.0.0.1:8080"
     monkeypatch.setenv("LATIMER_THREADS", "2")
     said = unused(Settings.load(None, model=address, context=512, engine_key="x"))
@@ -91,7 +91,7 @@ def test_settings_that_count_for_nothing_are_named(monkeypatch: pytest.MonkeyPat
 async def test_what_answers_but_is_not_ready(
     answer: tuple[int, bytes], path: str, said: str
 ) -> None:
-    """Whatever it is, clients get a 503 that says what is missing."""
+    """A server that is not ready is a 503 that says what is missing."""
     with canned({"*": answer}) as (address, _):
         backend = backend_of(Settings.load(None, model=address + path))
         with pytest.raises(EngineUnavailable, match=said):

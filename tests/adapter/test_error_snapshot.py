@@ -1,7 +1,7 @@
-"""Each error stays word for word what it is, until somebody means to change it.
+"""Tests that every error stays word for word the same until someone changes it on purpose.
 
-`LATIMER_SNAPSHOT=1 pytest tests/adapter/test_error_snapshot.py` writes the snapshots anew: the
-difference that Git shows is what changes for clients.
+`LATIMER_SNAPSHOT=1 pytest tests/adapter/test_error_snapshot.py` writes new snapshots, and their Git
+diff is the change that clients see.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ADDRESS = re.compile(r"127\.0\.0\.1:\d+")
 Asked: TypeAlias = tuple[str, str, str, Any]
 Errors: TypeAlias = dict[str, Any]
 
-# What stands where something else belongs, and beyond the bounds of numbers, texts and lists.
+# Values of a wrong type, and values beyond the limits of numbers, texts and lists.
 VALUES: dict[str, Any] = {
     "true": True, "0": 0, "-1": -1, "0.5": 0.5, "10**6": 10**6, "10**30": 10**30, "''": "",
     "'x'": "x", "5,000 x": "x" * 5000, "[]": [], "[null]": [None], "[5]": [5], "[[]]": [[]],
@@ -60,7 +60,7 @@ FAKES: dict[str, tuple[type[Engine], Callable[[str], Backend]]] = {
 
 
 def requests() -> Iterator[Asked]:
-    """The name, method, path and body of each."""
+    """Yield the name, method, path and body of each request."""
     for number, (path, changes, *_) in enumerate(CASES):
         fields = ", ".join(changes)
         yield f"{path} case {number}: {fields}", "POST", path, body_of(path, changes)
@@ -76,7 +76,7 @@ def requests() -> Iterator[Asked]:
 
 
 def faults(engine: str) -> Iterator[str]:
-    """What is wrong with an engine's answer (`faults.mistakes`)."""
+    """Yield the faults in an engine's responses (`faults.mistakes`)."""
     for status in ("400", "401", "404", "429", "500", "501", "503"):
         yield from (f"status/{status}/{body}" for body in BODIES)
     for which, names in EVENTS[engine].items():
@@ -92,7 +92,7 @@ def faults(engine: str) -> Iterator[str]:
 
 @asynccontextmanager
 async def faked(engine: str) -> AsyncIterator[tuple[Engine, Backend]]:
-    """A fake engine, and a backend over it."""
+    """Run a fake engine and return it with a backend for it."""
     make, backend = FAKES[engine]
     fake = make()
     await fake.start()
@@ -103,7 +103,7 @@ async def faked(engine: str) -> AsyncIterator[tuple[Engine, Backend]]:
 
 
 async def error_of(client: httpx2.AsyncClient, method: str, path: str, body: Any) -> Any:
-    """The status and error of a request; None where it is answered."""
+    """Return the status and error of a request, or None if it succeeds."""
     reply = await client.request(method, path, json=body)
     if reply.status_code < 400:
         return None
@@ -111,7 +111,7 @@ async def error_of(client: httpx2.AsyncClient, method: str, path: str, body: Any
 
 
 def compare(name: str, errors: Errors, known: Mapping[str, Any] = {}) -> None:
-    """Compare errors with a snapshot, or write it; those that are known already are left out."""
+    """Compare errors with a snapshot, or write it, without those in `known`."""
     path = SNAPSHOTS / f"{name}.json"
     told = {key: error for key, error in errors.items() if known.get(key, ()) != error}
     if WRITES:
@@ -123,7 +123,7 @@ def compare(name: str, errors: Errors, known: Mapping[str, Any] = {}) -> None:
 async def all_errors(
     backend: Backend, client_of: Callable[[Any], AbstractAsyncContextManager[httpx2.AsyncClient]]
 ) -> Errors:
-    """What each request gets."""
+    """Return the error of each request."""
     app = OpenAIAdapter(backend, model_names=["demo"])
     async with client_of(app) as client:
         found = {
@@ -135,7 +135,7 @@ async def all_errors(
 
 
 async def test_errors_of_requests_stay(client_of: Any) -> None:
-    """In process and over both other engines, which only say otherwise where they must."""
+    """Errors of requests stay the same, in process and where other engines differ."""
     inside = await all_errors(LlamaCpp(gpu_layers=0), client_of)
     compare("in-process", {name: error for name, error in inside.items() if error is not None}, {})
     for engine in FAKES:
@@ -145,7 +145,7 @@ async def test_errors_of_requests_stay(client_of: Any) -> None:
 
 @pytest.mark.parametrize("engine", FAKES)
 async def test_errors_of_engines_stay(engine: str, client_of: Any) -> None:
-    """What an engine answers wrongly is told in the same words."""
+    """Errors for faulty responses of an engine stay the same."""
     found: Errors = {}
     async with faked(engine) as (fake, backend):
         app = OpenAIAdapter(backend, any_model=True)

@@ -1,4 +1,4 @@
-"""Every malformed request gets the documented error (contract, sections 1 to 3)."""
+"""Tests that every malformed request gets the documented error (contract, sections 1 to 3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.wrong_requests import BASE, CASES, C, H, body_of
 
 
 def assert_error(reply: httpx2.Response, status: int, code: str | None) -> dict[str, Any]:
-    """The exact error object, the headers of every reply; returns the error."""
+    """Check the form of an error response and return its error object."""
     assert reply.status_code == status, reply.text
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["x-request-id"].startswith("req_")
@@ -38,7 +38,7 @@ async def test_malformed_requests(
     message: str,
     stream: bool,
 ) -> None:
-    """Status 400, all four keys, the contract's words, the field; as JSON for streams too."""
+    """A malformed request is a 400 in the contract's words, as JSON for streams too."""
     body = body_of(path, changes)
     if stream:
         if "stream" in changes or "stream_options" in changes or "best_of" in changes:
@@ -72,7 +72,7 @@ async def test_malformed_requests(
          "deep", "nested", "objects"],
 )  # fmt: skip
 async def test_bodies_that_are_no_json(demo: httpx2.AsyncClient, body: bytes) -> None:
-    """What is not JSON, or not finite, or too deep, is a 400 in the contract's words."""
+    """A body that is not JSON, not finite or too deep is a 400 in the contract's words."""
     headers = {"content-type": "application/json"}
     error = assert_error(await demo.post(C, content=body, headers=headers), 400, None)
     assert error["message"].startswith("We could not parse the JSON body of your request.")
@@ -80,7 +80,7 @@ async def test_bodies_that_are_no_json(demo: httpx2.AsyncClient, body: bytes) ->
 
 
 async def test_the_last_of_duplicate_keys_wins(demo: httpx2.AsyncClient) -> None:
-    """As in most JSON parsers, and so in most clients' tests."""
+    """The last of duplicate keys wins, as in most JSON parsers."""
     body = b'{"model": "demo", "prompt": "Hi", "max_tokens": "x", "max_tokens": 1}'
     headers = {"content-type": "application/json"}
     reply = await demo.post(C, content=body, headers=headers)
@@ -91,14 +91,14 @@ async def test_the_last_of_duplicate_keys_wins(demo: httpx2.AsyncClient) -> None
     "content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON", ""]
 )
 async def test_json_content_types(demo: httpx2.AsyncClient, content_type: str) -> None:
-    """JSON with or without a charset, and no type at all, are taken."""
+    """A JSON content type, with or without a charset, or none, is accepted."""
     body = json.dumps({**BASE[C], "max_tokens": 1}).encode()
     reply = await demo.post(C, content=body, headers={"content-type": content_type})
     assert reply.status_code == 200, reply.text
 
 
 async def test_other_content_types(demo: httpx2.AsyncClient) -> None:
-    """A form is refused by name, not taken for JSON."""
+    """A form is rejected with its content type."""
     reply = await demo.post(C, data={"model": "demo"})
     error = assert_error(reply, 400, "unsupported_content_type")
     assert error["message"].startswith(
@@ -108,13 +108,13 @@ async def test_other_content_types(demo: httpx2.AsyncClient) -> None:
 
 
 async def test_an_unknown_path(demo: httpx2.AsyncClient) -> None:
-    """404 in the contract's words."""
+    """An unknown path is a 404 in the contract's words."""
     error = assert_error(await demo.post("/v1/foo", json={}), 404, None)
     assert error["message"] == "Invalid URL (POST /v1/foo)"
 
 
 async def test_a_wrong_method(demo: httpx2.AsyncClient) -> None:
-    """405 in the contract's words, with the methods that are allowed."""
+    """A wrong method is a 405 in the contract's words, with the allowed methods."""
     reply = await demo.get(C)
     error = assert_error(reply, 405, None)
     assert error["message"].startswith("Not allowed to GET on /v1/completions. (HINT:")
@@ -137,7 +137,7 @@ async def test_every_nullable_field_may_be_null(demo: httpx2.AsyncClient) -> Non
 
 
 async def test_fields_without_effect_are_accepted(demo: httpx2.AsyncClient) -> None:
-    """What legally changes nothing is taken; the tier is echoed as it was served."""
+    """Fields without effect are accepted, and `service_tier` is the tier that was served."""
     fields = {
         "user": "u",
         "safety_identifier": "s",
@@ -158,7 +158,7 @@ async def test_fields_without_effect_are_accepted(demo: httpx2.AsyncClient) -> N
 
 
 async def test_unknown_fields_are_listed(demo: httpx2.AsyncClient) -> None:
-    """They are ignored, and said to be, encoded so that nothing can break out of the header."""
+    """Unknown fields are ignored and listed in a header, encoded and limited in length."""
     unknown = {"foo": 1, "é\r\nx-evil: 1": 2, "max_tokens": 1}
     messages = [{"role": "user", "content": "Hi", "mood": "good"}]
     reply = await demo.post(H, json={"model": "demo", "messages": messages, **unknown})

@@ -1,4 +1,4 @@
-"""No request holds the event loop, however large it is, over any engine."""
+"""Tests that no request blocks the event loop, however large it is, on any engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from latimer.adapter import OpenAIAdapter
 from support.large import ENGINES, LARGE, seeing
 from support.turns import MeasuredLoop, measured
 
-# Seconds of CPU time; the design is 5 ms, and a machine has hiccups.
+# Seconds of CPU time. The design limit is 5 ms; the rest is tolerance for a busy machine.
 LONGEST = 0.05
 
 Measured = tuple[str, MeasuredLoop]
@@ -20,7 +20,7 @@ Measured = tuple[str, MeasuredLoop]
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Measured]:
-    """Latimer over each engine, on a loop that is measured."""
+    """Serve Latimer with each engine on an event loop that is measured."""
     with seeing(request.param, tmp_path_factory.mktemp("seeing")) as backend:
         app = OpenAIAdapter(backend, any_model=True)
         with measured(lambda: app) as running:
@@ -29,7 +29,7 @@ def server(
 
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_request_leaves_the_loop_to_others(server: Measured, name: str) -> None:
-    """No turn of the loop takes longer than 50 ms of CPU time, the first time or later."""
+    """No iteration of the event loop takes more than 50 ms of CPU time, the first time or later."""
     address, loop = server
     path, body = LARGE[name]()
     headers = {"content-type": "application/json"}

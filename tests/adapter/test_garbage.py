@@ -1,4 +1,4 @@
-"""What a request used is given back when it ends, not when the garbage collector comes by."""
+"""Tests that a request's objects are freed when it ends, without the garbage collector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @contextmanager
 def garbage() -> Iterator[list[str]]:
-    """Afterwards, the types of ours that only the garbage collector could free."""
+    """Collect the types of Latimer's objects that only the garbage collector can free."""
     found: list[str] = []
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -40,7 +40,7 @@ def garbage() -> Iterator[list[str]]:
 
 
 async def ask(app: Any, path: str, body: Any) -> bytes:
-    """The body of a reply; the client stays, so that the server looks whether it does."""
+    """Return a response's body; `receive` then waits forever, as for a connected client."""
     sent = bytearray()
     parts = [{"type": "http.request", "body": json.dumps(body).encode()}]
 
@@ -62,7 +62,7 @@ async def ask(app: Any, path: str, body: Any) -> bytes:
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
 async def test_a_request_leaves_nothing_behind(apps: Any, engine: str, name: str) -> None:
-    """No object of ours leads back to itself: at hundreds of requests a second some KB are much."""
+    """A request leaves no reference cycles of Latimer's objects, which would grow the memory."""
     app = apps(engine)
     path, body = BODIES[name]
     body = {"model": "m", "max_tokens": 20, **body}
@@ -70,6 +70,6 @@ async def test_a_request_leaves_nothing_behind(apps: Any, engine: str, name: str
     with garbage() as found:
         for _ in range(3):
             assert await ask(app, path, body)
-        # Connections are closed, and tasks that were cancelled end.
+        # Wait until connections are closed and cancelled tasks have ended.
         await asyncio.sleep(0.05)
     assert found == []

@@ -1,4 +1,4 @@
-"""What a request may come to."""
+"""Tests of the limits on requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs" / "security.md"
 
 
 def test_the_documentation_has_the_table_of_the_code() -> None:
-    """Every limit is documented as it is, with its reason, and each option exists."""
+    """The documentation has the table of all limits, and each limit's option exists."""
     assert limits.table() in DOCS.read_text()
     named = {one for name, one in vars(limits).items() if isinstance(one, limits.Limit)}
     assert named == set(limits.LIMITS)
@@ -28,30 +28,30 @@ def test_the_documentation_has_the_table_of_the_code() -> None:
 
 
 def completion(**fields: Any) -> dict[str, Any]:
-    """A request for one token."""
+    """Return a completion request for one token."""
     return {"model": "demo", "prompt": "a", "max_tokens": 1, **fields}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
-    """A chat request for one token."""
+    """Return a chat request for one token."""
     messages = [{"role": "user", "content": "a"}]
     return {"model": "demo", "messages": messages, "max_tokens": 1, **fields}
 
 
 def closed(properties: dict[str, Any]) -> dict[str, Any]:
-    """An object schema as OpenAI wants it."""
+    """Return an object schema with all properties required and no others allowed."""
     return {"type": "object", "properties": properties, "required": list(properties),
             "additionalProperties": False}  # fmt: skip
 
 
 def formatted(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema as a chat's `response_format`."""
+    """Return a schema as a chat's `response_format`."""
     named = {"name": "s", "schema": schema, "strict": True}
     return {"type": "json_schema", "json_schema": named}
 
 
 def tools(count: int) -> list[dict[str, Any]]:
-    """Functions of no arguments."""
+    """Return functions without parameters."""
     return [
         {"type": "function", "function": {"name": f"f{i}", "description": "d" * 1_024}}
         for i in range(count)
@@ -59,14 +59,14 @@ def tools(count: int) -> list[dict[str, Any]]:
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """Objects in objects."""
+    """Return a schema of nested objects."""
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(levels):
         schema = closed({"a": schema})
     return schema
 
 
-# Of OpenAI's documentation: structured outputs, chat, completions and embeddings.
+# From OpenAI's documentation of structured outputs, chat, completions and embeddings.
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "2,048 prompts": (C, completion(prompt=["a"] * 2_048)),
     "128 choices": (C, completion(n=128)),
@@ -96,9 +96,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 async def test_what_openai_takes_is_taken(
     engine: str, name: str, apps: Any, client_of: Any
 ) -> None:
-    """A request at each of OpenAI's published limits is answered, unless the context is too small.
+    """A request at each of OpenAI's published limits succeeds or exceeds the context length.
 
-    The tests' models have a small one.
+    The test models have a short context.
     """
     path, body = PUBLISHED[name]
     async with client_of(apps(engine)) as client:
@@ -128,7 +128,7 @@ BEYOND: dict[str, tuple[str, dict[str, Any], str]] = {
 async def test_what_is_beyond_a_limit_is_refused_by_its_name(
     name: str, demo: httpx2.AsyncClient
 ) -> None:
-    """The error is a 400 that names the field, in few words."""
+    """A request beyond a limit is a 400 that names the field, in a short message."""
     path, body, param = BEYOND[name]
     reply = await demo.post(path, json=body)
     assert reply.status_code == 400, reply.text[:300]
@@ -141,7 +141,7 @@ async def test_what_is_beyond_a_limit_is_refused_by_its_name(
 async def test_a_body_of_too_many_values_is_refused_before_they_are_made(
     text: str, demo: httpx2.AsyncClient
 ) -> None:
-    """Arrays, objects and elements are counted in the text; those in strings do not count."""
+    """A body with too many values is rejected before parsing; text in strings is not counted."""
     many = ",".join([text] * 2_100_000)
     headers = {"content-type": "application/json"}
     body = '{"model": "demo", "prompt": "a", "max_tokens": 1, "x": [%s]}'
@@ -156,7 +156,7 @@ async def test_a_body_of_too_many_values_is_refused_before_they_are_made(
 async def test_a_prompt_that_cannot_fit_is_refused_unread(
     engine: str, apps: Any, client_of: Any
 ) -> None:
-    """However long it is, the answer says how many tokens it has at least."""
+    """A prompt far beyond the context length is rejected with a lower bound of its tokens."""
     long = "word " * 4_000_000
     messages = [{"role": "user", "content": long}]
     async with client_of(apps(engine)) as client:
@@ -168,7 +168,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_unread(
 
 @pytest.mark.parametrize("size", [2**20, 2**23])
 def test_a_string_that_is_never_closed_is_looked_at_once(size: int) -> None:
-    """Counting values takes time by a body's size, however many quotes it escapes."""
+    """Counting values takes time linear in the body's size, also in an unclosed string."""
     body = b"[," * 200_000 + b'"' + b'\\"' * size
     start = time.thread_time()
     _check_count(body)

@@ -1,4 +1,4 @@
-"""Requests of many prompts and choices: others have their turn, and nothing is left of them."""
+"""Tests that requests of many prompts and choices leave the event loop and the engine to others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.backends.llama_cpp import LlamaCpp
 from support.turns import MeasuredLoop, measured
 
-# Seconds of CPU time; the design is 5 ms. The best of some counts: a machine has hiccups.
+# Seconds of CPU time. The design limit is 5 ms; the best of some tries counts on a busy machine.
 LONGEST, TRIES = 0.015, 3
 BODIES: dict[str, dict[str, Any]] = {
     "echo": {"prompt": ["hello"] * 2_048, "max_tokens": 0, "echo": True},
@@ -26,7 +26,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, MeasuredLoop]]:
-    """The demo model, on a loop that is measured."""
+    """Serve the demo model on an event loop that is measured."""
     with measured(lambda: OpenAIAdapter(LlamaCpp(context=4096), any_model=True)) as running:
         httpx2.post(f"{running[0]}/v1/completions", json={"model": "m", "prompt": "a"}, timeout=60)
         yield running
@@ -34,7 +34,7 @@ def server() -> Iterator[tuple[str, MeasuredLoop]]:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_many_choices_leave_the_loop_to_others(server: tuple[str, MeasuredLoop], name: str) -> None:
-    """What is done for each prompt and choice is done a few at a time."""
+    """A request of many prompts or choices does not block the event loop."""
     address, loop = server
     longest = []
     with httpx2.Client(base_url=address, timeout=60) as client:
@@ -48,7 +48,7 @@ def test_many_choices_leave_the_loop_to_others(server: tuple[str, MeasuredLoop],
 
 @pytest.mark.timed
 def test_nothing_runs_for_a_client_that_left(server: tuple[str, MeasuredLoop]) -> None:
-    """The prompts that were not begun are dropped, and the engine rests."""
+    """When the client disconnects, its remaining prompts are dropped and the engine is idle."""
     parts = urlsplit(server[0])
     body = {"model": "m", "prompt": ["a"] * 1_000, "n": 4, "max_tokens": 64}
     data = json.dumps(body).encode()

@@ -1,4 +1,4 @@
-"""Thoughts and calls of models whose every token is known, over in-process and llama-server."""
+"""Tests of reasoning and tool calls with models that generate a fixed script of tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture(params=ENGINES)
 def asking(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """A client of an engine with a model that says a script."""
+    """Return a client factory for an engine with a model that generates a script."""
 
     @asynccontextmanager
     async def ask(
@@ -72,7 +72,7 @@ def _asker(client: httpx2.AsyncClient) -> Ask:
 
 
 def message_of(reply: Any) -> tuple[Any, Any, Any, str]:
-    """Thought, content, calls and finish reason of a reply."""
+    """Return the reasoning, content, calls and finish reason of a reply."""
     choice = reply["choices"][0]
     message = choice["message"]
     calls = [
@@ -83,7 +83,7 @@ def message_of(reply: Any) -> tuple[Any, Any, Any, str]:
 
 
 def counts_of(reply: Any) -> Any:
-    """The usage of a reply, but for what came from the cache."""
+    """Return the usage of a reply without the cached tokens."""
     return {**reply["usage"], "prompt_tokens_details": None}
 
 
@@ -103,7 +103,7 @@ THINKERS = pytest.mark.parametrize(
 async def test_thoughts_are_no_content(
     asking: Any, script: Sequence[str], template: str, marks: Sequence[str]
 ) -> None:
-    """Tags that are tokens, tags that are text, a thought that the prompt begins: all alike."""
+    """Reasoning is not content, with tags as tokens or text, also if the prompt opens it."""
     async with asking(script, template, marks) as ask:
         reply = await ask()
         assert message_of(reply) == ("Let me see. Paris?", "It is Paris.", [], "stop")
@@ -121,11 +121,11 @@ async def test_thoughts_are_no_content(
 async def test_stops_do_not_count_in_thoughts(
     asking: Any, script: Sequence[str], template: str, marks: Sequence[str]
 ) -> None:
-    """A stop that is thought of is passed over; where it is said the engine is stopped."""
+    """A stop sequence in the reasoning is ignored, and one in the content stops the engine."""
     async with asking(script, template, marks) as ask:
         reply = await ask(stop=["Paris"])
         assert message_of(reply) == ("Let me see. Paris?", "It is ", [], "stop")
-        # " Paris" begins before the cut.
+        # " Paris" begins before the cut, so it is counted.
         assert reply["usage"]["completion_tokens"] == len(script) - 1
         logged = await ask(stop=["Paris"], logprobs=True)
         tokens = [entry["token"] for entry in logged["choices"][0]["logprobs"]["content"]]
@@ -137,7 +137,7 @@ async def test_stops_do_not_count_in_thoughts(
 async def test_a_schema_begins_behind_the_thought(
     asking: Any, script: Sequence[str], template: str, marks: Sequence[str]
 ) -> None:
-    """What is thought stays free, what is said follows the schema."""
+    """A schema or regular expression constrains the content and not the reasoning."""
     async with asking(script, template, marks) as ask:
         thought, content, _, reason = message_of(await ask(response_format=SCHEMA))
         assert (thought, reason) == ("Let me see. Paris?", "stop")
@@ -147,7 +147,7 @@ async def test_a_schema_begins_behind_the_thought(
 
 
 async def test_a_thought_that_is_cut_off(asking: Any) -> None:
-    """All tokens are thought: the content is empty, and the reason is length."""
+    """Reasoning cut off by `max_tokens` gives empty content and the finish reason `length`."""
     async with asking((*THOUGHT, *ANSWER), scripted.MAY_THINK, TAGS) as ask:
         reply = await ask(max_tokens=3)
         assert message_of(reply) == ("Let me see. Paris?", "", [], "length")
@@ -155,7 +155,7 @@ async def test_a_thought_that_is_cut_off(asking: Any) -> None:
 
 
 async def test_a_model_that_does_not_think_now(asking: Any) -> None:
-    """Where no tag comes first, all is content, with log-probabilities for every token."""
+    """Without a reasoning tag all text is content, with a logprobs entry for every token."""
     async with asking(ANSWER, scripted.MAY_THINK, TAGS) as ask:
         reply = await ask(logprobs=True)
         assert message_of(reply) == (None, "It is Paris.", [], "stop")
@@ -165,7 +165,7 @@ async def test_a_model_that_does_not_think_now(asking: Any) -> None:
 
 
 async def test_a_call_behind_a_thought_that_calls(asking: Any) -> None:
-    """Only what is answered is called, and it is told as OpenAI tells it."""
+    """Only a call in the answer is a tool call, not one in the reasoning."""
     script = (*THOUGHT[:2], "<tool", "_call>no", "</think>", "<tool_call>", *CALL, "</tool_call>")
     async with asking(script, scripted.HERMES + "{# <think> #}", (*TAGS, *CALL_TAGS)) as ask:
         reply = await ask(tools=[TOOL])
@@ -174,7 +174,7 @@ async def test_a_call_behind_a_thought_that_calls(asking: Any) -> None:
 
 
 async def test_markers_that_are_tokens_begin_calls(asking: Any) -> None:
-    """The call's tokens are told with their log-probabilities, stops do not count in it."""
+    """A marker token begins a call, whose tokens have logprobs and ignore stop sequences."""
     async with asking(("So: ", "<tool_call>", *CALL, "</tool_call>"), scripted.HERMES,
                       CALL_TAGS) as ask:  # fmt: skip
         called = ("So:", [("f", {"a": 5})], "tool_calls")
@@ -187,7 +187,7 @@ async def test_markers_that_are_tokens_begin_calls(asking: Any) -> None:
 
 
 async def test_text_spelled_like_a_marker_is_content(asking: Any) -> None:
-    """Where the marker is a token, its spelling in other tokens calls nothing."""
+    """Where the marker is a token, the same text in other tokens is content."""
     script = ("<tool", "_call>", *CALL)
     async with asking(script, scripted.HERMES, CALL_TAGS) as ask:
         expected = '<tool_call>{"name": "f", "arguments": {"a": 5}}'
@@ -195,7 +195,7 @@ async def test_text_spelled_like_a_marker_is_content(asking: Any) -> None:
 
 
 async def test_arguments_follow_their_schema_when_the_model_calls_by_itself(asking: Any) -> None:
-    """A model that would write a word for a number is held to the schema from the marker on."""
+    """A call that the model chooses to make is constrained to the schema from the marker on."""
     script = ("<tool", "_call>", '{"name": "f", ', '"arguments": {"a": "x"}', "}", "</tool_call>")
     async with asking(script) as ask:
         _, content, calls, _ = message_of(await ask(tools=[TOOL]))
@@ -205,7 +205,7 @@ async def test_arguments_follow_their_schema_when_the_model_calls_by_itself(aski
 
 
 async def test_a_call_streams_as_it_is_written(asking: Any) -> None:
-    """Header once, merged into the first delta; fragments as they come; an empty delta last."""
+    """A call streams its header in the first delta, then its arguments, then an empty delta."""
     async with asking(("<tool_call>", '{"name": "f", ', '"arguments": {', '"a": ', "5}", "}",
                        "</tool_call>"), scripted.HERMES, CALL_TAGS) as ask:  # fmt: skip
         chunks = [chunk["choices"][0] for chunk in await ask(tools=[TOOL], stream=True)]
@@ -224,7 +224,7 @@ async def test_a_call_streams_as_it_is_written(asking: Any) -> None:
 
 
 async def test_custom_tools_take_text(asking: Any) -> None:
-    """The text comes whole, with quotes and line ends as they are, and can be named."""
+    """A custom tool's input is returned as text, and `tool_choice` can name the tool."""
     custom = {"type": "custom", "custom": {"name": "run", "description": "Run it."}}
     script = ("<tool_call>", '{"name": "run", ', '"arguments": {"input": "a \\"b\\"', '\\nc"}}',
               "</tool_call>")  # fmt: skip
@@ -240,17 +240,17 @@ async def test_custom_tools_take_text(asking: Any) -> None:
         assert parts[0]["custom"] == {"name": "run", "input": ""}
         assert parts[1:] == [{"index": 0, "custom": {"input": 'a "b"\nc'}}]
         assert chunks[-1]["finish_reason"] == "tool_calls"
-        # Its tokens come with it, as a function's come with its arguments.
+        # A custom tool's input comes with its tokens, as a function's arguments do.
         shown = (await ask(tools=[custom], logprobs=True))["choices"][0]["logprobs"]["content"]
         assert [one["token"] for one in shown] == list(script[:-1])
-        # Its tokens come with it, as a function's come with its arguments.
+        # A custom tool's input comes with its tokens, as a function's arguments do.
         shown = (await ask(tools=[custom], logprobs=True))["choices"][0]["logprobs"]["content"]
         spelled = "".join(one["token"] for one in shown)
         assert json.loads(spelled[spelled.index("{") : spelled.rindex("}") + 1])["name"] == "run"
 
 
 async def test_several_calls(asking: Any) -> None:
-    """Each has its header and its id, one is complete before the next; or there is one only."""
+    """Several calls come in order, each with its own id, or only one if calls are not parallel."""
     script = ('<tool_call>{"name": "f", "arguments": {"a": 1}}', "</tool_call>\n", "<tool_",
               'call>{"name": "f", "arguments": {"a": 2}}', "</tool_call>")  # fmt: skip
     async with asking(script) as ask:
@@ -266,7 +266,7 @@ async def test_several_calls(asking: Any) -> None:
         assert message_of(alone)[2:] == ([("f", {"a": 1})], "tool_calls")
 
 
-# A talk, with what each family's template writes for a call.
+# A template of a conversation, with a placeholder for each format's way to write a call.
 TALK = (
     "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}"
     "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}"
@@ -304,7 +304,7 @@ FORMATS = pytest.mark.parametrize(
 async def test_calls_in_every_format(
     asking: Any, script: Sequence[str], template: str, marks: Sequence[str]
 ) -> None:
-    """What a model calls by itself, and what it is made to call, in its own tokens."""
+    """A call is parsed in every format, whether the model chooses it or `tool_choice` forces it."""
     async with asking(script, template, marks) as ask:
         called = (None, [("f", {"a": 5})])
         assert message_of(await ask(tools=[TOOL]))[1:] == (*called, "tool_calls")
@@ -318,14 +318,14 @@ async def test_calls_in_every_format(
 
 
 async def test_what_gpt_oss_thinks(asking: Any) -> None:
-    """Its analysis is reasoning, without tools as well."""
+    """The analysis channel of gpt-oss is reasoning, even without tools."""
     script = ("<|channel|>", "analysis", "<|message|>", "They greet.", "<|end|>")
     async with asking(script, HARMONY, ("<|channel|>", "<|message|>", "<|end|>")) as ask:
         assert message_of(await ask()) == ("They greet.", "", [], "stop")
 
 
 async def test_choices_that_begin_differently(asking: Any) -> None:
-    """Of several choices each has its own role and its own calls, in the order of their indices."""
+    """Each of several choices has its own role and call id, in the order of the indices."""
     async with asking(("<tool_call>", *CALL, "</tool_call>"), scripted.HERMES, CALL_TAGS) as ask:
         chunks = [chunk["choices"][0] for chunk in await ask(tools=[TOOL], n=3, stream=True)]
         roles = [chunk["index"] for chunk in chunks if "role" in chunk["delta"]]

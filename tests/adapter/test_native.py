@@ -1,4 +1,4 @@
-"""`oai_compat: false`: the engine's own reply, untouched."""
+"""Tests of `oai_compat: false`, which returns the engine's own response unchanged."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BODY = {"model": "m", "prompt": COUNT, "max_tokens": 5, "temperature": 0, "oai_c
 async def upstream(
     request: pytest.FixtureRequest, apps: Callable[[str], Any], client_of: Any
 ) -> Any:
-    """A client of an adapter in front of an engine with replies of its own."""
+    """Return a client of an adapter for an engine with a native API."""
     async with client_of(apps(request.param)) as client:
         yield client
 
 
 async def test_a_plain_reply(upstream: httpx2.AsyncClient) -> None:
-    """The engine's JSON, with its own keys and nothing of OpenAI's."""
+    """A plain response is the engine's own JSON."""
     reply = await upstream.post("/v1/completions", json=BODY)
     value = reply.json()
     assert "choices" not in value
@@ -33,7 +33,7 @@ async def test_a_plain_reply(upstream: httpx2.AsyncClient) -> None:
 
 
 async def test_a_stream(upstream: httpx2.AsyncClient) -> None:
-    """The engine's events, without OpenAI's end."""
+    """A stream has the engine's own events and no `[DONE]`."""
     reply = await upstream.post("/v1/completions", json={**BODY, "stream": True})
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert "[DONE]" not in reply.text
@@ -41,7 +41,7 @@ async def test_a_stream(upstream: httpx2.AsyncClient) -> None:
 
 
 async def test_chat(upstream: httpx2.AsyncClient) -> None:
-    """The messages are rendered as usual, the reply is the engine's."""
+    """A chat's messages are rendered as usual, and the response is the engine's own."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Count to 12."}]}
     reply = await upstream.post(
         "/v1/chat/completions",
@@ -57,7 +57,7 @@ async def test_chat(upstream: httpx2.AsyncClient) -> None:
 async def test_what_takes_more_than_one_call_is_refused(
     upstream: httpx2.AsyncClient, more: dict[str, Any]
 ) -> None:
-    """One native call gives one choice of one prompt."""
+    """A request that needs more than one native call is rejected."""
     reply = await upstream.post("/v1/completions", json={**BODY, **more})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "oai_compat"

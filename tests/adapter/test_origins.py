@@ -1,4 +1,4 @@
-"""A server without a key answers local pages and apps, by names that no website can have."""
+"""Tests that a server without a key answers only local pages and apps, on non-public host names."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ UNKNOWN_HOSTS = (
 
 @pytest.mark.parametrize("origin", [*APPS, *LOCAL])
 def test_local_pages_and_apps_may_call(origin: str) -> None:
-    """Pages of this machine and of programs on it are allowed without an option."""
+    """Pages and apps on this machine are allowed without an option."""
     assert LocalRules().allows_origin(origin, "http", "localhost:8000")
 
 
 @pytest.mark.parametrize("origin", FOREIGN)
 def test_other_pages_may_not_call(origin: str) -> None:
-    """Websites, frames without an origin and malformed origins are refused, wherever it listens."""
+    """Websites, opaque and malformed origins are rejected, also beyond the loopback interface."""
     rules = LocalRules(beyond_loopback=True)
     assert not rules.allows_origin(origin, "http", "localhost:8000")
 
 
 @pytest.mark.parametrize("origin", PRIVATE)
 def test_pages_of_the_network_may_call_where_it_is_served(origin: str) -> None:
-    """A private address is allowed only if other machines can reach the server."""
+    """An origin with a private address is allowed only if other machines can reach the server."""
     assert LocalRules(beyond_loopback=True).allows_origin(origin, "http", None)
     assert not LocalRules().allows_origin(origin, "http", "localhost")
 
@@ -98,12 +98,12 @@ def test_pages_of_the_network_may_call_where_it_is_served(origin: str) -> None:
 def test_the_servers_own_pages_may_call(
     origin: str, scheme: str, host: str | None, allowed: bool
 ) -> None:
-    """An origin of the request's own scheme, name and port is allowed."""
+    """An origin with the request's own scheme, host and port is allowed."""
     assert LocalRules().allows_origin(origin, scheme, host) is allowed
 
 
 def test_named_origins_are_allowed_besides() -> None:
-    """An option adds exactly what it names; a star is all but null, which has to be named."""
+    """`--cors-origin` allows exactly its origins, and `*` allows all but `null`."""
     rules = LocalRules(["https://Chat.example:443", "http://[2001:db8::1]:3000"])
     for origin in ("https://chat.example", "http://[2001:db8::1]:3000", "app://x"):
         assert rules.allows_origin(origin, "http", None)
@@ -118,19 +118,19 @@ def test_named_origins_are_allowed_besides() -> None:
 
 @pytest.mark.parametrize("host", KNOWN_HOSTS)
 def test_known_hosts(host: str) -> None:
-    """Addresses, names without a dot, containers' hosts and the machine's own name are known."""
+    """Addresses, single-label names, container hosts and the machine's own name are known hosts."""
     assert LocalRules(machine="box.lan").allows_host(host)
 
 
 @pytest.mark.parametrize("host", UNKNOWN_HOSTS)
 def test_unknown_hosts(host: str) -> None:
-    """A name that a website can have is not known, however it is written."""
+    """A host name that a website can have is not known, in any notation."""
     assert not LocalRules(machine="box.lan").allows_host(host)
     assert LocalRules(hosts=["*"]).allows_host(host)
 
 
 def test_named_hosts_are_known() -> None:
-    """An option names a host, or all below a name; a port does not count."""
+    """`--allowed-host` names a host or all hosts below a name, on any port."""
     rules = LocalRules(hosts=["LLM.example.", "*.lan"])
     for host in ("llm.example:8000", "LLM.example.", "a.lan", "b.a.lan:1"):
         assert rules.allows_host(host), host
@@ -146,7 +146,7 @@ def test_named_hosts_are_known() -> None:
     ],
 )
 def test_what_cannot_match_is_refused_at_the_start(setting: str, values: tuple[str, ...]) -> None:
-    """An origin with a path or a host with a port would never match: the start says so."""
+    """An origin or host that can never match is rejected at the start."""
     for value in values:
         with pytest.raises(ValueError, match=r"is not a(n origin| host name)\. Write it"):
             Settings.load(None, **{setting: [value]})
@@ -157,7 +157,7 @@ def test_what_cannot_match_is_refused_at_the_start(setting: str, values: tuple[s
     [("127.0.0.1", False), ("localhost", False), ("::1", False), ("0.0.0.0", True), ("::", True)],  # noqa: S104
 )
 def test_where_it_listens_decides_about_private_addresses(host: str, beyond: bool) -> None:
-    """Only an address that other machines can reach lets their pages in."""
+    """Private addresses are allowed only if the server listens beyond the loopback interface."""
     rules = local_rules(host, (), ())
     assert rules.allows_origin("http://10.0.0.1", "http", None) is beyond
     assert rules.allows_host(f"{socket.gethostname().partition('.')[0]}.local")
@@ -172,7 +172,7 @@ NAMES = [b"host", b"origin", b"access-control-request-method", b"access-control-
     )
 )
 def test_no_header_raises(headers: list[tuple[bytes, bytes]]) -> None:
-    """Whatever a client sends, there is a verdict."""
+    """No combination of header values raises an exception."""
     for access in (Access(["*"]), Access(["https://a.example"]), Access([], LocalRules())):
         for method in ("GET", "OPTIONS"):
             access.judge(method, "http", headers)
@@ -180,7 +180,7 @@ def test_no_header_raises(headers: list[tuple[bytes, bytes]]) -> None:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """`latimer serve` without a key."""
+    """Run `latimer serve` without a key."""
     with command("--allowed-host", "llm.example", LATIMER_CORS_ORIGIN="https://chat.example") as (
         _,
         address,
@@ -189,12 +189,12 @@ def address() -> Iterator[str]:
 
 
 def port_of(address: str) -> int:
-    """The port of an address."""
+    """Return the port of a URL."""
     return int(address.rpartition(":")[2])
 
 
 def error_of(reply: httpx2.Response) -> Any:
-    """The error object of a refusal, which no page may read."""
+    """Return the error object of a 403."""
     assert reply.status_code == 403
     assert reply.headers["content-type"] == "application/json"
     error = reply.json()["error"]
@@ -203,7 +203,7 @@ def error_of(reply: httpx2.Response) -> Any:
 
 
 def test_serve_has_the_rules(address: str) -> None:
-    """Replies and errors to allowed pages can be read there; others are refused by name."""
+    """Allowed origins can read replies and errors, and others get a 403 that names the option."""
     port = port_of(address)
     allowed = ("app://obsidian.md", "https://chat.example", f"http://127.0.0.1:{port}")
     with httpx2.Client(base_url=address) as client:
@@ -232,12 +232,12 @@ def test_serve_has_the_rules(address: str) -> None:
             assert "--allowed-host evil.example," in error["message"]
         for host in ("llm.example", "nas:1"):
             assert client.get("/v1/models", headers={"host": host}).status_code == 200
-        # What is known is remembered; what is refused is not.
+        # A host that was rejected is not cached as known.
         assert client.get("/health", headers={"host": "evil.example"}).status_code == 403
 
 
 def test_preflights_of_a_keyless_server(address: str) -> None:
-    """A page may ask from a public network; who may not gets OpenAI's error object."""
+    """A preflight allows a page on a public network, and a rejected one gets an error object."""
     asked = {
         "origin": "app://obsidian.md",
         "access-control-request-method": "POST",
@@ -265,14 +265,14 @@ def test_preflights_of_a_keyless_server(address: str) -> None:
 
 
 def said(address: str, request: bytes) -> bytes:
-    """The first bytes that a server answers to raw bytes."""
+    """Return the first bytes that the server sends in response to raw bytes."""
     with socket.create_connection(("127.0.0.1", port_of(address)), 5) as connection:
         connection.sendall(request)
         return connection.recv(65536)
 
 
 def test_a_page_is_refused_before_its_body_is_read(address: str) -> None:
-    """The answer comes while the body is on its way."""
+    """A page is rejected before its request's body is complete."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\norigin: https://evil.example\r\n"
     reply = said(address, head + b"content-length: 1000000\r\n\r\n{")
     assert reply.startswith(b"HTTP/1.1 403 ")
@@ -294,12 +294,12 @@ def test_a_page_is_refused_before_its_body_is_read(address: str) -> None:
     ],
 )
 def test_odd_heads(address: str, head: bytes, status: int) -> None:
-    """Several hosts or origins, empty ones and bytes beyond ASCII are refused; none is no page."""
+    """Repeated, empty and non-ASCII host and origin headers are rejected; missing ones are not."""
     assert said(address, head + b"\r\n").split()[1] == str(status).encode()
 
 
 def test_with_a_key_everybody_may() -> None:
-    """A key lets in every page and every host, also without an origin, and answers with a star."""
+    """A server with a key accepts every origin and host, and answers with `*`."""
     odd = {"origin": "null", "host": "evil.example"}
     with command("--api-key", "k") as (_, address), httpx2.Client(base_url=address) as client:
         for headers, status in ((odd, 401), ({**odd, "authorization": "Bearer k"}, 200)):
@@ -314,22 +314,22 @@ def test_with_a_key_everybody_may() -> None:
 
 
 class Page(BaseHTTPRequestHandler):
-    """An empty web page."""
+    """A handler that serves an empty web page."""
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Send the page."""
         self.send_response(200)
         self.send_header("content-type", "text/html")
         self.end_headers()
         self.wfile.write(b"<!doctype html><title>page</title>")
 
     def log_message(self, *_: object) -> None:
-        """Stay quiet."""
+        """Suppress the log."""
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[int]:
-    """The port of a web server with an empty page."""
+    """Return the port of a web server with an empty page."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -348,7 +348,7 @@ fetch(address + '/v1/completions', {method: 'POST', body: new Blob([body])})
 
 @needs_chromium
 def test_a_real_website_gets_nothing(address: str, page: int, tmp_path: Path) -> None:
-    """In a browser a local page gets an answer, a website none, nor after it rebinds its name."""
+    """In a browser a local page gets a response and a website none, even by DNS rebinding."""
     port, body = port_of(address), json.dumps(BODY)
     with chromium(tmp_path, "--host-resolver-rules=MAP *.example 127.0.0.1") as browser:
         browser.set_script_timeout(10)

@@ -1,4 +1,4 @@
-"""Whose prompts are gone on from: each key's own, unless it is configured otherwise."""
+"""Tests that each API key has its own prompt cache, unless configured otherwise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONG = [{"role": "user", "content": "one day, the cat and the dog " * 20}]
 
 
 async def cached(client: httpx2.AsyncClient, key: str) -> int:
-    """How many tokens of a long prompt were there already."""
+    """Send a long prompt and return the number of cached tokens."""
     body = {"model": "demo", "messages": LONG, "max_tokens": 1}
     headers = {"authorization": f"Bearer {key}"}
     reply = await client.post("/v1/chat/completions", json=body, headers=headers)
@@ -21,7 +21,7 @@ async def cached(client: httpx2.AsyncClient, key: str) -> int:
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_what_a_key_has_evaluated_is_its_own(shared: bool) -> None:
-    """The second request of a key is quick, the first of another only where that is wanted."""
+    """A key's prompt is reused for the same key, and for other keys only with `share_prefixes`."""
     app = OpenAIAdapter(LlamaCpp(context=2048), api_keys=KEYS, share_prefixes=shared)
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:

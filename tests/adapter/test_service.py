@@ -1,4 +1,4 @@
-"""What is served: a model behind each of its names."""
+"""Tests of resolving model names to backends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODELS = Path(__file__).parent.parent / "models"
 
 
 async def test_a_second_model_stands_behind_another_name(llama_server_url: str) -> None:
-    """Each name leads to its own backend, model and rules; a name belongs to the first."""
+    """Each name resolves to its own backend, model and policy."""
     inside = LlamaCpp(MODELS / "spm.gguf", gpu_layers=0)
     there = LlamaServer(llama_server_url)
     strict = Policy(strict=True)
@@ -35,7 +35,7 @@ async def test_a_second_model_stands_behind_another_name(llama_server_url: str) 
 
 
 async def test_an_engine_that_is_away_hides_no_other(llama_server_url: str) -> None:
-    """Its names, and those that may be its own, are errors that say so; others are answered."""
+    """An unavailable engine makes its own and unknown names errors; others are served."""
     away = LlamaServer(f"http://127.0.0.1:{free_port()}")
     there = LlamaServer(llama_server_url)
     service = Service([Listing(away, ["away"]), Listing(there, ["here"])])

@@ -1,4 +1,4 @@
-"""What is wrong with a setting is said in one line, with the place where it was set."""
+"""Tests that an error in a setting is one line that says where the setting comes from."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from latimer.adapter.config import Settings, WrongSettings
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file for settings; the environment has none."""
+    """Return the path of a settings file, without settings in the environment."""
     monkeypatch.delenv("LATIMER_PORT", raising=False)
     return tmp_path / "latimer.toml"
 
 
 def complaint(file: Path) -> str:
-    """What is said about a file; it names the file and has none of pydantic's words."""
+    """Return the error for a file, which names the file and has no wording of pydantic."""
     with pytest.raises(WrongSettings) as caught:
         Settings.load(file)
     message = str(caught.value)
@@ -56,13 +56,13 @@ def complaint(file: Path) -> str:
     ids=lambda text: text[:24],
 )
 def test_a_wrong_value_is_named(file: Path, text: str, said: str) -> None:
-    """File, key, what is allowed, and what was given."""
+    """A wrong value is an error with the file, the key, the allowed values and the given value."""
     file.write_text(text)
     assert complaint(file).startswith(said)
 
 
 def test_no_secret_is_shown(file: Path) -> None:
-    """Values of keys are in no message, whatever is wrong with them."""
+    """No error shows a key's value."""
     file.write_text('api_key = ["first", 7654321]\nengine_key = 7654321\nprot = 1\n')
     message = complaint(file)
     assert "api_key[1] must be a string;" in message
@@ -80,18 +80,18 @@ def test_no_secret_is_shown(file: Path) -> None:
     ids=["binary", "large"],
 )
 def test_a_file_that_is_no_text(file: Path, data: bytes, said: str) -> None:
-    """A file that cannot hold settings is named."""
+    """A file that cannot hold settings is an error that names it."""
     file.write_bytes(data)
     assert said in complaint(file)
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    """A folder as `--config` is named."""
+    """A folder as `--config` is an error that says so."""
     assert complaint(tmp_path) == "FILE cannot be read: Is a directory."
 
 
 def test_flags_and_variables_are_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The place that is named is the one that counts: flag, then variable, then file."""
+    """An error names the source that takes precedence: flag, then variable, then file."""
     file.write_text('port = "x"\n')
     monkeypatch.setenv("LATIMER_PORT", "abc")
     with pytest.raises(WrongSettings, match=r"^--port must be at most 65535, not 99999\.$"):

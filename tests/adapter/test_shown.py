@@ -1,4 +1,4 @@
-"""What messages repeat of a request."""
+"""Tests that error messages repeat only little of a request."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def _is_short(reply: httpx2.Response) -> None:
 
 @pytest.mark.parametrize("name", BODIES)
 async def test_errors_repeat_little_of_a_request(demo: httpx2.AsyncClient, name: str) -> None:
-    """However long what is wrong with a request is, its error is short."""
+    """An error stays short, however long the wrong value is."""
     body = {"model": "m", **BODIES[name]}
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     _is_short(await demo.post(path, json=body))
 
 
 async def test_errors_repeat_little_of_an_address(demo: httpx2.AsyncClient) -> None:
-    """Paths, methods, types and keys are shown in part."""
+    """Long paths, methods, content types and keys are shortened in errors."""
     _is_short(await demo.get(f"/v1/{LONG}"))
     _is_short(await demo.post(f"/v1/models/{LONG}"))
     _is_short(await demo.request("A" * 9_000, "/v1/models"))
@@ -78,7 +78,7 @@ async def test_errors_repeat_little_of_an_address(demo: httpx2.AsyncClient) -> N
 
 
 async def test_an_unknown_model_is_named_in_part(make_backend: Any, client_of: Any) -> None:
-    """A model's name in a 404 is no longer than a name is."""
+    """A long unknown model name is shortened in a 404."""
     app = OpenAIAdapter(make_backend("llama_cpp"), model_names=["m"], strict=True)
     async with client_of(app) as client:
         _is_short(await client.post("/v1/completions", json={"model": LONG, "prompt": "a"}))

@@ -1,4 +1,4 @@
-"""Streams on a real socket: pace, disconnects, errors in the middle, crowds."""
+"""Tests of streams on a real socket: timing, disconnects, errors in a stream, many clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPTS = prompts()
 
 
 class Slow:
-    """A backend whose tokens come when the test says so."""
+    """A backend that yields two pieces and then an error, or nothing more."""
 
     capabilities = Capabilities("slow", frozenset())
 
@@ -31,12 +31,12 @@ class Slow:
         self.running = 0
 
     async def model(self) -> Model:
-        """A model without a template."""
+        """Return a model without a template."""
         return Model("m", 1000, None, "", "", False, "fp_0", 7)
 
     @asynccontextmanager
     async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """Two pieces, then an error, or nothing for an hour."""
+        """Yield two pieces, then fail or wait for an hour."""
 
         async def batches() -> AsyncIterator[Batch]:
             yield [Piece(0, b"one "), Piece(0, b"two ")]
@@ -53,11 +53,11 @@ class Slow:
             self.left.set()
 
     async def aclose(self) -> None:
-        """Nothing to release."""
+        """Do nothing, since no resource is held."""
 
 
 async def test_an_error_in_mid_stream_is_an_event() -> None:
-    """What was said stays said; then the error, no finish, and the end."""
+    """An error in a stream keeps the text sent before it, then sends the error and `[DONE]`."""
     app = OpenAIAdapter(Slow(EngineError("lost power")), any_model=True)  # type: ignore[arg-type]
     with serving(lambda: app) as address:
         async with httpx2.AsyncClient(base_url=address) as client:
@@ -84,7 +84,7 @@ async def test_an_error_in_mid_stream_is_an_event() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.timed
 async def test_a_client_that_leaves_ends_the_job(stream: bool) -> None:
-    """The backend's context is left at once, streaming or not."""
+    """When a client disconnects, the backend's context exits immediately, streaming or not."""
     backend = Slow()
     with serving(lambda: OpenAIAdapter(backend, any_model=True)) as address:  # type: ignore[arg-type]
         async with httpx2.AsyncClient(base_url=address) as client:
@@ -98,7 +98,7 @@ async def test_a_client_that_leaves_ends_the_job(stream: bool) -> None:
 
 
 async def test_what_arrived_together_is_sent_together() -> None:
-    """Two tokens of one batch come in one read, before the third exists."""
+    """Two tokens of one batch arrive in one read, before the next batch exists."""
     backend = Slow()
     with serving(lambda: OpenAIAdapter(backend, any_model=True)) as address:  # type: ignore[arg-type]
         async with (
@@ -112,7 +112,7 @@ async def test_what_arrived_together_is_sent_together() -> None:
 
 
 async def test_two_hundred_clients_at_once(served_url: str) -> None:
-    """Every one gets its own whole answer, or a clean 429 that says when to come back."""
+    """Each of 200 concurrent clients gets its own complete answer or a 429 with a retry time."""
     limits = httpx2.Limits(max_connections=None)
     refused = 0
     async with httpx2.AsyncClient(base_url=served_url, limits=limits, timeout=110) as client:
@@ -147,7 +147,7 @@ async def test_two_hundred_clients_at_once(served_url: str) -> None:
 
 
 async def test_a_slow_reader_loses_nothing(served_url: str) -> None:
-    """A client that reads late gets everything."""
+    """A client that reads late gets the whole stream."""
     body = {
         "model": "m",
         "prompt": PROMPTS[4]["prompt"],
@@ -166,7 +166,7 @@ async def test_a_slow_reader_loses_nothing(served_url: str) -> None:
 
 
 def test_finishes_are_counted() -> None:
-    """A stream that leaves a choice unfinished cannot pass for a whole one."""
+    """A generation that ends with an unfinished choice is an engine error."""
     from latimer.adapter.generation.choice import Choice
     from latimer.adapter.generation.run import _finishes
 

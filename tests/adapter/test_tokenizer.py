@@ -1,4 +1,4 @@
-"""The model's tokeniser, as evaluation harnesses ask for it."""
+"""Tests of the tokenizer endpoints, as evaluation harnesses use them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TEXTS = ("Hello! How can I help you today?", "<|im_start|>user\nCount to 7.<|im_
 
 
 async def test_what_a_client_must_know(client: httpx2.AsyncClient) -> None:
-    """Special tokens, context and chat template."""
+    """`/tokenizer_info` returns special tokens, context length and chat template."""
     info = (await client.get("/tokenizer_info")).json()
     assert (info["eos_token"], info["add_bos_token"]) == ("<|im_end|>", False)
     assert info["model_max_length"] > 0
@@ -18,7 +18,7 @@ async def test_what_a_client_must_know(client: httpx2.AsyncClient) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 async def test_there_and_back(client: httpx2.AsyncClient, text: str) -> None:
-    """Text to ids and ids to text, control tokens included, with nothing added."""
+    """Text survives tokenizing and detokenizing, with control tokens and nothing added."""
     body = {"prompt": text, "add_special_tokens": False}
     reply = (await client.post("/tokenize", json=body)).json()
     assert reply["count"] == len(reply["tokens"])
@@ -27,7 +27,7 @@ async def test_there_and_back(client: httpx2.AsyncClient, text: str) -> None:
 
 
 async def test_half_a_character_is_replaced(demo: httpx2.AsyncClient) -> None:
-    """Ids that are no whole characters have no text of their own."""
+    """Ids of an incomplete character decode to U+FFFD."""
     ids = (await demo.post("/tokenize", json={"prompt": "漢"})).json()["tokens"]
     assert len(ids) == 3
     reply = await demo.post("/v1/detokenize", json={"tokens": ids[:1]})
@@ -46,6 +46,6 @@ async def test_half_a_character_is_replaced(demo: httpx2.AsyncClient) -> None:
 async def test_bad_requests(
     demo: httpx2.AsyncClient, path: str, body: dict[str, object], param: str
 ) -> None:
-    """What is wrong is named, as everywhere."""
+    """An invalid request is a 400 that names the field."""
     reply = await demo.post(path, json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)

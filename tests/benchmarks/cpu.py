@@ -31,21 +31,21 @@ from benchmarks.proxy import Client, free_port, run_engine, translated, wait_for
 HERE = Path(__file__).parent.parent.parent
 FOLDERS = {"adapter": "adapter", "backends": "backends", "schemas": "schemas"}
 WARM_UP = 400
-# Of one checkout, each of so many requests.
+# The number of blocks per checkout, and of requests per block.
 BLOCKS, REQUESTS = 12, 400
-# Latimer has one to itself; the client and the engine share the other.
+# Latimer has one core to itself; the client and the engine share the other.
 CORES = os.sched_getaffinity(0)
 
 
 class Counted(Client):
-    """Sends a number of requests, one after the other."""
+    """A client that sends a number of requests, one after the other."""
 
     def __init__(self, request: bytes, end: bytes, count: int) -> None:
         super().__init__(request, end, 1e9)
         self._left = count
 
     def data_received(self, data: bytes) -> None:
-        """Take a reply; the last one ends it."""
+        """Receive a response, and finish after the last one."""
         super().data_received(data)
         if len(self.latencies) >= self._left and not self.done.done():
             self._transport.abort()
@@ -60,7 +60,7 @@ async def send(port: int, request: bytes, end: bytes, count: int) -> None:
 
 
 def on_core(pid: int) -> float:
-    """Microseconds that the threads of a process have been on a core."""
+    """Return the microseconds that the threads of a process have run on a core."""
     total = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         total += int((thread / "schedstat").read_text().split()[0])
@@ -69,7 +69,7 @@ def on_core(pid: int) -> float:
 
 @contextlib.contextmanager
 def served(tree: Path, engine: int) -> Iterator[tuple[int, int]]:
-    """`latimer serve` of a checkout: its process and its port."""
+    """Run `latimer serve` of a checkout; yield its process id and its port."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "latimer"
         package.mkdir()
@@ -92,7 +92,7 @@ def served(tree: Path, engine: int) -> Iterator[tuple[int, int]]:
 
 
 def turn(trees: Mapping[str, Path], engine: int, stream: bool) -> dict[str, float]:
-    """Microseconds for each request, by checkout."""
+    """Return the microseconds per request, by checkout."""
     request, end = translated("Hello", stream, 8), b"0\r\n\r\n" if stream else b"}}"
     found: dict[str, list[float]] = {name: [] for name in trees}
     with contextlib.ExitStack() as stack:
@@ -109,7 +109,7 @@ def turn(trees: Mapping[str, Path], engine: int, stream: bool) -> dict[str, floa
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure and print a table."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--before", type=Path, required=True, help="another checkout")
     options.add_argument("--turns", type=int, default=10)

@@ -31,12 +31,12 @@ from support import gguf_files
 from support.servers import command, llama_cpp_python, llama_server
 
 CONTEXT = 8192
-# The demo vocabulary's end tokens: nobody ends early.
+# The demo vocabulary's end tokens, banned so that no completion ends early.
 ENDS = {"0": -100, "2": -100}
 
 
 def cpu_seconds() -> float:
-    """CPU time of all processes that this one has started and that still run."""
+    """Return the CPU time of all running child processes."""
     ticks = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ def cpu_seconds() -> float:
 
 
 async def ask(address: str, model: str, prompt: str, tokens: int) -> tuple[float, int]:
-    """One streamed completion: seconds to its first event, and how many events came."""
+    """Stream a completion; return the seconds to its first event and the number of events."""
     parts = urlsplit(address)
     body = json.dumps(
         {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, "temperature": 0,
@@ -69,7 +69,7 @@ async def ask(address: str, model: str, prompt: str, tokens: int) -> tuple[float
 
 
 async def load(address: str, model: str, clients: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """Figures of some clients that ask again and again, each its own prompts."""
+    """Return the figures of clients that send requests in a row, each with its own prompts."""
     firsts: list[float] = []
 
     async def client(number: int) -> None:
@@ -92,7 +92,7 @@ async def load(address: str, model: str, clients: int, tokens: int, rounds: int)
 
 
 async def prefix(address: str, model: str) -> dict[str, float]:
-    """Milliseconds to the first token of a prompt of a thousand tokens, and of its like."""
+    """Return the milliseconds to the first token of a 1,000-token prompt, and of a similar one."""
     await ask(address, model, "Hello", 4)
     long = "one day, the cat and the dog " * 125
     first, _ = await ask(address, model, f"{long} one", 4)
@@ -103,14 +103,14 @@ async def prefix(address: str, model: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def servers(path: Path, parallel: int) -> Iterator[dict[str, Any]]:
-    """What makes each server, by name."""
+    """Yield a function that starts each server, by name."""
     options = ("--parallel", str(parallel), "--context", str(CONTEXT), "--threads", "2")
     yield {
         "latimer": lambda: command(str(path), *options),
         "llama-server": lambda: llama_server(
             path, "--kv-unified", slots=parallel, context=CONTEXT // parallel
         ),
-        # By default a new request ends the stream of another.
+        # By default a new request ends the stream of another one.
         "llama-cpp-python": lambda: llama_cpp_python(
             path, CONTEXT, "--interrupt_requests", "false"
         ),
@@ -120,12 +120,12 @@ def servers(path: Path, parallel: int) -> Iterator[dict[str, Any]]:
 def measure(
     path: Path, clients: list[int], tokens: int, rounds: int, repeats: int
 ) -> dict[str, Any]:
-    """All figures: the medians of several goes, in which the servers take turns."""
+    """Return all figures: medians of several repeats, in which the servers take turns."""
     goes: dict[str, list[dict[str, Any]]] = {}
     for _ in range(repeats):
         with servers(path, max(clients)) as makers:
             for name, make in makers.items():
-                # It takes a client after the other.
+                # llama-cpp-python serves one client at a time.
                 few = rounds if name != "llama-cpp-python" else 1
                 with make() as made:
                     address = made[1] if isinstance(made, tuple) else made
@@ -152,7 +152,7 @@ def _medians(goes: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, flo
 
 
 def table(figures: dict[str, Any], clients: list[int]) -> str:
-    """Tokens a second, as the documentation shows them."""
+    """Return a table of tokens per second for the documentation."""
     lines = [f"| clients | {' | '.join(figures)} |", "|--:|" + "--:|" * len(figures)]
     for count in clients:
         row = [f"{found[f'{count} clients']['tokens_per_s']:,.0f}" for found in figures.values()]

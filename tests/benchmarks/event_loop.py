@@ -1,8 +1,8 @@
-"""The longest turn of the event loop for each large request, over each engine.
+"""The longest iteration of the event loop for each large request, on each engine.
 
     python tests/benchmarks/event_loop.py
 
-Milliseconds of the loop's own thread: while a turn lasts, no other stream goes on.
+Times are milliseconds of the loop's own thread, during which all other streams wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.turns import measured
 
 
 def longest_turns(engine: str) -> dict[str, str]:
-    """For each request the longest turn of its first time, of its second, and its status."""
+    """Return each request's longest iteration the first and the second time, and its status."""
     found = {}
     with tempfile.TemporaryDirectory() as directory, seeing(engine, Path(directory)) as backend:
         app = OpenAIAdapter(backend, any_model=True)

@@ -30,7 +30,7 @@ from support.texts import demo_texts
 
 
 async def differences(backend: Backend, truth: Reference, text: str) -> list[float]:
-    """How far each token of a text is from the reference."""
+    """Return the difference of each token's logprob from the reference."""
     tokens = await prompt_tokens(backend, Text(text))
     expected = truth.scores([token.id for token in tokens])
     got = [token.logprob or 0.0 for token in tokens[1:]]
@@ -38,7 +38,7 @@ async def differences(backend: Backend, truth: Reference, text: str) -> list[flo
 
 
 async def main(count: int) -> None:
-    """Print the table."""
+    """Print the table of prompts."""
     texts = demo_texts(count)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f32.gguf"
@@ -61,7 +61,7 @@ async def main(count: int) -> None:
 
 
 async def neighbours(count: int) -> None:
-    """Print how far generated answers are apart, alone and among fifteen others."""
+    """Print the differences of generated answers alone and among fifteen others."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f32.gguf"
         plain = gguf_files.copy(DEMO_MODEL, path, kind=gguf.GGMLQuantizationType.F32)
@@ -78,7 +78,7 @@ async def neighbours(count: int) -> None:
 
 
 async def run(backend: Backend, truth: Reference, texts: list[str], at_once: int) -> list[float]:
-    """The differences of all tokens of all texts."""
+    """Return the differences of all tokens of all texts."""
     found: list[float] = []
     for start in range(0, len(texts), at_once):
         part = texts[start : start + at_once]

@@ -39,7 +39,7 @@ CLOCK = os.sysconf("SC_CLK_TCK")
 
 
 def event(number: int) -> bytes:
-    """A partial event as llama-server sends it."""
+    """Return a partial event as llama-server sends it."""
     body = {
         "index": 0,
         "content": f" word{number}",
@@ -53,7 +53,7 @@ def event(number: int) -> bytes:
 
 
 def final(tokens: int) -> bytes:
-    """The final event, with the fields that are asked for by `response_fields`."""
+    """Return the final event, with the fields requested by `response_fields`."""
     recording = Path(__file__).parent.parent / "recordings" / "llama_server" / "limit-stream.json"
     events = json.loads(recording.read_text())["response"]["body"].strip().split("\n\n")
     body = json.loads(events[-1].removeprefix("data: "))
@@ -64,7 +64,7 @@ def final(tokens: int) -> bytes:
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of a chunked body."""
+    """Return one chunk of a chunked body."""
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
@@ -93,7 +93,7 @@ PROPS = json.dumps(
 
 
 class FakeEngine(asyncio.Protocol):
-    """Answers prebuilt bytes; a prompt with `paced` in it gets one event every 20 ms."""
+    """A server of prebuilt bytes; a prompt that contains `paced` gets one event every 20 ms."""
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -137,7 +137,7 @@ class FakeEngine(asyncio.Protocol):
 
 
 class Client(asyncio.Protocol):
-    """Sends one request after the other; a reply ends with its body's last bytes."""
+    """A client that sends requests in a row; a response ends with the last bytes of its body."""
 
     def __init__(self, request: bytes, end: bytes, seconds: float) -> None:
         self._request = request
@@ -171,7 +171,7 @@ class Client(asyncio.Protocol):
 
 
 class StreamClient(asyncio.Protocol):
-    """Reads one paced stream and notes when each frame came."""
+    """A client that reads one paced stream and records the arrival time of each frame."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -197,7 +197,7 @@ class StreamClient(asyncio.Protocol):
 
 
 def http(path: str, body: dict[str, Any]) -> bytes:
-    """A request as bytes."""
+    """Return a request as bytes."""
     data = json.dumps(body).encode()
     return (
         f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -206,19 +206,19 @@ def http(path: str, body: dict[str, Any]) -> bytes:
 
 
 def direct(prompt: str) -> bytes:
-    """The request that goes to the engine itself."""
+    """Return the request for the engine itself."""
     return http("/completion", {"prompt": prompt, "n_predict": TOKENS, "stream": True})
 
 
 def translated(prompt: str, stream: bool, tokens: int) -> bytes:
-    """The request that goes through Latimer."""
+    """Return the request for Latimer."""
     messages = [{"role": "user", "content": prompt}]
     body = {"model": "fake", "messages": messages, "max_tokens": tokens, "stream": stream}
     return http("/v1/chat/completions", body)
 
 
 async def load(port: int, request: bytes, end: bytes, clients: int, seconds: float) -> list[float]:
-    """Latencies in seconds of all requests of some clients."""
+    """Return the latencies in seconds of all requests of several clients."""
     loop = asyncio.get_running_loop()
     made: list[Client] = []
     for _ in range(clients):
@@ -230,7 +230,7 @@ async def load(port: int, request: bytes, end: bytes, clients: int, seconds: flo
 
 
 async def streams(port: int, request: bytes, count: int) -> list[StreamClient]:
-    """Paced streams side by side; the last begins when the first has three fifths left."""
+    """Run paced streams concurrently; the last starts when the first has three fifths left."""
     loop = asyncio.get_running_loop()
     made: list[StreamClient] = []
     for _ in range(count):
@@ -243,7 +243,7 @@ async def streams(port: int, request: bytes, count: int) -> list[StreamClient]:
 
 
 def run_engine(port: int, core: int) -> None:
-    """The fake engine's process."""
+    """Run the fake engine's process."""
     import uvloop
 
     os.sched_setaffinity(0, {core})
@@ -257,7 +257,7 @@ def run_engine(port: int, core: int) -> None:
 
 
 def run_latimer(port: int, engine: int, core: int) -> None:
-    """Latimer's process, as the command runs it: one worker on one core."""
+    """Run Latimer as `latimer serve` does, with one worker on one core."""
     from latimer.adapter.cli import main
 
     os.sched_setaffinity(0, {core})
@@ -265,7 +265,7 @@ def run_latimer(port: int, engine: int, core: int) -> None:
 
 
 def run_floor(port: int, engine: int, core: int) -> None:
-    """The least that any proxy on this server costs: bytes in, bytes out."""
+    """Run the minimal proxy on this server, which copies bytes without translating them."""
     import uvicorn
     from latimer.backends.http import HttpUpstream
 
@@ -289,14 +289,14 @@ def run_floor(port: int, engine: int, core: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def wait_for(port: int) -> None:
-    """Return when a port is listened on."""
+    """Wait until a port accepts connections."""
     for _ in range(200):
         with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)):
             return
@@ -305,18 +305,18 @@ def wait_for(port: int) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / CLOCK
 
 
 def quantile(values: list[float], share: float) -> float:
-    """A quantile in milliseconds."""
+    """Return a quantile in milliseconds."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)] * 1000
 
 
 def pacing(clients: list[StreamClient]) -> dict[str, float]:
-    """How many frames came, and how many later than one whole interval."""
+    """Return the number of frames, and of those later than one whole interval."""
     frames = sum(len(client.times) for client in clients)
     gaps = [b - a for c in clients for a, b in zip(c.times, c.times[1:], strict=False)]
     late = sum(gap > 2 * INTERVAL for gap in gaps)
@@ -331,7 +331,7 @@ def pacing(clients: list[StreamClient]) -> dict[str, float]:
 
 
 class Run:
-    """The processes of one run, and where they listen."""
+    """The processes of one run, with their ports."""
 
     def __init__(self) -> None:
         cores = sorted(os.sched_getaffinity(0))
@@ -362,7 +362,7 @@ class Run:
             process.join()
 
     def cpu(self, name: str) -> float:
-        """CPU seconds that a process has used."""
+        """Return the CPU seconds that a process has used."""
         pid = self.processes[name].pid
         assert pid is not None
         return cpu_seconds(pid)
@@ -387,7 +387,7 @@ PACED_REQUESTS = {
 
 
 def throughput(run: Run, name: str, seconds: float) -> dict[str, Any]:
-    """Requests per second of 32 clients, and what each costs the process."""
+    """Return the requests per second of 32 clients, and the CPU time per request."""
     import uvloop
 
     request, end = PLAIN[name]
@@ -402,7 +402,7 @@ def throughput(run: Run, name: str, seconds: float) -> dict[str, Any]:
 
 
 def added_latency(run: Run, seconds: float) -> dict[str, Any]:
-    """Milliseconds that one client waits more than directly; the median of five rounds."""
+    """Return the milliseconds added to one client's latency: medians of five rounds."""
     import uvloop
 
     run.move_engine(run.proxy_core)
@@ -423,7 +423,7 @@ def added_latency(run: Run, seconds: float) -> dict[str, Any]:
 
 
 def paced(run: Run, name: str, count: int) -> dict[str, Any]:
-    """Streams of 50 tokens a second side by side."""
+    """Return the figures of concurrent streams of 50 tokens per second."""
     import uvloop
 
     before = run.cpu(name)
@@ -435,7 +435,7 @@ def paced(run: Run, name: str, count: int) -> dict[str, Any]:
 
 
 def measure(seconds: float, stream_counts: list[int]) -> dict[str, Any]:
-    """Run everything; returns the figures."""
+    """Run all measurements and return the figures."""
     with Run() as run:
         return {
             "machine": platform.platform(),

@@ -44,7 +44,7 @@ async def score(backend: Backend, ids: TokenIds) -> None:
 
 
 async def generate(backend: LlamaServer, prompt: TokenIds, count: int) -> None:
-    """Have the server generate tokens, by itself and unstreamed."""
+    """Generate tokens on the server itself, without a stream."""
     payload = {"prompt": prompt, "n_predict": count, "ignore_eos": True, "cache_prompt": False}
     async with backend.server.upstream.send(
         "POST", "/completion", json.dumps(payload).encode()
@@ -53,7 +53,7 @@ async def generate(backend: LlamaServer, prompt: TokenIds, count: int) -> None:
 
 
 async def median(work: Callable[[], Awaitable[None]], rounds: int) -> float:
-    """The median duration in milliseconds, after one round to warm up."""
+    """Return the median duration in milliseconds, after one warm-up round."""
     times = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
@@ -63,7 +63,7 @@ async def median(work: Callable[[], Awaitable[None]], rounds: int) -> float:
 
 
 async def prompt_of(backend: Backend, count: int, *, pieces: bool) -> TokenIds:
-    """Ids of text, with pieces of characters in it or without."""
+    """Return the ids of a text, with or without partial characters."""
     text = " ".join(demo_texts(count // 4))
     ids = await backend.tokenize(text, add_special=False, parse_special=True)
     spelled = await backend.pieces()
@@ -77,7 +77,7 @@ async def prompt_of(backend: Backend, count: int, *, pieces: bool) -> TokenIds:
 
 
 async def measure(model: Path, count: int, rounds: int) -> dict[str, Any]:
-    """All figures."""
+    """Return all figures."""
     figures: dict[str, Any] = {"machine": platform.platform(), "tokens": count}
     for slots in (1, 2, 4):
         with llama_server(model, slots=slots, context=2048) as address:
@@ -107,7 +107,7 @@ async def measure(model: Path, count: int, rounds: int) -> dict[str, Any]:
 
 
 def bare(model: Path, ids: TokenIds) -> tuple[Callable[[], Awaitable[None]], Callable[[], None]]:
-    """What does nothing but decode some tokens, with all their logits; and what frees it."""
+    """Return a function that only decodes tokens with all logits, and one to free the model."""
     options = Options()
     loaded = LoadedModel(model, options)
     context = Context(loaded, options, 2048)

@@ -1,8 +1,8 @@
-"""Run the example tasks with lm-eval in every way that it sends requests; prints what came out.
+"""Run the example tasks with lm-eval in each of its request modes, and print the results.
 
-python tests/clients/run_lm_eval.py http://127.0.0.1:8000/v1/completions
+    python tests/clients/run_lm_eval.py http://127.0.0.1:8000/v1/completions
 
-Four ways, in which every two settings meet; `LATIMER_FULL=1` takes all eight.
+Four modes cover every pair of settings; `LATIMER_FULL=1` runs all eight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TASKS = Path(__file__).parent.parent.parent / "examples" / "evaluate"
 
 
 def ways() -> list[tuple[bool, int, int]]:
-    """Whether requests hold ids, how many run at once, and how many texts one holds."""
+    """Return modes: True for requests of ids, concurrent requests, and texts per request."""
     found = list(itertools.product((True, False), (1, 8), (1, 4)))
     if os.environ.get("LATIMER_FULL"):
         return found
@@ -27,7 +27,7 @@ def ways() -> list[tuple[bool, int, int]]:
 
 
 def main(url: str) -> None:
-    """One line of JSON for each way."""
+    """Print one line of JSON for each mode."""
     os.chdir(TASKS)
     import lm_eval
     from lm_eval.tasks import TaskManager
@@ -49,7 +49,7 @@ def main(url: str) -> None:
             tasks=["demo_choice", "demo_rolling", "demo_generate"],
             task_manager=tasks,
             log_samples=True,
-            # Standard errors are not looked at, and each costs 100,000 samples.
+            # Standard errors are not used, and each one costs 100,000 samples.
             bootstrap_iters=0,
         )
         assert result is not None

@@ -1,4 +1,4 @@
-"""The requests of HELM's client for legacy completions, and what it reads of the replies."""
+"""Tests with the requests of HELM's client for completions, and its reading of the replies."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from support.texts import STRANGE
 
 @pytest.fixture(params=["llama_cpp", "llama_server"])
 async def scorer(request: pytest.FixtureRequest, apps: Callable[[str], Any], client_of: Any) -> Any:
-    """A client of each engine that scores prompts."""
+    """Return a client of each engine that scores prompts."""
     async with client_of(apps(request.param)) as client:
         yield client
 
 
 def raw_request(prompt: str, **changes: Any) -> dict[str, Any]:
-    """A request as `OpenAIClientUtils` builds it: every field, nulls included."""
+    """Return a request as `OpenAIClientUtils` builds it: every field, nulls included."""
     return {
         "model": "demo",
         "prompt": prompt,
@@ -39,7 +39,7 @@ def raw_request(prompt: str, **changes: Any) -> dict[str, Any]:
 
 
 def text_of(tokens: list[str]) -> str:
-    """`convert_tokens_to_text`: runs of `bytes:` tokens are one character or more."""
+    """Join tokens as `convert_tokens_to_text` does: a run of `bytes:` tokens is UTF-8 text."""
     data = b""
     for token in tokens:
         if token.startswith("bytes:"):
@@ -50,7 +50,7 @@ def text_of(tokens: list[str]) -> str:
 
 
 async def ask(client: httpx2.AsyncClient, body: dict[str, Any]) -> Any:
-    """The reply to a request."""
+    """Return the reply to a request."""
     reply = await client.post("/v1/completions", json=body)
     assert reply.status_code == 200, reply.text
     return reply.json()
@@ -58,7 +58,7 @@ async def ask(client: httpx2.AsyncClient, body: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("text", STRANGE)
 async def test_a_language_model_score(scorer: httpx2.AsyncClient, text: str) -> None:
-    """`echo` with no tokens: tokens that join to the prompt, one number for each but the first."""
+    """`echo` with no new tokens returns the prompt's tokens with one logprob for each."""
     prompt = f"Say: {text} and more."
     reply = await ask(scorer, raw_request(prompt, echo=True, max_tokens=0))
     choice = reply["choices"][0]
@@ -71,7 +71,7 @@ async def test_a_language_model_score(scorer: httpx2.AsyncClient, text: str) -> 
 
 
 async def test_several_completions(scorer: httpx2.AsyncClient) -> None:
-    """`best_of` and `logprobs` of `top_k_per_token`: the tokens join to the text."""
+    """With `best_of` and `logprobs`, each choice's tokens join to its text."""
     prompt = DEMO_CHATML.format("What is the capital of France?")
     body = raw_request(prompt, n=2, best_of=5, logprobs=5, temperature=0.7, stop=["\n"])
     reply = await ask(scorer, body)
@@ -85,7 +85,7 @@ async def test_several_completions(scorer: httpx2.AsyncClient) -> None:
 
 
 async def test_a_multiple_choice_request(scorer: httpx2.AsyncClient) -> None:
-    """One token of an answer, with the five most likely."""
+    """A multiple choice request returns one token with its logprobs."""
     body = raw_request("Q: What is 5 plus 3?\nA:", max_tokens=1, logprobs=5, best_of=5)
     reply = await ask(scorer, body)
     assert len(reply["choices"][0]["logprobs"]["tokens"]) == 1

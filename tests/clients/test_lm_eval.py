@@ -1,4 +1,4 @@
-"""lm-eval's own client, on the example tasks, gets the model's own numbers."""
+"""Tests that lm-eval's own client gets the model's reference scores on the example tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUESTIONS = HERE.parent.parent / "examples" / "evaluate" / "questions.jsonl"
 
 
 class Truth(NamedTuple):
-    """What the reference says of the tasks."""
+    """The reference results of the tasks."""
 
     loglikelihoods: list[list[float]]
     accuracy: float
@@ -35,7 +35,7 @@ class Truth(NamedTuple):
 
 @pytest.fixture(scope="module")
 async def truth(demo_f32: Path) -> Truth:
-    """The tasks, evaluated by one plain decode for each text."""
+    """Return the tasks' results, from one plain decode of each text."""
     rows = [json.loads(line) for line in QUESTIONS.read_text().splitlines()]
     backend = LlamaCpp(demo_f32)
 
@@ -52,7 +52,7 @@ async def truth(demo_f32: Path) -> Truth:
                 scores.append(math.fsum(model.scores(whole)[len(context) - 1 :]))
             likelihoods.append(scores)
             right += int(np.argmax(scores)) == row["answer"]
-            # lm-eval begins a text with the end token where there is no other to begin with.
+            # lm-eval starts a text with the end token if it has no other context.
             rolling += math.fsum(model.scores((2, *await ids(row["line"]))))
             size += len(row["line"].encode())
     await backend.aclose()
@@ -61,7 +61,7 @@ async def truth(demo_f32: Path) -> Truth:
 
 @pytest.fixture(scope="module", params=["in process", "llama-server"])
 def address(request: pytest.FixtureRequest, demo_f32: Path) -> Iterator[str]:
-    """The model behind Latimer, with arithmetic that is exact."""
+    """Serve the model with Latimer, with exact arithmetic."""
     if request.param == "in process":
 
         def make() -> Backend:
@@ -79,7 +79,7 @@ def address(request: pytest.FixtureRequest, demo_f32: Path) -> Iterator[str]:
 
 @pytest.mark.timeout(600)
 async def test_lm_eval_gets_the_models_own_numbers(address: str, truth: Truth) -> None:
-    """By ids and by text, alone and 8 at once, one by one and four a request."""
+    """lm-eval gets the reference scores by ids and by text, for each concurrency and batch size."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(HERE / "run_lm_eval.py"),

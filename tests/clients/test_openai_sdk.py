@@ -1,4 +1,4 @@
-"""The official `openai` client over every engine."""
+"""Tests of the official `openai` client with every engine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me 
 
 @pytest.fixture
 def client(served_url: str) -> OpenAI:
-    """The synchronous client, strict about what it gets."""
+    """Return the synchronous client, which validates responses strictly."""
     return OpenAI(base_url=f"{served_url}/v1", api_key="x", _strict_response_validation=True)
 
 
 def test_chat(client: OpenAI) -> None:
-    """A plain answer, typed to the last key."""
+    """A plain chat completion has the expected answer and passes the SDK's strict types."""
     with client:
         reply = client.chat.completions.create(model="m", messages=ASK, temperature=0)
         assert reply.choices[0].message.content == ANSWER
@@ -33,7 +33,7 @@ def test_chat(client: OpenAI) -> None:
 
 
 def test_a_chat_stream(client: OpenAI) -> None:
-    """A streamed answer with usage at its end."""
+    """A streamed chat completion has the expected answer, and usage at the end."""
     with client, client.chat.completions.create(
         model="m",
         messages=ASK,
@@ -49,7 +49,7 @@ def test_a_chat_stream(client: OpenAI) -> None:
 
 
 def test_the_stream_helper(client: OpenAI) -> None:
-    """The SDK's accumulating helper puts three choices together."""
+    """The SDK's stream helper assembles three choices."""
     with client, client.chat.completions.stream(
         model="m", messages=ASK, temperature=0, n=3, seed=1
     ) as stream:  # fmt: skip
@@ -59,7 +59,7 @@ def test_the_stream_helper(client: OpenAI) -> None:
 
 
 def test_completions(served_url: str) -> None:
-    """The legacy endpoint, streamed (which the SDK's strict types do not allow) and not."""
+    """The completions endpoint works, streamed (without the SDK's strict types) and not."""
     with OpenAI(base_url=f"{served_url}/v1", api_key="x") as client:
         prompt = "Q: What is the capital of Japan?\nA:"
         reply = client.completions.create(model="m", prompt=prompt, stop="\n", temperature=0)
@@ -71,14 +71,14 @@ def test_completions(served_url: str) -> None:
 
 
 def test_models(client: OpenAI) -> None:
-    """Listing and retrieving, slashes in the name included."""
+    """Models are listed and retrieved, also with slashes in their names."""
     with client:
         (model,) = client.models.list().data
         assert client.models.retrieve(model.id).id == model.id
 
 
 def test_errors_have_their_classes(client: OpenAI) -> None:
-    """The SDK finds code, param and message where it looks for them."""
+    """The SDK raises its error classes with code and param."""
     with client:
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model="m", messages=[], temperature=0)
@@ -88,8 +88,7 @@ def test_errors_have_their_classes(client: OpenAI) -> None:
 
 
 async def test_async_clients_of_game_mods(served_url: str) -> None:
-    """As mods use it: AsyncOpenAI, a stream, stops as a string and as a list, read sentence by
-    sentence, left as soon as enough is said."""
+    """A game mod's async client can read a stream by sentences, with stops, and close it early."""
     async with AsyncOpenAI(base_url=f"{served_url}/v1", api_key="x") as client:
         for stop in ("#", ["#", "\n\n"]):
             sentences: list[str] = []

@@ -1,4 +1,4 @@
-"""Tools through the official `openai` client over every engine."""
+"""Tests of tools with the official `openai` client on every engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANSWER = "It is 21 degrees in Paris."
 
 
 def tool(name: str, description: str) -> ChatCompletionToolUnionParam:
-    """A function of a city."""
+    """Return a function tool with a city as its argument."""
     parameters = {
         "type": "object",
         "properties": {"city": {"type": "string"}},
@@ -40,12 +40,12 @@ TIME = tool("get_time", "Get the time in a city")
 
 @pytest.fixture
 def client(served_url: str) -> OpenAI:
-    """The synchronous client, strict about what it gets."""
+    """Return the synchronous client, which validates responses strictly."""
     return OpenAI(base_url=f"{served_url}/v1", api_key="x", _strict_response_validation=True)
 
 
 def calls_of(message: ChatCompletionMessage) -> list[tuple[str, Any]]:
-    """The names and arguments of a message's calls."""
+    """Return the names and arguments of a message's tool calls."""
     found = []
     for call in message.tool_calls or ():
         assert call.type == "function"
@@ -57,7 +57,7 @@ def calls_of(message: ChatCompletionMessage) -> list[tuple[str, Any]]:
 def ask(
     client: OpenAI, messages: Sequence[ChatCompletionMessageParam], stream: bool, **more: Any
 ) -> tuple[ChatCompletionMessage, str]:
-    """A message and its finish reason, by the stream helper or at once."""
+    """Return a message and its finish reason, with the stream helper or a plain request."""
     body: dict[str, Any] = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 100}
     body |= {"tools": [WEATHER], **more}
     if stream:
@@ -72,7 +72,7 @@ def ask(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_a_call_and_its_result(client: OpenAI, stream: bool) -> None:
-    """The model calls, gets the result, and answers with it."""
+    """The model calls a tool, gets its result, and answers with it."""
     with client:
         message, reason = ask(client, ASK, stream)
         assert calls_of(message) == [("get_weather", {"city": "Paris"})]
@@ -89,7 +89,7 @@ def test_a_call_and_its_result(client: OpenAI, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_a_model_may_answer_by_itself(client: OpenAI, stream: bool) -> None:
-    """Left to itself, it says what needs no tool."""
+    """With `tool_choice: auto` the model can answer without a tool."""
     with client:
         message, reason = ask(client, HELLO, stream)
     assert message.content == "Hello! How can I help you today?"
@@ -98,7 +98,7 @@ def test_a_model_may_answer_by_itself(client: OpenAI, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_required_calls(client: OpenAI, stream: bool) -> None:
-    """`required` makes a call where the model would rather talk."""
+    """`tool_choice: required` forces a call where the model would answer with text."""
     with client:
         message, reason = ask(client, HELLO, stream, tool_choice="required", tools=[WEATHER, TIME])
     names = [name for name, _ in calls_of(message)]
@@ -109,7 +109,7 @@ def test_required_calls(client: OpenAI, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_a_named_function_is_the_one_called(client: OpenAI, stream: bool) -> None:
-    """The model would call another; the reason is stop, as at OpenAI."""
+    """A named function is called even if the model prefers another, and the reason is `stop`."""
     choice = {"type": "function", "function": {"name": "get_time"}}
     with client:
         message, reason = ask(client, ASK, stream, tool_choice=choice, tools=[WEATHER, TIME])
@@ -118,7 +118,7 @@ def test_a_named_function_is_the_one_called(client: OpenAI, stream: bool) -> Non
 
 
 def test_none_makes_no_call(client: OpenAI) -> None:
-    """`none` is text, and the model is not told of tools."""
+    """`tool_choice: none` gives a text answer without calls."""
     with client:
         told, _ = ask(client, HELLO, False)
         message, reason = ask(client, HELLO, False, tool_choice="none")
@@ -126,7 +126,7 @@ def test_none_makes_no_call(client: OpenAI) -> None:
 
 
 def test_one_call_at_most(client: OpenAI) -> None:
-    """`parallel_tool_calls: false` is one call, whatever is asked."""
+    """`parallel_tool_calls: false` limits an answer to one call."""
     ask_both: list[Any] = [{"role": "user", "content": "What is the weather in Paris and Rome?"}]
     with client:
         message, _ = ask(client, ask_both, False, tool_choice="required", parallel_tool_calls=False)
@@ -134,7 +134,7 @@ def test_one_call_at_most(client: OpenAI) -> None:
 
 
 def test_the_deprecated_functions(client: OpenAI) -> None:
-    """Functions are answered in their own shape, and their results taken."""
+    """The deprecated `functions` give a `function_call`, and their results are accepted."""
     with client:
         body: dict[str, Any] = {"model": "m", "temperature": 0, "max_tokens": 100,
                                 "functions": [WEATHER["function"]]}  # type: ignore[typeddict-item]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Each example runs as its first lines say."""
+"""Tests that each example runs as its first lines say."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 @contextmanager
 def running(name: str, *arguments: str, path: str = "/") -> Iterator[str]:
-    """An example that serves; yields its address."""
+    """Run an example server and yield its address."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, EXAMPLES / name, *arguments, str(port)],
@@ -37,7 +37,7 @@ def running(name: str, *arguments: str, path: str = "/") -> Iterator[str]:
 
 
 def ask(base_url: str, api_key: str = "x") -> str:
-    """What the client's example prints."""
+    """Return the output of the client's example."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / "openai_client.py", base_url, api_key],
         capture_output=True,
@@ -49,7 +49,7 @@ def ask(base_url: str, api_key: str = "x") -> str:
 
 
 def test_in_front_of_llama_server(llama_server_url: str) -> None:
-    """The proxy answers the client under the name that it gives the model."""
+    """The proxy example answers the client under the model name that it sets."""
     with running("in_front_of_llama_server.py", llama_server_url, path="/health") as address:
         assert ask(f"{address}/v1") == "The capital of France is Paris.\n"
         listed = httpx2.get(f"{address}/v1/models").json()["data"]
@@ -65,14 +65,14 @@ def test_in_front_of_llama_server(llama_server_url: str) -> None:
     ],
 )
 def test_inside_another_app(name: str, prefix: str, home: str) -> None:
-    """The app's own page and OpenAI's paths are both there."""
+    """An app with Latimer inside serves its own page and OpenAI's paths."""
     with running(name) as address:
         assert httpx2.get(address).text == home
         assert ask(address + prefix, "secret") == "The capital of France is Paris.\n"
 
 
 def test_tools(llama_server_url: str) -> None:
-    """The model calls, is told the temperature, and says it."""
+    """In the tools example the model calls the function and answers with its result."""
     with running("in_front_of_llama_server.py", llama_server_url, path="/health") as address:
         done = subprocess.run(
             [sys.executable, EXAMPLES / "tools.py", f"{address}/v1"],
@@ -85,13 +85,13 @@ def test_tools(llama_server_url: str) -> None:
 
 
 def test_every_example_is_tested() -> None:
-    """No example is there that these tests do not run."""
+    """Every example has a test."""
     tested = Path(__file__).read_text()
     assert all(path.name in tested for path in EXAMPLES.glob("*.py"))
 
 
 def test_compare_quantizations(tmp_path: Path) -> None:
-    """Two quantisations of one model, scored by two llama-servers: what differs, and where."""
+    """The example compares two quantizations, each scored by its own llama-server."""
     coarse = gguf_files.copy(
         DEMO_MODEL, tmp_path / "demo-q4.gguf", kind=gguf.GGMLQuantizationType.Q4_0
     )

@@ -1,4 +1,4 @@
-"""Questions with four choices are answered as the model itself would answer them."""
+"""Tests that questions with four choices get the model's own answers."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from support.reference import Reference, reference
 from support.texts import Question, chat, questions
 
 QUESTIONS = questions(200)
-# Choices that lie closer than this in the reference may change places on default flags.
+# The order of choices closer than this in the reference may change with default flags.
 MARGIN = 0.1
-# All that there are of them.
+# All questions within the margin.
 UNDECIDED = {"What is the opposite of wet?"}
 
 
 @pytest.fixture(scope="module")
 def truth() -> Iterator[Reference]:
-    """The demo model as it ships, evaluated plainly."""
+    """Return the reference of the demo model as shipped."""
     with reference(DEMO_MODEL) as made:
         yield made
 
 
 def context_of(question: Question) -> Text:
-    """What stands before a choice."""
+    """Return the prompt before a choice."""
     return Text(chat(question.text))
 
 
 async def answer(backend: Backend, question: Question) -> int:
-    """The choice with the highest log-likelihood."""
+    """Return the index of the choice with the highest log-likelihood."""
     context = await prompt_tokens(backend, context_of(question))
     scores = []
     for choice in question.choices:
@@ -43,7 +43,7 @@ async def answer(backend: Backend, question: Question) -> int:
 
 
 async def test_the_models_answers_are_its_own(truth: Reference) -> None:
-    """Of 200 questions only those may differ whose two best choices are nearly equal."""
+    """Of 200 questions only those whose two best choices are within the margin may differ."""
     async with engines(DEMO_MODEL, exact=False) as backends:
         for engine, backend in backends.items():
             turns = asyncio.Semaphore(8)
@@ -68,7 +68,7 @@ async def test_the_models_answers_are_its_own(truth: Reference) -> None:
 
 
 async def expected(backend: Backend, truth: Reference, question: Question) -> list[float]:
-    """The reference's log-likelihood of each choice."""
+    """Return the reference's log-likelihood of each choice."""
 
     async def ids(text: str) -> tuple[int, ...]:
         return await backend.tokenize(text, add_special=True, parse_special=True)

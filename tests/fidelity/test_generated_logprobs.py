@@ -1,4 +1,4 @@
-"""What is generated is told alike streamed, unstreamed, and scored again as a prompt."""
+"""Tests that generated logprobs are the same streamed, plain, and scored again as a prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARRAYS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class Engine(NamedTuple):
-    """An engine behind the adapter, and the ids of its tokens by what arrays show for them."""
+    """An engine with its adapter's client, and the ids of its tokens by their text in arrays."""
 
     backend: Backend
     client: httpx2.AsyncClient
@@ -33,7 +33,7 @@ class Engine(NamedTuple):
 async def engine(
     request: pytest.FixtureRequest, demo_f32: Path, client_of: Any
 ) -> AsyncIterator[Engine]:
-    """Each engine that scores prompts, where arithmetic is exact."""
+    """Return each engine that scores prompts, with exact arithmetic."""
     async with engines(demo_f32, context=2048) as backends:
         backend = backends[request.param]
         async with client_of(OpenAIAdapter(backend, any_model=True)) as client:
@@ -41,7 +41,7 @@ async def engine(
 
 
 async def spellings(backend: Backend) -> Mapping[str, int]:
-    """Ids by spelling; in the demo model's vocabulary no two are spelled alike."""
+    """Return ids by text; in the demo model's vocabulary no two tokens have the same text."""
     found = {}
     for token in range(len(await backend.pieces() or ())):
         data = await backend.detokenize((token,))
@@ -53,11 +53,11 @@ async def spellings(backend: Backend) -> Mapping[str, int]:
 
 
 def a_request(rng: random.Random, engine: Engine) -> dict[str, Any]:
-    """A request with anything in it that shapes the arrays.
+    """Return a request with any of the fields that shape the arrays.
 
-    Characters of several tokens are rare in what the demo model writes: half of the requests make
-    it write them, in process by biases (broken ones too), over llama-server by a grammar, since its
-    stream does not tell broken ones.
+    The demo model rarely generates characters of several tokens, so half of the requests force
+    them. In process a bias forces them, broken ones too. On llama-server a grammar does, since its
+    stream leaves out broken characters.
     """
     more: dict[str, Any] = {}
     if rng.random() < 0.5:
@@ -86,7 +86,7 @@ def a_request(rng: random.Random, engine: Engine) -> dict[str, Any]:
 
 
 async def plain(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[Any]:
-    """The choices of the unstreamed reply."""
+    """Return the choices of the plain response."""
     reply = await client.post("/v1/completions", json=body)
     assert reply.status_code == 200, (body, reply.text)
     choices: list[Any] = reply.json()["choices"]
@@ -94,7 +94,7 @@ async def plain(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[Any]:
 
 
 async def streamed(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[Any]:
-    """The choices of the streamed reply, put together."""
+    """Return the assembled choices of the streamed response."""
     reply = await client.post("/v1/completions", json={**body, "stream": True})
     made: dict[int, Any] = defaultdict(
         lambda: {"text": "", "logprobs": {name: [] for name in ARRAYS}}
@@ -110,12 +110,12 @@ async def streamed(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[Any
 
 
 def close(ours: list[float], others: list[float]) -> bool:
-    """Whether numbers agree as exactly as is promised."""
+    """Return True if the numbers agree within the promised tolerance."""
     return all(abs(a - b) < 1e-4 for a, b in zip(ours, others, strict=True))
 
 
 async def test_three_ways_to_the_same_arrays(engine: Engine) -> None:
-    """300 random requests: streamed and unstreamed agree, and scoring again gives the numbers."""
+    """Of 300 random requests, streamed and plain logprobs agree, and scoring gives them again."""
     rng = random.Random(5)
     fragments = cut = 0
     for _ in range(REQUESTS):

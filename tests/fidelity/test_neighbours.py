@@ -1,4 +1,4 @@
-"""Whether an answer depends on what else the engine in process is asked."""
+"""Tests of the in-process engine's answers alone and among concurrent requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.neighbours import AT_ONCE, apart
 
 
 async def test_exact_answers_are_the_same_alone_and_among_others(demo_f32: Path) -> None:
-    """Greedy and seeded requests have the same text among fifteen others, and the same numbers."""
+    """With `exact`, requests have the same text and logprobs alone and among fifteen others."""
     async with aclosing(LlamaCpp(demo_f32, context=2048, exact=True)) as backend:
         found = await apart(backend, 4 * AT_ONCE)
     assert found.texts == 0
@@ -18,7 +18,7 @@ async def test_exact_answers_are_the_same_alone_and_among_others(demo_f32: Path)
 
 
 async def test_by_default_answers_are_nearly_the_same(demo_f32: Path) -> None:
-    """With F32 weights, neighbours move log-probabilities by no more than memory's 16 bits do."""
+    """By default, concurrent requests move logprobs by no more than the 16-bit KV cache does."""
     async with aclosing(LlamaCpp(demo_f32, context=2048)) as backend:
         found = await apart(backend, 2 * AT_ONCE)
     assert found.texts <= 2

@@ -1,8 +1,8 @@
-"""Vocabularies that the demo model does not have: BOS, space prefix, byte fallback, user-defined
-tokens, recurrent state.
+"""Tests with vocabularies unlike the demo model's.
 
-Random weights write broken UTF-8 all the time, of which llama-server's stream shows less than
-there is: so the bytes that are no character by themselves are banned here.
+They have a BOS, a space prefix, byte fallback, user-defined tokens, or a recurrent state. Models
+with random weights often generate broken UTF-8, which llama-server's stream leaves out. The tests
+therefore ban the tokens that are not whole characters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROMPTS = (
 
 @pytest.fixture(scope="session", params=NAMES)
 async def engines(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Backend, Backend]]:
-    """The same model in process and in a real llama-server."""
+    """Return the same model in process and in a real llama-server."""
     path = MODELS / f"{request.param}.gguf"
     with llama_server(path, slots=1, context=512) as address:
         local, remote = LlamaCpp(path), LlamaServer(address)
@@ -46,7 +46,7 @@ async def engines(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Backend
 async def clients(
     engines: tuple[Backend, Backend], client_of: Any
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, httpx2.AsyncClient]]:
-    """A client of each."""
+    """Return a client of each engine."""
     one, other = (OpenAIAdapter(engine, any_model=True) for engine in engines)
     async with client_of(one) as local, client_of(other) as remote:
         yield local, remote
@@ -54,7 +54,7 @@ async def clients(
 
 @pytest.fixture(scope="session")
 async def ban(engines: tuple[Backend, Backend]) -> dict[str, int]:
-    """A logit bias against tokens that are no whole characters."""
+    """Return a logit bias against tokens that are not whole characters."""
     biases = {}
     for token in range(VOCABULARY):
         try:
@@ -65,10 +65,10 @@ async def ban(engines: tuple[Backend, Backend]) -> dict[str, int]:
 
 
 async def complete(client: httpx2.AsyncClient, **body: Any) -> tuple[Any, Any]:
-    """The choices and the usage of a greedy completion.
+    """Return the choices and usage of a greedy completion.
 
-    A seed keeps llama-server from reusing a cached prompt, which it does wrongly for recurrent
-    models; with the most likely token alone left it is greedy all the same.
+    The seed keeps llama-server from reusing its prompt cache, which it does incorrectly for
+    recurrent models. With `top_k: 1` the completion is greedy all the same.
     """
     greedy = {"model": "m", "top_k": 1, "seed": 1}
     reply = await client.post("/v1/completions", json={**greedy, **body})
@@ -81,7 +81,7 @@ async def complete(client: httpx2.AsyncClient, **body: Any) -> tuple[Any, Any]:
 async def test_both_engines_write_the_same(
     clients: tuple[httpx2.AsyncClient, httpx2.AsyncClient], ban: dict[str, int], prompt: str
 ) -> None:
-    """Text, finish reason and usage agree between the engine in process and llama-server."""
+    """Text, finish reason and usage agree between the in-process engine and llama-server."""
     local, remote = clients
     for limit in (1, 2, 7, 30):
         body = {"prompt": prompt, "max_tokens": limit, "logit_bias": ban}
@@ -92,7 +92,7 @@ async def test_both_engines_write_the_same(
 async def test_both_engines_cut_at_the_same_place(
     clients: tuple[httpx2.AsyncClient, httpx2.AsyncClient], ban: dict[str, int], prompt: str
 ) -> None:
-    """Stops taken from the middle of the answer cut both alike, and count the same tokens."""
+    """A stop sequence from inside the answer gives the same text and usage on both engines."""
     local, remote = clients
     bias = {"logit_bias": ban}
     text = (await complete(local, prompt=prompt, max_tokens=30, **bias))[0][0]["text"]
@@ -107,7 +107,7 @@ async def test_both_engines_cut_at_the_same_place(
 
 
 async def test_tokens_are_the_same(engines: tuple[Backend, Backend]) -> None:
-    """Both engines cut text into the same ids and put ids together to the same bytes."""
+    """Both engines tokenize text to the same ids and detokenize these to the same bytes."""
     local, remote = engines
     for text in PROMPTS:
         for add_special in (True, False):
@@ -120,7 +120,7 @@ async def test_a_bos_is_added_once_and_never_counted(
     engines: tuple[Backend, Backend],
     clients: tuple[httpx2.AsyncClient, httpx2.AsyncClient],
 ) -> None:
-    """A prompt that spells the BOS where the model adds one is the prompt without it."""
+    """A BOS spelled in the prompt is not added twice, and no BOS is counted."""
     model = await engines[0].model()
     for client in clients:
         plain = await complete(client, prompt="Hello", max_tokens=8)
@@ -134,7 +134,7 @@ async def test_an_empty_prompt_starts_from_the_bos(
     engines: tuple[Backend, Backend],
     clients: tuple[httpx2.AsyncClient, httpx2.AsyncClient],
 ) -> None:
-    """Without a prompt a model with BOS begins a document; one without is asked for a token."""
+    """An empty prompt starts from the BOS, and is a 400 for a model without one."""
     adds_bos = (await engines[0].model()).adds_bos
     for client in clients:
         reply = await client.post("/v1/completions", json={"model": "m", "max_tokens": 2})

@@ -1,4 +1,4 @@
-"""A prompt's log-probabilities are the model's own."""
+"""Tests that a prompt's log-probabilities are the model's own."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ Case = tuple[TokenIds, NDArray[np.float64]]
 
 @pytest.fixture(scope="module", params=["demo", "spm", "bpe", "recurrent"])
 def model(request: pytest.FixtureRequest, demo_f32: Path) -> Path:
-    """Each model in F32."""
+    """Return each model in F32."""
     return demo_f32 if request.param == "demo" else MODELS / f"{request.param}.gguf"
 
 
 @pytest.fixture(scope="module")
 def texts(model: Path) -> list[str]:
-    """What is scored: 200 texts of the demo model's language, 20 of each other's."""
+    """Return the texts to score: 200 for the demo model, 20 for each other."""
     return demo_texts(200) if "demo" in model.stem else list(OTHER_TEXTS)
 
 
 @pytest.fixture(scope="module")
 async def backends(model: Path) -> AsyncIterator[dict[str, Backend]]:
-    """The model in both engines."""
+    """Return the model in both engines."""
     async with engines(model) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def truth(model: Path) -> Iterator[Reference]:
-    """The model, evaluated plainly."""
+    """Return the model's reference."""
     with reference(model) as made:
         yield made
 
 
 async def differences(backend: Backend, text: str, truth: Reference) -> list[float]:
-    """How far each token of a text is from the reference."""
+    """Return the difference of each token's logprob from the reference."""
     tokens = await prompt_tokens(backend, Text(text))
     data = b"".join(token.data for token in tokens)
     assert data.decode() == text
@@ -72,7 +72,7 @@ async def differences(backend: Backend, text: str, truth: Reference) -> list[flo
 async def test_prompts_are_scored_as_the_model_does(
     backends: dict[str, Backend], truth: Reference, texts: list[str], engine: str, at_once: int
 ) -> None:
-    """Every token's log-probability is the float64 log-softmax of one plain decode's logits."""
+    """Every token's logprob is the float64 log-softmax of the logits of one plain decode."""
     backend = backends[engine]
     worst = 0.0
     for start in range(0, len(texts), at_once):
@@ -86,7 +86,7 @@ async def test_prompts_are_scored_as_the_model_does(
 async def test_alternatives_are_the_most_likely(
     backends: dict[str, Backend], truth: Reference, texts: list[str], engine: str
 ) -> None:
-    """The five alternatives of a place are the reference's five largest, largest first."""
+    """The five alternatives of a token are the reference's five most likely, in order."""
     backend = backends[engine]
     for text in texts[:10]:
         tokens = await prompt_tokens(backend, Text(text), 5)
@@ -99,7 +99,7 @@ async def test_alternatives_are_the_most_likely(
 
 
 async def test_ids_are_scored_verbatim(backends: dict[str, Backend], truth: Reference) -> None:
-    """Ids that no tokeniser would give are scored as they are, with nothing put in front."""
+    """Ids that no tokenizer gives are scored unchanged, with nothing added before them."""
     for backend in backends.values():
         pieces = await backend.pieces()
         assert pieces is not None
@@ -112,7 +112,7 @@ async def test_ids_are_scored_verbatim(backends: dict[str, Backend], truth: Refe
 
 
 async def test_default_flags_are_noisy_within_bounds(tmp_path: Path) -> None:
-    """On the quantised model with default flags numbers move a little, and choices do not."""
+    """With default flags, the quantized model's logprobs differ a little, but not its choices."""
     with reference(DEMO_MODEL) as truth:
         async with engines(DEMO_MODEL, exact=False) as backends:
             for backend in backends.values():

@@ -1,4 +1,4 @@
-"""The same request gives the same bytes over every engine."""
+"""Tests that the same request gives the same bytes on every engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from support.replies import chunks_in
 
 PROMPTS = prompts()
 
-# Twenty prompts whose two best tokens never lie closer than 0.5; to the end, cut by limits, by
-# stops inside and across tokens, by stops that only nearly match, in characters of many bytes.
+# The variants complete the text, cut it by limits, and cut it by stop sequences: inside tokens,
+# across tokens, almost matching, and in characters of several bytes. In all twenty prompts, the two
+# most likely tokens are more than 0.5 apart.
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"max_tokens": 64},
     {"max_tokens": 4},
@@ -33,7 +34,7 @@ CASES = [
 
 
 def expected(prompt: dict[str, Any], variant: dict[str, Any]) -> str | None:
-    """The text that the recorded greedy answer gives; None where a limit cuts it by tokens."""
+    """Return the recorded greedy text of a request, or None if a token limit cuts it."""
     text: str = prompt["greedy"]
     if variant["max_tokens"] < 64:
         return None
@@ -44,7 +45,7 @@ def expected(prompt: dict[str, Any], variant: dict[str, Any]) -> str | None:
 
 
 async def ask(client: httpx2.AsyncClient, body: dict[str, Any]) -> tuple[str, str, str]:
-    """Text, finish reason and usage (as JSON) of a completion, streamed or not."""
+    """Return text, finish reason and usage (as JSON) of a completion, streamed or not."""
     reply = await client.post("/v1/completions", json=body)
     assert reply.status_code == 200, reply.text
     if not body["stream"]:
@@ -63,7 +64,7 @@ async def ask(client: httpx2.AsyncClient, body: dict[str, Any]) -> tuple[str, st
 async def reference(
     apps: Callable[[str], Any], client_of: Any
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    """The engine that the others are compared with."""
+    """Return a client of the engine that the others are compared with."""
     async with client_of(apps("llama_cpp")) as client:
         yield client
 
@@ -80,7 +81,7 @@ async def test_text_finish_reason_and_usage_are_the_same(
     variant: dict[str, Any],
     stream: bool,
 ) -> None:
-    """Each engine gives the same text, finish_reason and usage, byte for byte."""
+    """Each engine gives the same text, finish reason and usage, byte for byte."""
     body = {
         "model": "demo",
         "prompt": prompt["prompt"],
@@ -97,6 +98,6 @@ async def test_text_finish_reason_and_usage_are_the_same(
 
 
 def test_the_forty_requests_are_forty() -> None:
-    """No request of the forty is lost, and every prompt is a sure one."""
+    """There are forty requests, and all their prompts have a clear greedy answer."""
     assert len(CASES) == 40
     assert min(prompt["margin"] for prompt in PROMPTS[:20]) > 0.5

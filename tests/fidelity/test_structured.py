@@ -1,4 +1,4 @@
-"""Answers satisfy the schema that the request names: every one, on every engine."""
+"""Tests that every answer satisfies the schema of its request, on every engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ASK = [{"role": "user", "content": "Tell me about a person."}]
 
 
 def body(schema: Any, **more: Any) -> dict[str, Any]:
-    """A request for a chat at temperature 1."""
+    """Return a chat request with a schema, at the default temperature of 1."""
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     return {"model": "m", "messages": ASK, "response_format": form, "max_tokens": 600, **more}
 
@@ -24,7 +24,7 @@ def body(schema: Any, **more: Any) -> dict[str, Any]:
 async def test_a_hundred_of_a_hundred(
     apps: Callable[[str], Any], client_of: Any, engine: str, name: str
 ) -> None:
-    """At temperature 1 a hundred answers are all JSON that satisfies the schema."""
+    """A hundred of a hundred answers at temperature 1 satisfy the schema."""
     schema = SCHEMAS[name]
     async with client_of(apps(engine)) as client:
         bodies = [body(schema, n=10, seed=10 * number) for number in range(10)]

@@ -1,4 +1,4 @@
-"""`suffix`: a gap is filled alike over both engines that know how a model wants it marked."""
+"""Tests that `suffix` gives the same completion on both engines that support it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def filling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose vocabulary has tokens for filling in the middle."""
+    """Return a model whose vocabulary has fill-in-the-middle tokens."""
     source = MODELS / "bpe.gguf"
     tokens = gguf.GGUFReader(source).fields["tokenizer.ggml.tokens"].contents()
     changes = {"tokenizer.ggml.tokens": [NAMES.get(token, token) for token in tokens]}
@@ -34,7 +34,7 @@ def filling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 async def clients(filling_model: Path, client_of: Any) -> AsyncIterator[list[httpx2.AsyncClient]]:
-    """A client of the model in process, and of it in a llama-server."""
+    """Return clients of the model in process and in a llama-server."""
     async with engines(filling_model) as backends:
         one, other = (OpenAIAdapter(backend, any_model=True) for backend in backends.values())
         async with client_of(one) as local, client_of(other) as remote:
@@ -42,7 +42,7 @@ async def clients(filling_model: Path, client_of: Any) -> AsyncIterator[list[htt
 
 
 async def fill(client: httpx2.AsyncClient, **body: Any) -> Any:
-    """A greedy completion with a suffix."""
+    """Send a greedy completion, usually with a suffix."""
     greedy = {"model": "m", "temperature": 0, "max_tokens": 8, "logit_bias": {}, **body}
     reply = await client.post("/v1/completions", json=greedy)
     assert reply.status_code == 200, reply.text
@@ -50,7 +50,7 @@ async def fill(client: httpx2.AsyncClient, **body: Any) -> Any:
 
 
 async def test_both_engines_fill_alike(clients: list[httpx2.AsyncClient]) -> None:
-    """Prefix and suffix are put around the gap the same way; all their tokens count."""
+    """Both engines build the same prompt from prefix and suffix and count all its tokens."""
     for prompt, suffix in (("Hello the cat", " of"), ("", "the of"), ("was <|fim_suffix|>", "é")):
         replies = [await fill(client, prompt=prompt, suffix=suffix) for client in clients]
         texts = [reply["choices"][0]["text"] for reply in replies]
@@ -59,19 +59,19 @@ async def test_both_engines_fill_alike(clients: list[httpx2.AsyncClient]) -> Non
 
 
 async def test_a_suffix_changes_the_answer(clients: list[httpx2.AsyncClient]) -> None:
-    """What comes after the gap has a say in it; an empty suffix is none."""
+    """A suffix changes the completion, and an empty suffix does not."""
     for client in clients:
         filled = await fill(client, prompt="Hello the", suffix=" of and")
         plain = await fill(client, prompt="Hello the")
         empty = await fill(client, prompt="Hello the", suffix="")
         assert filled["choices"][0]["text"] != plain["choices"][0]["text"]
         assert empty["choices"] == plain["choices"]
-        # Prefix, suffix, and the three tokens that mark them; a BOS is not counted.
+        # Prefix, suffix, and the three fill-in-the-middle tokens; a BOS is not counted.
         assert filled["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 3
 
 
 async def test_echo_shows_the_prompt_only(clients: list[httpx2.AsyncClient]) -> None:
-    """With a suffix, `echo` puts the prompt in front; offsets begin after it."""
+    """With a suffix, `echo` returns only the prompt before the text, and offsets begin after it."""
     for client in clients:
         body = {"prompt": "Hello the", "suffix": " of"}
         text = (await fill(client, **body))["choices"][0]["text"]
@@ -88,7 +88,7 @@ async def test_echo_shows_the_prompt_only(clients: list[httpx2.AsyncClient]) -> 
 async def test_a_model_that_cannot_fill_is_refused(
     demo: httpx2.AsyncClient, client: httpx2.AsyncClient
 ) -> None:
-    """Without the tokens for it, a suffix is a 400 that says so."""
+    """A suffix for a model without fill-in-the-middle tokens is a 400."""
     body = {"model": "m", "prompt": "a", "suffix": "b", "max_tokens": 1}
     for one in (demo, client):
         reply = await one.post("/v1/completions", json=body)

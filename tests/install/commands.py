@@ -1,4 +1,4 @@
-"""Commands in an environment that the tests of several extras share."""
+"""Commands in an environment, shared by the tests of several extras."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ sys.exit("\\n".join(failures) or None)
 
 
 def imported(environment: Environment, *packages: str, without: str = "") -> int:
-    """Import every module of packages, which must work, and return how many there are."""
+    """Import every module of some packages and return their number."""
     return int(environment.run("python", "-c", WALK, without, *packages).stdout)
 
 
 @contextmanager
 def serving(environment: Environment, *words: str, **more: str) -> Iterator[str]:
-    """Run `latimer serve` in an environment; yields its address."""
+    """Run `latimer serve` in an environment and yield its address."""
     port = str(free_port())
     address = f"http://127.0.0.1:{port}"
     variables = environment.variables(LATIMER_PORT=port, **more)

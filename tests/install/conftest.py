@@ -1,4 +1,4 @@
-"""One fresh environment for each way of installing, shared by its tests; the times are shown."""
+"""One fresh environment for each way of installing, shared by its tests and timed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS: dict[str, float] = {}
 
 @pytest.fixture(scope="session")
 def noted(record_testsuite_property: Callable[[str, object], None]) -> Callable[[str, float], None]:
-    """Keep for the summary, and for JUnit, how long something took since a start."""
+    """Return a function that records a duration for the summary and for JUnit."""
 
     def note(name: str, start: float) -> None:
         SECONDS[name] = time.monotonic() - start
@@ -26,7 +26,7 @@ def noted(record_testsuite_property: Callable[[str, object], None]) -> Callable[
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """Make a copy of the project's files, each time a new one."""
+    """Return a function that makes a new copy of the project's files."""
     return lambda: copy_of_checkout(tmp_path_factory.mktemp("checkout"))
 
 
@@ -36,7 +36,7 @@ def install(
     checkout: Callable[[], Path],
     noted: Callable[[str, float], None],
 ) -> Install:
-    """Make an environment, and install into it from a copy of the project."""
+    """Return a function that makes an environment with an installed copy of the project."""
 
     def make(*requirements: str) -> Environment:
         start = time.monotonic()
@@ -50,35 +50,35 @@ def install(
 
 @pytest.fixture(scope="session")
 def plain(install: Install) -> Environment:
-    """The package without any extra."""
+    """Return an environment with the package without extras."""
     return install(".")
 
 
 @pytest.fixture(scope="session")
 def llama_cpp(install: Install) -> Environment:
-    """The package with the engine in process."""
+    """Return an environment with the package and the in-process engine."""
     return install(".[llama-cpp]")
 
 
 @pytest.fixture(scope="session")
 def tiktoken(install: Install) -> Environment:
-    """The package with OpenAI's vocabularies."""
+    """Return an environment with the package and tiktoken."""
     return install(".[tiktoken]")
 
 
 @pytest.fixture(scope="session")
 def conformance(install: Install) -> Environment:
-    """The package with the judge, and a pytest that its user has."""
+    """Return an environment with the package, the conformance suite and pytest."""
     return install(".[conformance]", "pytest")
 
 
 @pytest.fixture(scope="session")
 def client(install: Install) -> Environment:
-    """The `openai` client, on a machine that has no Latimer."""
+    """Return an environment with the `openai` client and without Latimer."""
     return install("openai")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show how long each installation took."""
+    """Show the duration of each installation."""
     for name, seconds in SECONDS.items():
         terminalreporter.write_line(f"{seconds:6.1f} s  {name}")

@@ -1,4 +1,4 @@
-"""`pip install '.[EXTRA]'`: each extra brings everything that its feature needs."""
+"""Tests that each extra installs everything its feature needs: `pip install '.[EXTRA]'`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.programs import QUESTION, ask
 
 pytestmark = pytest.mark.timeout(1800)
 ANSWER = "The capital of France is Paris."
-# A vocabulary of tiktoken's own needs a download; one that a plugin of tiktoken's brings does not.
+# tiktoken downloads its own vocabularies, but not one that a plugin provides.
 VOCABULARY = """
 RANKS = {bytes([byte]): byte for byte in range(256)} | {b" Paris": 256}
 
@@ -27,7 +27,7 @@ ENCODING_CONSTRUCTORS = {"few_words": few_words}
 
 
 def test_llama_cpp_serves(llama_cpp: Environment) -> None:
-    """Every module of the engine imports, and `latimer serve` answers without a server."""
+    """Every module of the in-process engine imports, and `latimer serve` answers with it."""
     assert imported(llama_cpp, "latimer.backends") > 30
     with serving(llama_cpp) as address:
         assert ask(address) == ANSWER
@@ -39,7 +39,7 @@ def test_llama_cpp_serves(llama_cpp: Environment) -> None:
 def test_tiktoken_reads_biases(
     tiktoken: Environment, llama_server_url: str, tmp_path: Path
 ) -> None:
-    """A bias by an id of another vocabulary bans the word that the model would say."""
+    """A bias with an id of another vocabulary bans the word in the model's answer."""
     (tmp_path / "tiktoken_ext").mkdir()
     (tmp_path / "tiktoken_ext" / "few_words.py").write_text(VOCABULARY)
     words = (llama_server_url, "--logit-bias-vocabulary", "few_words", "--any-model")
@@ -57,7 +57,7 @@ def test_tiktoken_reads_biases(
 
 
 def test_conformance_judges(conformance: Environment, llama_server_url: str) -> None:
-    """Every module of the judge imports, and `latimer conform` has verdicts of a server."""
+    """Every module of the conformance suite imports, and `latimer conform` checks a server."""
     assert imported(conformance, "latimer.conformance") > 30
     with serving(conformance, llama_server_url) as address:
         words = ("latimer", "conform", f"{address}/v1", "--only", "models.*", "--report", "it.html")
@@ -68,7 +68,7 @@ def test_conformance_judges(conformance: Environment, llama_server_url: str) -> 
 
 
 def test_conformance_is_a_plugin_of_pytest(conformance: Environment, llama_server_url: str) -> None:
-    """`pytest --pyargs latimer.conformance --openai-url URL` judges a server."""
+    """`pytest --pyargs latimer.conformance --openai-url URL` checks a server."""
     with serving(conformance, llama_server_url) as address:
         words = ("pytest", "--pyargs", "latimer.conformance", "--openai-url", f"{address}/v1")
         said = conformance.run(*words, "-k", "models", "-p", "no:cacheprovider").stdout

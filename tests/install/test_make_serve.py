@@ -1,4 +1,4 @@
-"""`make serve` on a new machine, and the README's client on another one."""
+"""Tests of `make serve` on a new machine, with the README's client on another one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.environments import Environment, variables
 from support.programs import program
 from support.servers import free_port
 
-# llama.cpp is compiled where pip's cache has no wheel of it.
+# llama.cpp is compiled if pip's cache has no wheel of it.
 pytestmark = pytest.mark.timeout(1800)
 README = Path(__file__).parent.parent.parent / "README.md"
 HERE = "http://127.0.0.1:8000"
@@ -28,7 +28,7 @@ print([chunk.choices[0].delta.content or "" for chunk in stream])
 
 
 def descendant(process: int) -> int:
-    """Return the last of a row of processes, each of which was started by the one before it."""
+    """Return the last process of a chain in which each one has started the next."""
     listed = subprocess.run(["ps", "-A", "-o", "ppid=,pid="], capture_output=True, check=True)
     parents = [line.split() for line in listed.stdout.decode().splitlines()]
     children = {int(parent): int(child) for parent, child in parents}
@@ -43,7 +43,7 @@ def test_make_serve(
     noted: Callable[[str, float], None],
     tmp_path: Path,
 ) -> None:
-    """It sets everything up and serves, the README's client is answered, SIGTERM ends both well."""
+    """`make serve` installs and serves, answers the README's client, and exits on SIGTERM."""
     port = str(free_port())
     address = f"http://127.0.0.1:{port}"
     new = {**variables(), "HOME": str(tmp_path), "LATIMER_PORT": port}

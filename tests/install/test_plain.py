@@ -1,4 +1,4 @@
-"""`pip install .` alone: the proxy works, and errors name the extra that is missing."""
+"""Tests of `pip install .` alone: the proxy works, and errors name the missing extra."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PACKAGES = ("latimer.adapter", "latimer.backends", "latimer.schemas")
 
 
 def test_every_module_imports(plain: Environment) -> None:
-    """Every module but those of the engine in process and of the judge imports."""
+    """Every module imports, except those of the in-process engine and the conformance suite."""
     assert imported(plain, *PACKAGES, without="latimer.backends.llama_cpp.") > 60
 
 
 def test_it_serves_an_engine(plain: Environment, llama_server_url: str) -> None:
-    """`latimer serve URL` answers, also with everything switched on that needs no extra."""
+    """`latimer serve URL` answers, also with `--fetch-images`, which needs no extra."""
     with serving(plain, llama_server_url, "--fetch-images") as address:
         assert ask(address) == ANSWER
 
 
 def test_it_checks_an_engine(plain: Environment, llama_server_url: str) -> None:
-    """`latimer check URL` shows what the engine can do."""
+    """`latimer check URL` names the engine."""
     assert "llama-server" in plain.run("latimer", "check", llama_server_url).stdout
 
 
@@ -75,6 +75,6 @@ def test_requests_name_the_missing_extra(plain: Environment, llama_server_url: s
 
 
 def test_nothing_comes_from_the_checkout(plain: Environment) -> None:
-    """Imports find the installed package."""
+    """Imports find the installed package, not the checkout."""
     shown = plain.run("python", "-c", "import latimer.adapter as it; print(it.__file__)").stdout
     assert Path(shown).is_relative_to(plain.folder / "venv")

@@ -36,7 +36,7 @@ CHATML = (
 
 
 def corpus() -> list[str]:
-    """Sentences of made-up and real words, with accents, digits and emoji."""
+    """Return sentences of made-up and real words, with accents, digits and emoji."""
     rng = random.Random(1)
     syllables = [
         "ka",
@@ -88,7 +88,7 @@ def corpus() -> list[str]:
 
 
 def spm_vocabulary(writer: gguf.GGUFWriter) -> int:
-    """SentencePiece's BPE with byte fallback, as Llama 2 has it."""
+    """Write a SentencePiece BPE vocabulary with byte fallback, like Llama 2's; return its size."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(corpus()),
@@ -127,7 +127,10 @@ def spm_vocabulary(writer: gguf.GGUFWriter) -> int:
 
 
 def bpe_vocabulary(writer: gguf.GGUFWriter, add_bos: bool) -> int:
-    """Byte-level BPE with the llama-3 pre-tokeniser; two tokens are user-defined."""
+    """Write a byte-level BPE vocabulary with the llama-3 pre-tokenizer; return its size.
+
+    Two tokens are user-defined.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -173,7 +176,7 @@ def bpe_vocabulary(writer: gguf.GGUFWriter, add_bos: bool) -> int:
 
 
 class Weights:
-    """Random tensors from one seed."""
+    """A writer of random tensors from one seed."""
 
     def __init__(self, writer: gguf.GGUFWriter, seed: int) -> None:
         self._writer = writer
@@ -191,7 +194,7 @@ class Weights:
 
 
 def transformer(path: Path, kind: str, seed: int) -> None:
-    """A two-layer Llama of width 64."""
+    """Write a two-layer Llama of width 64."""
     width, layers, heads, inner = 64, 2, 4, 128
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(path.stem)
@@ -206,7 +209,7 @@ def transformer(path: Path, kind: str, seed: int) -> None:
     size = spm_vocabulary(writer) if kind == "spm" else bpe_vocabulary(writer, add_bos=True)
     writer.add_vocab_size(size)
     weights = Weights(writer, seed)
-    # Steep, so that the two best tokens lie well apart and greedy answers are the same everywhere.
+    # Large scales keep the two best tokens apart, so greedy answers are the same on every engine.
     weights.matrix("token_embd.weight", size, width, scale=8.0)
     weights.matrix("output.weight", size, width, scale=6.0)
     weights.ones("output_norm.weight", width)
@@ -223,7 +226,7 @@ def transformer(path: Path, kind: str, seed: int) -> None:
 
 
 def mamba(path: Path, seed: int) -> None:
-    """A two-layer Mamba of width 64."""
+    """Write a two-layer Mamba of width 64."""
     width, layers, inner, state, conv, rank = 64, 2, 128, 16, 4, 4
     writer = gguf.GGUFWriter(path, "mamba")
     writer.add_name(path.stem)

@@ -3,10 +3,10 @@
     koboldcpp --model backends/llama_cpp/demo.gguf --contextsize 2048 --port 5001
     python tests/recordings/record.py http://127.0.0.1:5001
 
-It puts a recording proxy in front of the live server, runs the tests that talk to koboldcpp
-against it, and writes `koboldcpp/exchanges.jsonl`: one exchange a line, with the head of the
-answer as it was sent and every chunk of its body as it arrived. Exchanges that were recorded
-before stay; remove the file to begin anew. More arguments go to pytest: which tests to run.
+The script puts a recording proxy in front of the live server and runs the tests that use koboldcpp
+against it. It writes `koboldcpp/exchanges.jsonl` with one exchange per line: the head of the
+response as it was sent, and every chunk of its body as it arrived. Earlier recordings are kept;
+remove the file to start over. Further arguments select tests and go to pytest.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ sys.path.insert(0, str(HERE.parent))
 
 from support.replay import EXCHANGES, GENERATE, key_of  # noqa: E402
 
-# State of the engine rather than an answer: told for the generation that came before.
+# Paths of the engine's state, which is that of the last generation.
 STATE = ("/api/extra/last_logprobs", "/api/extra/perf")
 
 
 class Recorder:
-    """Passes requests on and keeps what comes back."""
+    """A proxy that forwards requests and records the responses."""
 
     def __init__(self, host: str, port: int) -> None:
         self._address = (host, port)
@@ -42,7 +42,7 @@ class Recorder:
                 self._keep(json.loads(line))
 
     def _keep(self, entry: dict[str, Any]) -> None:
-        """Keep an exchange; the newest of the same request counts."""
+        """Keep an exchange in place of an earlier one of the same request."""
         path, after = entry["path"], entry["after"]
         request = key_of(entry["method"], path, entry["body"])
         self.entries[request if after is None else f"{path} {after}"] = entry
@@ -76,7 +76,7 @@ class Recorder:
             writer.write(head)
             while chunk := await reader.read(65536):
                 chunks.append(chunk)
-                # The tests may have left; what is recorded is whole all the same.
+                # The test may have disconnected; the recording is complete all the same.
                 if not writer.is_closing():
                     with contextlib.suppress(ConnectionError):
                         writer.write(chunk)
@@ -99,7 +99,7 @@ class Recorder:
         self._keep(entry)
 
     async def _ask_state(self, genkey: str) -> None:
-        """Ask for the engine's state after a generation, whether the tests will or not."""
+        """Request the engine's state after a generation, whether or not the tests do."""
         body = json.dumps({"genkey": genkey}).encode()
         for method, path, data in (("POST", STATE[0], body), ("GET", STATE[1], b"")):
             reader, upstream = await asyncio.open_connection(*self._address)
@@ -108,7 +108,7 @@ class Recorder:
             answer, _, content = (await reader.read()).partition(b"\r\n\r\n")
             upstream.close()
             if b'"logprobs": null' in content or f"{path} {genkey}" in self.entries:
-                # The next generation has begun, or the tests have asked in time.
+                # The next generation has begun, or the tests have already requested the state.
                 continue
             self._keep(
                 {
@@ -123,7 +123,7 @@ class Recorder:
             )
 
     def write(self) -> None:
-        """Write what the replay needs: state only of the generations that are kept."""
+        """Write the recordings, with state only for the recorded generations."""
         kept = {e["genkey"] for e in self.entries.values() if e["path"] in GENERATE}
         with EXCHANGES.open("w") as file:
             for entry in self.entries.values():
@@ -132,7 +132,7 @@ class Recorder:
 
 
 async def main(address: str) -> int:
-    """Record what the tests exchange with a live server; returns their exit code."""
+    """Record what the tests exchange with a live server and return their exit code."""
     parts = urlsplit(address)
     recorder = Recorder(parts.hostname or "127.0.0.1", parts.port or 5001)
     server = await asyncio.start_server(recorder.serve, "127.0.0.1", 0, backlog=512)

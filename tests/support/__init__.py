@@ -1,1 +1,1 @@
-"""What tests share: real servers, the replay of a koboldcpp, recorded exchanges."""
+"""Shared test support: real servers, a koboldcpp replayed from recordings, recorded exchanges."""

@@ -1,4 +1,4 @@
-"""A headless Chromium, where there is one."""
+"""A headless Chromium for tests, if the machine has one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FLAGS = (
 
 @contextlib.contextmanager
 def chromium(profile: Path, *flags: str) -> Iterator[webdriver.Chrome]:
-    """A headless Chromium with an empty profile, which keeps its console's messages.
+    """Run a headless Chromium with an empty profile and a console log.
 
     Args:
         profile: a folder for the profile.
-        flags: more flags of its command line.
+        flags: additional command line flags.
     """
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""

@@ -11,7 +11,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, the line of its fence, its text."""
+    """A fenced block with its language, the line of its fence, and its text."""
 
     language: str
     line: int
@@ -22,7 +22,7 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command of a shell block: its words, and whether it runs in the background."""
+    """A command of a shell block: its words, and True if it runs in the background."""
 
     words: tuple[str, ...]
     background: bool = False

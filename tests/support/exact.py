@@ -1,4 +1,4 @@
-"""Both engines that score prompts, where arithmetic is exact: F32 weights and memory."""
+"""Both engines that score prompts, with exact arithmetic: F32 weights and KV cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXACT = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
 async def engines(
     path: Path, *, exact: bool = True, slots: int = 4, context: int = 512
 ) -> AsyncIterator[dict[str, Backend]]:
-    """A model in process and in a real llama-server."""
+    """Run a model in process and in a real llama-server."""
     with llama_server(path, *(EXACT if exact else ()), slots=slots, context=context) as address:
         made: dict[str, Backend] = {
             "in process": LlamaCpp(path, exact=exact),
@@ -31,7 +31,7 @@ async def engines(
 
 
 async def prompt_tokens(backend: Backend, prompt: Text | TokenIds, top: int = 1) -> Sequence[Token]:
-    """A prompt's tokens with their log-probabilities."""
+    """Return a prompt's tokens with their log-probabilities."""
     job = Generation(Prompt(prompt, logprobs=top), 0)
     tokens: list[Token] = []
     async with backend.open(job) as batches:

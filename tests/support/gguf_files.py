@@ -1,4 +1,4 @@
-"""Copies of GGUF files with other weights or other facts, as tests want them."""
+"""Copies of GGUF files with other weights or metadata."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def copy(
     """Copy a model.
 
     Args:
-        kind: how the matrices are stored in the copy; as in the source by default.
-        changes: values of fields, by their keys, that differ from the source's.
-        deltas: what is added to matrices, by their names.
-        tensors_a_part: how many a file may have, where the copy is to be in several.
+        kind: the type of the matrices in the copy; by default that of the source.
+        changes: the values of fields that differ from the source, by key.
+        deltas: the values added to matrices, by name.
+        tensors_a_part: the maximum number of tensors per file, to split the copy.
     """
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
@@ -50,10 +50,10 @@ def copy(
 
 
 def lora(source: Path, target: Path, rank: int = 4) -> dict[str, np.ndarray[Any, Any]]:
-    """Write an adapter of small random numbers for a model's query and value matrices.
+    """Write a LoRA adapter of small random numbers for a model's query and value matrices.
 
     Returns:
-        What it adds to each matrix at a scale of 1, by the matrix's name.
+        The values that it adds to each matrix at a scale of 1, by the matrix's name.
     """
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
@@ -94,11 +94,11 @@ def _copy_fields(
 
 
 def larger(source: Path, target: Path, *, width: int, layers: int, inner: int) -> Path:
-    """A Llama of random weights in eight bits, with another model's vocabulary.
+    """Write a Llama of random weights in Q8_0, with another model's vocabulary.
 
     Args:
-        width: of the embedding; heads are of 64.
-        inner: of the feed-forward part.
+        width: the embedding length; heads have a width of 64.
+        inner: the length of the feed-forward layer.
     """
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "llama")

@@ -1,4 +1,4 @@
-"""Jobs run on a backend to their end."""
+"""A function that runs a generation on a backend to its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from latimer.backends.base import Backend, Finish, Generation, Piece
 
 
 async def run(backend: Backend, job: Generation) -> tuple[list[bytes], list[Finish]]:
-    """Text and finish of each choice."""
+    """Return the text and finish event of each choice."""
     texts = [b""] * len(job.seeds)
     finishes: dict[int, Finish] = {}
     async with backend.open(job) as batches:

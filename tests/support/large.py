@@ -1,4 +1,4 @@
-"""Large requests, and engines with a model that sees to send them to."""
+"""Large requests, and engines with a vision model to send them to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
 
 
 class AnyPrompt(Replay):
-    """A koboldcpp that counts three letters as a token, and answers every prompt alike."""
+    """A koboldcpp that counts three characters as a token and answers every prompt the same."""
 
     def _find(self, method: str, path: str, body: Any) -> dict[str, Any] | None:
         if path == "/api/extra/tokencount":
@@ -45,10 +45,10 @@ class AnyPrompt(Replay):
 
 @contextlib.contextmanager
 def seeing(engine: str, directory: Path) -> Iterator[Backend]:
-    """An engine whose model takes pictures; koboldcpp is made of recordings.
+    """Run an engine whose model accepts images; koboldcpp is replayed from recordings.
 
     Args:
-        directory: where the projector is written.
+        directory: the folder for the projector file.
     """
     mmproj = projector(directory / "mmproj.gguf", 64)
     if engine == "llama_cpp":
@@ -62,24 +62,24 @@ def seeing(engine: str, directory: Path) -> Iterator[Backend]:
 
 
 def chat(*messages: dict[str, Any], **body: Any) -> tuple[str, bytes]:
-    """A path and a body of a chat request."""
+    """Return the path and body of a chat request."""
     full = {"model": "m", "messages": messages, "max_tokens": 2, **body}
     return "/v1/chat/completions", json.dumps(full).encode()
 
 
 def completion(prompt: Any, **body: Any) -> tuple[str, bytes]:
-    """The same of a completion."""
+    """Return the path and body of a completion request."""
     full = {"model": "m", "prompt": prompt, "max_tokens": 2, **body}
     return "/v1/completions", json.dumps(full).encode()
 
 
 def user(content: Any) -> dict[str, Any]:
-    """A user's message."""
+    """Return a user message."""
     return {"role": "user", "content": content}
 
 
 def _schema(count: int) -> dict[str, Any]:
-    """An object of many properties of several kinds."""
+    """Return the schema of an object with many properties of several types."""
     kinds: list[dict[str, Any]] = [
         {"type": "string", "minLength": 2, "maxLength": 40},
         {"type": "integer", "minimum": 0, "maximum": 99_999},
@@ -105,7 +105,7 @@ def _tools(count: int) -> list[dict[str, Any]]:
 
 
 def _picture(size: int) -> dict[str, Any]:
-    """A part with a picture of so many bytes; what stands behind its end is no part of it."""
+    """Return an image part of a given size in bytes, most of it padding after the image."""
     data = base64.b64encode(png(255, 0, 0).ljust(size, b"\0")).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 

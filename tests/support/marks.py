@@ -10,7 +10,7 @@ import gguf
 from . import gguf_files
 
 MODELS = Path(__file__).parent.parent / "models"
-# What the templates of the tests spell; the first is the end of a turn.
+# The control tokens in the tests' templates; the first one ends a turn.
 MARKS = (
     "<|im_end|>", "<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
     "<|eot_id|>", "<|eom_id|>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
@@ -23,19 +23,19 @@ MARKS = (
 )  # fmt: skip
 ADDED = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 CONTROL, USER_DEFINED = 3, 4
-# Words of a vocabulary make room for them.
+# The base model and changed metadata of each vocabulary, whose markers replace words.
 VOCABULARIES: dict[str, tuple[str, dict[str, Any]]] = {
     "spm": ("spm", {}),
     "gpt-2": ("bpe", {"tokenizer.ggml.pre": "gpt-2"}),
     "llama-3": ("bpe", {}),
     "qwen2": ("bpe", {"tokenizer.ggml.pre": "qwen2"}),
-    # llama.cpp lets this family's control tokens take the blanks behind them.
+    # llama.cpp lets control tokens of this model family strip the whitespace after them.
     "stripping": ("spm", {"general.name": "phi-3"}),
 }
 
 
 def with_marks(source: Path, target: Path, changes: dict[str, Any]) -> Path:
-    """A copy of a model that knows the marks of the templates instead of some words."""
+    """Copy a model with the templates' markers as tokens in place of some words."""
     fields = gguf.GGUFReader(source).fields
     tokens = fields["tokenizer.ggml.tokens"].contents()
     kinds = fields["tokenizer.ggml.token_type"].contents()

@@ -1,4 +1,4 @@
-"""Engines that answer as they did once, but for one thing that is wrong."""
+"""Engines that replay recorded responses, except for one that is wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUBBISH = (b"", b"null", b"[]", b"5", b'"x"', b"{}", b"<html>Bad Gateway</html>"
 
 
 class Answer(NamedTuple):
-    """An answer as it came."""
+    """A recorded response."""
 
     status: int
     content_type: str
@@ -29,18 +29,18 @@ class Answer(NamedTuple):
 
 
 class Answered:
-    """An answer that is given again."""
+    """A reply that replays a recorded response."""
 
     def __init__(self, answer: Answer) -> None:
         self.status, self.content_type, self._body = answer
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body in lines, as a stream comes."""
+        """Yield the body in lines, as a stream does."""
         for line in re.findall(rb"[^\n]*\n|[^\n]+", self._body):
             yield line
 
     async def read(self) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         return self._body
 
 
@@ -48,7 +48,7 @@ Record = dict[tuple[str, str], list[Answer]]
 
 
 class Recorder:
-    """The way to an engine; keeps every answer by method and path."""
+    """An upstream that records every response by method and path."""
 
     def __init__(self, inner: Upstream) -> None:
         self._inner = inner
@@ -57,7 +57,7 @@ class Recorder:
 
     @asynccontextmanager
     async def send(self, method: str, path: str, body: bytes | None = None) -> AsyncIterator[Reply]:
-        """See `Upstream.send`."""
+        """Send a request and record its response."""
         async with self._inner.send(method, path, body) as reply:
             data = await reply.read()
             answer = Answer(reply.status, reply.content_type, data)
@@ -65,12 +65,12 @@ class Recorder:
         yield Answered(answer)
 
     async def aclose(self) -> None:
-        """See `Upstream.aclose`."""
+        """Close the upstream."""
         await self._inner.aclose()
 
 
 class Replayed:
-    """An engine that gives recorded answers, each path's in their order, the last one for ever."""
+    """An upstream that replays each path's responses in order and repeats the last one."""
 
     address = "http://engine"
 
@@ -79,16 +79,16 @@ class Replayed:
 
     @asynccontextmanager
     async def send(self, method: str, path: str, body: bytes | None = None) -> AsyncIterator[Reply]:
-        """See `Upstream.send`."""
+        """Replay a response."""
         answers = self._record.get((method, path), [Answer(404, "text/html", b"not found")])
         yield Answered(answers.pop(0) if len(answers) > 1 else answers[0])
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing, since no connection is open."""
 
 
 def mutants(record: Record, generator: random.Random, count: int) -> Iterator[tuple[str, Record]]:
-    """Records with one answer that is wrong, some for each answer, and what is wrong."""
+    """Yield a description and a record with one wrong response, several for each response."""
     for key, answers in record.items():
         for at, answer in enumerate(answers):
             for body in _bodies(answer.body, generator, count):
@@ -116,7 +116,7 @@ def _bodies(body: bytes, generator: random.Random, count: int) -> Iterator[bytes
 
 
 def _changed(value: Any, generator: random.Random) -> Any:
-    """A value with one thing in it left out, or replaced by something strange."""
+    """Return a copy of a value with one item deleted or replaced by a strange value."""
     value = copy.deepcopy(value)
     places = list(_places(value))
     if not places:

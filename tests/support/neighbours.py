@@ -1,4 +1,4 @@
-"""Requests alone and among fifteen others: how far what they are told is apart."""
+"""Comparison of requests that run alone with the same requests run sixteen at a time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ AT_ONCE = 16
 
 
 class Apart(NamedTuple):
-    """What differs between two runs of the same requests.
+    """The differences between two runs of the same requests.
 
     Args:
-        texts: how many have another text.
-        worst: the largest difference of a log-probability, up to where texts part.
+        texts: the number of requests whose texts differ.
+        worst: the largest difference of a log-probability before the texts diverge.
     """
 
     requests: int
@@ -28,7 +28,7 @@ class Apart(NamedTuple):
 
 
 def requests(count: int) -> list[Generation]:
-    """Greedy ones and seeded ones, with log-probabilities, of different lengths."""
+    """Return greedy and seeded generations of different lengths, with log-probabilities."""
     known = itertools.islice(itertools.cycle(prompts()), count)
     return [
         Generation(
@@ -43,7 +43,7 @@ def requests(count: int) -> list[Generation]:
 
 
 async def tokens_of(backend: Backend, job: Generation) -> Sequence[Token]:
-    """What a request is told."""
+    """Return the tokens that a generation yields."""
     tokens: list[Token] = []
     async with backend.open(job) as batches:
         async for batch in batches:
@@ -54,7 +54,7 @@ async def tokens_of(backend: Backend, job: Generation) -> Sequence[Token]:
 
 
 async def apart(backend: Backend, count: int) -> Apart:
-    """Run requests one by one, then sixteen at a time, and compare."""
+    """Run requests one by one, then sixteen at a time, and compare the results."""
     jobs = requests(count)
     alone = [await tokens_of(backend, job) for job in jobs]
     beside: list[Sequence[Token]] = []
@@ -65,7 +65,7 @@ async def apart(backend: Backend, count: int) -> Apart:
     for one, other in zip(alone, beside, strict=True):
         same = [a.id == b.id for a, b in zip(one, other, strict=False)]
         texts += not all(same)
-        # What comes behind another token has another beginning.
+        # Tokens after the first different one have a different prefix.
         until = same.index(False) + 1 if False in same else len(same)
         for a, b in zip(one[:until], other[:until], strict=True):
             values = {entry.id: entry.logprob for entry in b.top}

@@ -1,4 +1,4 @@
-"""Raw servers for the upstream client, which answer byte for byte what a test says."""
+"""Raw servers for the upstream client, which answer byte for byte as a test defines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: text/plain\r\n\r\no
 
 
 class Peer:
-    """A connection as the server sees it."""
+    """A connection on the server's side."""
 
     def __init__(
         self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -24,7 +24,7 @@ class Peer:
         self.writer = writer
 
     async def send(self, data: bytes) -> None:
-        """Write and flush."""
+        """Write data and flush."""
         self.writer.write(data)
         await self.writer.drain()
 
@@ -35,7 +35,7 @@ class Peer:
 
 @asynccontextmanager
 async def server(answer: Answer) -> AsyncIterator[tuple[HttpUpstream, list[Peer]]]:
-    """A raw server; yields a client of it and the connections that it had."""
+    """Run a raw server; yield a client of it and the list of its connections."""
     peers: list[Peer] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,7 +65,7 @@ async def server(answer: Answer) -> AsyncIterator[tuple[HttpUpstream, list[Peer]
 
 
 async def ask(upstream: HttpUpstream, body: bytes | None = b"{}") -> bytes:
-    """One exchange."""
+    """Send one request and return the body of its response."""
     async with upstream.send("POST", "/x", body) as reply:
         assert reply.status == 200
         return await reply.read()

@@ -1,4 +1,4 @@
-"""Commands that serve: started as a user starts them, asked a question, ended by SIGTERM."""
+"""Servers started from their command line, asked a question, and ended by SIGTERM."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def program(
     stop: Callable[[int], int] = int,
     code: int = 0,
 ) -> Iterator[None]:
-    """Run a server until the block ends; then its exit code must be right.
+    """Run a server until the block ends, then end it and check its exit code.
 
     Args:
-        url: answers 200 as soon as the server is ready.
-        seconds: how long that may take.
+        url: the URL that answers 200 when the server is ready.
+        seconds: the maximum time until the server is ready.
         stop: returns the process that gets SIGTERM; by default the one that was started.
     """
     with tempfile.TemporaryFile() as output:

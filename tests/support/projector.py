@@ -1,4 +1,4 @@
-"""Projector files for the small models: encoders of random weights for pictures and sounds."""
+"""Projector files for the small models: image and audio encoders with random weights."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import gguf
 import numpy as np
 
 SIZE, PATCH = 28, 14
-# What an image comes to, in tokens.
+# The number of tokens of an image.
 TOKENS = (SIZE // PATCH) ** 2
 
 
 INNER, LAYERS, HEADS, MELS = 32, 2, 2, 80
-# Positions of half a minute of sound.
+# The number of positions of half a minute of audio.
 POSITIONS = 1500
 
 
 class _Writer:
-    """A projector's tensors, of random numbers from one seed."""
+    """A writer of a projector's tensors, with random numbers from one seed."""
 
     def __init__(
         self, path: Path, kind: str, width: int, scale: float, facts: Mapping[str, int]
@@ -69,7 +69,7 @@ class _Writer:
 
 
 def projector(path: Path, width: int) -> Path:
-    """Write a LLaVA projector for pictures whose output has a model's width."""
+    """Write a LLaVA projector for images, with a model's embedding length as its output width."""
     writer = _Writer(path, "vision", width, 4.0, {"image_size": SIZE, "patch_size": PATCH})
     writer.gguf.add_bool("clip.has_vision_encoder", True)
     writer.gguf.add_string("clip.projector_type", "mlp")
@@ -90,7 +90,7 @@ def projector(path: Path, width: int) -> Path:
 
 
 def listener(path: Path, width: int) -> Path:
-    """Write a Qwen2-Audio projector, for sounds."""
+    """Write a Qwen2-Audio projector."""
     writer = _Writer(path, "audio", width, 1.0, {"num_mel_bins": MELS})
     writer.gguf.add_bool("clip.has_audio_encoder", True)
     writer.gguf.add_string("clip.projector_type", "qwen2a")
@@ -109,7 +109,7 @@ def listener(path: Path, width: int) -> Path:
 
 
 def wav(hertz: int, seconds: float = 1.0, rate: int = 16_000) -> bytes:
-    """A tone."""
+    """Return a WAV file of a tone."""
     times = np.arange(int(seconds * rate)) / rate
     samples = (np.sin(2 * np.pi * hertz * times) * 20_000).astype("<i2").tobytes()
     form = struct.pack("<IHHIIHH", 16, 1, 1, rate, rate * 2, 2, 16)
@@ -118,7 +118,7 @@ def wav(hertz: int, seconds: float = 1.0, rate: int = 16_000) -> bytes:
 
 
 def png(red: int, green: int, blue: int, size: int = SIZE) -> bytes:
-    """A picture of one colour."""
+    """Return a PNG file of one colour."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (

@@ -1,4 +1,4 @@
-"""A reader of the documentation, who copies code blocks into files and into a shell."""
+"""A runner of the documentation's code blocks, in files and in a shell."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ ROOT = Path(__file__).parent.parent.parent
 EVALUATE = ROOT / "examples" / "evaluate"
 ANSWER = "The capital of France is Paris."
 HERE = "http://127.0.0.1:8000"
-# A task of lm-eval that needs no download, for one that does.
+# A local lm-eval task in place of one that needs a download.
 TASKS = {"hellaswag": "choice.yaml"}
 
 
 class Reader:
-    """Runs blocks in a folder that has a `model.gguf`.
+    """A runner of blocks in a folder that has a `model.gguf`.
 
-    Addresses, the port and the names of tasks are replaced, nothing else.
+    Only addresses, the port and the names of tasks are replaced.
 
     Args:
-        addresses: those of the document, and the ones of the engines that run here.
+        addresses: the running engines' addresses, by those in the document.
     """
 
     def __init__(self, folder: Path, addresses: dict[str, str]) -> None:
@@ -52,7 +52,7 @@ class Reader:
         (folder / "questions.jsonl").write_text("".join(questions[:4]))
 
     def run(self, block: Block) -> None:
-        """Run a block as it stands.
+        """Run a block.
 
         Raises:
             AssertionError: it fails, or is of a kind that this class cannot run.
@@ -83,7 +83,7 @@ class Reader:
         address = self._address + (mounted[1] if mounted else "")
         words = ("uvicorn", "block:app", "--port", self._variables["LATIMER_PORT"])
         url = f"{address}/v1/models"
-        # uvicorn ends itself by the signal that it got.
+        # uvicorn ends itself with the signal that it received.
         with program(words, url, self._variables, self._folder, code=-15):
             assert ask(address) == ANSWER
 
@@ -118,7 +118,7 @@ class Reader:
         assert "reachable" in self._output(*words)
 
     def _conform(self, *words: str) -> None:
-        # A whole run takes minutes.
+        # A full run takes minutes.
         assert " checks: " in self._output(*words, "--only", "models.*")
 
     def _lm_eval(self, *words: str) -> None:
@@ -136,5 +136,5 @@ class Reader:
 
 
 def _make(_command: str, target: str) -> None:
-    """Look for a target; CI and `tests/install` run it."""
+    """Check that a target exists; CI and `tests/install` run it."""
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target

@@ -11,17 +11,17 @@ DEMO_CHATML = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def exchange(engine: str, name: str) -> dict[str, Any]:
-    """One exchange: `request` and `response`."""
+    """Return an exchange, with `request` and `response`."""
     loaded: dict[str, Any] = json.loads((RECORDINGS / engine / f"{name}.json").read_text())
     return loaded
 
 
 def body(engine: str, name: str) -> bytes:
-    """The body of an exchange's response, as it was sent."""
+    """Return the body of an exchange's response, as it was sent."""
     return str(exchange(engine, name)["response"]["body"]).encode()
 
 
 def prompts() -> list[dict[str, Any]]:
-    """Prompts with the demo model's greedy answers."""
+    """Return prompts with the demo model's greedy answers."""
     loaded: list[dict[str, Any]] = json.loads((RECORDINGS / "prompts.json").read_text())
     return loaded

@@ -1,4 +1,4 @@
-"""What a model's own log-probabilities are: one plain `llama_decode`, and float64 arithmetic."""
+"""A model's reference log-probabilities: one plain `llama_decode`, and float64 arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 class Reference:
-    """A model that evaluates a text at once: flash attention off, 32-bit memory."""
+    """A model that evaluates a text in one batch, with no flash attention and an F32 KV cache."""
 
     def __init__(self, path: Path, context: int) -> None:
         start()
@@ -35,7 +35,7 @@ class Reference:
         assert self._context, path
 
     def distributions(self, ids: Sequence[int]) -> NDArray[np.float64]:
-        """Row i holds the log-probabilities of what follows token i; shape (tokens, vocabulary)."""
+        """Return log-probabilities of shape (tokens, vocabulary): row i predicts token i + 1."""
         count = len(ids)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         batch = llama_cpp.llama_batch_init(count, 0, 1)
@@ -60,19 +60,19 @@ class Reference:
         return result
 
     def scores(self, ids: Sequence[int]) -> list[float]:
-        """The log-probability of each token but the first, after all that come before it."""
+        """Return the log-probability of each token but the first, given those before it."""
         rows = self.distributions(ids)[:-1]
         return [float(row[token]) for row, token in zip(rows, ids[1:], strict=True)]
 
     def close(self) -> None:
-        """Free everything."""
+        """Free the model and the context."""
         llama_cpp.llama_free(self._context)
         llama_cpp.llama_model_free(self._model)
 
 
 @contextmanager
 def reference(path: Path, context: int = 512) -> Iterator[Reference]:
-    """A reference of a model, freed at the end."""
+    """Return a model's reference, which is freed at the end."""
     made = Reference(path, context)
     try:
         yield made

@@ -1,8 +1,7 @@
-"""A koboldcpp made of recordings: byte for byte, chunk for chunk; an unknown request fails.
+"""A koboldcpp replayed byte for byte and chunk for chunk; an unknown request fails.
 
-The recordings are of a live koboldcpp (`tests/recordings/record.py` makes them anew). A request
-is found by method, path and body; the body's random parts (the `genkey`, and the seed where the
-temperature is 0) do not count.
+`tests/recordings/record.py` records a live koboldcpp. A recording is found by method, path and
+body, without the body's random parts: `genkey`, and the seed where the temperature is 0.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ GENERATE = ("/api/extra/generate/stream", "/api/v1/generate")
 
 
 def key_of(method: str, path: str, body: Any) -> str:
-    """What a request is found by."""
+    """Return the key of a request's recording."""
     if isinstance(body, dict):
         body = {name: value for name, value in body.items() if name != "genkey"}
         if body.get("temperature") == 0:
@@ -32,7 +31,7 @@ def key_of(method: str, path: str, body: Any) -> str:
 
 
 class Replay:
-    """The server's state: which recorded generation each client's `genkey` stands for."""
+    """A replay server with the recorded generation of each client's `genkey`."""
 
     def __init__(self, path: Path = EXCHANGES) -> None:
         self._plain: dict[str, dict[str, Any]] = {}
@@ -49,11 +48,11 @@ class Replay:
                 self._plain[key_of(entry["method"], entry["path"], entry["body"])] = entry
 
     def _find(self, method: str, path: str, body: Any) -> dict[str, Any] | None:
-        """The recording of a request that does not depend on the one before it."""
+        """Return the recording of a request that does not depend on the one before it."""
         return self._plain.get(key_of(method, path, body))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request and close, as koboldcpp does."""
+        """Answer one request and close the connection, as koboldcpp does."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             method, path, _version = head.splitlines()[0].split()
@@ -89,7 +88,7 @@ class Replay:
         chunks = [base64.b64decode(chunk) for chunk in entry["chunks"]]
         await _send(writer, entry["head"].encode("latin-1"), chunks)
         if path == GENERATE[0] and chunks and b'"finish_reason": "' not in b"".join(chunks):
-            # The recorded one went on until it was aborted.
+            # The recorded generation ran until it was aborted.
             while genkey not in self.aborted and not writer.is_closing():
                 await asyncio.sleep(0.01)
 
@@ -105,7 +104,7 @@ async def _send(writer: asyncio.StreamWriter, head: bytes, chunks: list[bytes]) 
 
 @contextlib.contextmanager
 def replaying(server: Replay | None = None) -> Iterator[tuple[str, Replay]]:
-    """The replay server in a thread; yields its address and its state."""
+    """Run the replay server in a thread; yield its address and its state."""
     replay = server or Replay()
     ready = threading.Event()
     address: list[str] = []

@@ -1,4 +1,4 @@
-"""What a streamed reply says."""
+"""The chunks of a streamed response."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx2
 
 
 def chunks_in(reply: httpx2.Response) -> list[Any]:
-    """The chunks of a stream, which must be whole events and end as OpenAI's do."""
+    """Return the chunks of a stream, and check that it is complete and ends with `[DONE]`."""
     assert reply.status_code == 200, reply.text
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
     *events, done, rest = reply.text.split("\n\n")

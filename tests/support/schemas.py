@@ -1,4 +1,4 @@
-"""Schemas of every kind that all engines enforce, none of which lets an answer go on for ever."""
+"""Schemas of every kind that all engines enforce, each with output of bounded length."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ SCHEMAS: dict[str, Any] = {
 
 
 def error_of(value: Any, schema: Any) -> str | None:
-    """Why a value does not satisfy a schema, formats included; None where it does."""
+    """Return why a value does not satisfy a schema, formats included, or None if it does."""
     kind = validator_for(schema, default=Draft202012Validator)
     error = next(kind(schema, format_checker=kind.FORMAT_CHECKER).iter_errors(value), None)
     return None if error is None else error.message

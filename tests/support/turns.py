@@ -1,4 +1,4 @@
-"""How long the turns of an event loop are."""
+"""Measurement of an event loop's iterations."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from support.servers import free_port
 
 
 class MeasuredLoop(asyncio.SelectorEventLoop):
-    """An event loop that notes its longest turn, in seconds of its thread's own CPU time.
+    """An event loop that records its longest iteration, in seconds of its thread's CPU time.
 
-    Waiting counts for nothing, and neither does a busy machine or another thread.
+    Waiting, other threads and other programs do not count.
     """
 
     longest = 0.0
@@ -31,9 +31,9 @@ class MeasuredLoop(asyncio.SelectorEventLoop):
 
 @contextlib.contextmanager
 def measured(make_app: Callable[[], Any]) -> Iterator[tuple[str, MeasuredLoop]]:
-    """An ASGI app behind uvicorn on a loop that is measured; yields its address and the loop.
+    """Serve an ASGI app with uvicorn on a measured event loop; yield its address and the loop.
 
-    Garbage is collected as `latimer serve` does it.
+    The garbage collector is configured as in `latimer serve`.
     """
     port = free_port()
     config = uvicorn.Config(make_app(), host="127.0.0.1", port=port, log_level="warning")

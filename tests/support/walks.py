@@ -1,4 +1,4 @@
-"""Random walks through grammars: every token that is allowed may come."""
+"""Random walks through grammars, in which every allowed token can come next."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from latimer.backends.llama_cpp.grammars import Candidates, Gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 
-# What brings a JSON text to its end, so that most walks do.
+# Tokens that close a JSON text, preferred so that most walks end.
 CLOSING = (b'"', b"}", b"]", b",", b":")
 
 
 class Walker:
-    """Walks with a model's vocabulary and without its opinion."""
+    """A random walker over a model's vocabulary, without its probabilities."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._vocabulary = Vocabulary(model)
@@ -27,9 +27,9 @@ class Walker:
         self._closes = np.array([piece in CLOSING for piece in pieces]) & ~self._is_end
 
     def texts(self, grammar: str, count: int, most: int = 300) -> list[str]:
-        """The texts of those walks that end within some tokens, and in UTF-8.
+        """Return the texts of the walks that end within `most` tokens and are valid UTF-8.
 
-        llama.cpp's grammars take bytes for a character that are none.
+        llama.cpp's grammars also accept invalid UTF-8 as characters.
         """
         generator = random.Random(1)
         found = []

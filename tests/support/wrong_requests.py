@@ -1,4 +1,4 @@
-"""Requests with one thing wrong in them, and the errors that the contract has for them."""
+"""Requests with one error each, and the contract's error objects for them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DROP = object()
 
 
 def body_of(path: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """A right body with some fields changed or left out."""
+    """Return a valid body with some fields changed or left out."""
     merged = {**BASE[path], **changes}
     return {name: value for name, value in merged.items() if value is not DROP}
 
 
-# path, changes, param, code, the message's exact words (or their beginning, with …)
+# Path, changes, param, code, the exact message (or its beginning, with …).
 CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
     (C, {"model": DROP}, None, None, "you must provide a model parameter"),
     (H, {"model": DROP}, None, None, "you must provide a model parameter"),

@@ -1,7 +1,8 @@
-"""What models answer, by the format that their template asks for.
+"""Model outputs in each tool call format, with the parts expected from them.
 
-Each: the output, and what it comes to: texts and (name, arguments). Functions offered are
-`get_weather`, `get_time`, `brave_search` and `python`. Written from each format's documentation.
+Each case is an output and its parts: texts and (name, arguments) pairs. The functions offered are
+`get_weather`, `get_time`, `brave_search` and `python`. The outputs follow each format's
+documentation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ HERMES: Outputs = [
      "</tool_call> done",
      [("get_weather", '{"city": "</tool_call> \\"é\\" }{"}'), " done"]),
     ("It is 21 degrees in Paris <tool", ["It is 21 degrees in Paris <tool"]),
-    # Broken: cut off, no JSON, another function, arguments that are none.
+    # Broken: cut off, not JSON, an unknown function, arguments that are not an object.
     ('<tool_call>\n{"name": "get_weather", "argu', ['<tool_call>\n{"name": "get_weather", "argu']),
     ("<tool_call>\nget_weather(Paris)\n</tool_call>",
      ["<tool_call>\nget_weather(Paris)\n</tool_call>"]),
@@ -65,7 +66,7 @@ LLAMA_3: Outputs = [
     ('Let me see.\n<|python_tag|>{"name": "get_time", "parameters": {}}',
      ["Let me see.", ("get_time", "{}")]),
     ("It is sunny; 21 {degrees}.", ["It is sunny; 21 {degrees}."]),
-    # Broken, and JSON that is an answer.
+    # Broken, and JSON that is content.
     ('{"name": "get_time", "parameters": {', ['{"name": "get_time", "parameters": {']),
     ('{"name": "Tom", "age": 33}', ['{"name": "Tom", "age": 33}']),
     ('<|python_tag|>{"name": "launch", "parameters": {}}',
@@ -88,7 +89,7 @@ MISTRAL: Outputs = [
     ('[TOOL_CALLS] {"name": "get_time", "arguments": {}}', [("get_time", "{}")]),
     ("Tools are [TOOL", ["Tools are [TOOL"]),
     ("[1, 2]", ["[1, 2]"]),
-    # Broken: cut off, an empty list, no list, one good and one wrong.
+    # Broken: cut off, an empty list, not a list, a list with an unknown function.
     ('[TOOL_CALLS][{"name": "get_weather", ', ['[TOOL_CALLS][{"name": "get_weather", ']),
     ("[TOOL_CALLS][]", ["[TOOL_CALLS][]"]),
     ("[TOOL_CALLS] none", ["[TOOL_CALLS] none"]),
@@ -96,7 +97,7 @@ MISTRAL: Outputs = [
      ['[TOOL_CALLS][{"name": "get_time", "arguments": {}}, {"name": "launch"}]']),
 ]  # fmt: skip
 
-# The same from v11 on: `[TOOL_CALLS]name[ARGS]{…}`.
+# The Mistral format from v11 on: `[TOOL_CALLS]name[ARGS]{…}`.
 MISTRAL_ARGS: Outputs = [
     ('[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', [("get_weather", PARIS)]),
     ('[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_time[ARGS]{"city": "Rome"}',
@@ -105,7 +106,7 @@ MISTRAL_ARGS: Outputs = [
     ("[TOOL_CALLS]get_time[ARGS]{}", [("get_time", "{}")]),
     ('I look. [TOOL_CALLS]get_time[ARGS] {"city": "Rome"}', ["I look.", ("get_time", ROME)]),
     ('[TOOL_CALLS][{"name": "get_time", "arguments": {}}]', [("get_time", "{}")]),
-    # Broken: cut off in the name and in the arguments, no JSON, another function.
+    # Broken: cut off in the name and in the arguments, not JSON, an unknown function.
     ("[TOOL_CALLS]get_we", ["[TOOL_CALLS]get_we"]),
     ('[TOOL_CALLS]get_weather[ARGS]{"city": ', ['[TOOL_CALLS]get_weather[ARGS]{"city": ']),
     ("[TOOL_CALLS]get_weather[ARGS]Paris", ["[TOOL_CALLS]get_weather[ARGS]Paris"]),
@@ -128,14 +129,14 @@ HARMONY: Outputs = [
     ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
      + _CALL.format("get_time", ROME), ["I look.", ("get_time", ROME)]),
     ("It is sunny.", ["It is sunny."]),
-    # Broken: cut off, no JSON, another function.
+    # Broken: cut off, not JSON, an unknown function.
     (_CALL.format("get_weather", '{"city": '), [_CALL.format("get_weather", '{"city": ')]),
     (_CALL.format("get_weather", "Paris"), [_CALL.format("get_weather", "Paris")]),
     (_CALL.format("launch", "{}"), [_CALL.format("launch", "{}")]),
     ("<|channel|>analysis<|message|>Hm", ["(Hm)"]),
 ]  # fmt: skip
 
-# Bare JSON, as llama.cpp's `docs/function-calling.md` has it for models that are only told so.
+# Bare JSON, as in llama.cpp's `docs/function-calling.md`, from models prompted to write it.
 BARE: Outputs = [
     ('{"name": "get_weather", "arguments": {"city": "Paris"}}', [("get_weather", PARIS)]),
     ('[{"name": "get_weather", "arguments": {"city": "Paris"}},\n'
@@ -147,7 +148,7 @@ BARE: Outputs = [
     ('{"name": "get_time", "arguments": null} That is it.', [("get_time", "{}"), "That is it."]),
     ('So: {"name": "get_time", "arguments": {}}', ['So: {"name": "get_time", "arguments": {}}']),
     ("", []),
-    # Broken, and JSON that is an answer.
+    # Broken, and JSON that is content.
     ('{"name": "get_weather", "arguments": {"city": NaN}}',
      ['{"name": "get_weather", "arguments": {"city": NaN}}']),
     ("{}", ["{}"]),
@@ -155,7 +156,7 @@ BARE: Outputs = [
     ('{"name": 5, "arguments": {}}', ['{"name": 5, "arguments": {}}']),
 ]  # fmt: skip
 
-# https://www.ibm.com/granite/docs (Granite 3.3) and Phi-4-mini's model card: a list behind a token.
+# https://www.ibm.com/granite/docs (Granite 3.3) and Phi-4-mini's model card: a list after a token.
 TOOL_CALL_LIST: Outputs = [
     ('<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>',
      [("get_weather", PARIS)]),
@@ -204,7 +205,7 @@ XML: Outputs = [
      "<parameter=at>\n[1, {}]\n</parameter>\n</function>",
      [("get_weather", '{"city":"12","at":[1, {}]}')]),
     ("No <function=get_time> here", ["No <function=get_time> here"]),
-    # Broken: cut off, JSON, another function, twice the same, a number that is none.
+    # Broken: cut off, JSON, an unknown function, a repeated parameter, text for an integer.
     ("<tool_call>\n<function=get_weather>\n<parameter=city>\nPar",
      ["<tool_call>\n<function=get_weather>\n<parameter=city>\nPar"]),
     ('<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>',

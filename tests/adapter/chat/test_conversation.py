@@ -1,4 +1,4 @@
-"""Messages, tools, calls and results as published templates take them."""
+"""Messages, tools, tool calls and results in the form that published templates take."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ WEATHER = Function(name="get_weather", description="Tells it", parameters={"type
 
 
 def model_of(template: str | None) -> Model:
-    """A model with a template."""
+    """Return a model with a chat template."""
     return Model("m", 100, template, "<s>", "</s>", False, "fp", 0)
 
 
 def shown(template: str | None, *messages: dict[str, Any], tools: bool = True) -> str:
-    """The prompt of some messages."""
+    """Return the prompt of some messages."""
     model = model_of(template)
     parsed = ChatRequest.model_validate({"model": "m", "messages": list(messages)}).messages
     tags = tags_of(template) if template is not None else None
@@ -43,7 +43,7 @@ def shown(template: str | None, *messages: dict[str, Any], tools: bool = True) -
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
 def test_a_call_and_its_result_are_shown(path: Path) -> None:
-    """Every published template tells of the tool, the call and its result, in this order."""
+    """Every published template renders the tool, the call and its result, in this order."""
     prompt = shown(path.read_text(), ASKED, CALLED, RESULT)
     rest = prompt[prompt.index("Weather?") :]
     assert "Tells it" in prompt
@@ -52,12 +52,12 @@ def test_a_call_and_its_result_are_shown(path: Path) -> None:
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
 def test_without_tools_nothing_is_told_of_them(path: Path) -> None:
-    """The prompt is that of the messages alone."""
+    """A prompt without tools mentions none of them."""
     assert "get_weather" not in shown(path.read_text(), ASKED, tools=False)
 
 
 def test_a_model_without_a_template_is_told_in_words() -> None:
-    """The words are what the documentation says, and results are the user's turn."""
+    """A model without a template gets the documented tool instructions as text."""
     prompt = shown(None, ASKED, CALLED, RESULT)
     name = '"name": "get_weather"'
     told = f'{{{name}, "description": "Tells it", "parameters": {{"type": "object"}}}}'
@@ -67,7 +67,7 @@ def test_a_model_without_a_template_is_told_in_words() -> None:
 
 
 def test_words_follow_what_the_system_says() -> None:
-    """There is one system message, and its own text comes first."""
+    """The tool instructions follow the system message's own text in one system message."""
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     system = {"role": "system", "content": "Be brief."}
     prompt = shown(template, system, ASKED)
@@ -76,14 +76,14 @@ def test_words_follow_what_the_system_says() -> None:
 
 
 def test_a_template_without_a_system_role() -> None:
-    """The words stand before the first thing that the user says."""
+    """A template without a system role gets the tool instructions before the first user message."""
     path = next(path for path in TEMPLATES if "gemma" in path.stem)
     prompt = shown(path.read_text(), ASKED)
     assert prompt.index(BLOCK.strip()) < prompt.index("Weather?")
 
 
 def test_ids_as_long_as_a_template_wants_them() -> None:
-    """Mistral's template takes nine letters: the last ones of each id."""
+    """Mistral's template gets ids of nine characters: the last nine of each call's id."""
     path = next(path for path in TEMPLATES if "Nemo" in path.stem)
     prompt = shown(path.read_text(), ASKED, CALLED, RESULT)
     assert prompt.count("pqrstuvwx") == 2
@@ -91,7 +91,7 @@ def test_ids_as_long_as_a_template_wants_them() -> None:
 
 
 def test_results_of_several_calls_are_one_turn() -> None:
-    """Templates that want users and assistant in turns get one turn for all results."""
+    """A template with strictly alternating roles gets the results of several calls in one turn."""
     path = next(path for path in TEMPLATES if "gemma" in path.stem)
     calls = [{**CALL, "id": name} for name in "ab"]
     results = [{**RESULT, "tool_call_id": name, "content": f"result {name}"} for name in "ab"]
@@ -102,7 +102,7 @@ def test_results_of_several_calls_are_one_turn() -> None:
 
 @pytest.mark.parametrize("arguments", ["Paris!", r'{"c": "\ud800"}', r'{"\udc00": 1}'])
 def test_arguments_that_are_no_object_stay_as_they_were_sent(arguments: str) -> None:
-    """A call that somebody else's model made is shown, whatever it is."""
+    """The template gets arguments that are not a JSON object exactly as the client sent them."""
     broken = {**CALL, "function": {"name": "get_weather", "arguments": arguments}}
     path = next(path for path in TEMPLATES if "Qwen" in path.stem)
     prompt = shown(path.read_text(), ASKED, {**CALLED, "tool_calls": [broken]}, RESULT)
@@ -118,7 +118,7 @@ def test_arguments_that_are_no_object_stay_as_they_were_sent(arguments: str) -> 
     ids=["in content", "beside it"],
 )
 def test_thoughts_of_the_assistant_are_split_off(assistant: dict[str, Any]) -> None:
-    """A template gets them beside the content, however the client sends them back."""
+    """The template gets the reasoning apart from the content, in either form that clients send."""
     template = (
         "{# <think> #}{% for m in messages %}"
         "[{{ m.role }}|{{ m.reasoning_content }}|{{ m.content }}]{% endfor %}"
@@ -128,7 +128,7 @@ def test_thoughts_of_the_assistant_are_split_off(assistant: dict[str, Any]) -> N
 
 
 def test_tags_that_a_template_does_not_know_are_text() -> None:
-    """Only a model's own tags are looked for."""
+    """Only the reasoning tags that a model's template contains are parsed."""
     template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
     assistant = {"role": "assistant", "content": "<think>Hm.</think>Yes."}
     assert "[<think>Hm.</think>Yes.]" in shown(template, ASKED, assistant, ASKED, tools=False)
@@ -143,7 +143,7 @@ def test_tags_that_a_template_does_not_know_are_text() -> None:
     ],
 )
 def test_how_calls_are_written_is_seen_and_not_guessed(wrong: str, native: bool) -> None:
-    """A template that mentions JSON and writes calls otherwise is told of tools in words."""
+    """A template that writes calls in an unknown format gets the tools as text instructions."""
     template = (
         '{# "name" "arguments" #}{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]'
         "{{ m.content }}{% for c in m.tool_calls %}" + wrong + "{% endfor %}{% endfor %}"
@@ -153,7 +153,7 @@ def test_how_calls_are_written_is_seen_and_not_guessed(wrong: str, native: bool)
 
 
 def test_published_ways_to_call() -> None:
-    """Of the published templates those whose way is known are given tools themselves."""
+    """The published templates with a known tool call format get the tools themselves."""
     found = {path.stem for path in TEMPLATES if style_of(model_of(path.read_text())).native}
     assert found == {
         "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Qwen-Qwen2.5-7B-Instruct",

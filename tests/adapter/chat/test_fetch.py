@@ -1,4 +1,4 @@
-"""Fetching pictures by their addresses, from a real server."""
+"""Tests for fetching images by URL, from a real server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BODY = b"\x89PNG" + bytes(1000)
 
 
 async def pages(scope: Any, _receive: Any, send: Any) -> None:
-    """A server with a picture, a text, redirects and errors."""
+    """Serve an image, a text, redirects and errors."""
     if scope["type"] != "http":
         return
     path, _, rest = scope["path"].strip("/").partition("/")
@@ -37,13 +37,13 @@ async def pages(scope: Any, _receive: Any, send: Any) -> None:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """The server's address."""
+    """Return the server's URL."""
     with serving(lambda: pages) as url:
         yield url
 
 
 async def refused(fetcher: Fetcher, url: str) -> str:
-    """Why an address is not fetched."""
+    """Return the error message for a URL that is not fetched."""
     with pytest.raises(InvalidRequest) as caught:
         await fetcher(url, "messages[0]")
     assert (caught.value.param, caught.value.code) == ("messages[0]", "invalid_image_url")
@@ -54,13 +54,13 @@ ANYWHERE = Fetcher(lambda address: address.startswith("127."))
 
 
 async def test_a_picture_is_fetched(address: str) -> None:
-    """Its bytes come, by redirects as well."""
+    """The fetcher returns an image's bytes, directly and through redirects."""
     assert await ANYWHERE(f"{address}/picture", "p") == BODY
     assert await ANYWHERE(f"{address}/redirect/2", "p") == BODY
 
 
 async def test_what_is_no_picture_is_refused(address: str) -> None:
-    """Another type, a size beyond the limit, an error, too many redirects."""
+    """Other content types, error statuses, redirect loops and large bodies are rejected."""
     assert "'text/html'" in await refused(ANYWHERE, f"{address}/text")
     assert "status 404" in await refused(ANYWHERE, f"{address}/missing")
     assert "redirects more than" in await refused(ANYWHERE, f"{address}/redirect/9")
@@ -75,14 +75,14 @@ async def test_what_is_no_picture_is_refused(address: str) -> None:
      "169.254.169.254", "[::ffff:127.0.0.1]", "[fd00::1]"],
 )  # fmt: skip
 async def test_private_addresses_are_refused(address: str, host: str) -> None:
-    """However they are written; nothing is connected to."""
+    """A private address is rejected in every notation, before any connection."""
     port = address.rpartition(":")[2]
     message = await refused(Fetcher(), f"http://{host}:{port}/picture")
     assert "no public address" in message
 
 
 async def test_redirects_are_looked_at_too(address: str) -> None:
-    """A public address cannot send the server to a private one, nor to another scheme."""
+    """A redirect cannot lead to a private address or to another scheme."""
     message = await refused(ANYWHERE, f"{address}/redirect?http://10.0.0.1/x")
     assert "'10.0.0.1' is no public address" in message
     assert "only http" in await refused(ANYWHERE, f"{address}/redirect?file:///etc/passwd")
@@ -91,7 +91,7 @@ async def test_redirects_are_looked_at_too(address: str) -> None:
 async def test_only_checked_addresses_are_connected_to(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name is resolved once; of its addresses only an allowed one is connected to."""
+    """A host name is resolved once, and only an allowed address of it is connected to."""
     asked: list[str] = []
     checked: list[str] = []
 
@@ -113,7 +113,7 @@ async def test_only_checked_addresses_are_connected_to(
 async def test_the_environment_names_no_proxy(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy would connect to addresses that nobody checked: none is used."""
+    """The fetcher ignores proxies in the environment, which would connect to unchecked hosts."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert await ANYWHERE(f"{address}/picture", "p") == BODY
@@ -121,19 +121,19 @@ async def test_the_environment_names_no_proxy(
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "4294967376"])
 async def test_a_port_that_is_none_is_refused(address: str, port: str) -> None:
-    """Neither an image's address nor a redirect may name one."""
+    """An invalid port is rejected in an image's URL and in a redirect."""
     assert "port" in await refused(ANYWHERE, f"http://127.0.0.1:{port}/x")
     target = f"{address}/redirect?http://127.0.0.1:{port}/x"
     assert "port" in await refused(ANYWHERE, target)
 
 
 async def test_compressed_bodies_are_refused(address: str) -> None:
-    """A body that could grow without bound is not unpacked."""
+    """A compressed body is rejected, since its size has no bound."""
     assert "compressed" in await refused(ANYWHERE, f"{address}/packed")
 
 
 def test_what_is_public() -> None:
-    """The internet's addresses are, all others are not."""
+    """Only addresses of the public internet count as public."""
     assert is_public("93.184.216.34")
     assert is_public("2606:2800:220:1::1")
     for private in ("192.168.1.1", "100.64.0.1", "224.0.0.1", "fe80::1%eth0", "::ffff:10.0.0.1"):

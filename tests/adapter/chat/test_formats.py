@@ -1,4 +1,4 @@
-"""Calls in every format, whole, broken, and cut anywhere."""
+"""Tool calls in every format, complete, broken, and split anywhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CITY = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 FUNCTIONS = {"get_weather": CITY, "get_time": None, "brave_search": None, "python": None}
 BY_TITLE = {form.title: form for form in FORMATS}
 CASES = [(title, *case) for title, cases in OUTPUTS.items() for case in cases]
-# Those with markers that may be tokens, and those in which a marker begins a call.
+# MARKED: cases whose markers may be tokens. SURE: cases with a call that a marker begins.
 MARKED = [case for case in CASES if BY_TITLE[case[0]].markers]
 SURE = [
     case
@@ -36,13 +36,13 @@ def read(
     special: frozenset[str] = frozenset(),
     enforced: bool = False,
 ) -> list[Part]:
-    """The parts that some chunks come to; each: its bytes, and whether it is a token."""
+    """Return the parsed parts of chunks of (bytes, True for a control token)."""
     parser = form.parser(FUNCTIONS, special, enforced, False)
     return [*(part for data, mark in chunks for part in parser.feed(data, mark)), *parser.end()]
 
 
 def whole(parts: Sequence[Part]) -> list[str | tuple[str, str]]:
-    """Parts put together: texts, thoughts in brackets, and calls."""
+    """Join parts into texts, reasoning in parentheses, and (name, arguments) pairs."""
     joined: list[Part] = []
     for part in (one for one in parts if one.kind != "nothing"):
         if joined and joined[-1].kind == part.kind and part.kind != "call":
@@ -62,7 +62,7 @@ def whole(parts: Sequence[Part]) -> list[str | tuple[str, str]]:
 
 
 def halves(data: bytes) -> Iterator[list[tuple[bytes, bool]]]:
-    """Every way to cut bytes in two, and byte by byte."""
+    """Yield every split of bytes in two, and the split into single bytes."""
     for at in range(len(data) + 1):
         yield [(data[:at], False), (data[at:], False)]
     yield [(data[at : at + 1], False) for at in range(len(data))]
@@ -70,7 +70,7 @@ def halves(data: bytes) -> Iterator[list[tuple[bytes, bool]]]:
 
 @pytest.mark.parametrize(("title", "output", "expected"), CASES)
 def test_outputs_are_read_alike_in_every_split(title: str, output: str, expected: Expected) -> None:
-    """Calls, content and what is broken do not depend on how the text came."""
+    """Calls, content and broken output are parsed the same at every split."""
     form, data = BY_TITLE[title], output.encode()
     for chunks in halves(data):
         parts = read(form, chunks)
@@ -80,7 +80,7 @@ def test_outputs_are_read_alike_in_every_split(title: str, output: str, expected
 
 @pytest.mark.parametrize(("title", "output", "expected"), MARKED)
 def test_markers_that_are_tokens(title: str, output: str, expected: Expected) -> None:
-    """With markers as tokens the same is read, and the last marker may end the text."""
+    """The parser reads markers that arrive as tokens like markers in text."""
     form = BY_TITLE[title]
     markers = sorted(form.markers, key=len, reverse=True)
     pattern = re.compile(f"({'|'.join(map(re.escape, markers))})")
@@ -95,7 +95,7 @@ def test_markers_that_are_tokens(title: str, output: str, expected: Expected) ->
 
 @pytest.mark.parametrize("title", ["hermes", "mistral", "mistral-args", "tool-call-list"])
 def test_text_that_is_spelled_like_a_token_is_text(title: str) -> None:
-    """Where a marker is a token, a model that repeats its spelling calls nothing."""
+    """Text that spells a control token's marker makes no call."""
     form = BY_TITLE[title]
     output = OUTPUTS[title][0][0]
     for chunks in halves(output.encode()):
@@ -106,7 +106,7 @@ def test_text_that_is_spelled_like_a_token_is_text(title: str) -> None:
 def test_calls_that_are_sure_come_as_they_are_written(
     title: str, output: str, expected: Expected
 ) -> None:
-    """What a grammar makes comes to the same, in fragments, before it is complete."""
+    """A call that the grammar enforces is parsed the same from single bytes as from the whole."""
     form, data = BY_TITLE[title], output.encode()
     chunks = [(data[at : at + 1], False) for at in range(len(data))]
     assert whole(read(form, [(data, False)], enforced=True)) == whole(
@@ -118,7 +118,7 @@ def test_calls_that_are_sure_come_as_they_are_written(
 
 @given(st.sampled_from(sorted(OUTPUTS)), st.data(), st.booleans())
 def test_whatever_comes_is_read(title: str, data: st.DataObject, enforced: bool) -> None:
-    """Pieces of outputs in any order give parts that cover every byte, however they are cut."""
+    """Any mix of outputs gives parts that cover every byte and do not depend on the split."""
     words = [output for output, _ in OUTPUTS[title]]
     text = "".join(
         word[data.draw(st.integers(0, len(word))) :][: data.draw(st.integers(0, 60))]
@@ -152,13 +152,13 @@ def test_whatever_comes_is_read(title: str, data: st.DataObject, enforced: bool)
     ],
 )
 def test_a_template_says_how_its_model_calls(template: str, title: str | None) -> None:
-    """Published templates are known by what they spell."""
+    """A published template's tool call format is detected from its text."""
     form = format_of((TEMPLATES / f"{template}.jinja").read_text())
     assert (form.title if form is not None else None) == title
 
 
 def test_no_marker_stands_in_another() -> None:
-    """So what is found first does not depend on how the text was cut."""
+    """No marker contains another, so parsing does not depend on how the text is split."""
     for form in FORMATS:
         for one in form.markers:
             assert not [other for other in form.markers if one != other and one in other]
@@ -166,7 +166,7 @@ def test_no_marker_stands_in_another() -> None:
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form.begin], ids=lambda f: f.title)
 def test_what_a_format_writes_it_reads(form: ToolCallFormat) -> None:
-    """Earlier calls are told as the model itself makes them."""
+    """A format's parser reads back the calls that the format writes."""
     calls = [("get_weather", {"city": 'Köln "am" Rhein', "days": 2}), ("get_time", {})]
     found = whole(read(form, [(form.written(calls).encode(), False)]))
     pairs = [one for one in found if isinstance(one, tuple)]

@@ -1,4 +1,4 @@
-"""Grammars for calls: what they make, the format's own reader reads."""
+"""Tests that each format's parser reads what its grammar for tool calls generates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_MARKS = frozenset[str]()
 
 
 def grammar(form: ToolCallFormat, functions: Any, *fields: Any) -> str:
-    """The grammar of a request with some fields."""
+    """Return the grammar of a request with some fields."""
     return grammar_of(
         GrammarRequest(form, tuple(FunctionSchema(*one) for one in functions), *fields)
     )
@@ -47,12 +47,12 @@ def grammar(form: ToolCallFormat, functions: Any, *fields: Any) -> str:
 
 @pytest.fixture(scope="module")
 def walker(demo_loaded: LoadedModel) -> Walker:
-    """Walks over the demo model's vocabulary, which has none of the markers."""
+    """Return a walker over the demo model's vocabulary, which has none of the markers."""
     return Walker(demo_loaded)
 
 
 def calls_in(form: ToolCallFormat, text: str, forced: bool) -> list[tuple[str, str]]:
-    """The calls that a text comes to; there is no content beside them."""
+    """Return the calls in a text."""
     parser = form.parser(SCHEMAS, NO_MARKS, False, forced)
     parts = whole([*parser.feed(text.encode()), *parser.end()])
     return [one for one in parts if isinstance(one, tuple)]
@@ -61,7 +61,7 @@ def calls_in(form: ToolCallFormat, text: str, forced: bool) -> list[tuple[str, s
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)
 @pytest.mark.parametrize("parallel", [False, True], ids=["one", "several"])
 def test_forced_calls_are_read_back(walker: Walker, form: ToolCallFormat, parallel: bool) -> None:
-    """Every walk is calls of functions that are offered, with arguments by their schemas."""
+    """Forced output calls only offered functions, with arguments that match their schemas."""
     text = grammar(form, FUNCTIONS, parallel, True, NO_MARKS)
     found = walker.texts(text, 40)
     assert len(found) > 10
@@ -80,7 +80,7 @@ def test_forced_calls_are_read_back(walker: Walker, form: ToolCallFormat, parall
 
 @pytest.mark.parametrize("title", ["hermes", "xml", "tool-call-list", "mistral", "mistral-args"])
 def test_calls_behind_content(walker: Walker, title: str) -> None:
-    """Where a call is the model's choice, text is free, and what a marker begins is a call."""
+    """With `tool_choice: auto` text is free, and a text with a marker has a call."""
     form = next(form for form in FORMATS if form.title == title)
     text = grammar(form, FUNCTIONS, True, False, NO_MARKS)
     for one in walker.texts(text, 60, most=120):
@@ -89,7 +89,7 @@ def test_calls_behind_content(walker: Walker, title: str) -> None:
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)
 def test_markers_that_are_tokens_are_named(form: ToolCallFormat) -> None:
-    """GBNF names them by their spellings, where it can."""
+    """A GBNF grammar refers to markers by their token names where GBNF can name them."""
     text = grammar(form, FUNCTIONS, True, True, frozenset(form.markers))
     nameable = {marker for marker in form.markers if marker.startswith("<")}
     assert {token.lstrip("!") for token in gbnf.check(text)} <= nameable
@@ -98,7 +98,7 @@ def test_markers_that_are_tokens_are_named(form: ToolCallFormat) -> None:
 
 
 def test_what_no_grammar_can_say_is_left_out() -> None:
-    """Of a schema that is not strict as much is made sure of as can be."""
+    """A keyword that no grammar can enforce is dropped from a schema that is not strict."""
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {"a": {"type": "string", "not": {"const": "x"}}, "b": {"type": "integer"}},
@@ -120,13 +120,13 @@ def test_what_no_grammar_can_say_is_left_out() -> None:
     ],
 )
 def test_what_no_grammar_can_say_elsewhere_is_left_out(schema: Any) -> None:
-    """Also where a reference leads there, or round in a circle."""
+    """An unenforceable schema behind a reference, also a circular one, gives a valid grammar."""
     text = grammar(FORMATS[0], (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
     gbnf.check(text)
 
 
 def test_many_functions_are_held_to_less() -> None:
-    """Where a grammar of all schemas were too large, arguments that are not strict are objects."""
+    """Schemas that are not strict shrink to plain objects when the grammar would be too large."""
     rich = orjson.dumps({"properties": {f"p{i}": {"enum": [f"{i}" * 20]} for i in range(20)}})
 
     def offered(count: int, strict: bool) -> tuple[tuple[str, bytes, bool], ...]:
@@ -145,7 +145,7 @@ def test_many_functions_are_held_to_less() -> None:
 
 
 def test_a_strict_schema_is_all_made_sure_of() -> None:
-    """What cannot be is an error, with the function's place and the path in its schema."""
+    """A keyword that cannot be enforced is an error in a strict schema, with its path."""
     schema = {"type": "object", "properties": {"a": {"not": {"const": "x"}}}}
     functions = (("e", None, True), ("f", orjson.dumps(schema), True))
     with pytest.raises(Unenforced) as caught:
@@ -162,7 +162,7 @@ def test_a_strict_schema_is_all_made_sure_of() -> None:
     ],
 )
 def test_a_strict_schema_of_arguments_in_tags(schema: Any, path: tuple[str, ...]) -> None:
-    """Text in tags is held to less: what it is not held to is an error."""
+    """A strict schema for arguments in tags is rejected where their text cannot be constrained."""
     xml = next(form for form in FORMATS if form.title == "xml")
     loose = grammar(xml, (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
     gbnf.check(loose)
@@ -172,7 +172,7 @@ def test_a_strict_schema_of_arguments_in_tags(schema: Any, path: tuple[str, ...]
 
 
 def test_calls_beside_an_answer(walker: Walker) -> None:
-    """With a response format, what comes is either a call or the answer."""
+    """With a response format, the output is either a call or an answer in that format."""
     calls = grammar(FORMATS[0], FUNCTIONS, False, True, NO_MARKS)
     text = beside(calls, 'root ::= "[" root? "]"')
     found = walker.texts(text, 60)

@@ -1,4 +1,4 @@
-"""Pictures of messages, with a projector of random weights: in process and over llama-server."""
+"""Images and audio in messages, in process and on llama-server, with random projectors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENGINES = ("llama_cpp", "llama_server")
 
 
 def image(*colour: int, url: str | None = None) -> dict[str, Any]:
-    """A part of a message: a picture of one colour, or what a URL names."""
+    """Return a content part with an image of one colour, or with a URL."""
     data = base64.b64encode(png(*colour)).decode() if colour else ""
     return {"type": "image_url", "image_url": {"url": url or f"data:image/png;base64,{data}"}}
 
@@ -37,13 +37,13 @@ RED, GREEN = image(255, 0, 0), image(0, 255, 0)
 
 @pytest.fixture(scope="module")
 def mmproj(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A projector for the small BPE model."""
+    """Return a projector for the small BPE model."""
     return projector(tmp_path_factory.mktemp("projector") / "mmproj.gguf", WIDTH)
 
 
 @pytest.fixture(scope="module")
 def seeing_server(mmproj: Path) -> Iterator[str]:
-    """A llama-server with the projector."""
+    """Run a llama-server with the projector."""
     with llama_server(MODEL, "--mmproj", str(mmproj), context=512) as address:
         yield address
 
@@ -52,7 +52,7 @@ def seeing_server(mmproj: Path) -> Iterator[str]:
 async def client(
     request: pytest.FixtureRequest, mmproj: Path, seeing_server: str
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a model that sees."""
+    """Return a client of a model with vision."""
     local = request.param == "llama_cpp"
     backend: Backend = LlamaCpp(MODEL, mmproj=mmproj) if local else LlamaServer(seeing_server)
     async with serving(backend) as client:
@@ -61,7 +61,7 @@ async def client(
 
 @asynccontextmanager
 async def serving(backend: Backend, **options: Any) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a backend."""
+    """Return a client of a backend."""
     app = OpenAIAdapter(backend, any_model=True, **options)
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(
@@ -72,14 +72,14 @@ async def serving(backend: Backend, **options: Any) -> AsyncIterator[httpx2.Asyn
 
 
 async def post(client: httpx2.AsyncClient, *content: Any, **body: Any) -> httpx2.Response:
-    """The reply to a user's message."""
+    """Send a user message and return the response."""
     messages = [{"role": "user", "content": list(content)}]
     full = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 8, **body}
     return await client.post("/v1/chat/completions", json=full)
 
 
 async def answer(client: httpx2.AsyncClient, *content: Any, **body: Any) -> tuple[str, int]:
-    """The answer to a message, and how many tokens the prompt had."""
+    """Return the answer to a message and the number of prompt tokens."""
     reply = await post(client, *content, **body)
     assert reply.status_code == 200, reply.text
     value = reply.json()
@@ -87,7 +87,7 @@ async def answer(client: httpx2.AsyncClient, *content: Any, **body: Any) -> tupl
 
 
 async def test_pictures_are_seen(client: httpx2.AsyncClient) -> None:
-    """Another picture is another answer, and each counts as the tokens that it comes to."""
+    """A different image gives a different answer, and each image counts as its number of tokens."""
     plain, alone = await answer(client, HELLO)
     red, count = await answer(client, HELLO, RED)
     green, _ = await answer(client, HELLO, GREEN)
@@ -100,26 +100,26 @@ async def test_pictures_are_seen(client: httpx2.AsyncClient) -> None:
 
 
 async def test_both_engines_see_the_same(mmproj: Path, seeing_server: str) -> None:
-    """In process and over llama-server a picture has the same answer."""
+    """In process and on llama-server an image gets the same answer."""
     async with (
         serving(LlamaCpp(MODEL, mmproj=mmproj, exact=True)) as local,
         serving(LlamaServer(seeing_server)) as remote,
     ):
         for content in ((RED, HELLO), (HELLO, GREEN), (RED, HELLO, GREEN)):
-            # The server does not send a broken character at the limit.
+            # llama-server does not send an incomplete character at the length limit.
             one, other = await answer(local, *content), await answer(remote, *content)
             assert (one[0].rstrip("\ufffd"), one[1]) == (other[0].rstrip("\ufffd"), other[1])
 
 
 async def test_several_choices_of_a_picture(client: httpx2.AsyncClient) -> None:
-    """The picture is evaluated for all of them."""
+    """Every choice of a request sees its image."""
     reply = await post(client, HELLO, RED, n=3)
     expected, _ = await answer(client, HELLO, RED)
     assert [c["message"]["content"] for c in reply.json()["choices"]] == [expected] * 3
 
 
 async def test_pictures_beside_other_requests(client: httpx2.AsyncClient) -> None:
-    """What runs beside it neither sees it nor hides it."""
+    """Concurrent requests with and without images do not affect each other."""
     contents = [(HELLO,), (HELLO, RED), (GREEN, HELLO), (HELLO, GREEN)]
     alone = [await answer(client, *content) for content in contents]
     together = await asyncio.gather(*(answer(client, *content) for content in contents * 4))
@@ -127,7 +127,7 @@ async def test_pictures_beside_other_requests(client: httpx2.AsyncClient) -> Non
 
 
 async def test_a_picture_that_was_seen_is_gone_on_from(mmproj: Path) -> None:
-    """A prompt that begins with the same picture evaluates only what is new; another one all."""
+    """A repeated image reuses the KV cache, and a different image reuses nothing."""
     long = {"type": "text", "text": "the of and to in is was " * 12}
     async with serving(LlamaCpp(MODEL, mmproj=mmproj)) as client:
         first = (await post(client, RED, long)).json()
@@ -140,7 +140,7 @@ async def test_a_picture_that_was_seen_is_gone_on_from(mmproj: Path) -> None:
 
 
 async def test_log_probabilities_with_a_picture(mmproj: Path, seeing_server: str) -> None:
-    """In process they are told; over llama-server they are refused by name."""
+    """In process an image prompt returns logprobs; over llama-server it is rejected by name."""
     async with serving(LlamaCpp(MODEL, mmproj=mmproj)) as client:
         choice = (await post(client, HELLO, RED, logprobs=True)).json()["choices"][0]
         assert len(choice["logprobs"]["content"]) == 8
@@ -150,7 +150,7 @@ async def test_log_probabilities_with_a_picture(mmproj: Path, seeing_server: str
 
 
 async def test_content_beside_pictures_is_text(mmproj: Path, seeing_server: str) -> None:
-    """In process a spelled mark is exact; over llama-server it is broken, and the reply says so."""
+    """A control token's text next to an image is exact in process and inexact over llama-server."""
     mark = {"type": "text", "text": "<|im_end|>"}
     async with serving(LlamaCpp(MODEL, mmproj=mmproj)) as client:
         reply = await post(client, HELLO, mark, RED)
@@ -162,7 +162,7 @@ async def test_content_beside_pictures_is_text(mmproj: Path, seeing_server: str)
 
 
 async def test_a_prompt_that_is_too_long(client: httpx2.AsyncClient) -> None:
-    """Pictures count, and the BOS does: nothing is shortened in silence."""
+    """Image tokens and the BOS count towards the context length, and no prompt is truncated."""
     _, count = await answer(client, HELLO, RED)
     assert (await post(client, HELLO, RED, max_tokens=511 - count)).status_code == 200
     error = (await post(client, HELLO, RED, max_tokens=512 - count)).json()["error"]
@@ -171,7 +171,7 @@ async def test_a_prompt_that_is_too_long(client: httpx2.AsyncClient) -> None:
 
 
 async def test_text_that_is_the_sign_for_a_picture(client: httpx2.AsyncClient) -> None:
-    """What stands for pictures inside is no picture where a client writes it."""
+    """The internal image placeholder is plain text when a client writes it."""
     text = {"type": "text", "text": "\U000fffc0"}
     other = {"type": "text", "text": "\ufffd"}
     assert await answer(client, text, RED) == await answer(client, other, RED)
@@ -180,7 +180,7 @@ async def test_text_that_is_the_sign_for_a_picture(client: httpx2.AsyncClient) -
 async def test_the_sign_for_a_picture_is_text_where_there_is_none(
     demo: httpx2.AsyncClient,
 ) -> None:
-    """Without pictures it reaches the model as it is, beside a spelled mark as well."""
+    """In a conversation without images, the image placeholder reaches the model unchanged."""
     counts = []
     for text in ("a\U000fffc0b", "a\U000fffc0b <|im_end|>", "a\ufffdb <|im_end|>"):
         reply = await demo.post(
@@ -189,26 +189,26 @@ async def test_the_sign_for_a_picture_is_text_where_there_is_none(
         )
         assert reply.status_code == 200, reply.text
         counts.append(reply.json()["usage"]["prompt_tokens"])
-    # The sign is four bytes, U+FFFD three: no token of the model's is more of them than one.
+    # The placeholder is four bytes, U+FFFD three, and each byte is a token of the demo model.
     assert counts[1] == counts[2] + 1
 
 
 def sound(hertz: int) -> dict[str, Any]:
-    """A part of a message: a tone."""
+    """Return a content part with a tone."""
     data = base64.b64encode(wav(hertz)).decode()
     return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
 
 
 @pytest.fixture(scope="module")
 def hearing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model with room for half a minute of sound, and a projector for it."""
+    """Return a model with room for half a minute of audio, and a projector for it."""
     folder = tmp_path_factory.mktemp("sound")
     model = gguf_files.copy(MODEL, folder / "m.gguf", changes={"llama.context_length": 2048})
     return model, listener(folder / "mmproj.gguf", WIDTH)
 
 
 async def test_sounds_are_heard(hearing: tuple[Path, Path]) -> None:
-    """Another tone is another answer, the same over both engines."""
+    """A different tone gives a different answer, the same on both engines."""
     model, mmproj = hearing
     contents = ((HELLO,), (HELLO, sound(440)), (HELLO, sound(3000)))
     with llama_server(model, "--mmproj", str(mmproj), context=2048) as address:
@@ -228,13 +228,13 @@ async def test_sounds_are_heard(hearing: tuple[Path, Path]) -> None:
 
 
 async def test_sounds_that_do_not_fit_together(hearing: tuple[Path, Path]) -> None:
-    """Prompts that have filled the cells as far as their sounds do not wait for one another."""
+    """Audio prompts that together exceed the KV cache do not deadlock."""
     model, mmproj = hearing
     backend = LlamaCpp(model, mmproj=mmproj, context=1600, batch=1600)
     words = "the of and to in is was " * 45
     async with serving(backend) as client:
         contents = [({"type": "text", "text": f"{n} {words}"}, sound(400 * n)) for n in (1, 2, 3)]
-        # They are queued behind one that fills the cells, and so begin in the same step.
+        # They are queued behind a request that fills the KV cache, so they start in the same step.
         text = {"type": "text", "text": words + words[:600]}
         busy = asyncio.create_task(post(client, text, max_tokens=900, ignore_eos=True))
         await asyncio.sleep(0.25)
@@ -259,7 +259,7 @@ WRONG = (
 
 @pytest.mark.parametrize(("url", "code"), WRONG, ids=[code for _, code in WRONG])
 async def test_wrong_pictures(client: httpx2.AsyncClient, url: str, code: str) -> None:
-    """Each is a 400 that names the part."""
+    """An invalid image is a 400 that names the content part."""
     reply = await post(client, HELLO, image(url=url))
     assert reply.status_code == 400
     error = reply.json()["error"]
@@ -268,7 +268,7 @@ async def test_wrong_pictures(client: httpx2.AsyncClient, url: str, code: str) -
 
 
 async def test_data_urls_of_all_shapes(client: httpx2.AsyncClient) -> None:
-    """Parameters, line ends in the data, and data that is percent-encoded are taken."""
+    """Data URLs may have parameters, line ends in the data, and percent-encoded data."""
     expected = await answer(client, HELLO, RED)
     raw = png(255, 0, 0)
     data = base64.encodebytes(raw).decode()
@@ -279,15 +279,15 @@ async def test_data_urls_of_all_shapes(client: httpx2.AsyncClient) -> None:
 
 
 async def test_sounds_for_a_model_that_only_sees(client: httpx2.AsyncClient) -> None:
-    """What the model does not take is refused by name."""
+    """Audio for a model with vision only is rejected by name."""
     sound = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
     error = (await post(client, sound)).json()["error"]
     assert error["param"] == "messages[0].content[0].type"
     assert error["code"] == "unsupported_parameter"
 
 
-# A FLAC that tells of 2**36 - 1 samples (https://xiph.org/flac/format.html), and a tone of one
-# sample a second.
+# A FLAC that declares 2**36 - 1 samples (https://xiph.org/flac/format.html), and a tone of one
+# sample per second.
 SAMPLES = 16_000 << 44 | 15 << 36 | 2**36 - 1
 ENDLESS = b"fLaC\x80\0\0\x22" + b"\x10\0\x10\0" + bytes(6) + SAMPLES.to_bytes(8) + bytes(32)
 BOMBS = (
@@ -300,7 +300,7 @@ BOMBS = (
 async def test_sounds_that_unfold_too_far(
     data: bytes, code: str, hearing: tuple[Path, Path]
 ) -> None:
-    """A small file that comes to gigabytes is refused before an engine reads it."""
+    """A small audio file that decodes to gigabytes is rejected before an engine reads it."""
     model, mmproj = hearing
     encoded = base64.b64encode(data).decode()
     part = {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
@@ -311,7 +311,7 @@ async def test_sounds_that_unfold_too_far(
 
 
 async def test_pictures_that_unfold_too_far(client: httpx2.AsyncClient) -> None:
-    """A picture that says it is larger than any screen is refused by its size."""
+    """An image whose header declares huge dimensions is rejected."""
     head = base64.b64decode(PNG)[:16] + (40_000).to_bytes(4) * 2 + base64.b64decode(PNG)[24:]
     url = "data:image/png;base64," + base64.b64encode(head).decode()
     error = (await post(client, HELLO, image(url=url))).json()["error"]
@@ -320,7 +320,7 @@ async def test_pictures_that_unfold_too_far(client: httpx2.AsyncClient) -> None:
 
 
 async def test_pictures_that_are_drawn_too_often(client: httpx2.AsyncClient) -> None:
-    """Each scan of a progressive JPEG visits all its pixels, so they are counted."""
+    """A progressive JPEG with too many scans is rejected, since each scan visits all pixels."""
     frame = b"\xff\xc2\0\x11\x08\0\x10\0\x10\x03" + b"\1\x11\0\2\x11\0\3\x11\0"
     data = b"\xff\xd8" + frame + b"\xff\xda" * 101
     url = "data:image/jpeg;base64," + base64.b64encode(data).decode()
@@ -330,7 +330,7 @@ async def test_pictures_that_are_drawn_too_often(client: httpx2.AsyncClient) -> 
 
 
 async def test_a_projector_of_another_model(tmp_path: Path) -> None:
-    """A projector whose output has another width is refused when it is loaded."""
+    """Loading fails for a missing projector and for one of another output width."""
     backend = LlamaCpp(MODEL, mmproj=projector(tmp_path / "wide.gguf", 2 * WIDTH))
     with pytest.raises(EngineError, match="cannot use"):
         await backend.model()

@@ -1,4 +1,4 @@
-"""Chat templates: the models' own, in a sandbox."""
+"""Tests of the models' own chat templates, rendered in a sandbox."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LLAMA_2 = (
 def prompt_of(
     template: str | None, *messages: tuple[str, Any], adds_bos: bool = False, **extra: Any
 ) -> str:
-    """The prompt of some messages."""
+    """Return the prompt of some messages."""
     body = [{"role": role, "content": content, **extra} for role, content in messages]
     request = ChatRequest.model_validate({"model": "m", "messages": body})
     model = replace(MODEL, template=template, adds_bos=adds_bos)
@@ -36,19 +36,19 @@ def prompt_of(
 
 
 def test_a_template_with_bos_and_eos() -> None:
-    """Llama 2's turns, with the tokens' spellings."""
+    """A template can use the text of the BOS and EOS tokens, as Llama 2's does."""
     text = prompt_of(LLAMA_2, ("user", " Hi "), ("assistant", "Yes"), ("user", "So"))
     assert text == "<s>[INST] Hi [/INST] Yes </s><s>[INST] So [/INST]"
 
 
 def test_a_bos_that_the_model_adds_is_not_written_twice() -> None:
-    """The first one is left to the engine, the others are the template's."""
+    """A leading BOS that the engine adds is left out of the prompt, and later ones stay."""
     text = prompt_of(LLAMA_2, ("user", "Hi"), ("assistant", "Yes"), ("user", "So"), adds_bos=True)
     assert text == "[INST] Hi [/INST] Yes </s><s>[INST] So [/INST]"
 
 
 def test_the_tag_for_training_is_no_error() -> None:
-    """`{% generation %}` stands around what the assistant says, and changes nothing."""
+    """The `{% generation %}` tag around assistant content renders that content unchanged."""
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}"
         "{% generation %}{{ m.content }}!{% endgeneration %}"
@@ -58,20 +58,20 @@ def test_the_tag_for_training_is_no_error() -> None:
 
 
 def test_what_a_template_refuses_is_the_clients_mistake() -> None:
-    """`raise_exception` is a 400 on `messages`, in the template's words."""
+    """A template's `raise_exception` is a 400 on `messages` with the template's message."""
     with pytest.raises(RequestError, match="roles must alternate") as caught:
         prompt_of(LLAMA_2, ("assistant", "Hi"))
     assert caught.value.param == "messages"
 
 
 def test_a_broken_template_is_the_models_mistake() -> None:
-    """A syntax error is no 400."""
+    """A syntax error in a template is an engine error, not a 400."""
     with pytest.raises(EngineError, match="broken"):
         prompt_of("{% for %}", ("user", "Hi"))
 
 
 def test_the_environment_that_models_expect() -> None:
-    """Trimmed blocks, loop controls, dates, JSON that is not escaped for HTML, no tools."""
+    """Templates get trimmed blocks, loop controls, dates, unescaped JSON, and `tools` as none."""
     template = (
         "{% for m in messages %}\n  {% if loop.first %}\n{% continue %}\n  {% endif %}\n"
         "{{ m.content | tojson }}\n{% endfor %}\n{{ strftime_now('%Y') }}"
@@ -91,13 +91,13 @@ def test_the_environment_that_models_expect() -> None:
     ],
 )
 def test_a_template_cannot_leave_its_sandbox(template: str) -> None:
-    """What a file from the internet must not do ends the request, nothing else."""
+    """A template that tries to leave the sandbox only fails the request."""
     with pytest.raises(RequestError):
         assert prompt_of(template, ("user", "Hi")) is None
 
 
 def test_developers_are_systems_where_the_template_knows_none() -> None:
-    """A template that knows the role gets it as it is."""
+    """A developer message is a system message unless the template knows the developer role."""
     show = "{% for m in messages %}{{ m.role }};{% endfor %}"
     assert prompt_of(show, ("developer", "x"), ("user", "y")) == "system;user;"
     knows = show + "{# developer #}"
@@ -105,7 +105,7 @@ def test_developers_are_systems_where_the_template_knows_none() -> None:
 
 
 def test_parts_are_joined_and_names_kept() -> None:
-    """Content is a string for the template, whatever form it came in."""
+    """A template gets content as a string and keeps message names."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     show = "{% for m in messages %}{{ m.name }}:{{ m.content }}{% endfor %}"
     assert prompt_of(show, ("user", parts), name="Ann") == "Ann:ab"
@@ -113,7 +113,7 @@ def test_parts_are_joined_and_names_kept() -> None:
 
 
 def test_without_a_template_it_is_alpaca() -> None:
-    """As koboldcpp does for models without one."""
+    """A model without a template uses the Alpaca format, as in koboldcpp."""
     text = prompt_of(
         None, ("system", "Be kind."), ("user", "Hi"), ("assistant", "Yo"), ("user", "?")
     )
@@ -124,14 +124,14 @@ def test_without_a_template_it_is_alpaca() -> None:
 
 
 def test_a_last_message_of_the_assistants_goes_on() -> None:
-    """Nothing stands behind it, and its blanks are kept even where a template trims."""
+    """A final assistant message ends the prompt and keeps whitespace that the template trims."""
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}<end>{% endfor %}"
     text = prompt_of(template, ("user", " Hi "), ("assistant", " So "))
     assert text == "[user]Hi<end>[assistant]So "
 
 
 def test_what_a_template_leaves_out_cannot_go_on() -> None:
-    """A template that shows only users has no place for it."""
+    """A final assistant message that the template leaves out cannot be continued."""
     template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
     with pytest.raises(RequestError, match="leaves out the assistant's last message"):
         prompt_of(template, ("user", "Hi"), ("assistant", "So"))
@@ -154,7 +154,7 @@ def test_what_a_template_leaves_out_cannot_go_on() -> None:
 def test_variables_of_a_template(
     source: str, fields: dict[str, Any], variables: dict[str, Any]
 ) -> None:
-    """The request's own go before what its effort means to the template."""
+    """The request's own template variables take precedence over those from `reasoning_effort`."""
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
     request = ChatRequest.model_validate(body)
     assert (
@@ -169,7 +169,7 @@ def test_variables_of_a_template(
 
 
 def test_variables_reach_the_template() -> None:
-    """By their names."""
+    """A template reads the variables of a request by name."""
     conversation: Conversation = {
         "messages": [{"role": "user", "content": "x"}],
         "variables": {"mood": "kind"},
@@ -179,7 +179,7 @@ def test_variables_reach_the_template() -> None:
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
 def test_what_the_template_is_given_by_itself_is_refused(name: str) -> None:
-    """Nobody else's messages, by a detour."""
+    """A request cannot override the variables that Latimer itself sets."""
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     request = ChatRequest.model_validate({**body, "chat_template_kwargs": {name: []}})
     with pytest.raises(RequestError) as caught:

@@ -1,4 +1,4 @@
-"""Thoughts before answers, whole and cut anywhere."""
+"""Tests that reasoning is separated from content, complete and split anywhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from latimer.adapter.generation.parts import Parser, Part
 from .test_formats import halves, whole
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-# Each: whether the prompt has begun the thought, the output, what it comes to.
+# Each: True if the prompt opens the reasoning, the output, the expected parts.
 CASES: Sequence[tuple[bool, str, Sequence[str | tuple[str, str]]]] = [
     (False, "<think>\nSo é.\n</think>\n\nYes.", ["(So é.)", "Yes."]),
     (False, "\n<think>So.</think>Yes.", ["(So.)", "Yes."]),
@@ -37,7 +37,7 @@ CASES: Sequence[tuple[bool, str, Sequence[str | tuple[str, str]]]] = [
 def read(
     is_open: bool, chunks: Sequence[tuple[bytes, bool]], special: frozenset[str] = frozenset()
 ) -> list[Part]:
-    """The parts of some chunks."""
+    """Return the parsed parts of some chunks."""
     answer: Parser = HERMES.parser({"f": None}, frozenset(), False, False)
     parser = Thinking("<think>", "</think>", is_open, special, answer)
     return [*(part for data, mark in chunks for part in parser.feed(data, mark)), *parser.end()]
@@ -47,7 +47,7 @@ def read(
 def test_thoughts_are_read_alike_in_every_split(
     is_open: bool, output: str, expected: Sequence[str | tuple[str, str]]
 ) -> None:
-    """What is thought never becomes content, however the text came."""
+    """Reasoning never becomes content, at any split of the text."""
     data = output.encode()
     for chunks in halves(data):
         parts = read(is_open, chunks)
@@ -56,7 +56,7 @@ def test_thoughts_are_read_alike_in_every_split(
 
 
 def test_tags_that_are_tokens() -> None:
-    """Where the tags are tokens, text that is spelled like them is part of the thought."""
+    """Where the reasoning tags are tokens, text that spells them is ordinary text."""
     special = frozenset({"<think>", "</think>"})
     chunks = [(b"<think>", True), (b"a </think> b", False), (b"</think>", True), (b"\nc", False)]
     assert whole(read(False, chunks, special)) == ["(a </think> b)", "c"]
@@ -65,7 +65,7 @@ def test_tags_that_are_tokens() -> None:
 
 
 def test_an_answer_without_calls() -> None:
-    """A token of the vocabulary that stands in content by itself is not shown."""
+    """A stray reasoning token in the content is dropped."""
     parser = Thinking("<think>", "</think>", False, frozenset({"<think>", "</think>"}), Plain())
     chunks = [(b"a", False), (b"</think>", True), (b"b", False)]
     parts = [part for data, mark in chunks for part in parser.feed(data, mark)]

@@ -1,4 +1,4 @@
-"""The commands."""
+"""Tests of the commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.servers import command, free_port
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command to its end; it serves on any free port unless it is told another one."""
+    """Run a command to its end, on any free port unless the arguments name one."""
     return subprocess.run(
         ["latimer", *arguments],
         capture_output=True,
@@ -37,7 +37,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def test_help_shows_examples() -> None:
-    """Each command says what to type."""
+    """Each command's help shows examples."""
     for arguments in ([], ["serve"], ["check"]):
         shown = CliRunner().invoke(main, [*arguments, "--help"]).output
         assert "Examples:" in shown
@@ -46,7 +46,7 @@ def test_help_shows_examples() -> None:
 
 @pytest.mark.timed
 def test_help_is_quick_and_light() -> None:
-    """Nothing heavy is imported for help: neither a server nor an engine."""
+    """The help imports neither a server nor an engine and appears within two seconds."""
     code = (
         "import sys\nfrom latimer.adapter.cli import main\n"
         "try:\n main(['serve', '--help'])\nexcept SystemExit:\n pass\n"
@@ -71,7 +71,7 @@ def test_a_proxy_needs_no_llama_cpp() -> None:
 
 
 def test_serve_answers_with_the_demo_model() -> None:
-    """`latimer serve` alone answers, and says at once what is served where."""
+    """`latimer serve` alone serves the demo model and prints its URL at the start."""
     with command() as (process, address):
         body = {
             "model": "demo",
@@ -90,7 +90,7 @@ def test_serve_answers_with_the_demo_model() -> None:
 
 
 def test_serve_finds_out_which_engine_it_is(llama_server_url: str) -> None:
-    """A URL is probed; names, keys and limits come from flags, environment and file."""
+    """`latimer serve` detects the engine at a URL and takes names and keys from its settings."""
     with command(llama_server_url, "--model-name", "one", LATIMER_API_KEY="secret,other") as (
         _,
         address,
@@ -102,7 +102,7 @@ def test_serve_finds_out_which_engine_it_is(llama_server_url: str) -> None:
 
 
 def test_check_shows_a_table(llama_server_url: str) -> None:
-    """Reachable: what it can do and exit code 0. Not: exit code 1."""
+    """`latimer check` shows an engine's features, and exits with 1 if it is unreachable."""
     done = run("check", llama_server_url, "--context", "512")
     assert done.returncode == 0
     assert done.stderr.startswith("Not used: --context (")
@@ -114,7 +114,7 @@ def test_check_shows_a_table(llama_server_url: str) -> None:
 
 
 def test_check_of_a_koboldcpp(koboldcpp_replay: tuple[str, Any]) -> None:
-    """koboldcpp answers llama-server's paths too, and is still known as what it is."""
+    """`latimer check` recognizes a koboldcpp, although it also answers llama-server's paths."""
     done = run("check", koboldcpp_replay[0])
     assert done.returncode == 0, done.stdout
     assert "engine                koboldcpp" in done.stdout
@@ -144,7 +144,7 @@ def test_check_of_a_koboldcpp(koboldcpp_replay: tuple[str, Any]) -> None:
     ],
 )
 def test_exit_codes(arguments: list[str], code: int, words: str) -> None:
-    """2 for a mistake in the call, 3 where it could not start; the message says why."""
+    """A usage error exits with 2 and a failed start with 3, and the message gives the reason."""
     done = run(*arguments)
     assert done.returncode == code
     assert words in done.stderr
@@ -155,7 +155,7 @@ def test_exit_codes(arguments: list[str], code: int, words: str) -> None:
 
 
 def test_a_port_in_use_is_no_start() -> None:
-    """Exit code 3 and one line when somebody else listens there; nothing is said to be served."""
+    """A port in use is a failed start: exit code 3 and one line."""
     import socket
 
     with socket.socket() as taken:
@@ -171,7 +171,7 @@ def test_a_port_in_use_is_no_start() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_any_free_port_is_told(host: str) -> None:
-    """`--port 0` takes a free one on every address of the host, and says which."""
+    """Port 0 binds one free port on every address of the host."""
     sockets = bound(host, 0)
     try:
         assert len({one.getsockname()[1] for one in sockets}) == 1
@@ -182,7 +182,7 @@ def test_any_free_port_is_told(host: str) -> None:
 
 
 def test_flags_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each setting comes from the first that names it."""
+    """A flag takes precedence over the environment, and the environment over the file."""
     file = tmp_path / "latimer.toml"
     file.write_text('port = 1\nhost = "0.0.0.0"\ndrain = 7\nmodel_name = ["a", "b"]\n')
     monkeypatch.setenv("LATIMER_PORT", "2")
@@ -193,7 +193,7 @@ def test_flags_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_engine_options_are_read_from_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What flags and the environment say in words becomes what the engine takes."""
+    """Engine options given as words are converted to the engine's values."""
     monkeypatch.setenv("LATIMER_LORA", "a.gguf,b=c.gguf=0.5")
     settings = Settings.load(None, flash_attention="on", gpu_layers="all", cache_type="q8_0")
     assert settings.adapters() == [("a.gguf", 1.0), ("b=c.gguf", 0.5)]
@@ -206,7 +206,7 @@ def test_engine_options_are_read_from_words(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_the_queue_is_set_for_every_engine(
     monkeypatch: pytest.MonkeyPatch, llama_server_url: str
 ) -> None:
-    """How many requests may wait is a flag, a variable and a key; 1,024 unless one says more."""
+    """The queue limit applies to every engine, and its default is 1,024 requests."""
     assert Settings.load(None).queue == 1_024
     monkeypatch.setenv("LATIMER_QUEUE", "7")
     settings = Settings.load(None, model=llama_server_url)
@@ -221,7 +221,7 @@ async def test_the_queue_is_set_for_every_engine(
 
 
 def test_a_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
-    """A typo in the file is found when it is read."""
+    """A settings file with an unknown key is rejected."""
     file = tmp_path / "latimer.toml"
     file.write_text("prot = 1\n")
     with pytest.raises(ValueError, match="prot"):
@@ -229,7 +229,7 @@ def test_a_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_keys_from_a_file(tmp_path: Path) -> None:
-    """One key a line, beside those that flags name; none of them is shown."""
+    """A key file has one key per line, adds to the keys from flags, and no key is in the repr."""
     file = tmp_path / "keys"
     file.write_text("one\ntwo\n")
     settings = Settings.load(None, api_key=("zero",), api_key_file=file)
@@ -241,7 +241,7 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
 def test_a_key_that_is_empty_opens_no_server(
     empty: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A variable without a value, or a list without a key, is a mistake, not "no key"."""
+    """An empty variable or list of keys is an error, not a server without keys."""
     monkeypatch.setenv("LATIMER_API_KEY", empty)
     with pytest.raises(UnusableKey, match="no key in it"):
         Settings.load(None).keys()
@@ -254,7 +254,7 @@ def test_a_key_that_is_empty_opens_no_server(
 
 
 def test_a_running_stream_ends_after_sigterm() -> None:
-    """SIGTERM lets what runs come to its end, and then the server stops."""
+    """SIGTERM lets a running stream finish, and then the server stops."""
     with command("--drain", "60") as (process, address):
         body = {
             "model": "demo",
@@ -277,12 +277,12 @@ def test_a_running_stream_ends_after_sigterm() -> None:
 
 
 def test_a_free_port_is_free() -> None:
-    """What the tests bind to is on the loopback only."""
+    """A free port is in the range for unprivileged programs."""
     assert 1024 < free_port() < 65536
 
 
 def test_a_vocabulary_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path) -> None:
-    """Without its file and without a network the server does not start, and says what to do."""
+    """A vocabulary that cannot be loaded fails the start, and the message says what to do."""
     nowhere = {"https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
     done = run(
         *("serve", "--logit-bias-vocabulary", "cl100k_base"),
@@ -294,7 +294,7 @@ def test_a_vocabulary_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path)
 
 
 def test_exact_scores_do_not_depend_on_what_else_runs() -> None:
-    """`--exact` gives the same numbers to a prompt alone and beside others."""
+    """`--exact` gives a repeated prompt exactly the same log-probabilities."""
     body = {"model": "demo", "prompt": "Count to 7.", "echo": True, "logprobs": 0, "max_tokens": 0}
     with command("--exact") as (_, address):
         replies = [

@@ -1,4 +1,4 @@
-"""How `latimer serve` ends: running requests get some time, and then an answer."""
+"""Tests of shutdown: `latimer serve` gives running requests some time, then an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG: dict[str, Any] = {
 
 
 async def replies(address: str, count: int, stop: Any) -> list[httpx2.Response]:
-    """Stream half of the requests; `stop` is called when the first text has come."""
+    """Send streams and plain requests, and call `stop` after the first text of a stream."""
     async with httpx2.AsyncClient(timeout=30) as client:
         begun = asyncio.Event()
 
@@ -56,7 +56,7 @@ async def replies(address: str, count: int, stop: Any) -> list[httpx2.Response]:
     ids=["over", "second SIGTERM", "second Ctrl-C"],
 )
 async def test_what_still_runs_is_answered(drain: str, signals: list[signal.Signals]) -> None:
-    """After the drain, or a second signal, running and waiting requests get 503 or an event."""
+    """After the drain or a second signal, each unfinished request gets a 503 or an error event."""
     with begun("--drain", drain, "--parallel", "2") as (process, address, _):
         sent = 0.0
 
@@ -74,7 +74,7 @@ async def test_what_still_runs_is_answered(drain: str, signals: list[signal.Sign
         assert json.loads(event.removeprefix("data: "))["error"]["code"] == "server_shutting_down"
         for reply in others:
             if reply.status_code == 200:
-                # A choice that ran beside the first one, as a stream.
+                # A stream that ran concurrently with the first one.
                 assert '"code":"server_shutting_down"' in reply.text
                 continue
             assert reply.status_code == 503
@@ -89,7 +89,7 @@ async def test_what_still_runs_is_answered(drain: str, signals: list[signal.Sign
 
 
 async def test_a_reader_that_stopped_does_not_keep_it() -> None:
-    """A client that does not read its stream loses it; the process ends all the same."""
+    """A client that does not read its stream does not block the shutdown."""
     with begun("--drain", "0") as (process, address, _):
         host, port = address.removeprefix("http://").split(":")
         body = json.dumps({**LONG, "stream": True, "n": 8, "logprobs": 5}).encode()

@@ -1,4 +1,4 @@
-"""The server's side of a connection."""
+"""Tests of the server side of an HTTP connection."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Writer = asyncio.StreamWriter
 
 
 class Waiting:
-    """An app that works until it is told that its client has left."""
+    """An app that waits until the client disconnects."""
 
     def __init__(self) -> None:
         self.begun = 0
         self.left = 0
 
     async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
-        """Wait for the client to leave; a path of `/now` is answered at once."""
+        """Wait for `http.disconnect`, or answer `/now` immediately."""
         if scope["type"] != "http":
             return
         self.begun += 1
@@ -44,7 +44,7 @@ REQUEST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
     ids=["nothing", "a request", "three requests", "a large body"],
 )
 async def test_a_client_that_leaves_is_noticed(behind: bytes) -> None:
-    """Whatever a client has sent behind a request, leaving ends the work on it."""
+    """A disconnect reaches the app, even if the client has sent more after its request."""
     app = Waiting()
     with serving(lambda: app) as address:
         port = int(address.rpartition(":")[2])
@@ -60,7 +60,7 @@ async def test_a_client_that_leaves_is_noticed(behind: bytes) -> None:
 
 
 async def answer(port: int, data: bytes) -> tuple[bytes, dict[str, dict[str, str]]]:
-    """The status line and the JSON body that some bytes are answered with."""
+    """Return the status line and the JSON body of the response to some bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     head = await reader.readuntil(b"\r\n\r\n")
@@ -70,7 +70,7 @@ async def answer(port: int, data: bytes) -> tuple[bytes, dict[str, dict[str, str
 
 
 async def test_requests_that_are_none_get_an_error_object() -> None:
-    """What is no HTTP, and a head without end, are answered in OpenAI's form."""
+    """Bytes that are not HTTP, and headers without end, get an OpenAI error object."""
     with serving(Waiting) as address:
         port = int(address.rpartition(":")[2])
         status, body = await answer(port, b"\x16\x03\x01 hello\r\n\r\n")
@@ -83,7 +83,7 @@ async def test_requests_that_are_none_get_an_error_object() -> None:
 
 
 async def test_requests_in_a_row_are_answered_in_order() -> None:
-    """Requests that were sent together are all answered."""
+    """Pipelined requests are all answered."""
     app = Waiting()
     with serving(lambda: app) as address:
         port = int(address.rpartition(":")[2])
@@ -96,7 +96,7 @@ async def test_requests_in_a_row_are_answered_in_order() -> None:
 
 
 async def test_trailers_are_no_headers_and_have_an_end() -> None:
-    """What comes behind a chunked body is left out, and is bounded as a head is."""
+    """Trailers of a chunked body do not become headers, and their size is limited."""
     seen: list[bytes] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -133,7 +133,7 @@ async def test_trailers_are_no_headers_and_have_an_end() -> None:
 
 
 async def test_small_chunks_are_no_trailers() -> None:
-    """A body in chunks of one byte is taken, however long its framing is."""
+    """A chunked body with chunks of one byte is accepted, however long its framing is."""
     body = b"".join(b"1\r\nx\r\n" for _ in range(50_000))
     with serving(Waiting) as address:
         port = int(address.rpartition(":")[2])

@@ -1,4 +1,4 @@
-"""Standard streams that nothing can go wrong with."""
+"""Tests of standard streams that cannot block or fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ print("z" * 200_000)
 
 
 def test_a_log_that_nobody_reads_is_dropped() -> None:
-    """A pipe of logs that is full does not stop the process; its output is complete."""
+    """A full pipe for the log does not stop the process, and its output is complete."""
     process = subprocess.Popen(
         [sys.executable, "-c", CODE], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""How `latimer serve` starts: before its engine, after it, and on streams that are closed."""
+"""Tests of `latimer serve` at its start: before its engine, with it, and with closed streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BODY = {"model": "demo.gguf", "prompt": "a", "max_tokens": 2}
 
 
 def ask(address: str) -> httpx2.Response:
-    """A completion."""
+    """Send a completion request."""
     return httpx2.post(f"{address}/v1/completions", json=BODY, timeout=30)
 
 
@@ -30,7 +30,7 @@ def becomes(address: str, status: int) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--backend", "llama-server")], ids=["auto", "named"])
 def test_it_starts_before_its_engine(options: tuple[str, ...]) -> None:
-    """Until the engine is there everything is a 503 that says so; then all is served."""
+    """`latimer serve` answers 503 until its engine is ready, and then serves it."""
     port = free_port()
     with begun(f"http://127.0.0.1:{port}", *options) as (process, address, line):
         assert "answers 503 until its engine is ready. The engine at" in line
@@ -50,7 +50,7 @@ def test_it_starts_before_its_engine(options: tuple[str, ...]) -> None:
 
 
 def test_it_waits_for_its_engine(koboldcpp_replay: tuple[str, Any]) -> None:
-    """With `--wait` nobody can connect until the engine is ready."""
+    """With `--wait` no client can connect until the engine is ready."""
     with begun(koboldcpp_replay[0], "--wait") as (_, address, line):
         assert line.startswith("Latimer serves koboldcpp/demo (koboldcpp, ")
         becomes(address, 200)
@@ -67,13 +67,13 @@ def test_it_waits_for_its_engine(koboldcpp_replay: tuple[str, Any]) -> None:
 
 
 def test_settings_that_count_for_nothing_are_told(llama_server_url: str) -> None:
-    """A flag of the engine in process beside a URL is not ignored in silence."""
+    """A setting that has no effect on the engine at a URL is reported at the start."""
     with begun(llama_server_url, "--context", "512") as (_, _, line):
         assert line.startswith("Not used: --context (the engine at a URL keeps its own")
 
 
 def test_an_unknown_engine_is_told() -> None:
-    """What answers but is no engine: a line at the start, and a 503 that says so."""
+    """A server that is no known engine gives a message at the start and a 503 for each request."""
     with canned({}) as (engine, asked), begun(engine) as (process, address, line):
         assert "neither a llama-server nor a koboldcpp." in line
         reply = ask(address)
@@ -92,7 +92,7 @@ def test_an_unknown_engine_is_told() -> None:
     ["<&- >&- 2>&-", ">/dev/full 2>/dev/full", "2> >(exit 0)"],
 )
 def test_streams_that_take_nothing(redirection: str) -> None:
-    """Closed, full, or left by their reader: it starts and serves, and ends with 0."""
+    """The server starts, serves and exits with 0 when its standard streams are closed or full."""
     port = free_port()
     process = subprocess.Popen(
         ["bash", "-c", f"exec latimer serve http://127.0.0.1:1 --port {port} {redirection}"]
@@ -119,7 +119,7 @@ def test_streams_that_take_nothing(redirection: str) -> None:
     [("serve /nowhere.gguf", 3), ("serve --context 0", 2), ("check http://127.0.0.1:1", 1)],
 )
 def test_exit_codes_need_no_stream(arguments: str, code: int) -> None:
-    """An exit code does not depend on whether anybody can read why."""
+    """An exit code does not depend on standard streams."""
     for redirection in (">/dev/full 2>/dev/full", ">&- 2>&-"):
         command = f"latimer {arguments} {redirection}"
         assert subprocess.run(["bash", "-c", command], timeout=60).returncode == code

@@ -1,4 +1,4 @@
-"""The order in which the choices of a stream begin, whatever order their events arrive in."""
+"""Tests that a stream's choices begin in order for any order of their events."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FORM = MessageFormat(lambda: HERMES.parser({"f": {}}, frozenset(), False, False)
 
 
 class Shape(NamedTuple):
-    """A kind of stream, and the three texts of its choices: each begins in another way."""
+    """A kind of stream and the texts of its three choices, each of which begins differently."""
 
     chat: bool
     form: MessageFormat | None
@@ -54,7 +54,7 @@ SHAPES = {
 
 
 class Scripted:
-    """A backend whose batches come in a given order."""
+    """A backend that yields given batches."""
 
     capabilities = Capabilities("scripted", frozenset())
 
@@ -63,7 +63,7 @@ class Scripted:
 
     @asynccontextmanager
     async def open(self, _job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """The batches, one after the other."""
+        """Yield the batches in order."""
 
         async def batches() -> AsyncIterator[Batch]:
             for batch in self._batches:
@@ -73,12 +73,12 @@ class Scripted:
 
 
 def whole(*_: object) -> Mapping[str, Any]:
-    """No stream is sent whole."""
+    """Fail, since no stream is sent as one response."""
     raise AssertionError
 
 
 async def streamed(shape: Shape, batches: Sequence[Batch]) -> list[Any]:
-    """The choices of a stream's chunks, in their order."""
+    """Return the choices of a stream's chunks, in their order."""
     sent = bytearray()
 
     async def send(message: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ async def streamed(shape: Shape, batches: Sequence[Batch]) -> list[Any]:
 
 
 def orders(counts: Sequence[int]) -> Iterator[list[int]]:
-    """Every order in which choices can have their events, as a list of choices."""
+    """Yield every order of events as a list of choice indices, given the counts per choice."""
     if not any(counts):
         yield []
     for choice, count in enumerate(counts):
@@ -113,7 +113,7 @@ def orders(counts: Sequence[int]) -> Iterator[list[int]]:
 
 
 def check(shape: Shape, chunks: Sequence[Any]) -> None:
-    """Each choice begins after the one before it, ends once, and has all of its text."""
+    """Check that each choice begins in order, ends once, and has all of its text."""
     firsts = list(dict.fromkeys(chunk["index"] for chunk in chunks))
     assert firsts == [0, 1, 2]
     ends = [chunk["index"] for chunk in chunks if chunk["finish_reason"]]
@@ -128,7 +128,7 @@ def check(shape: Shape, chunks: Sequence[Any]) -> None:
 
 
 def text_of(shape: Shape, chunks: Sequence[Any]) -> str:
-    """The content of a choice, or the arguments of its call."""
+    """Return the content of a choice, or the arguments of its call."""
     if not shape.chat:
         return "".join(chunk["text"] for chunk in chunks)
     deltas = [chunk["delta"] for chunk in chunks]
@@ -139,7 +139,7 @@ def text_of(shape: Shape, chunks: Sequence[Any]) -> str:
 
 @pytest.mark.parametrize("name", SHAPES)
 async def test_choices_begin_in_their_order(name: str) -> None:
-    """Every order of three events of three choices begins choice 0, then 1, then 2."""
+    """Choices begin in order for every order of three events of three choices."""
     shape = SHAPES[name]
     for order in orders([3, 3, 3]):
         queues: list[Iterator[Event]] = []
@@ -152,7 +152,7 @@ async def test_choices_begin_in_their_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 async def test_choices_begin_in_their_order_wherever_they_are_cut(name: str) -> None:
-    """Every cut of the choices' texts, in every order, in batches of one event or of two."""
+    """Choices begin in order at every split of their texts, in batches of one or two events."""
     shape = SHAPES[name]
     longest = max(map(len, shape.texts))
     for at, order in itertools.product(range(1, longest), orders([2, 2, 2])):

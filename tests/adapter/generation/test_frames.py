@@ -1,4 +1,4 @@
-"""Prebuilt frames are what the typed chunks would be dumped to."""
+"""Tests that prebuilt frames equal the serialized chunks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ USAGE: Any = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
 
 
 def frame(choices: list[Any], include_usage: bool, usage: Any = None) -> bytes:
-    """The frame by definition."""
+    """Return a frame made by serializing the chunk."""
     chunk = {**HEAD, "choices": choices, **({"usage": usage} if include_usage else {})}
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
 @given(st.text(), st.integers(0, 300), st.booleans())
 def test_completion_frames(text: str, index: int, include_usage: bool) -> None:
-    """Text and end are byte for byte the dumped chunk; nothing in a text can break out of it."""
+    """A completion's text and end frames are byte for byte the serialized chunks."""
     frames = CompletionFrames(HEAD, include_usage)
     choice: CompletionChunkChoice = {
         "text": text, "index": index, "logprobs": None, "finish_reason": None,
@@ -51,7 +51,7 @@ def test_completion_frames(text: str, index: int, include_usage: bool) -> None:
 
 @given(st.text(), st.integers(0, 300), st.booleans())
 def test_chat_frames(text: str, index: int, include_usage: bool) -> None:
-    """Role, content and end are byte for byte the dumped chunk."""
+    """A chat's role, content and end frames are byte for byte the serialized chunks."""
     frames = ChatFrames(HEAD, include_usage)
     choice: ChatChunkChoice = {
         "index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None,
@@ -67,7 +67,7 @@ def test_chat_frames(text: str, index: int, include_usage: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["completions", "chat"])
 def test_the_end_of_a_stream(kind: str) -> None:
-    """With usage a chunk without choices, and in any case the word that it is done."""
+    """A stream ends with a usage chunk, if requested, and `[DONE]`."""
     for include_usage in (True, False):
         frames = (
             CompletionFrames(HEAD, include_usage)
@@ -79,7 +79,7 @@ def test_the_end_of_a_stream(kind: str) -> None:
 
 
 def test_frames_with_tokens() -> None:
-    """Chunks with log-probabilities are the dumped chunks; chat's last has none."""
+    """Frames with log-probabilities equal the serialized chunks, and chat's last frame has none."""
     completion = CompletionFrames(HEAD, False, lambda entries: to_legacy(entries, 0))
     shown: Any = {
         "tokens": ["a"],
@@ -99,7 +99,7 @@ def test_frames_with_tokens() -> None:
 
 
 def test_an_error_in_mid_stream() -> None:
-    """The SDK notices an event with an error object; then the stream is done."""
+    """An error in a stream is an event with an error object, followed by `[DONE]`."""
     data = ChatFrames(HEAD, True).error(EngineError("boom"))
     event, done, rest = data.split(b"\n\n")
     assert orjson.loads(event.removeprefix(b"data: ")) == {

@@ -1,4 +1,4 @@
-"""Tokens to both of OpenAI's shapes, wherever the stream is cut."""
+"""Tests of tokens in both of OpenAI's logprobs formats, at every split of a stream."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from latimer.backends.base import Alternative, Finish, PromptTokens, Token
 
 
 def token(data: bytes, logprob: float | None = -1.0, *top: Alternative) -> Token:
-    """A token of text."""
+    """Return a text token."""
     return Token(7, data, data, False, logprob, top)
 
 
 def control(name: bytes) -> Token:
-    """A control token, which adds no text."""
+    """Return a control token, which adds no text."""
     return Token(2, b"", name, True, -0.5)
 
 
 def finish(reason: str = "length", end: Token | None = None) -> Finish:
-    """A last event."""
+    """Return a final event."""
     return Finish(0, reason, None, 3, 2, end=end)  # type: ignore[arg-type]
 
 
 def run(choice: Choice, groups: Sequence[Sequence[Token]], last: Finish) -> tuple[str, list[Entry]]:
-    """Text and entries of a choice that comes in groups of tokens."""
+    """Return the text and logprobs entries of a choice fed in groups of tokens."""
     text, entries = "", list[Entry]()
     for group in groups:
         for delta in choice.feed(b"".join(t.data for t in group), group):
@@ -54,7 +54,7 @@ STOPS = st.lists(st.sampled_from([", 2", "é", "x", " x1", "2é", ","]), max_siz
 def test_streamed_entries_are_the_unstreamed_ones(
     tokens: list[Token], stops: list[str], cuts: list[int], reason: str
 ) -> None:
-    """However a stream is cut, text and entries add up to those of the whole."""
+    """Streamed text and entries equal those of the whole, at every split."""
     marks = [0, *sorted(min(cut, len(tokens)) for cut in cuts), len(tokens)]
     groups = [tokens[a:b] for a, b in pairwise(marks)]
     streamed = run(Choice(stops), groups, finish(reason))
@@ -64,7 +64,7 @@ def test_streamed_entries_are_the_unstreamed_ones(
 
 @given(TOKENS, STOPS)
 def test_tokens_that_begin_before_a_cut_are_kept(tokens: list[Token], stops: list[str]) -> None:
-    """A token is there if its first byte lies before the cut, with its whole spelling."""
+    """An entry is kept, with the token's whole text, if its first byte is before the cut."""
     choice = Choice(stops)
     _text, entries = run(choice, [tokens], finish())
     data = b"".join(t.data for t in tokens)
@@ -88,7 +88,7 @@ def test_offsets_count_completed_characters(text: str, cuts: list[int], base: in
 
 
 def test_an_echoed_prompt_and_what_follows_are_one_text() -> None:
-    """A character begun in the prompt and ended in the answer is whole; offsets begin at zero."""
+    """A character that begins in the echoed prompt and ends in the completion stays whole."""
     choice = Choice((), Echo(keep_end=True))
     first, rest = "é".encode()[:1], "é".encode()[1:]
     (start,) = choice.prompt(PromptTokens(0, [token(b"a", None), token(first)]))
@@ -103,14 +103,14 @@ def test_an_echoed_prompt_and_what_follows_are_one_text() -> None:
 
 
 def test_an_end_token_has_an_entry_only_under_echo() -> None:
-    """Without echo the arrays are as long as the completion has tokens."""
+    """The end token has a logprobs entry only with `echo`."""
     end = finish("end", control(b"<|end|>"))
     assert len(run(Choice(()), [[token(b"a")]], end)[1]) == 1
     assert len(run(Choice((), Echo(keep_end=True)), [[token(b"a")]], end)[1]) == 2
 
 
 def test_the_legacy_shape() -> None:
-    """Nulls for the first, the sampled token added, floors for what is impossible."""
+    """The completions format has null for the first token and a floor for -inf."""
     top = (Alternative(1, b"b", False, -0.25), Alternative(2, b"", True, -math.inf))
     entries = [
         Entry(token(b"a", None), 0),
@@ -128,7 +128,7 @@ def test_the_legacy_shape() -> None:
 
 
 def test_of_tokens_spelled_alike_the_likelier_counts() -> None:
-    """Two ids with the same text share a key; the larger log-probability stays."""
+    """Of alternatives with the same text, the one with the larger log-probability is kept."""
     top = (Alternative(1, b"a", False, -0.25), Alternative(2, b"a", False, -3.0))
     legacy = to_legacy([Entry(token(b"a", -3.0, *top), 0)], 2)
     assert legacy["top_logprobs"] == [{"a": -0.25}]
@@ -136,7 +136,7 @@ def test_of_tokens_spelled_alike_the_likelier_counts() -> None:
 
 
 def test_the_chat_shape() -> None:
-    """Exact bytes, fragments escaped, no bytes for control tokens, an empty list without tops."""
+    """The chat format has exact bytes, escaped fragments, and null bytes for control tokens."""
     entries = [
         Entry(token(b"\xf0\x9f", -1.5, Alternative(1, b"<|x|>", True, -math.inf)), 0),
         Entry(control(b"<|c|>"), 0),
@@ -152,7 +152,7 @@ def test_the_chat_shape() -> None:
 
 
 def test_candidates_are_ranked_per_token() -> None:
-    """The mean counts the end token; what has no token at all comes last."""
+    """The mean log-probability counts the end token and is the floor for no tokens."""
     entries = [Entry(token(b"a", -1.0), 0), Entry(token(b"b", -2.0), 1)]
     assert mean(entries, None) == -1.5
     assert mean(entries, control(b"<|end|>")) == (-1.0 - 2.0 - 0.5) / 3

@@ -1,4 +1,4 @@
-"""One road for every reply: what observers see of it, and what a stream comes to."""
+"""Tests of the generation loop: calls of observers, and the reply that a stream adds up to."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Recorder:
-    """Writes down what it sees."""
+    """An observer that records its calls."""
 
     def __init__(self, keeps: bool) -> None:
         self.keeps = keeps
@@ -49,21 +49,21 @@ class Recorder:
         self.reply: Mapping[str, Any] | None = None
 
     def start(self) -> None:
-        """See `run.Observer`."""
+        """Record the call."""
         self.seen.append("start")
 
     def first_token(self) -> None:
-        """See `run.Observer`."""
+        """Record the call."""
         self.seen.append("first token")
 
     def finish(self, usage: Any, reply: Mapping[str, Any] | None) -> None:
-        """See `run.Observer`."""
+        """Record the call and keep its arguments."""
         self.seen.append("finish")
         self.usage, self.reply = usage, reply
 
 
 def alike(reply: Any) -> Any:
-    """A reply without what is its own: ids, times, what was cached, and the noise of numbers."""
+    """Return a reply without ids, times, cached tokens and the values of floats."""
     text = json.loads(json.dumps(reply), parse_float=lambda _: 0.0)
     for name in ("id", "created"):
         del text[name]
@@ -76,7 +76,7 @@ def alike(reply: Any) -> Any:
 
 @pytest.mark.parametrize("name", BODIES)
 async def test_a_stream_comes_to_its_reply(apps: Any, client_of: Any, name: str) -> None:
-    """Whoever keeps replies gets of a stream what would have been sent whole, ids as they went."""
+    """An observer that keeps replies gets the same reply from a stream as from a plain request."""
     app = apps("llama_cpp")
     path, body = BODIES[name]
     body = {"model": "m", "max_tokens": 40, "temperature": 0, "seed": 7, **body}
@@ -104,7 +104,7 @@ async def test_a_stream_comes_to_its_reply(apps: Any, client_of: Any, name: str)
 
 
 async def test_nothing_is_kept_for_nobody(apps: Any, client_of: Any) -> None:
-    """Who only counts gets the usage of a stream and no reply; a refused request only starts."""
+    """An observer that keeps no replies gets only the usage; a rejected request only starts."""
     app = apps("llama_cpp")
     recorder = Recorder(keeps=False)
     app._service.observers = lambda _served: [recorder]

@@ -1,4 +1,4 @@
-"""Bytes to text, and events to a choice."""
+"""Tests of decoding bytes to text and of turning events into a choice."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from latimer.backends.errors import EngineError
 
 
 def finish(reason: str = "end", stop: str | None = None) -> Finish:
-    """A last event."""
+    """Return a final event."""
     return Finish(0, reason, stop, 3, 2)  # type: ignore[arg-type]
 
 
 @given(st.text(max_size=30), st.lists(st.integers(0, 100), max_size=8))
 def test_text_comes_out_as_it_went_in(text: str, splits: list[int]) -> None:
-    """However characters are split over tokens, the text is the same and never retracted."""
+    """Text is the same at every split of its bytes and is never retracted."""
     data = text.encode()
     marks = [0, *sorted(min(mark, len(data)) for mark in splits), len(data)]
     assembler = TextAssembler(())
@@ -34,7 +34,7 @@ def test_text_comes_out_as_it_went_in(text: str, splits: list[int]) -> None:
 
 @given(st.binary(max_size=20), st.lists(st.integers(0, 20), max_size=5))
 def test_broken_bytes_do_not_depend_on_splits(data: bytes, splits: list[int]) -> None:
-    """Bytes that are no UTF-8 give the same text however they arrive."""
+    """Invalid UTF-8 gives the same text at every split."""
     marks = [0, *sorted(min(mark, len(data)) for mark in splits), len(data)]
     assembler, whole = TextAssembler(()), TextAssembler(())
     pieces = [assembler.feed(data[a:b]) for a, b in pairwise(marks)]
@@ -42,28 +42,28 @@ def test_broken_bytes_do_not_depend_on_splits(data: bytes, splits: list[int]) ->
 
 
 def test_an_incomplete_character_at_the_end_is_dropped() -> None:
-    """Half a character is nothing; it is not shown as a replacement."""
+    """An incomplete character at the end is dropped, not shown as U+FFFD."""
     assembler = TextAssembler(())
     assert assembler.feed("é".encode()[:1]) == ""
     assert assembler.flush() == ""
 
 
 def test_what_was_held_back_comes_at_the_end() -> None:
-    """The beginning of a stop string that never completed is text."""
+    """The start of a stop sequence that was never completed is sent at the end."""
     choice = Choice(("3, 4",))
     assert choice.feed(b"1, 2, 3, ") == (Delta("1, 2, "),)
     assert choice.end(finish("length")) == ((Delta("3, "),), "length")
 
 
 def test_a_stop_wins_over_a_limit() -> None:
-    """A stop that completes with the last token is a stop."""
+    """A stop sequence that completes with the last token gives the finish reason `stop`."""
     choice = Choice((",",))
     assert choice.feed(b"1,") == (Delta("1"),)
     assert choice.end(finish("length")) == ((), "stop")
 
 
 def test_a_stop_that_nobody_asked_for_is_an_error() -> None:
-    """A reverse prompt of the engine is not passed off as the client's stop."""
+    """A reverse prompt of the engine that the client did not request is an error."""
     choice = Choice((",",))
     choice.feed(b"1")
     with pytest.raises(EngineError, match="reverse prompt"):
@@ -71,14 +71,14 @@ def test_a_stop_that_nobody_asked_for_is_an_error() -> None:
 
 
 def test_a_control_token_may_be_a_stop_without_text() -> None:
-    """A stop that the engine saw and that renders as nothing is a stop all the same."""
+    """A control token that the engine matched as a stop, and that has no text, counts as a stop."""
     choice = Choice(("<|im_end|>",))
     assert choice.feed(b"1") == (Delta("1"),)
     assert choice.end(finish("stop", "<|im_end|>")) == ((), "stop")
 
 
 def test_usage_counts_prompts_once() -> None:
-    """Two prompts with two choices each: prompts twice, completions four times."""
+    """Usage counts each prompt once and each completion separately."""
     finishes = [Finish(i, "end", None, 10 + i // 2, 3, 4) for i in range(4)]
     usage = usage_of(finishes, 2)
     assert usage == {"prompt_tokens": 21, "completion_tokens": 12, "total_tokens": 33}

@@ -1,6 +1,6 @@
-"""Token ids of OpenAI's vocabularies: biases and prompts for models that have another.
+"""Tests of biases and prompts in the token ids of OpenAI's vocabularies.
 
-tiktoken's own vocabularies cannot be downloaded everywhere, so one of a few tokens stands for them.
+A small encoding replaces tiktoken's own, which cannot be downloaded everywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CAPITAL = DEMO_CHATML.format("What is the capital of France?")
 
 @pytest.fixture(autouse=True)
 def few_words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """tiktoken knows one vocabulary, of single bytes and a few words."""
+    """Give tiktoken one encoding, of single bytes and a few words."""
     ranks = {bytes([byte]): byte for byte in range(256)}
     ranks |= {word: 256 + number for number, word in enumerate(WORDS)}
     encoding = tiktoken.Encoding(NAME, pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={})
@@ -47,25 +47,25 @@ def few_words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def word(data: bytes) -> str:
-    """A word's id, as a key."""
+    """Return a word's id as a JSON key."""
     return str(256 + WORDS.index(data))
 
 
 async def complete(client: httpx2.AsyncClient, **body: Any) -> httpx2.Response:
-    """A greedy completion."""
+    """Send a greedy completion request."""
     greedy = {"model": "m", "prompt": CAPITAL, "temperature": 0, **body}
     return await client.post("/v1/completions", json=greedy)
 
 
 @pytest.fixture(params=["llama_cpp", "llama_server"])
 async def telling(request: pytest.FixtureRequest, apps: Any, client_of: Any) -> Any:
-    """A client of each engine that tells its vocabulary."""
+    """Return a client of each engine that exposes its vocabulary."""
     async with client_of(apps(request.param)) as client:
         yield client
 
 
 async def test_a_bias_finds_the_models_own_token(telling: httpx2.AsyncClient) -> None:
-    """A token that is one of the model's too is banned exactly, and nothing is inexact."""
+    """A bias on a token that the model has too is exact."""
     reply = await complete(telling, logit_bias={word(b" Paris"): -100}, logit_bias_vocabulary=NAME)
     assert reply.status_code == 200, reply.text
     assert "Paris" not in reply.json()["choices"][0]["text"]
@@ -73,19 +73,19 @@ async def test_a_bias_finds_the_models_own_token(telling: httpx2.AsyncClient) ->
 
 
 async def test_a_token_of_several_biases_the_first(telling: httpx2.AsyncClient) -> None:
-    """A token that the model cuts into several stands for its first, and the reply says so."""
+    """A bias on a word of several model tokens applies to the first, and the response says so."""
     reply = await complete(
         telling, logit_bias={word(b" Parisian"): 90}, logit_bias_vocabulary=NAME, max_tokens=2
     )
     text = reply.json()["choices"][0]["text"]
-    # Forced twice: the first token of the word, and that again.
+    # The bias forces the word's first token twice.
     assert text == text[: len(text) // 2] * 2
     assert " Parisian".startswith(text[: len(text) // 2])
     assert reply.headers["x-latimer-inexact"] == "logit_bias"
 
 
 async def test_half_a_character_is_a_token_too(telling: httpx2.AsyncClient) -> None:
-    """Bytes that are no text are found by their longest beginning that is a token."""
+    """A bias on bytes that are not valid UTF-8 applies to their longest prefix that is a token."""
     reply = await complete(
         telling, logit_bias={word(b"\xe6\xbc"): 1, "230": 1}, logit_bias_vocabulary=NAME
     )
@@ -94,7 +94,7 @@ async def test_half_a_character_is_a_token_too(telling: httpx2.AsyncClient) -> N
 
 
 async def test_a_strict_server_refuses_what_is_inexact(make_backend: Any, client_of: Any) -> None:
-    """Under `strict` a bias that cannot be exact is a 400."""
+    """With `strict` a bias that cannot be exact is a 400."""
     backend = make_backend("llama_cpp")
     app = OpenAIAdapter(backend, any_model=True, strict=True, logit_bias_vocabulary=NAME)
     async with client_of(app) as client:
@@ -105,7 +105,7 @@ async def test_a_strict_server_refuses_what_is_inexact(make_backend: Any, client
 
 
 async def test_prompts_of_ids_are_read_in_that_vocabulary(telling: httpx2.AsyncClient) -> None:
-    """Ids are decoded and tokenised for the model: the same answer as for the text."""
+    """A prompt of ids is decoded with the vocabulary and gives the same answer as its text."""
     ids = list(CAPITAL.encode())
     reply = await complete(telling, prompt=ids, logit_bias_vocabulary=NAME)
     assert reply.json()["choices"] == (await complete(telling)).json()["choices"]
@@ -123,7 +123,7 @@ async def test_prompts_of_ids_are_read_in_that_vocabulary(telling: httpx2.AsyncC
 async def test_ids_that_are_none_are_refused(
     demo: httpx2.AsyncClient, body: dict[str, Any], param: str, says: str
 ) -> None:
-    """An id beyond the vocabulary, and half a character, are the client's mistakes."""
+    """An unknown id and an id of an incomplete character are 400s."""
     reply = await complete(demo, logit_bias_vocabulary=NAME, **body)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
@@ -131,7 +131,7 @@ async def test_ids_that_are_none_are_refused(
 
 
 async def test_a_vocabulary_that_cannot_be_had(demo: httpx2.AsyncClient) -> None:
-    """A file that is not there is a 400 for a request, and tells where to put it."""
+    """A vocabulary that cannot be loaded is a 400 that says where to put its file."""
     reply = await complete(demo, logit_bias={"1": 1}, logit_bias_vocabulary="o200k_base")
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, "logit_bias_vocabulary")
@@ -139,7 +139,7 @@ async def test_a_vocabulary_that_cannot_be_had(demo: httpx2.AsyncClient) -> None
 
 
 async def test_an_engine_that_tells_no_vocabulary(apps: Any, client_of: Any) -> None:
-    """koboldcpp refuses the field by name."""
+    """koboldcpp rejects `logit_bias_vocabulary` by name."""
     async with client_of(apps("koboldcpp")) as client:
         reply = await complete(client, logit_bias={"300": 1}, logit_bias_vocabulary=NAME)
         error = reply.json()["error"]
@@ -147,7 +147,7 @@ async def test_an_engine_that_tells_no_vocabulary(apps: Any, client_of: Any) -> 
 
 
 def test_a_missing_file_is_a_clear_error_at_the_start() -> None:
-    """What a server cannot load it says before it serves."""
+    """A vocabulary that is missing or unknown is a clear error at the start."""
     with pytest.raises(EngineError, match=re.escape("no network. Without a network, put its file")):
         load("o200k_base")
     with pytest.raises(RequestError, match="Supported values"):
@@ -155,14 +155,14 @@ def test_a_missing_file_is_a_clear_error_at_the_start() -> None:
 
 
 def test_ids_to_text() -> None:
-    """Ids of whole characters are text, wherever they are cut."""
+    """Ids decode to whole characters, even if a character spans several ids."""
     assert to_text(load(NAME), [256 + WORDS.index(b"\xe6\xbc"), 0xA2]).text == "漢"
 
 
 async def test_a_download_that_hangs_holds_nobody(
     monkeypatch: pytest.MonkeyPatch, demo: httpx2.AsyncClient
 ) -> None:
-    """Who wants it waits for a bounded time, once; other requests go on, and so does its end."""
+    """A vocabulary download that hangs delays only its own requests, and for a limited time."""
     over, asked = threading.Event(), []
 
     def hang(name: str) -> None:
@@ -170,7 +170,7 @@ async def test_a_download_that_hangs_holds_nobody(
         over.wait(30)
         raise OSError
 
-    # The list of names is known by then.
+    # Load tiktoken's list of names first.
     with pytest.raises(RequestError):
         await loaded("latin")
     monkeypatch.setattr(tiktoken, "get_encoding", hang)
@@ -196,7 +196,7 @@ async def test_a_download_that_hangs_holds_nobody(
 async def test_what_could_not_be_had_is_not_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A failure is kept for a while: no client makes the server ask the network all the time."""
+    """A failed download is not retried for a while, even if clients repeat the request."""
     asked = []
 
     def fail(name: str) -> None:
