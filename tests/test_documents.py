@@ -1,4 +1,4 @@
-"""Every code block of the README runs, and does what the README says."""
+"""Every code block of the documents runs, and does what they say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 from support.documents import Block, blocks
 from support.reader import Reader
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "serving.md"]
+# Its shell blocks need this checkout's own environment; CI runs their commands.
+EXAMPLES = [one for one in blocks(ROOT / "CONTRIBUTING.md") if one.language == "python"]
 STRANGE = [
     Block("", 1, "text\n"),
     Block("toml", 1, "port = 8080\n"),
@@ -30,10 +33,18 @@ def reader(tmp_path: Path, llama_server_url: str, koboldcpp_replay: tuple[str, A
     return Reader(tmp_path, engines)
 
 
-@pytest.mark.parametrize("block", blocks(README), ids=str)
+@pytest.mark.parametrize(
+    "block", [one for document in DOCUMENTS for one in blocks(document)], ids=str
+)
 def test_a_block_runs_as_it_stands(block: Block, reader: Reader) -> None:
     """A reader who copies the block gets what it promises."""
     reader.run(block)
+
+
+@pytest.mark.parametrize("block", EXAMPLES, ids=str)
+def test_an_example_for_developers_runs(block: Block) -> None:
+    """The examples of CONTRIBUTING.md use names and arguments that exist."""
+    exec(block.text, {"__name__": "example"})  # noqa: S102
 
 
 @pytest.mark.parametrize("block", STRANGE, ids=lambda block: block.text.strip())
