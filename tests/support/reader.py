@@ -22,7 +22,9 @@ ROOT = Path(__file__).parent.parent.parent
 EVALUATE = ROOT / "examples" / "evaluate"
 ANSWER = "The capital of France is Paris."
 # What the output of a Python block contains, by what the block asks for.
-OUTPUTS = {"tools=": "get_weather", "response_format=": '"capital"', "": ANSWER}
+OUTPUTS = {
+    "tools=": "get_weather", "response_format=": '"capital"', "logprobs=": "None\n", "": ANSWER,
+}  # fmt: skip
 HERE = "http://127.0.0.1:8000"
 # A task of lm-eval that needs no download, for one that does.
 TASKS = {"hellaswag": "choice.yaml"}
