@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
@@ -56,12 +57,16 @@ def program(
                 process.wait(30)
 
 
-def ask(address: str) -> str:
-    """Return the answer of a server's first model to one question."""
+def ask(address: str, fields: Mapping[str, Any] | None = None) -> str:
+    """Return the answer of a server's first model to one question.
+
+    Args:
+        fields: more fields of the request.
+    """
     with httpx2.Client(base_url=address, timeout=60) as client:
         model = client.get("/v1/models").json()["data"][0]["id"]
         messages = [{"role": "user", "content": QUESTION}]
-        body = {"model": model, "messages": messages, "temperature": 0}
+        body = {"model": model, "messages": messages, "temperature": 0, **(fields or {})}
         reply = client.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200, reply.text
     return str(reply.json()["choices"][0]["message"]["content"])

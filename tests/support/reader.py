@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,10 @@ from support.servers import free_port
 ROOT = Path(__file__).parent.parent.parent
 EVALUATE = ROOT / "examples" / "evaluate"
 ANSWER = "The capital of France is Paris."
+# What the output of a Python block contains, by what the block asks for.
+OUTPUTS = {
+    "tools=": "get_weather", "response_format=": '"capital"', "logprobs=": "None\n", "": ANSWER,
+}  # fmt: skip
 HERE = "http://127.0.0.1:8000"
 # A local lm-eval task in place of one that needs a download.
 TASKS = {"hellaswag": "choice.yaml"}
@@ -61,6 +66,8 @@ class Reader:
             self._python(self._local(block.text))
         elif block.language == "sh":
             self._shell(self._local(block.text))
+        elif block.language == "json":
+            self._fields(block.text)
         else:
             raise AssertionError(f"no way to run a block of the language {block.language!r}")
 
@@ -75,7 +82,14 @@ class Reader:
         assert self._address in text, "a Python block makes an app, or asks a running Latimer"
         (self._folder / "block.py").write_text(text)
         with self._serving("latimer", "serve"):
-            assert ANSWER in self._output(sys.executable, "block.py")
+            expected = next(OUTPUTS[key] for key in OUTPUTS if key in text)
+            assert expected in self._output(sys.executable, "block.py")
+
+    def _fields(self, text: str) -> None:
+        """Send each line as fields of a chat request."""
+        with self._serving("latimer", "serve"):
+            for line in text.splitlines():
+                ask(self._address, json.loads(line))
 
     def _app(self, text: str) -> None:
         (self._folder / "block.py").write_text(text)

@@ -1,4 +1,4 @@
-"""Tests that every code block of the README runs and does what the README says."""
+"""Every code block of the documents runs, and does what they say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 from support.documents import Block, blocks
 from support.reader import Reader
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGES = ("serving", "chat", "tools", "structured", "images", "evaluate", "logprobs")
+DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PAGES)]
+# Its shell blocks need this checkout's own environment; CI runs their commands.
+EXAMPLES = [one for one in blocks(ROOT / "CONTRIBUTING.md") if one.language == "python"]
 STRANGE = [
     Block("", 1, "text\n"),
     Block("toml", 1, "port = 8080\n"),
@@ -22,7 +26,7 @@ STRANGE = [
 
 @pytest.fixture
 def reader(tmp_path: Path, llama_server_url: str, koboldcpp_replay: tuple[str, Any]) -> Reader:
-    """Return a reader with a model, a llama-server and a koboldcpp."""
+    """A reader with a model, a llama-server and a koboldcpp."""
     engines = {
         "http://127.0.0.1:8080": llama_server_url,
         "http://127.0.0.1:5001": koboldcpp_replay[0],
@@ -30,14 +34,22 @@ def reader(tmp_path: Path, llama_server_url: str, koboldcpp_replay: tuple[str, A
     return Reader(tmp_path, engines)
 
 
-@pytest.mark.parametrize("block", blocks(README), ids=str)
+@pytest.mark.parametrize(
+    "block", [one for document in DOCUMENTS for one in blocks(document)], ids=str
+)
 def test_a_block_runs_as_it_stands(block: Block, reader: Reader) -> None:
-    """A code block runs as printed and has the result that the README promises."""
+    """A reader who copies the block gets what it promises."""
     reader.run(block)
+
+
+@pytest.mark.parametrize("block", EXAMPLES, ids=str)
+def test_an_example_for_developers_runs(block: Block) -> None:
+    """The examples of CONTRIBUTING.md use names and arguments that exist."""
+    exec(block.text, {"__name__": "example"})  # noqa: S102
 
 
 @pytest.mark.parametrize("block", STRANGE, ids=lambda block: block.text.strip())
 def test_an_unknown_block_fails(block: Block, reader: Reader) -> None:
-    """A code block of an unknown kind, or with a misspelled command, fails."""
+    """A new kind of block, or a misspelt command, fails until the reader can run it."""
     with pytest.raises(AssertionError):
         reader.run(block)
