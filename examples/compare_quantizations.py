@@ -1,4 +1,4 @@
-"""Measure what a quantisation loses: score texts with two llama-servers, token by token.
+"""Measure the loss of a quantisation: score texts with two llama-servers, token by token.
 
     llama-server -m model-Q8_0.gguf --port 8080 &
     llama-server -m model-Q4_0.gguf --port 8081 &

@@ -96,7 +96,7 @@ class LoadedModel:
         except EngineError:
             self.close()
             raise
-        # A recurrent state cannot be rolled back.
+        # A recurrent state cannot go back to an earlier position.
         self.has_window: bool = llama_cpp.llama_model_n_swa(self.pointer) > 0
         self.rolls_back: bool = not (recurrent or llama_cpp.llama_model_is_hybrid(self.pointer))
 

@@ -1,4 +1,4 @@
-"""The queue of choices that wait for a sequence; requests take turns, whatever their sizes."""
+"""The queue of choices that wait for a sequence; requests take turns, large or small."""
 
 from __future__ import annotations
 

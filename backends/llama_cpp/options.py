@@ -31,7 +31,7 @@ _PART = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf"
 def default_cache_memory() -> int:
     """Return the bytes for saved sequences: a quarter of the free memory, at most 8 GiB.
 
-    Where the system does not report its free memory, this is 1 GiB.
+    If the system does not report its free memory, return 1 GiB.
     """
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -95,7 +95,7 @@ class Sampler:
     ) -> int:
         """Sample without the grammar; if it rejects the token, sample again with its mask.
 
-        The token has the same probability as if the mask was applied first. Masks are slow and
+        The token has the same probability as if the mask were applied first. Masks are slow and
         rarely needed (common/sampling.cpp does the same).
         """
         candidates.fill(logits)

@@ -17,7 +17,8 @@ from ..offload import Memo
 _PROGRAM = Path(__file__).with_name("trial.py")
 # The number of trials that run in parallel: a slow one must not block the others.
 AT_ONCE = 4
-# The factor from CPU time to real time, since other processes need the CPU too; seconds per poll.
+# The real time that a trial may take as a multiple of its CPU time, because other processes use the
+# CPU as well; and the seconds between two polls.
 PATIENCE, LOOK = 4, 0.005
 _KEPT = 1 << 20
 
