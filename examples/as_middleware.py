@@ -1,4 +1,4 @@
-"""OpenAI's paths answered in front of an app, everything else passed on to it.
+"""Answer the paths of OpenAI's API in front of an app, and pass everything else on to it.
 
 python examples/as_middleware.py
 """
@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 
 async def home(request: Request) -> PlainTextResponse:
-    """The app's own page."""
+    """Return the app's own page."""
     return PlainTextResponse("Home")
 
 

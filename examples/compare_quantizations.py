@@ -1,10 +1,10 @@
-"""What a quantisation loses: the same texts scored by two llama-servers, token by token.
+"""Measure the loss of a quantisation: score texts with two llama-servers, token by token.
 
     llama-server -m model-Q8_0.gguf --port 8080 &
     llama-server -m model-Q4_0.gguf --port 8081 &
     python examples/compare_quantizations.py http://127.0.0.1:8080 http://127.0.0.1:8081 [FILE]
 
-The file has one text a line; without one, a few lines of the demo model's language are scored.
+The file has one text per line. Without a file, the script scores texts made for the demo model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEXTS = [
 
 
 async def tokens_of(server: LlamaServer, text: str) -> Sequence[Token]:
-    """A text's tokens; each but the first with its log-probability and the likeliest token."""
+    """Return a text's tokens but the first, each with its logprob and the most likely token."""
     async with server.open(Generation(Prompt(Text(text), logprobs=1), 0)) as batches:
         async for batch in batches:
             for event in batch:
@@ -42,12 +42,12 @@ async def tokens_of(server: LlamaServer, text: str) -> Sequence[Token]:
 
 
 def perplexity(tokens: Sequence[Token]) -> float:
-    """How many tokens the model hesitates between, on average."""
+    """Return the perplexity of tokens: the model's average number of equally likely choices."""
     return math.exp(-math.fsum(token.logprob or 0.0 for token in tokens) / len(tokens))
 
 
 async def main(addresses: Sequence[str], texts: Sequence[str]) -> None:
-    """Score all texts on both servers, and print what differs."""
+    """Score all texts on both servers, and print the differences."""
     one, other = (LlamaServer(address) for address in addresses)
     first: list[Token] = []
     second: list[Token] = []

@@ -1,4 +1,4 @@
-"""OpenAI's API in front of a llama-server that you already run.
+"""Serve OpenAI's API in front of a llama-server that you already run.
 
 llama-server -m model.gguf --port 8080
 python examples/in_front_of_llama_server.py http://127.0.0.1:8080

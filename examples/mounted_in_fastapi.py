@@ -1,8 +1,8 @@
-"""OpenAI's API under a prefix of a FastAPI app, with an API key.
+"""Serve OpenAI's API under a prefix of a FastAPI app, with an API key.
 
     python examples/mounted_in_fastapi.py
 
-It is found at http://127.0.0.1:8000/ai/v1.
+The base URL is http://127.0.0.1:8000/ai/v1.
 """
 
 import sys
@@ -18,7 +18,7 @@ app.mount("/ai", OpenAIAdapter(LlamaCpp(), api_keys=["secret"]))
 
 @app.get("/")
 def home() -> dict[str, str]:
-    """The app's own page."""
+    """Return the app's own page."""
     return {"page": "home"}
 
 

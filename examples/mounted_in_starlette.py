@@ -1,8 +1,8 @@
-"""OpenAI's API under a prefix of a Starlette app, answered by a model in the same process.
+"""Serve OpenAI's API under a prefix of a Starlette app, with a model in the same process.
 
     python examples/mounted_in_starlette.py
 
-It is found at http://127.0.0.1:8000/ai/v1.
+The base URL is http://127.0.0.1:8000/ai/v1.
 """
 
 import sys
@@ -17,11 +17,11 @@ from starlette.routing import Mount, Route
 
 
 async def home(request: Request) -> PlainTextResponse:
-    """The app's own page."""
+    """Return the app's own page."""
     return PlainTextResponse("Home")
 
 
-# The bundled demo model; LlamaCpp("model.gguf") takes one of yours.
+# LlamaCpp() loads the bundled demo model, and LlamaCpp("model.gguf") one of yours.
 ai = OpenAIAdapter(LlamaCpp())
 app = Starlette(routes=[Route("/", home), Mount("/ai", ai)])
 

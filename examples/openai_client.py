@@ -1,4 +1,4 @@
-"""The official `openai` client against a running Latimer.
+"""Stream a chat completion from a running Latimer with the official `openai` client.
 
 latimer serve
 python examples/openai_client.py http://127.0.0.1:8000/v1

@@ -1,4 +1,4 @@
-"""A tool that the model calls, gets the result of, and answers with.
+"""Let the model call a tool, send it the result, and print its answer.
 
 latimer serve
 python examples/tools.py http://127.0.0.1:8000/v1
@@ -30,7 +30,7 @@ TOOLS: list[ChatCompletionFunctionToolParam] = [
 
 
 def get_weather(city: str) -> dict[str, int]:
-    """What somebody who has a thermometer in the city would say."""
+    """Return the temperature in a city, from a small table."""
     return {"temp_c": {"Paris": 21, "Rome": 27}.get(city, 15)}
 
 

@@ -1,1 +1,1 @@
-"""Wire types only: OpenAI's requests and replies, and each engine's native payloads."""
+"""Wire types only: OpenAI's requests and responses, and each engine's native payloads."""

@@ -1,7 +1,7 @@
-"""What a request may come to, in one table: each limit with its reason and its option.
+"""The limits on requests in one table, each with its reason and its option.
 
-No limit is below OpenAI's published ones. What is beyond one is refused before work on it begins,
-with a 400 or a 413 that names the limit. `docs/security.md` shows this table.
+No limit is below the ones that OpenAI publishes. A request beyond a limit is rejected before work
+on it begins, with a 400 or a 413 that names the limit. `docs/security.md` shows this table.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 
 class Limit(NamedTuple):
-    """The most that something may be.
+    """An upper bound on a part of a request.
 
     Args:
-        most: the largest value that is taken.
-        unit: what is counted.
-        of: what it bounds, in a request's words.
-        reason: why it is not larger.
-        option: what changes it, where something does.
+        most: the largest value that is accepted.
+        unit: the unit of `most`.
+        of: the part of a request that is bounded.
+        reason: the reason for the value.
+        option: the command-line option that changes it, if there is one.
     """
 
     most: int
@@ -158,7 +158,7 @@ LIMITS: tuple[Limit, ...] = (
 
 
 def table() -> str:
-    """The limits as a table in Markdown."""
+    """Return the limits as a table in Markdown."""
     rows = ["| what | at most | why | option |", "|---|--:|---|---|"]
     for limit in LIMITS:
         option = f"`{limit.option}`" if limit.option else ""

@@ -1,6 +1,6 @@
 """llama.cpp in this process, through llama-cpp-python's low-level functions.
 
-Nothing here imports llama_cpp before a model is loaded: a proxy neither needs it nor pays for it.
+Importing this package does not import llama_cpp; loading a model does. A proxy does not need it.
 """
 
 from .backend import DEMO_MODEL, LlamaCpp

@@ -1,4 +1,4 @@
-"""The shell around the engine's thread: loading, jobs from the event loop, hand-over back to it."""
+"""The in-process backend: load a model in a thread and run jobs from the event loop on it."""
 
 from __future__ import annotations
 
@@ -75,26 +75,27 @@ class LlamaCpp:
     """A GGUF model in this process.
 
     Args:
-        path: the model's file; the bundled demo model by default.
-        context: tokens of prompt and completion, of all that runs side by side; by default what
-            the model was trained with, 8192 at most.
-        parallel: how many choices run side by side.
-        batch: how many tokens one step evaluates at most.
-        threads: CPU threads; by default as many as there are cores for this process.
-        gpu_layers: layers on the GPU, negative (the default) for all; without a GPU no matter.
-        cache_type: how what was evaluated is remembered; by default as 16-bit numbers.
-        cache_memory: bytes, outside the context, for what has finished, so that prompts can go on
-            from it; by default a quarter of the memory that is free, 8 GiB at most.
-        flash_attention: whether to compute attention in one go; by default where it can be.
-        mmap: whether to map the file into memory; by default where that is best.
-        mlock: whether to keep the weights from being swapped out.
-        lora: adapters on the weights, each a file, or a file and how much it counts for.
-        mmproj: a projector file, with which the model takes pictures or sounds.
-        exact: compute so that log-probabilities do not depend on what else runs: without flash
-            attention, with 32-bit memory, one choice after the other, and nothing remembered.
-        max_waiting: requests that may wait, beside as many as run; beyond it they are refused as
-            busy.
-        progress: told while loading how much is done, from 0 to 1.
+        path: the model file; the bundled demo model by default.
+        context: size of the KV cache in tokens, which all running choices share for prompts and
+            completions; by default the model's training context length, at most 8192.
+        parallel: the number of choices that run in parallel.
+        batch: the maximum number of tokens in one batch.
+        threads: CPU threads; by default one for each core that this process may use.
+        gpu_layers: layers to offload to the GPU; a negative number (the default) offloads all of
+            them. Ignored without a GPU.
+        cache_type: type of the KV cache; f16 by default, f32 with `exact`.
+        cache_memory: host memory in bytes for saved sequences, which later prompts can reuse; by
+            default a quarter of the free memory, at most 8 GiB.
+        flash_attention: True to use flash attention; by default llama.cpp decides.
+        mmap: True to map the file into memory; by default llama.cpp decides.
+        mlock: True to keep the weights from being swapped out.
+        lora: LoRA adapters, each a file, or a file and its scale.
+        mmproj: a projector file, which lets the model take images or audio.
+        exact: True to make log-probabilities independent of concurrent requests: no flash
+            attention, an f32 KV cache, one choice at a time, and no prompt cache.
+        max_waiting: the number of requests that may wait, in addition to those that run; further
+            requests fail with `Busy`.
+        progress: called while the model loads with the fraction that is done, from 0 to 1.
     """
 
     capabilities: Capabilities = CAPABILITIES
@@ -143,7 +144,7 @@ class LlamaCpp:
         self._starting = threading.Lock()
 
     async def model(self) -> Model:
-        """See `Backend.model`; loads it at the first call."""
+        """Load the model on the first call; see `Backend.model`."""
         return (await self._engine()).model
 
     @asynccontextmanager
@@ -170,7 +171,7 @@ class LlamaCpp:
                 task.cancelled = True
 
     async def _prepare_dry(self, job: Generation, engine: Engine) -> None:
-        """Make a job's dry sampler beside the engine's thread, which would stand still for it."""
+        """Create a job's DRY sampler in a worker thread, which does not block the engine's."""
         if not job.sampling.extras.get("dry_multiplier"):
             return
         from .dry import dry_of, prepare
@@ -182,7 +183,11 @@ class LlamaCpp:
 
     @contextlib.contextmanager
     def _let_in(self, party: Party) -> Iterator[None]:
-        """Count a request's job; one of a request that was let in before is never refused."""
+        """Count a job of a request while it runs.
+
+        Raises:
+            Busy: too many requests wait. A request that was admitted before never gets this error.
+        """
         if not party.admitted:
             waiting = self._requests - self._options.limit
             if waiting >= self._max_waiting:
@@ -198,7 +203,7 @@ class LlamaCpp:
 
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
-        """See `Backend.native`: there is none."""
+        """Raise `Unsupported`, because this engine has no native response."""
         raise Unsupported("oai_compat", ENGINE, CAPABILITIES.refused["oai_compat"])
         yield  # pragma: no cover
 
@@ -239,7 +244,7 @@ class LlamaCpp:
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
-        """End the engine's thread and free its memory."""
+        """Stop the engine's thread and free its memory."""
         thread, loaded = self._thread, self._loaded
         self._thread = self._loaded = None
         atexit.unregister(self.close)
@@ -258,7 +263,7 @@ class LlamaCpp:
                     self._thread = threading.Thread(
                         target=self._run, args=(self._loaded,), name="latimer-engine", daemon=True
                     )
-                    # A daemon thread inside llama.cpp while Python shuts down would crash it.
+                    # A daemon thread that is in llama.cpp during shutdown would crash Python.
                     atexit.register(self.close)
                     self._thread.start()
                 loaded = self._loaded
@@ -267,7 +272,7 @@ class LlamaCpp:
         return loaded.result()
 
     def _run(self, loaded: Future[Engine]) -> None:
-        """The engine's thread: load, serve, free."""
+        """Load the model, run the scheduler until it stops, and free everything."""
         try:
             from .loading import load
         except ImportError as error:
@@ -286,11 +291,11 @@ class LlamaCpp:
             engine.scheduler.run()
 
     async def _read(self, job: Generation, engine: Engine) -> list[list[int | Chunk]]:
-        """What stands in the prompt for each of its pictures and sounds."""
+        """Return the tokens and embedding chunks of each image and audio file in the prompt."""
         projector = engine.projector
         if projector is None:
             return []
-        # Decoding a picture takes its time, and the engine goes on meanwhile.
+        # Decoding an image is slow; the event loop and the engine keep running meanwhile.
         return [await asyncio.to_thread(projector.read, one) for one in job.prompt.media]
 
     def _task(
@@ -311,7 +316,7 @@ class LlamaCpp:
         if room < 0 or (job.max_tokens or 0) > room or (room == 0 and job.max_tokens != 0):
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
         if job.prompt.logprobs is not None and not count:
-            # Only a BOS: there is nothing to score.
+            # The prompt is only a BOS token, so there is nothing to score.
             job = replace(job, prompt=replace(job.prompt, logprobs=None))
         stop_tokens = {
             token: stop
@@ -338,7 +343,7 @@ def _adapter(lora: str | Path | tuple[str | Path, float]) -> tuple[Path, float]:
 
 
 class _Mailbox:
-    """A job's end of the hand-over; what waits when the reader comes is one batch."""
+    """The events of one job; all that wait when the reader asks form one batch."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -347,7 +352,7 @@ class _Mailbox:
         self._wake = asyncio.Event()
 
     def deliver(self, events: Sequence[Event] | LatimerError) -> None:
-        """Take events, or the error that ended the job; runs in the event loop."""
+        """Receive events, or the error that ended the job; called in the event loop."""
         if isinstance(events, LatimerError):
             self._error = events
         else:
@@ -355,7 +360,7 @@ class _Mailbox:
         self._wake.set()
 
     async def batches(self, choices: int) -> AsyncIterator[Batch]:
-        """Events until every choice has finished."""
+        """Yield batches of events until every choice has finished."""
         while choices:
             await self._wake.wait()
             self._wake.clear()
@@ -369,12 +374,12 @@ class _Mailbox:
 
 
 def _post(deliveries: list[Delivery]) -> None:
-    """Hand a step's events over, with one wake-up for each event loop that waits for some."""
+    """Deliver the events of a step, with one callback for each event loop that waits for some."""
     loops: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
     for delivery in deliveries:
         loops.setdefault(delivery[0].mailbox.loop, []).append(delivery)
     for loop, batch in loops.items():
-        # A loop that has closed has nobody waiting.
+        # A closed event loop has no readers.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_deliver, batch)
 

@@ -1,9 +1,9 @@
-"""Which tokens llama.cpp remembers under which sequence, and how many cells that takes.
+"""The sequences in llama.cpp's KV cache: the tokens of each, and the cells that they take.
 
-The memory is one pool of cells (`kv_unified`): a token that was evaluated takes one, and a
-sequence that was copied shares those of its source until both are removed. What has finished
-rests where it is while nobody else runs, and leaves for `states` otherwise; a later prompt goes
-on from what it has in common with either.
+The KV cache is one pool of cells (`kv_unified`). Each evaluated token takes one cell. A copied
+sequence shares the cells of its source until both are removed. A finished sequence stays in the
+KV cache while no other sequence runs; otherwise its state is saved in `states`. A later prompt
+reuses the prefix that it has in common with either.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ from .states import State, States, reusable
 
 
 class Memory(Protocol):
-    """llama.cpp's memory, as far as the cache moves it (`llama_memory_seq_*`, `llama_state_seq_*`).
+    """The memory functions of llama.cpp that the cache uses.
 
-    What is saved and restored is the same to the last bit.
+    They are `llama_memory_seq_*` and `llama_state_seq_*`. A restored sequence is bit-identical to
+    the saved one.
     """
 
     def remove(self, sequence: int, start: int = 0) -> None:
-        """Forget a sequence from a position on."""
+        """Remove a sequence's tokens from a position on."""
         ...
 
     def copy(self, source: int, target: int, end: int) -> None:
-        """Let a new sequence begin as another does, up to a position; no cell is taken."""
+        """Copy another sequence up to a position into an empty one; the copy takes no cells."""
         ...
 
     def save(self, sequence: int) -> NDArray[Any]:
-        """A sequence as bytes; none where that failed."""
+        """Return a sequence's state as bytes; an empty array means failure."""
         ...
 
     def restore(self, sequence: int, data: NDArray[Any]) -> bool:
-        """Make a new sequence what another was; each token takes a cell. Whether it worked."""
+        """Restore a state into an empty sequence, one cell per token; return True on success."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A sequence that llama.cpp knows, and what it has evaluated of it.
+    """A sequence of llama.cpp, and the tokens that were evaluated in it.
 
     Args:
-        owner: whose it is; only that owner's prompts go on from it.
-        cells: for each token the cell that remembers it.
-        reused: how many of its tokens were there when it was taken.
+        owner: the owner of the job; only prompts of the same owner reuse the sequence.
+        cells: the cell of each token.
+        reused: the number of tokens that were already evaluated when the slot was taken.
     """
 
     id: int
@@ -59,14 +60,14 @@ class Slot:
 
 
 class Cache:
-    """Slots and cells.
+    """The slots and cells of one KV cache.
 
     Args:
-        size: cells that there are.
-        slots: sequences that llama.cpp knows at once.
-        rolls_back: whether the memory can forget a sequence's end; where it cannot (recurrent
-            models), a prompt goes on from a whole sequence or from nothing.
-        states: where what has finished goes.
+        size: the number of cells.
+        slots: the number of sequences.
+        rolls_back: True if the memory can remove the end of a sequence. If it cannot (recurrent
+            models), a prompt reuses a whole sequence or nothing.
+        states: the store for finished sequences that leave the KV cache.
     """
 
     def __init__(
@@ -78,37 +79,37 @@ class Cache:
         self._states = states
         self._ids = list(range(slots))[::-1]
         self._running: dict[int, Slot] = {}
-        # The one that has rested longest is the first.
+        # The slot that has been idle longest comes first.
         self._resting: dict[int, Slot] = {}
         self._owners: Counter[int] = Counter()
         self._next_cell = 0
 
     @property
     def free(self) -> int:
-        """Cells that nobody uses."""
+        """The number of unused cells."""
         return self.size - len(self._owners)
 
     @property
     def resting(self) -> int:
-        """How many sequences rest where they were."""
+        """The number of idle sequences in the KV cache."""
         return len(self._resting)
 
     def shared(self, known: list[int], tokens: list[int]) -> int:
-        """How many tokens of a prompt could be gone on from, were others evaluated."""
+        """Return how many tokens of a prompt could be reused once `known` is evaluated."""
         return reusable(known, tokens, self._rolls_back, self._states.block)
 
     def take(self, tokens: list[int], owner: str, reuse: bool, spare: int) -> Slot | None:
-        """A slot for a sequence that is to begin with some tokens, None if they do not fit now.
+        """Return a slot for a sequence that begins with `tokens`, or None if they do not fit now.
 
         Args:
-            reuse: whether it may go on from what another has evaluated; at least the last token
-                is left to evaluate.
-            spare: cells that must stay free beside those of the tokens.
+            reuse: True if the sequence may reuse tokens that another has evaluated; at least the
+                last token is left to evaluate.
+            spare: cells that must stay free in addition to those of the tokens.
         """
         source, length = self._longest(tokens, owner) if reuse else (None, 0)
         state, saved = self._states.longest(owner, tokens) if reuse else (None, 0)
         whole = len(tokens) + spare
-        # A state comes back as a whole before what is not wanted of it is cut off.
+        # A state is restored as a whole before its surplus tokens are removed.
         needed = max(whole, len(state.tokens)) if state is not None else whole
         if state is not None and saved > length and self._can_have(needed, None, 0):
             return self._taken_back(state, saved, needed)
@@ -125,7 +126,7 @@ class Cache:
         return slot
 
     def fork(self, source: Slot) -> Slot | None:
-        """Another slot with all that a running one has evaluated, None if there is no id for it."""
+        """Return a copy of a running slot, or None if no sequence id is available."""
         if not self._ids and not self._resting:
             return None
         slot = self._new(source.owner, source)
@@ -134,7 +135,7 @@ class Cache:
         return slot
 
     def extend(self, slot: Slot, tokens: Sequence[int]) -> None:
-        """Note tokens that are evaluated next; there must be room for them."""
+        """Assign cells to tokens that are evaluated next; enough cells must be free."""
         if len(tokens) > self.free:
             raise ValueError(f"{len(tokens)} tokens for {self.free} free cells")
         cells = range(self._next_cell, self._next_cell + len(tokens))
@@ -144,13 +145,13 @@ class Cache:
         self._owners.update(cells)
 
     def make_room(self, count: int) -> bool:
-        """Let what rests leave, oldest first, until so many cells are free; whether they are."""
+        """Swap out idle slots, oldest first, until `count` cells are free; return True if so."""
         while self.free < count and self._resting:
             self.swap_out(next(iter(self._resting.values())))
         return self.free >= count
 
     def rest(self, slot: Slot) -> None:
-        """Keep a sequence that has finished where it is, until it has to leave."""
+        """Keep a finished sequence in the KV cache if it is worth reusing; drop it otherwise."""
         if not self._is_worth(slot):
             self.drop(slot)
             return
@@ -158,18 +159,18 @@ class Cache:
         self._resting[slot.id] = slot
 
     def tidy(self) -> None:
-        """Let all that rests leave where others run: for those it would only make steps longer."""
+        """Swap out all idle slots while others run, because idle cells make decoding slower."""
         if self._running:
             for slot in list(self._resting.values()):
                 self.swap_out(slot)
 
     def swap_out(self, slot: Slot) -> None:
-        """Keep a sequence outside, and free its cells."""
+        """Save a sequence's state outside the KV cache, and free its cells."""
         self._save(slot)
         self.drop(slot)
 
     def drop(self, slot: Slot) -> None:
-        """Forget a sequence."""
+        """Remove a sequence and free its cells."""
         self._running.pop(slot.id, None)
         self._resting.pop(slot.id, None)
         self._memory.remove(slot.id)
@@ -188,7 +189,7 @@ class Cache:
                 self._states.add(State(slot.owner, list(slot.tokens), data))
 
     def _new(self, owner: str, source: Slot | None) -> Slot:
-        """A slot that is empty; what has rested longest leaves where there is no other."""
+        """Return an empty slot; if no id is free, swap out the oldest idle slot but `source`."""
         if not self._ids:
             self.swap_out(next(slot for slot in self._resting.values() if slot is not source))
         slot = Slot(self._ids.pop(), owner)
@@ -196,9 +197,10 @@ class Cache:
         return slot
 
     def _ends_here(self, slot: Slot, length: int) -> bool:
-        """Whether a slot that rests can be gone on in rather than shared.
+        """Return True if a prompt can continue an idle slot in place rather than copy it.
 
-        There is nothing else worth keeping in it, or there is no other.
+        That is so if the rest of the slot is not worth keeping, or if no other slot is available.
+        In the second case the slot's state is saved first.
         """
         if self._rolls_back and len(slot.tokens) - length < self._states.block:
             return True
@@ -208,7 +210,7 @@ class Cache:
         return True
 
     def _taken_over(self, slot: Slot, length: int) -> Slot:
-        """A slot that rests, to go on in from a position on."""
+        """Return an idle slot after cutting it to `length` tokens; it counts as running."""
         del self._resting[slot.id]
         self._cut(slot, length)
         slot.reused = length
@@ -216,7 +218,10 @@ class Cache:
         return slot
 
     def _taken_back(self, state: State, length: int, needed: int) -> Slot:
-        """A new slot that goes on from a state, for which there must be cells."""
+        """Return a new slot with the first `length` tokens of a state, or empty on failure.
+
+        Enough cells must be available.
+        """
         self._states.touch(state)
         slot = self._new(state.owner, None)
         self.make_room(needed)
@@ -246,7 +251,7 @@ class Cache:
                 del self._owners[cell]
 
     def _can_have(self, wanted: int, source: Slot | None, length: int) -> bool:
-        """Whether there is an id and so many cells, if need be without what rests."""
+        """Return True if an id and enough cells are free, or would be without idle slots."""
         if not self._ids and not self._resting:
             return False
         if self.free >= wanted:
@@ -257,7 +262,7 @@ class Cache:
         return self.size - len(kept) >= wanted
 
     def _longest(self, tokens: list[int], owner: str) -> tuple[Slot | None, int]:
-        """The slot that begins most like some tokens do, and how many they share."""
+        """Return the slot with the longest reusable prefix of `tokens`, and the prefix's length."""
         best: tuple[Slot | None, int] = (None, 0)
         for slot in (*self._resting.values(), *self._running.values()):
             if slot.owner == owner:

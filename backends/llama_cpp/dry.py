@@ -1,7 +1,7 @@
-"""The dry sampler: made once for its settings, and copied for each choice.
+"""The DRY sampler: created once for its settings, and cloned for each choice.
 
-llama.cpp compares each breaker with every token of the vocabulary when it makes one. That takes a
-second for a large vocabulary, and the engine's thread has no second for one choice.
+To create one, llama.cpp compares each sequence breaker with every token of the vocabulary. With a
+large vocabulary this takes a second, too long for the engine's thread.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import llama_cpp
 
 from .vocabulary import Vocabulary
 
-# llama.cpp's own (common/common.h).
+# llama.cpp's defaults (common/common.h).
 BREAKERS = ("\n", ":", '"', "*")
-# Samplers that are kept.
+# The number of samplers that are kept.
 _MOST = 8
 
 
 class Dry(NamedTuple):
-    """What a dry sampler is made of; `last` counts tokens."""
+    """The settings of a DRY sampler; `last` is a number of tokens."""
 
     multiplier: float
     base: float
@@ -33,10 +33,10 @@ class Dry(NamedTuple):
 
 
 def dry_of(extras: Mapping[str, Any], context: int) -> Dry | None:
-    """What a request's extras ask for, None where they ask for none.
+    """Return the DRY settings in a request's extras, or None if they do not enable DRY.
 
     Args:
-        context: tokens; nothing is behind them.
+        context: the context length in tokens, which bounds `last`.
     """
     if not extras.get("dry_multiplier"):
         return None
@@ -55,7 +55,7 @@ _made: OrderedDict[tuple[Vocabulary, Dry], object] = OrderedDict()
 
 
 def prepare(vocabulary: Vocabulary, dry: Dry) -> None:
-    """Make a sampler where it is not known yet; any thread may."""
+    """Create a sampler if there is none with these settings; thread-safe."""
     with _lock:
         if (vocabulary, dry) in _made:
             _made.move_to_end((vocabulary, dry))
@@ -71,7 +71,7 @@ def prepare(vocabulary: Vocabulary, dry: Dry) -> None:
 
 
 def copied(vocabulary: Vocabulary, dry: Dry) -> object:
-    """A sampler of one's own."""
+    """Return a sampler that the caller owns, cloned if one with these settings exists."""
     with _lock:
         known = _made.get((vocabulary, dry))
         if known is not None:

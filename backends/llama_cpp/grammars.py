@@ -1,7 +1,7 @@
-"""Grammars over a model's vocabulary: which tokens may come next.
+"""Grammars over a model's vocabulary: the tokens that may come next.
 
-GBNF is llama.cpp's own (src/llama-grammar.cpp), JSON schemas, regular expressions and Lark are
-llguidance's.
+llama.cpp matches GBNF (src/llama-grammar.cpp), and schemas and regular expressions that come after
+a preamble. llguidance matches all other schemas and regular expressions, and Lark.
 """
 
 from __future__ import annotations
@@ -30,51 +30,51 @@ from .vocabulary import Vocabulary
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# Bytes of compiled grammars that are kept. A rule takes some dozens for each of its characters, and
-# a matcher over a vocabulary some hundred thousand.
+# The size of the cache of compiled grammars in bytes. A rule takes some dozens of bytes for each of
+# its characters, and a matcher over a vocabulary some hundred thousand bytes.
 _CACHED = 64 << 20
-# Each of OpenAI's 5,000 properties, where it may be missing, is four items.
-# A step holds all other choices. Over a vocabulary of bytes one ends after a millisecond or two
-# with this fuel, and after 17 with llguidance's own, ten times as much.
+# OpenAI allows 5,000 properties, and each optional one takes four items.
+# A step blocks all other choices. Over a vocabulary of bytes it takes one or two milliseconds with
+# this fuel, and 17 with llguidance's default, which is ten times as much.
 _LIMITS = {"max_items_in_row": 20_000, "step_lexer_fuel": 20_000}
 LIMITS = llguidance.LLParserLimits(
     max_items_in_row=_LIMITS["max_items_in_row"], step_lexer_fuel=_LIMITS["step_lexer_fuel"]
 )
-# What has taken llguidance minutes: intersections, multiples, expressions.
+# Keywords that have taken llguidance minutes: intersections, multiples, regular expressions.
 _HARD = re.compile(r'"(?:pattern|patternProperties|multipleOf|allOf)"')
-# llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp): a model that may write white space
-# without end sometimes does.
+# llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp), because a model that may write
+# unlimited white space sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
 _TOO_MANY_PARTS = f"its repetitions are more than {ITEMS.most} parts when written out"
-# A regular expression in Lark; one that has no end is taken to the line's.
+# A regular expression in Lark; without a closing slash it extends to the end of the line.
 _EXPRESSION = re.compile(r"/((?:[^/\\\n]|\\.)*+)")
 _KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
-# Where in its own format llguidance met an error; line 1 is all there is of most.
+# The position of an error in llguidance's own format, in which most grammars are a single line.
 _PLACE = re.compile(r"^at 1\(\d+\): ")
 
 
 class Constraint(Protocol):
-    """Where a choice stands in a grammar."""
+    """The position of a choice in a grammar."""
 
     def allows(self, token: int) -> bool:
-        """Whether a token may come next; an end token may where the grammar is complete."""
+        """Return True if a token may come next; an end token may if the grammar is complete."""
         ...
 
     def allowed(self) -> NDArray[np.bool_]:
-        """The same for every token, shape (vocabulary,); much dearer than asking for one."""
+        """Return `allows` for every token, shape (vocabulary,); much slower than for one."""
         ...
 
     def accept(self, token: int) -> None:
-        """Go on behind a token that is allowed."""
+        """Advance past a token, which must be allowed."""
         ...
 
     def copy(self) -> Constraint:
-        """The same place, to go on from independently."""
+        """Return an independent constraint at the same position."""
         ...
 
 
 class TooComplex(Exception):
-    """A grammar outgrew its limits while it was followed."""
+    """A grammar that exceeded llguidance's limits during generation."""
 
 
 class Gbnf:
@@ -144,7 +144,7 @@ class Guidance:
 
 
 class Candidates:
-    """An array of tokens that llama.cpp's samplers work on; one for a thread."""
+    """A token array for llama.cpp's samplers; threads must not share one."""
 
     def __init__(self, size: int) -> None:
         self.entries = np.zeros(size, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -158,13 +158,13 @@ class Candidates:
     def fill(
         self, logits: NDArray[np.float32] | float, allowed: NDArray[np.bool_] | None = None
     ) -> int:
-        """Take every token, or those that are allowed; returns how many that are."""
+        """Fill the array with every token, or the allowed ones, and return their number."""
         ids = self._ids if allowed is None else np.flatnonzero(allowed)
         entries = self.entries[: len(ids)]
         entries["id"] = ids
         entries["logit"] = logits if allowed is None else np.asarray(logits)[ids]
         entries["p"] = 0.0
-        # A sampler may have moved it: xtc drops the most likely tokens by pointing behind them.
+        # A sampler may have moved the pointer: XTC moves it past the most likely tokens.
         self._array.data = self._data
         self._array.size = len(ids)
         self._array.selected = -1
@@ -177,7 +177,7 @@ class Candidates:
 
     @property
     def selected(self) -> int | None:
-        """The token that the sampler picked, if it did and the token is possible."""
+        """The token that the sampler selected; None without one, or if its logit is -inf."""
         index = self._array.selected
         if not 0 <= index < self._array.size:
             return None
@@ -186,7 +186,7 @@ class Candidates:
 
 
 class Grammars:
-    """Compiles grammars, in a thread of its own, and keeps those that were used last."""
+    """A compiler of grammars with a thread of its own, and a cache of the most recent ones."""
 
     def __init__(self, vocabulary: Vocabulary, candidates: Candidates) -> None:
         self._vocabulary = vocabulary
@@ -197,10 +197,10 @@ class Grammars:
         self._trials = Trials(_LIMITS)
 
     async def compile(self, grammar: Grammar) -> Constraint:
-        """The grammar's beginning; to be copied before it goes on.
+        """Return a constraint at the start of a grammar; copy it before advancing.
 
         Raises:
-            InvalidGrammar: it is wrong, or too large; the message says where.
+            InvalidGrammar: the grammar is wrong, or too large; the message says where.
         """
         key = grammar._replace(param="")
         known = self._compiled.known(key)
@@ -217,13 +217,13 @@ class Grammars:
             raise in_request(error, grammar) from None
 
     def close(self) -> None:
-        """End the thread; what is being compiled is waited for."""
+        """Stop the thread, after the compilation that it is running."""
         self._trials.close()
         self._executor.shutdown(cancel_futures=True)
         self._compiled.clear()
 
     def _guidance(self, grammar: Grammar, text: str) -> Guidance:
-        """llguidance's matcher of a grammar; `text` is in its own format."""
+        """Return llguidance's matcher for a grammar; `text` is in llguidance's own format."""
         if self._tokenizer is None:
             self._tokenizer = _tokenizer(self._vocabulary)
         matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
@@ -257,16 +257,16 @@ class Grammars:
 
 
 def _is_hard(grammar: Grammar) -> bool:
-    """Whether llguidance may take more than a moment for it."""
+    """Return True if llguidance may take long to compile a grammar."""
     return grammar.kind != "json_schema" or _HARD.search(grammar.text) is not None
 
 
 def _checked(grammar: Grammar) -> str:
-    """A grammar in llguidance's own format, if it is small enough.
+    """Return a grammar in llguidance's own format, after checking its size.
 
     Raises:
-        Unenforced: a schema has too much of something.
-        WrongGrammar: it is no grammar, or too large.
+        Unenforced: a schema exceeds a limit.
+        WrongGrammar: the grammar is malformed, or too large.
     """
     check_length(grammar)
     expressions = [grammar.text] if grammar.kind == "regex" else []
@@ -283,10 +283,10 @@ def _checked(grammar: Grammar) -> str:
 
 
 def _check_schema(schema: Any) -> None:
-    """Refuse more properties, parts and multiples than llguidance can follow in a moment.
+    """Reject a schema with more properties, parts or multiples than llguidance handles quickly.
 
-    For a multiple it has a state for each remainder, and it takes several `multipleOf` for their
-    common multiple.
+    llguidance keeps a state for each remainder of a multiple. It combines several `multipleOf` into
+    their least common multiple.
     """
     common, properties, parts = 1, 0, 0
     todo: list[tuple[Any, tuple[str | int, ...]]] = [(schema, ())]
@@ -320,9 +320,10 @@ def _size(grammar: Grammar, _compiled: Constraint) -> int:
 
 
 def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
-    """llguidance's view of a vocabulary (llguidance/llamacpp.py), from what is known already.
+    """Return llguidance's tokeniser for a vocabulary, from the spellings that are known already.
 
-    What is no text has 0xFF in front: control tokens, and added ones that look like them.
+    Tokens that are not text are prefixed with 0xFF: control tokens, and added tokens that look
+    like them (llguidance/llamacpp.py).
     """
     tokens = []
     for token in range(vocabulary.size):
@@ -340,7 +341,7 @@ def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
 
 
 def _read(grammar: Grammar) -> str:
-    """A grammar in llguidance's own format; what is wrong with most is found later."""
+    """Return a grammar in llguidance's own format; most errors are found only on compilation."""
     if grammar.kind == "json_schema":
         return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
     if grammar.kind == "regex":
@@ -349,7 +350,7 @@ def _read(grammar: Grammar) -> str:
 
 
 def _place(grammar: Grammar, reason: str) -> Unenforced | None:
-    """Where in a schema a keyword stands that llguidance does not enforce."""
+    """Return an error with the path of a keyword that llguidance does not enforce, or None."""
     found = _KEYS.search(reason) if grammar.kind == "json_schema" else None
     if found is None:
         return None
@@ -358,7 +359,7 @@ def _place(grammar: Grammar, reason: str) -> Unenforced | None:
 
 
 def _reason(message: str) -> str:
-    """llguidance's reason in one line, without its state and the text around the place."""
+    """Return llguidance's reason in one line, without its state and the surrounding text."""
     first, *others = message.split("<state>")[0].strip().splitlines() or [""]
     errors = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
     return " ".join([_PLACE.sub("", first), *errors]).rstrip(".")

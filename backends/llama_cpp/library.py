@@ -1,7 +1,7 @@
-"""The ctypes edge: loading, decoding, memory. Everything that would abort the process is checked.
+"""The ctypes layer: loading, decoding and memory, with checks for everything that would abort.
 
-A failed GGML_ASSERT ends the process, so ids, positions, and batch sizes are validated before
-llama.cpp sees them (`llama_batch_allocr::init` in src/llama-batch.cpp lists what it refuses).
+A failed GGML_ASSERT ends the process. So ids, positions and batch sizes are validated before
+llama.cpp sees them (`llama_batch_allocr::init` in src/llama-batch.cpp lists what it rejects).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _started = False
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def keep_errors(level: int, text: bytes, _data: object) -> None:
-    """Take a line of llama.cpp's log; only its errors are kept, for `last_error`."""
+    """Keep the errors in llama.cpp's log for `last_error`, and ignore its other lines."""
     # GGML_LOG_LEVEL_ERROR is 4; the rest would fill the user's terminal.
     if level == 4:
         _messages.append(text.decode(errors="replace").strip())
@@ -44,7 +44,7 @@ CACHE_TYPES: dict[CacheType, int] = {
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
     "iq4_nl": llama_cpp.GGML_TYPE_IQ4_NL,
 }
-# Logits of a whole batch would take gigabytes with a large vocabulary.
+# Bytes of logits in one batch: those of all tokens would take gigabytes with a large vocabulary.
 MAX_LOGITS = 64 * 1024 * 1024
 
 
@@ -62,8 +62,8 @@ class LoadedModel:
     """A model's weights and vocabulary, as llama.cpp's pointers.
 
     Raises:
-        EngineError: the file is no GGUF, or is of a kind that does not generate text, or one of
-            its adapters is not made for it.
+        EngineError: llama.cpp cannot load the file, the model does not generate text, or a LoRA
+            adapter does not fit the model.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class LoadedModel:
         except EngineError:
             self.close()
             raise
-        # A state that was moved on cannot be moved back.
+        # A recurrent state cannot go back to an earlier position.
         self.has_window: bool = llama_cpp.llama_model_n_swa(self.pointer) > 0
         self.rolls_back: bool = not (recurrent or llama_cpp.llama_model_is_hybrid(self.pointer))
 
     def _adapter(self, path: Path) -> object:
-        """A LoRA's weights; they are freed with the model's."""
+        """Load a LoRA adapter; it is freed with the model."""
         if not path.is_file():
             raise EngineError(f"There is no LoRA adapter at {path}.")
         _messages.clear()
@@ -111,29 +111,30 @@ class LoadedModel:
         return adapter
 
     def template(self) -> str | None:
-        """The chat template, None where the file has none."""
+        """Return the chat template, or None if the file has none."""
         template = llama_cpp.llama_model_chat_template(self.pointer, None)
         return template.decode(errors="replace") if template else None
 
     def describe(self) -> str:
-        """Architecture, size and quantisation, in one line."""
+        """Return the architecture, size and quantisation in one line."""
         buffer = ctypes.create_string_buffer(256)
         llama_cpp.llama_model_desc(self.pointer, buffer, len(buffer))
         return buffer.value.decode(errors="replace")
 
     def close(self) -> None:
-        """Free the weights; contexts must be closed before."""
+        """Free the weights; contexts must be closed first."""
         if self.pointer:
             llama_cpp.llama_model_free(self.pointer)
             self.pointer = None
 
 
 class Rows(NamedTuple):
-    """Where tokens stand in a batch.
+    """The rows of some tokens in a batch.
 
     Args:
-        last: the row of the last one, for `Sampler.sample`.
-        output: the first that has logits, counted among all that have, for `Context.logits`.
+        last: the row of the last token, for `Sampler.sample`.
+        output: the first row with logits, counted among all rows with logits, for
+            `Context.logits`.
     """
 
     last: int
@@ -141,26 +142,26 @@ class Rows(NamedTuple):
 
 
 class DecodeFailed(Exception):
-    """`llama_decode` returned something else than zero."""
+    """A non-zero status from `llama_decode` or mtmd."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"llama_decode returned {status}: {last_error()}")
 
 
 class Context:
-    """A model's working memory, and one batch that is filled anew for each decode.
+    """A llama.cpp context, and one batch that is refilled for each decode.
 
-    Belongs to one thread.
+    Only one thread may use it.
     """
 
     def __init__(self, model: LoadedModel, options: Options, length: int) -> None:
-        # No step can hold more than the memory does.
+        # A batch cannot have more tokens than the KV cache has cells.
         size = min(options.batch, length)
         params = _context_params(options, length)
         self._vocabulary: int = llama_cpp.llama_vocab_n_tokens(model.vocab)
         most = max(MAX_LOGITS // (4 * self._vocabulary), options.slots)
         self._max_outputs = min(most, size)
-        # It aborts where these are smaller than the number of sequences.
+        # llama.cpp aborts if these are smaller than the number of sequences.
         params.n_outputs_max = max(self._max_outputs, options.slots)
         params.n_batch = params.n_ubatch = max(size, options.slots)
         _messages.clear()
@@ -201,17 +202,17 @@ class Context:
 
     @property
     def room(self) -> int:
-        """How many tokens the batch still takes."""
+        """The number of tokens that still fit into the batch."""
         return self._size - self.used
 
     @property
     def output_room(self) -> int:
-        """How many tokens of the batch may still have logits."""
+        """The number of tokens with logits that still fit into the batch."""
         room: int = self._max_outputs - self.outputs
         return room
 
     def add(self, sequence: int, position: int, tokens: Sequence[int], outputs: int) -> Rows:
-        """Put consecutive tokens of a sequence into the batch; the last `outputs` have logits."""
+        """Add consecutive tokens of a sequence to the batch; the last `outputs` get logits."""
         start, end = self.used, self.used + len(tokens)
         if not start < end <= self._size:
             raise ValueError(f"{len(tokens)} tokens do not fit into a batch with {self.room} left")
@@ -229,7 +230,7 @@ class Context:
         """Evaluate the batch and empty it.
 
         Raises:
-            DecodeFailed: llama.cpp could not; sequences of the batch must be removed.
+            DecodeFailed: llama.cpp failed; the sequences of the batch must be removed.
         """
         self._batch.n_tokens = self.used
         self._decoded = self.outputs
@@ -243,7 +244,7 @@ class Context:
         self.used = self.outputs = 0
 
     def logits(self, start: int, count: int) -> NDArray[np.float32]:
-        """Logits of the last decode, shape (count, vocabulary); valid until the next one."""
+        """Return logits of the last decode, shape (count, vocabulary); valid until the next one."""
         if not 0 <= start < start + count <= self._decoded:
             raise ValueError(f"rows {start} to {start + count} of {self._decoded} with logits")
         pointer = llama_cpp.llama_get_logits(self.pointer)
@@ -251,25 +252,28 @@ class Context:
         return rows[start : start + count]
 
     def row(self, index: int) -> NDArray[np.float32]:
-        """Logits after one row of the last decode, shape (vocabulary,); it must have some."""
+        """Return the logits of one row of the last decode, shape (vocabulary,).
+
+        The row must have logits.
+        """
         pointer = llama_cpp.llama_get_logits_ith(self.pointer, index)
         return np.ctypeslib.as_array(pointer, shape=(self._vocabulary,))
 
     def remove(self, sequence: int, start: int = 0) -> None:
-        """Forget a sequence from a position on.
+        """Remove a sequence's tokens from a position on.
 
-        A whole one can be removed from every kind of memory, a part only where the model rolls
-        back (`LoadedModel.rolls_back`).
+        Every kind of memory can remove a whole sequence. It can remove a part only if the model
+        rolls back (`LoadedModel.rolls_back`).
         """
         if not llama_cpp.llama_memory_seq_rm(self._memory, sequence, start or -1, -1):
             raise ValueError(f"sequence {sequence} cannot be cut at {start}")
 
     def copy(self, source: int, target: int, end: int) -> None:
-        """Let a sequence that is empty begin as another does, up to a position."""
+        """Copy another sequence up to a position into an empty one."""
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, end)
 
     def save(self, sequence: int) -> NDArray[Any]:
-        """A sequence as bytes; none where that failed."""
+        """Return a sequence's state as bytes; an empty array means failure."""
         size = llama_cpp.llama_state_seq_get_size(self.pointer, sequence)
         data = np.empty(size, np.uint8)
         pointer = _pointer(data, ctypes.c_uint8)
@@ -277,13 +281,13 @@ class Context:
         return data if written == size else data[:0]
 
     def restore(self, sequence: int, data: NDArray[Any]) -> bool:
-        """Make a sequence that is empty what another was when it was saved; whether it worked."""
+        """Restore a saved state into an empty sequence; return True on success."""
         pointer = _pointer(data, ctypes.c_uint8)
         read = llama_cpp.llama_state_seq_set_data(self.pointer, pointer, data.size, sequence)
         return bool(read == data.size)
 
     def close(self) -> None:
-        """Free the memory."""
+        """Free the context."""
         if self.pointer:
             llama_cpp.llama_free(self.pointer)
             self.pointer = None
@@ -321,5 +325,5 @@ def _pointer(array: NDArray[np.generic], kind: type) -> object:
 
 
 def last_error() -> str:
-    """What llama.cpp complained about last."""
+    """Return the last error that llama.cpp logged."""
     return _messages[-1] if _messages else "no reason given"

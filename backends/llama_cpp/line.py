@@ -1,4 +1,4 @@
-"""The order in which choices wait for a sequence: requests in turn, whatever each comes to."""
+"""The queue of choices that wait for a sequence; requests take turns, large or small."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from .tasks import TaskChoice
 
 
 class Line:
-    """Choices that wait.
+    """A queue of choices.
 
-    Each request's choices are numbered, from the number that is being served when its first comes;
-    the smallest number is next. So one choice of every request comes before the second of any.
+    A choice gets the number after its request's last one, or after the number served last if that
+    is larger. The choice with the smallest number is next. So one choice of every request comes
+    before the second choice of any.
     """
 
     def __init__(self) -> None:
@@ -29,24 +30,24 @@ class Line:
         return self._choices[place]
 
     def add(self, choice: TaskChoice) -> None:
-        """Let a choice wait for its request's next turn."""
+        """Queue a choice for its request's next turn."""
         party = choice.task.party
         party.turn = choice.turn = max(party.turn, self._served) + 1
         insort(self._choices, choice, key=lambda other: other.turn)
 
     def put_first(self, choice: TaskChoice) -> None:
-        """Let a choice go on before all others: it had its turn already."""
+        """Queue a choice before all others, because it has had its turn already."""
         choice.turn = self._choices[0].turn if self._choices else self._served
         self._choices.insert(0, choice)
 
     def take(self, place: int) -> None:
-        """Take the choice at a place out of the line: it is its turn."""
+        """Remove the choice at a place from the queue and count its turn as served."""
         self._served = max(self._served, self._choices.pop(place).turn)
 
     def keep(self, wanted: Callable[[TaskChoice], bool]) -> None:
-        """Let only some wait on."""
+        """Keep only the wanted choices in the queue."""
         self._choices = [choice for choice in self._choices if wanted(choice)]
 
     def clear(self) -> None:
-        """Let nobody wait any more."""
+        """Remove all choices from the queue."""
         self._choices.clear()

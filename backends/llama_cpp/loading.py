@@ -1,4 +1,4 @@
-"""From a file to an engine that is ready to run."""
+"""Loading of a model file into an engine that is ready to run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What the engine's thread has made ready."""
+    """The parts of a loaded engine."""
 
     model: Model
     vocabulary: Vocabulary
@@ -40,12 +40,12 @@ def load(
     """Load a model.
 
     Args:
-        progress: told how much is done, from 0 to 1.
-        post: where the scheduler hands events over.
-        stack: takes what has to be freed, in the right order.
+        progress: called with the fraction that is done, from 0 to 1.
+        post: receives the events that the scheduler delivers.
+        stack: receives the callbacks that free everything, in the right order.
 
     Raises:
-        EngineError: it cannot be loaded, or not with these options.
+        EngineError: the model cannot be loaded, or not with these options.
     """
     parts = parts_of(path)
     model = LoadedModel(parts[0], options, progress)
@@ -61,7 +61,7 @@ def load(
     candidates = Candidates(vocabulary.size)
     grammars = Grammars(vocabulary, candidates)
     stack.callback(grammars.close)
-    # A sliding window is saved without what has left it, so a part of it is no beginning.
+    # A saved sliding window lacks the tokens that have left it, so it is reusable only as a whole.
     states = States(options.cache_memory, model.rolls_back and not model.has_window)
     cache = Cache(context, length, options.slots, model.rolls_back, states)
     scheduler = Scheduler(context, vocabulary, cache, candidates, options.limit, post, projector)

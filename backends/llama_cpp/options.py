@@ -1,4 +1,4 @@
-"""How the engine in process is set up, and which files a model is made of."""
+"""The options of the in-process engine, and the files of a model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CacheType: TypeAlias = Literal[
 ]
 
 ENGINE = "llama.cpp in process"
-# The modules of the extra that it needs.
+# The modules that the extra installs.
 EXTRA = frozenset({"llama_cpp", "llguidance", "numpy"})
 MISSING = "llama.cpp in this process needs the extra 'llama-cpp': pip install 'latimer[llama-cpp]'."
 PARALLEL = 16
 BATCH = 512
-# llama.cpp knows no more (`llama_max_parallel_sequences`).
+# The maximum in llama.cpp (`llama_max_parallel_sequences`).
 MOST_SEQUENCES = 256
 DEFAULT_CONTEXT = 8192
 
@@ -29,7 +29,10 @@ _PART = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf"
 
 
 def default_cache_memory() -> int:
-    """Bytes for what has finished: a quarter of the memory that is free, 8 GiB at most."""
+    """Return the bytes for saved sequences: a quarter of the free memory, at most 8 GiB.
+
+    If the system does not report its free memory, return 1 GiB.
+    """
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -38,7 +41,7 @@ def default_cache_memory() -> int:
 
 
 def default_threads() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -46,10 +49,10 @@ def default_threads() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `LlamaCpp` was told; see there.
+    """The options of an engine, which `LlamaCpp` documents.
 
     Raises:
-        EngineError: two of them contradict each other.
+        EngineError: two options contradict each other.
     """
 
     context: int | None = None
@@ -79,24 +82,24 @@ class Options:
 
     @property
     def limit(self) -> int:
-        """How many choices run side by side.
+        """The number of choices that run in parallel; 1 with `exact`.
 
-        Neighbours in a batch or in memory move the last digits, and with quantised weights more
-        than those: `exact` has none.
+        Other sequences in the batch or the KV cache change the last digits of a logit, and more
+        than those with quantised weights.
         """
         return 1 if self.exact else self.parallel
 
     @property
     def slots(self) -> int:
-        """How many sequences are remembered: as many again may rest, to be gone on from."""
+        """The number of sequences in the KV cache: those that run, and as many idle ones."""
         return 1 if self.exact else min(2 * self.limit, MOST_SEQUENCES)
 
 
 def parts_of(path: Path) -> Sequence[Path]:
-    """The files of a model, the first of them first; any part stands for all.
+    """Return the files of a model in order; `path` may be any of its parts.
 
     Raises:
-        EngineError: some of them are not there.
+        EngineError: some of the files do not exist.
     """
     match = _PART.fullmatch(path.name)
     if match is None:
@@ -115,6 +118,6 @@ def parts_of(path: Path) -> Sequence[Path]:
 
 
 def name_of(path: Path) -> str:
-    """What a model is called: its file's name without the part's number."""
+    """Return a model's name: its file name without the part number and the extension."""
     match = _PART.fullmatch(path.name)
     return match["prefix"] if match is not None else path.stem

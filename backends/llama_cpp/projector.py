@@ -1,8 +1,8 @@
-"""Pictures and sounds in process: llama.cpp's mtmd (tools/mtmd/mtmd.h).
+"""Images and audio in process, with llama.cpp's mtmd (tools/mtmd/mtmd.h).
 
-What mtmd makes of a file is text tokens around chunks of embeddings. In a sequence each embedding
-has a token's place; its id there is negative and follows from the file, so that what was evaluated
-of one prompt is found again for another with the same picture.
+mtmd turns a file into text tokens and chunks of embeddings. In a sequence each embedding takes the
+place of a token. Its id is negative and is derived from the file's hash, so that a later prompt
+with the same file can reuse the sequence.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _NAMES: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
 
 
 class Chunk:
-    """Embeddings to be evaluated in one go.
+    """Embeddings that are evaluated together.
 
     Args:
-        ids: what stands for them in a sequence, negative.
+        ids: the negative ids of the embeddings in a sequence.
     """
 
     def __init__(self, pointer: Any, ids: Sequence[int], owner: object) -> None:
         self.pointer = pointer
         self.ids = tuple(ids)
-        # mtmd's own list of chunks, which frees them with the last of these.
+        # mtmd's list of chunks, which must live as long as any of its chunks.
         self._owner = owner
 
 
 class _Chunks:
-    """mtmd's list of what one file comes to."""
+    """mtmd's list of the chunks of one file."""
 
     def __init__(self) -> None:
         self.pointer = mtmd.mtmd_input_chunks_init()
@@ -49,12 +49,12 @@ class _Chunks:
 
 
 class Projector:
-    """What turns files into embeddings of a model's width.
+    """A multimodal projector, which turns files into embeddings for a model.
 
-    `read` may be called from any thread, `evaluate` from the context's only.
+    `read` may be called from any thread, `evaluate` only from the context's thread.
 
     Raises:
-        EngineError: the file is no projector, or none for this model.
+        EngineError: the file is not a projector for this model, or the model uses M-RoPE.
     """
 
     def __init__(self, path: Path, model: LoadedModel, options: Options) -> None:
@@ -85,7 +85,7 @@ class Projector:
         self.kinds = frozenset(kind for name, kind in _NAMES.items() if supports[name])
 
     def read(self, media: Media) -> list[int | Chunk]:
-        """What stands in a prompt for a file: tokens, and chunks of embeddings.
+        """Return the tokens and chunks of embeddings that a file adds to a prompt.
 
         Raises:
             UnreadableMedia: the file cannot be read.
@@ -110,10 +110,10 @@ class Projector:
         return self._parts(chunks, int.from_bytes(hashlib.sha256(data).digest()[:5], "big") << 20)
 
     def evaluate(self, context: Context, chunk: Chunk, sequence: int, position: int) -> None:
-        """Encode a chunk, and put it into a sequence.
+        """Encode a chunk and add it to a sequence.
 
         Raises:
-            DecodeFailed: llama.cpp could not.
+            DecodeFailed: llama.cpp failed.
         """
         after = llama_cpp.llama_pos(0)
         status = mtmd.mtmd_helper_eval_chunk_single(
@@ -142,7 +142,7 @@ class Projector:
                     f"A picture comes to {count} tokens that are evaluated together; set the batch "
                     f"to as many at least, which is {self._batch}."
                 )
-            # Ids of one chunk differ, and no two chunks have the same.
+            # Every id is unique, within its chunk and across chunks.
             first = -1 - number
             number += count
             parts.append(Chunk(pointer, range(first, first - count, -1), chunks))

@@ -1,4 +1,4 @@
-"""Prompts of jobs as token ids: text, ids, gaps to fill, pictures and sounds among them."""
+"""The token ids of a job's prompt, which may be text, ids, infill, or text or ids with media."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class TokenizedPrompt(NamedTuple):
-    """What is evaluated for a job.
+    """The tokens to evaluate for a job.
 
     Args:
-        ids: the prompt's; those of media are negative.
-        own_count: how many of them are the client's own.
-        chunks: of media, by their places among the ids.
-        shown: the bytes of each of the client's own, where the job asks for their tokens.
+        ids: the token ids; those of media are negative.
+        own_count: the number of ids that are the client's own.
+        chunks: the chunks of media, by position in `ids`.
+        shown: the bytes of each of the client's own tokens, if the job asks for them.
     """
 
     ids: TokenIds
@@ -31,7 +31,7 @@ class TokenizedPrompt(NamedTuple):
 
 
 def size_of(job: Generation) -> int:
-    """Return how many characters or ids a prompt has."""
+    """Return the number of characters or ids in a prompt."""
     content = job.prompt.content
     own = len(content.text if isinstance(content, Text) else content)
     return own + len(job.prompt.suffix or "")
@@ -46,11 +46,13 @@ def prompt_of(
     """Return a job's prompt as ids.
 
     Args:
-        context: tokens that the model can take.
+        media: the tokens and chunks of each media file.
+        context: the model's context length in tokens.
 
     Raises:
-        ContextExceeded: the prompt is so long that it cannot fit, whatever its tokens are.
-        UnknownToken: an id is none of the vocabulary's.
+        ContextExceeded: the prompt is too long for the context, however it is tokenised.
+        UnknownToken: an id is not in the vocabulary.
+        Unsupported: the prompt has a suffix, and the model has no infill tokens.
     """
     check_length(len(job.prompt.suffix or ""), vocabulary.longest, context, job.max_tokens)
     if isinstance(job.prompt.content, Text):
@@ -80,7 +82,7 @@ def prompt_of(
 def _with_media(
     job: Generation, vocabulary: Vocabulary, media: Sequence[Sequence[int | Chunk]]
 ) -> TokenizedPrompt:
-    """The same with what stands for pictures and sounds, and where in it they are."""
+    """Return a prompt with the tokens and chunks of its media."""
     prompt = job.prompt.content
     if isinstance(prompt, Text):
         first, *others = prompt.text.split(MEDIA)
@@ -117,7 +119,7 @@ def _split(ids: TokenIds, at: int) -> list[list[int]]:
 
 
 def _infill(job: Generation, vocabulary: Vocabulary) -> TokenizedPrompt:
-    """Prefix and suffix around the gap, by the vocabulary's own tokens for it."""
+    """Return a prefix and a suffix, joined by the vocabulary's infill tokens."""
     if vocabulary.fim is None:
         raise Unsupported("suffix", ENGINE, "This model has no tokens for filling in the middle.")
     before, after, gap = vocabulary.fim

@@ -1,4 +1,4 @@
-"""A sequence's sampler chain, in llama.cpp's own samplers and order (common/sampling.cpp)."""
+"""A sequence's sampler chain, with llama.cpp's samplers in its order (common/sampling.cpp)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .vocabulary import Vocabulary
 
 
 class DeadEnd(Exception):
-    """A grammar leaves no token to go on with."""
+    """A grammar that allows no further token."""
 
 
 class Sampler:
-    """Draws a sequence's tokens, `max_tokens` at most, and none but what a grammar allows.
+    """The sampler of one sequence; it selects only tokens that the sequence's grammar allows.
 
-    Must be closed.
+    It must be closed.
 
-    OpenAI's penalties count generated tokens only; `repeat_penalty` counts the prompt's last
-    `repeat_last_n` too, as llama.cpp's users know it.
+    OpenAI's penalties count generated tokens only, of which there are at most `max_tokens`. As in
+    llama.cpp, `repeat_penalty` counts the last `repeat_last_n` tokens, prompt included.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Sampler:
             self._add(llama_cpp.llama_sampler_init_dist(seed))
 
     def sample(self, context: Context, rows: Rows, candidates: Candidates) -> int:
-        """Draw and accept the token after the last row of some of the batch decoded last.
+        """Sample and accept the token after the last of some rows of the last decode.
 
         Raises:
-            DeadEnd: the grammar allows no token, or none that sampling leaves.
+            DeadEnd: the grammar allows no token, or sampling removes all that it allows.
         """
         if self._constraint is None:
             token: int = llama_cpp.llama_sampler_sample(self._chain, context.pointer, rows.last)
@@ -93,10 +93,10 @@ class Sampler:
     def _sample(
         self, logits: NDArray[np.float32], candidates: Candidates, constraint: Constraint
     ) -> int:
-        """Draw as if there was no grammar, and only if it disagrees once more from what it allows.
+        """Sample without the grammar; if it rejects the token, sample again with its mask.
 
-        What is drawn has the probabilities that masking first would give, and masks, which are
-        dear, are seldom wanted (common/sampling.cpp does the same).
+        The token has the same probability as if the mask were applied first. Masks are slow and
+        rarely needed (common/sampling.cpp does the same).
         """
         candidates.fill(logits)
         candidates.apply(self._chain)
@@ -107,14 +107,14 @@ class Sampler:
             candidates.apply(self._chain)
             if (sampled := candidates.selected) is not None:
                 return sampled
-        # Only an end is left, and sampling was told to ban it.
+        # The grammar allows only an end token, which the request bans.
         for token in self._ends:
             if constraint.allows(token):
                 return token
         raise DeadEnd("no token of this model can come next")
 
     def close(self) -> None:
-        """Free the chain and its members."""
+        """Free the chain and its samplers."""
         if self._chain:
             llama_cpp.llama_sampler_free(self._chain)
             self._chain = None
@@ -123,7 +123,7 @@ class Sampler:
         llama_cpp.llama_sampler_chain_add(self._chain, sampler)
 
     def _add_bias(self, sampling: Sampling, vocabulary: Vocabulary) -> None:
-        # -100 bans (contract 2.1).
+        # A bias of -100 bans a token (contract 2.1).
         biases = [(t, bias if bias > -100 else -math.inf) for t, bias in sampling.logit_bias]
         if sampling.extras.get("ignore_eos"):
             biases += [(token, -math.inf) for token in vocabulary.ends]
@@ -134,7 +134,7 @@ class Sampler:
 
     def _add_dry(self, dry: Dry, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
         sampler = copied(vocabulary, dry)
-        # Repetitions of the prompt count too.
+        # Repetitions in the prompt count as well.
         for token in prompt[len(prompt) - min(dry.last, len(prompt)) :]:
             llama_cpp.llama_sampler_accept(sampler, token)
         self._add(sampler)

@@ -1,7 +1,7 @@
-"""The engine's loop: running sequences, one decode a step, one hand-over of events a step.
+"""The engine's loop: each step decodes one batch and delivers its events in one call.
 
-It owns the context, and lives in one thread; only `submit`, `cancel` and `stop` may be called
-from others.
+The scheduler owns the context and runs in one thread. Other threads may only call `submit` and
+`stop`, and set `Task.cancelled`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ Delivery = tuple[Task, "Sequence[Event] | LatimerError"]
 
 
 class Scheduler:
-    """Runs tasks over the sequences of one context.
+    """A scheduler of tasks over the sequences of one context.
 
     Args:
-        limit: how many sequences run side by side; the rest wait, each request in turn.
-        post: takes everything that a step has to deliver, in one call.
+        limit: the number of sequences that run in parallel; other choices wait, and requests take
+            turns.
+        post: receives everything that a step delivers, in one call.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Scheduler:
         self._inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._waiting = Line()
         self._running: list[Run] = []
-        # Nothing is admitted before something has ended where the first did not fit.
+        # True if the next choice did not fit: nothing is admitted until a sequence ends.
         self._full = False
         self._outbox: list[Delivery] = []
         self._stopping = False
@@ -65,11 +66,11 @@ class Scheduler:
         self._inbox.put(task)
 
     def stop(self) -> None:
-        """End the loop; tasks that have not finished get an error. Thread-safe."""
+        """End the loop; unfinished tasks get an error. Thread-safe."""
         self._inbox.put(None)
 
     def run(self) -> None:
-        """Step until stopped, sleeping while there is nothing to do."""
+        """Run steps until stopped; sleep while there is nothing to do."""
         while not self._stopping:
             self._receive(block=not self._running and not self._waiting)
             if self._stopping:
@@ -77,13 +78,13 @@ class Scheduler:
             try:
                 self.step()
             except Exception as error:
-                # Whatever it is, those who wait must hear of it, and the next must be answered.
+                # After any error, waiting clients need an answer and later requests must work.
                 self._abandon(EngineError(f"The engine failed: {error!r}."))
         self._receive(block=False)
         self._abandon(EngineError("The engine was shut down."))
 
     def _abandon(self, error: EngineError) -> None:
-        """End everything that runs or waits with an error."""
+        """End all running and waiting tasks with an error."""
         begun = [choice.begun for choice in self._waiting if choice.begun is not None]
         tasks = {c.task: None for c in [*self._waiting, *(s.choice for s in self._running)]}
         for run in [*begun, *self._running]:
@@ -98,7 +99,7 @@ class Scheduler:
         self._flush()
 
     def step(self) -> None:
-        """Admit, decode once, draw a token for each sequence that is ready, hand over."""
+        """Admit choices, decode once, sample a token for each ready sequence, deliver events."""
         self._receive(block=False)
         self._drop_cancelled()
         self._admit()
@@ -128,7 +129,7 @@ class Scheduler:
             if task is None:
                 self._stopping = True
                 return
-            # The first choice evaluates the prompt for all; the others follow then.
+            # The first choice evaluates the prompt for all; the others are added afterwards.
             self._waiting.add(TaskChoice(task, 0))
             block = False
 
@@ -143,7 +144,7 @@ class Scheduler:
             self._full = False
 
     def _admit(self) -> None:
-        """Begin what waits, or go on with it, while there are a sequence and cells for it."""
+        """Start or resume waiting choices while sequences and cells are available."""
         place = 0
         while place < len(self._waiting) and len(self._running) < self._limit and not self._full:
             choice = self._waiting[place]
@@ -152,15 +153,15 @@ class Scheduler:
             history = [*task.prompt] if begun is None else begun.history
             wanted = len(history)
             if scoring and task.max_tokens == 0:
-                # The last token's logits would only score a token that nobody wants.
+                # The last token's logits would only score a token that is not generated.
                 wanted = len(history) - 1
-            # A seed promises to repeat, and what was evaluated in parts moves the last digits.
+            # A seed must reproduce its result, but reuse changes the last digits of logits.
             seeded = task.job.sampling.temperature > 0 and task.job.seeds[choice.index] is not None
             reuse = not scoring and (begun is not None or not seeded)
             if reuse and self._is_coming(history, task.job.owner):
                 place += 1
                 continue
-            # Those that run need a cell each to go on.
+            # Each running sequence needs a cell for its next token.
             spare = len(self._running)
             slot = self._cache.take(history[:wanted], task.job.owner, reuse, spare)
             if slot is None:
@@ -176,9 +177,9 @@ class Scheduler:
                 self._begin_scoring(run)
 
     def _is_coming(self, history: list[int], owner: str) -> bool:
-        """Whether what a prompt begins with is being evaluated for another one just now.
+        """Return True if a running sequence is evaluating a prefix that this prompt can reuse.
 
-        Many clients that send the same instructions at the same moment wait for the first.
+        Clients that send the same instructions at the same time wait for the first of them.
         """
         for run in self._running:
             if run.left > 1 and run.choice.task.job.owner == owner:
@@ -189,7 +190,7 @@ class Scheduler:
 
     @property
     def size(self) -> int:
-        """Cells of the context."""
+        """The number of cells in the context."""
         return self._cache.size
 
     def _begun(self, choice: TaskChoice, slot: Slot, history: list[int], wanted: int) -> Run:
@@ -220,7 +221,7 @@ class Scheduler:
             self._end_scoring(run)
 
     def _see(self) -> None:
-        """Evaluate one picture, or sound, that comes next in a prompt: it is no part of a batch."""
+        """Evaluate one media chunk that is next in a prompt; it is not part of the batch."""
         for run in self._running:
             chunk = run.choice.task.chunks.get(len(run.slot.tokens))
             if chunk is None or self._projector is None:
@@ -236,7 +237,7 @@ class Scheduler:
             return
 
     def _fill(self) -> list[Run]:
-        """Put each sequence's next tokens into the batch: single ones first, then prompts."""
+        """Add each sequence's next tokens to the batch: single tokens first, then prompts."""
         batch: list[Run] = []
         for run in sorted(self._running, key=lambda s: s.left > 1):
             room = self._context.room
@@ -262,7 +263,7 @@ class Scheduler:
         return batch
 
     def _text_left(self, run: Run) -> int:
-        """How many tokens are to be evaluated before a picture comes."""
+        """Return how many tokens are left to evaluate before the next media chunk."""
         chunks = run.choice.task.chunks
         if not chunks:
             return run.left
@@ -271,10 +272,10 @@ class Scheduler:
         return min([*ends, run.wanted]) - position
 
     def _make_room(self, run: Run, count: int, batch: Sequence[Run], least: int = 1) -> int:
-        """How many of a sequence's tokens there are cells for, 0 where it has to wait.
+        """Return how many of a sequence's tokens get cells; 0 if it was preempted.
 
-        What rests is forgotten first; then the sequences that began last are set aside, until there
-        are as many cells as it needs at least.
+        Idle sequences are swapped out first. Then the sequences that began last are preempted,
+        until at least `least` cells are free.
         """
         while not self._cache.make_room(count):
             if self._cache.free >= least:
@@ -286,7 +287,7 @@ class Scheduler:
         return count
 
     def _preempt(self, run: Run) -> None:
-        """Free a sequence's cells; it waits, first of all, to go on."""
+        """Swap out a sequence, and queue its choice before all others."""
         self._running.remove(run)
         self._cache.swap_out(run.slot)
         run.scored = None
@@ -294,12 +295,12 @@ class Scheduler:
         self._waiting.put_first(run.choice)
 
     def _score(self, run: Run) -> None:
-        """Score the prompt's tokens that follow those of the batch."""
+        """Score the prompt tokens that follow the tokens of the batch."""
         task, scored = run.choice.task, run.scored
         assert scored is not None
         position = len(run.slot.tokens)
         start = position - run.outputs
-        # What comes before the first of the client's own tokens scores nothing that is shown.
+        # Logits before the first of the client's own tokens score nothing that is returned.
         skipped = max(task.bos_count - start, 0)
         followers = range(start + skipped + 1, min(position + 1, len(task.prompt)))
         if followers:
@@ -314,7 +315,7 @@ class Scheduler:
             self._end_scoring(run)
 
     def _end_scoring(self, run: Run) -> None:
-        """Tell the prompt's tokens."""
+        """Deliver the prompt's tokens, and finish the job if it generates none."""
         task, scored = run.choice.task, run.scored
         assert scored is not None
         run.scored = None
@@ -328,9 +329,10 @@ class Scheduler:
         self._finish(run, "length", None, 0)
 
     def _forked(self, run: Run) -> list[Run]:
-        """A sequence that is ready, and with a prompt's first choice all others of its task.
+        """Return a ready sequence; with a prompt's first choice, also those of its other choices.
 
-        They draw from the same logits. Those for which there is no sequence wait for their turn.
+        All of them sample from the same logits. Choices for which no sequence is available wait
+        for their turn.
         """
         choice, task = run.choice, run.choice.task
         if run.sampled or choice.index or len(task.job.seeds) == 1:
@@ -380,7 +382,7 @@ class Scheduler:
             self._finish(run, "length", None, run.sampled)
 
     def _told(self, run: Run, token: int) -> list[Token]:
-        """The token that was drawn, with the log-probabilities of its place."""
+        """Return the sampled token with the log-probabilities at its position."""
         logits = self._context.logits(run.rows.output + run.outputs - 1, 1)
         spelling, control = self._vocabulary.token(token)
         task = run.choice.task
@@ -404,7 +406,7 @@ class Scheduler:
         self._release(run)
 
     def _fail(self, batch: list[Run], error: DecodeFailed) -> None:
-        """End the jobs of a batch that could not be evaluated; the others go on."""
+        """End the tasks of a batch that could not be evaluated; the others continue."""
         failed = {run.choice.task: None for run in batch}
         for task in failed:
             self._end(task, EngineError(f"llama.cpp failed: {error}."))
@@ -416,7 +418,7 @@ class Scheduler:
         self._full = False
 
     def _end(self, task: Task, error: LatimerError) -> None:
-        """Tell a task of an error; what runs or waits of it is dropped with the next step."""
+        """Deliver an error to a task; the next step drops its choices."""
         task.cancelled = True
         self._outbox.append((task, error))
 

@@ -1,4 +1,4 @@
-"""Logits to log-probabilities, a whole chunk at once."""
+"""Conversion of logits to log-probabilities, many rows at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..base import Alternative, Token
 from .vocabulary import Vocabulary
 
-# Rows are taken in blocks, so that what is computed on the way stays small.
+# The number of logits in a block of rows, which bounds the memory for intermediate results.
 BLOCK = 4 * 1024 * 1024
 STRETCH = 256
 
@@ -21,19 +21,19 @@ def score(
     top: int,
     vocabulary: Vocabulary,
 ) -> list[Token]:
-    """The tokens that follow rows of logits, with their log-probabilities.
+    """Return the tokens that follow rows of logits, with their log-probabilities.
 
     Args:
         logits: shape (rows, vocabulary).
-        tokens: for each row the token after it: id, data, spelling, whether it is control.
-        top: how many alternatives each gets.
+        tokens: the token after each row: id, data, spelling, and True for a control token.
+        top: the number of alternatives for each token.
     """
     scored: list[Token] = []
     step = max(BLOCK // logits.shape[1], 1)
     for start in range(0, len(tokens), step):
         block = logits[start : start + step]
         part = tokens[start : start + step]
-        # Sums in double precision: single would lose what the promise of exactness is about.
+        # Double precision, because single would make the log-probabilities inexact.
         highest = block.max(axis=1, keepdims=True)
         sums = np.exp(block - highest).sum(axis=1, dtype=np.float64)
         norms = highest[:, 0].astype(np.float64) + np.log(sums)
@@ -52,14 +52,14 @@ def score(
 
 
 def _best(block: NDArray[np.float32], top: int) -> NDArray[np.intp]:
-    """Ids of the `top` largest logits of each row, largest first; of equal ones the lower id."""
+    """Return the ids of each row's `top` largest logits, largest first, then lowest id first."""
     if top == 0:
         return np.empty((len(block), 0), np.intp)
     if top == 1:
         first: NDArray[np.intp] = block.argmax(axis=1)
         return first[:, None]
     top = min(top, block.shape[1])
-    # The largest of each stretch first: the `top` largest of those bound what has to be sorted.
+    # The `top` largest maxima of stretches bound the values that have to be sorted.
     stretches = np.arange(0, block.shape[1], max(min(STRETCH, block.shape[1] // top), 1))
     largest = np.maximum.reduceat(block, stretches, axis=1)
     least = np.partition(largest, -top, axis=1)[:, -top]

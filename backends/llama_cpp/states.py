@@ -1,7 +1,7 @@
-"""What has finished and left llama.cpp's memory: states of sequences, kept outside to come back.
+"""Saved states of finished sequences, kept outside the KV cache for later prompts.
 
-Cells that rest make attention slower for everyone, since it goes over all cells up to the last;
-and outside there is room for many more of them.
+Idle cells make attention slower for all sequences, because it covers every cell up to the last one
+in use. Outside the KV cache there is also room for many more sequences.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-# So many tokens a prompt must have in common with another to go on from it: what is evaluated
-# otherwise than in one piece moves the last digits, and for a few tokens that is not worth it.
+# The fewest tokens that a prompt reuses. Logits change in their last digits if a prompt is not
+# evaluated in one piece, and a few tokens are not worth that.
 BLOCK = 64
-# They are looked through for each prompt.
+# A bound on the number of states, because each prompt is compared with all of them.
 MOST_STATES = 512
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class State:
-    """A sequence as it was.
+    """A saved sequence.
 
     Args:
-        owner: whose it is; only that owner's prompts go on from it.
-        data: what `llama_state_seq_get_data` gave.
+        owner: the owner of the job; only prompts of the same owner reuse the state.
+        data: the bytes from `llama_state_seq_get_data`.
     """
 
     owner: str
@@ -33,29 +33,33 @@ class State:
 
 
 class States:
-    """States, those that were used last for as long as they fit.
+    """A bounded store of states, which evicts the least recently used.
 
     Args:
-        size: bytes that they may take; nothing is remembered where it is zero.
-        cuts: whether a prompt may go on from a part of a state; where it may not (recurrent
-            models, sliding windows) it goes on from a whole one or from nothing.
+        size: the bytes that all states may take; 0 disables the store.
+        cuts: True if a prompt may reuse a part of a state. Otherwise (recurrent models, sliding
+            windows) it reuses a whole state or nothing.
+        block: the fewest tokens that a prompt reuses.
     """
 
     def __init__(self, size: int, cuts: bool, block: int = BLOCK) -> None:
         self._size = size
         self._cuts = cuts
         self.block = block
-        # The one that was used longest ago is the first.
+        # The least recently used state comes first.
         self._states: list[State] = []
         self.used = 0
 
     @property
     def remembers(self) -> bool:
-        """Whether anything is kept."""
+        """True if the store is enabled."""
         return self._size > 0
 
     def wants(self, owner: str, tokens: list[int]) -> bool:
-        """Whether there is something new in a sequence."""
+        """Return True if a sequence is worth saving.
+
+        If a state already covers it, that state counts as used.
+        """
         for state in self._states:
             if state.owner == owner and self._covers(state.tokens, tokens):
                 self.touch(state)
@@ -63,7 +67,7 @@ class States:
         return self.remembers
 
     def add(self, state: State) -> None:
-        """Keep a state; what it covers goes, and what was used longest ago where it must."""
+        """Store a state in place of those it covers, and evict others where space is short."""
         if state.data.nbytes > self._size:
             return
         covered = [
@@ -79,12 +83,12 @@ class States:
             self._forget(self._states[0])
 
     def touch(self, state: State) -> None:
-        """Note that a state was used."""
+        """Mark a state as used."""
         self._states.remove(state)
         self._states.append(state)
 
     def longest(self, owner: str, tokens: list[int]) -> tuple[State | None, int]:
-        """The state that a prompt can go on from for the most tokens, and how many those are."""
+        """Return the state of which a prompt can reuse the most tokens, and their number."""
         best: tuple[State | None, int] = (None, 0)
         for state in self._states:
             if state.owner == owner:
@@ -94,7 +98,7 @@ class States:
         return best
 
     def _covers(self, tokens: list[int], others: list[int]) -> bool:
-        """Whether one sequence has all that is worth going on from of another."""
+        """Return True if `tokens` has everything of `others` that is worth reusing."""
         if not self._cuts:
             return tokens == others
         if tokens[: self.block] != others[: self.block]:
@@ -107,7 +111,7 @@ class States:
 
 
 def reusable(known: list[int], tokens: list[int], cuts: bool, block: int) -> int:
-    """How many tokens of a prompt need no evaluation; at least its last one always does."""
+    """Return how many tokens of a prompt can be reused; its last one is always evaluated."""
     most = len(tokens) - 1
     if not cuts:
         return len(known) if len(known) <= most and known == tokens[: len(known)] else 0
@@ -118,7 +122,7 @@ def reusable(known: list[int], tokens: list[int], cuts: bool, block: int) -> int
 
 
 def common(one: list[int], other: list[int]) -> int:
-    """How many tokens two sequences begin with alike; slices are compared, not single tokens."""
+    """Return the length of two sequences' common prefix; compares slices, not single tokens."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""What the scheduler works on: jobs, their choices, and what each has come to."""
+"""The scheduler's tasks: jobs, their choices, and the progress of each choice."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from .sampling import Sampler
 
 
 class Mailbox(Protocol):
-    """Takes a job's events in the event loop that asked for them."""
+    """A receiver of a job's events, in the event loop that runs the job."""
 
     loop: asyncio.AbstractEventLoop
 
     def deliver(self, events: Sequence[Event] | LatimerError) -> None:
-        """Take some events, or the error that ended the job."""
+        """Receive some events, or the error that ended the job."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class Task:
-    """A job in the engine's hands, and where its events go.
+    """A job that was submitted to the engine, and the receiver of its events.
 
     Args:
-        prompt: what is evaluated; a BOS that was added to it is its first token.
-        prompt_tokens: how many of them are the client's own.
-        shown: the bytes that each of the client's own tokens shows, where they are asked for.
-        max_tokens: tokens to generate at most, the context's end included.
-        stop_tokens: control tokens that a stop string spells.
-        marks: what tokens of the job's `preserved_tokens` spell.
-        mailbox: where its events go, by way of the scheduler's hand-over.
-        constraint: the beginning of the job's grammar.
-        chunks: embeddings in the prompt, by the place where each begins.
-        party: the request that it belongs to.
+        prompt: the tokens to evaluate; a BOS that was added is the first of them.
+        prompt_tokens: the number of the client's own tokens in `prompt`.
+        shown: the bytes of each of the client's own tokens, if the job asks for them.
+        max_tokens: the maximum number of tokens to generate, bounded by the context length.
+        stop_tokens: the control tokens that spell a stop sequence, and that sequence.
+        marks: the tokens of the job's `preserved_tokens`, and their spellings.
+        mailbox: the receiver of the events that the scheduler delivers.
+        constraint: a constraint at the start of the job's grammar.
+        chunks: the chunks of embeddings in the prompt, by the position where each begins.
+        party: the request that the task belongs to.
     """
 
     job: Generation
@@ -60,7 +60,7 @@ class Task:
 
     @property
     def bos_count(self) -> int:
-        """How many tokens stand before the client's own."""
+        """The number of tokens before the client's own."""
         return len(self.prompt) - self.prompt_tokens
 
 
@@ -72,8 +72,8 @@ class TaskChoice:
     """A choice that waits.
 
     Args:
-        begun: where it was set aside, for want of cells: what goes on when there are some.
-        turn: the smaller, the sooner it is its turn; see `Line`.
+        begun: the run to resume, if it was preempted for lack of cells.
+        turn: its number in the queue, smallest first; see `Line`.
     """
 
     task: Task
@@ -84,15 +84,16 @@ class TaskChoice:
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """A choice that is being generated: what it consists of, and how far that is evaluated.
+    """A choice that is being generated.
 
     Args:
-        history: the prompt, and what was drawn.
-        wanted: how much of it is to be evaluated.
-        scored: the prompt's tokens with their log-probabilities, None where nobody wants them.
-        cached: how many of the prompt's tokens were there when it began.
-        rows, outputs: where its tokens stand in the batch, and how many of them have logits.
-        ready: whether the batch holds its last token, so that another can be drawn.
+        history: the prompt's tokens and the sampled ones.
+        wanted: the number of these tokens to evaluate.
+        scored: the prompt's tokens that are scored so far; None unless the prompt is being scored.
+        cached: the number of the prompt's tokens that were reused from the prompt cache.
+        sampled: the number of sampled tokens.
+        rows, outputs: the rows of its tokens in the batch, and the number of them with logits.
+        ready: True if the batch has its last token, so that the next can be sampled.
     """
 
     choice: TaskChoice
@@ -110,5 +111,5 @@ class Run:
 
     @property
     def left(self) -> int:
-        """How many tokens are to be evaluated before another can be drawn."""
+        """The number of tokens to evaluate before the next can be sampled."""
         return self.wanted - len(self.slot.tokens)

@@ -1,8 +1,9 @@
-"""llama.cpp's tokeniser over long texts.
+"""Tokenisation of long texts with llama.cpp.
 
-llama.cpp looks for control tokens one after the other and copies what is left each time: 400 KB of
-them take 2.5 s, four times as much sixteen times as long, and no call can be ended before it is
-done. So a long text is cut before such tokens, where that changes nothing, and tokenised in pieces.
+llama.cpp searches for control tokens one by one, and copies the rest of the text each time. 400 KB
+of control tokens take 2.5 s, and four times as much takes sixteen times as long. A call cannot be
+interrupted. So a long text is split before control tokens, where this does not change the result,
+and tokenised in pieces.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from collections.abc import Iterable, Iterator
 
 import llama_cpp
 
-# Bytes of a piece, at least.
+# The minimum size of a piece in bytes; the last piece may be smaller.
 PIECE = 4_096
 
 
 def tokenize(
     vocabulary: object, data: bytes, add_special: bool, parse_special: bool
 ) -> tuple[int, ...]:
-    """Token ids of a text in UTF-8, in one call of llama.cpp's.
+    """Return the token ids of a UTF-8 text, without splitting it.
 
     Args:
         vocabulary: llama.cpp's pointer.
     """
-    # Hardly a token is shorter than a byte; BOS, EOS and a space may be added. Blanks that a
-    # vocabulary does not know take three each, and then it is asked once more.
+    # There is rarely more than one token per byte, and BOS, EOS and a space may be added. Blanks
+    # that are not in the vocabulary take three tokens each; then a second call is needed.
     capacity = len(data) + 3
     while True:
         buffer = (llama_cpp.llama_token * capacity)()
@@ -38,11 +39,11 @@ def tokenize(
 
 
 class Cutter:
-    """Cuts texts before control tokens.
+    """A splitter of texts before control tokens.
 
     Args:
-        special: what the tokeniser takes for one token wherever it stands: each spelling, and
-            whether it also takes the blanks before it.
+        special: the tokens that the tokeniser finds anywhere in a text: the spelling of each, and
+            True if the token includes the blanks before it.
     """
 
     def __init__(self, special: Iterable[tuple[bytes, bool]]) -> None:
@@ -57,7 +58,7 @@ class Cutter:
         self._pattern = re.compile(b"|".join(map(re.escape, safe)) or rb"(?!)")
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Pieces of a text that can be tokenised one by one."""
+        """Yield the pieces of a text, which can be tokenised one by one."""
         start = 0
         while len(data) - start > PIECE:
             found = self._pattern.search(data, start + PIECE)
@@ -71,7 +72,7 @@ class Cutter:
 def _may_overlap(
     spelling: bytes, others: Iterable[bytes], beginnings: set[bytes], ends: set[bytes]
 ) -> bool:
-    """Whether another token could stand over one of a spelling's edges, or hold all of it."""
+    """Return True if another token could overlap an edge of a spelling, or contain all of it."""
     size = len(spelling)
     return (
         any(spelling[start:] in beginnings for start in range(1, size))

@@ -1,9 +1,9 @@
-"""Compiles a grammar once, in a process of its own that may be killed.
+"""Compile a grammar once, in a process of its own that can be killed.
 
-llguidance cannot be stopped in the middle, and some short grammars take it minutes and gigabytes:
-intersections of expressions, and multiples of large numbers. So a grammar with such things in it is
-compiled here first. Run as a file, it reads a grammar in llguidance's own format from its standard
-input, and imports nothing of Latimer's.
+llguidance cannot be interrupted, and some short grammars take it minutes and gigabytes, such as
+intersections of expressions and multiples of large numbers. So a grammar that may be one of these
+is compiled here first. This file is run as a script. It reads a grammar in llguidance's own format
+from standard input, and imports nothing from Latimer.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import os
 import sys
 import threading
 
-# A chain of rules is followed on the stack (`offload.DeepThreads`).
+# llguidance follows a chain of rules by recursion (`offload.DeepThreads`).
 STACK = 512 << 20
 
 
 def main() -> None:
-    """Compile what comes; the process ends badly where that takes too much.
+    """Compile the grammar on standard input; the process fails if that takes too much.
 
-    Its arguments: seconds of CPU time, MiB of memory, the limits of llguidance's parser as JSON.
+    The command's arguments are seconds of CPU time, MiB of memory, and the limits of llguidance's
+    parser as JSON.
     """
     limit(int(sys.argv[1]), int(sys.argv[2]) << 20)
     threading.stack_size(STACK)
@@ -30,11 +31,11 @@ def main() -> None:
 
 
 def limit(seconds: int, memory: int) -> None:
-    """Let the system end this process at so much CPU time, or at so many bytes."""
+    """Limit this process to some seconds of CPU time and some bytes of memory."""
     try:
         import resource
     except ImportError:
-        # Windows has no limits of this kind: whoever waits ends the process.
+        # Windows has no such limits; the parent process kills this one after its timeout.
         pass
     else:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -44,7 +45,7 @@ def limit(seconds: int, memory: int) -> None:
 
 
 def run() -> None:
-    """Compile the grammar, and find what may come first."""
+    """Compile the grammar, and compute the tokens that may come first."""
     import llguidance
 
     limits = llguidance.LLParserLimits(**json.loads(sys.argv[3]))
@@ -54,8 +55,9 @@ def run() -> None:
     is_wrong = matcher.is_error()
     if not is_wrong:
         matcher.compute_bitmask()
-    # What is wrong is told when it is compiled in earnest. What is right and cannot be followed is
-    # too much. Freeing a chain of rules needs the stack, too: so the process just ends.
+    # A malformed grammar passes here: its error is reported when the engine compiles it. A correct
+    # one that llguidance cannot follow takes too much. The process exits without freeing anything,
+    # because freeing a chain of rules is recursive as well.
     os._exit(0 if is_wrong else matcher.is_error())
 
 

@@ -1,4 +1,4 @@
-"""Finds out in another process whether a grammar can be compiled in a moment (`trial`)."""
+"""Trial compilations of grammars in another process, with limits on time and memory (`trial`)."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from ..grammar import gbnf
 from ..offload import Memo
 
 _PROGRAM = Path(__file__).with_name("trial.py")
-# Trials at a time: a hard one must not keep others waiting.
+# The number of trials that run in parallel: a slow one must not block the others.
 AT_ONCE = 4
-# How many times longer one may take where others use the processor, and seconds between two looks.
+# The real time that a trial may take as a multiple of its CPU time, because other processes use the
+# CPU as well; and the seconds between two polls.
 PATIENCE, LOOK = 4, 0.005
 _KEPT = 1 << 20
 
 
 class Trials:
-    """Grammars that were tried, by their text in llguidance's own format.
+    """A cache of trials, by the grammar's text in llguidance's own format.
 
     Args:
-        limits: of llguidance's parser, as `llguidance.LLParserLimits` takes them.
-        seconds: of CPU time that one may take.
+        limits: the arguments of `llguidance.LLParserLimits`.
+        seconds: the CPU time that a trial may take.
     """
 
     def __init__(self, limits: Mapping[str, int], seconds: int = TRIAL.most) -> None:
         self._arguments = [str(seconds), str(TRIAL_MEMORY.most), json.dumps(limits)]
         self._seconds = seconds
-        # They wait and compute nothing.
+        # These threads only wait for processes.
         self._threads = ThreadPoolExecutor(AT_ONCE, "latimer-trials")
         self._tried: Memo[str, bool] = Memo(_KEPT, _size, self._threads)
 
     async def check(self, text: str) -> None:
-        """Return when a grammar was compiled in time.
+        """Check that a grammar compiles within the limits.
 
         Raises:
-            WrongGrammar: it was not.
+            WrongGrammar: the grammar takes too much time or memory.
         """
         if not await self._tried.get(text, lambda: self._can_compile(text)):
             raise gbnf.WrongGrammar(
@@ -50,25 +51,25 @@ class Trials:
             )
 
     def close(self) -> None:
-        """End what runs."""
+        """Cancel trials that have not started, and forget all results."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._tried.clear()
 
     def _started(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603
-            # Its folder is no place to import from.
+            # -P keeps the script's folder out of `sys.path`.
             [sys.executable, "-P", str(_PROGRAM), *self._arguments],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
     def _can_compile(self, text: str) -> bool:
         if not sys.executable:
-            # Python is part of another program, which is no Python to start.
+            # Python is embedded in another program, so there is no interpreter to start.
             return True
         try:
             process = self._started()
         except OSError:
-            # Where no process can be started, nothing can be tried.
+            # No process can be started, so the grammar is accepted without a trial.
             return True
         try:
             assert process.stdin is not None
@@ -76,11 +77,11 @@ class Trials:
                 process.stdin.write(text.encode())
                 process.stdin.close()
             except OSError:
-                # It has ended already.
+                # The process has ended already.
                 return False
             end = time.monotonic() + PATIENCE * self._seconds
             while process.poll() is None and time.monotonic() < end:
-                # Here the work ends when nobody waits for it any more.
+                # If nobody waits for the result any more, `offload.Abandoned` is raised here.
                 time.sleep(LOOK)
             return process.poll() == 0
         finally:

@@ -15,7 +15,7 @@ from ..pieces import shown
 from .library import LoadedModel
 from .tokenizer import PIECE, Cutter, tokenize
 
-# Strings of which is known whether they spell a token.
+# The size of the cache of strings and the tokens that they spell.
 MOST_MARKS = 64
 
 
@@ -23,10 +23,10 @@ _RUN = re.compile(r"\S++|\s++")
 
 
 class Vocabulary:
-    """A model's vocabulary; what it keeps can be found out again, so any thread may use it.
+    """A model's vocabulary; thread-safe, because everything that it caches can be recomputed.
 
-    `pieces` holds what each token adds to the text, by id: exact bytes, which may end inside a
-    character; nothing for control and end tokens.
+    `pieces` has the exact bytes that each token adds to the text, by token id. They may end inside
+    a character, and are empty for control and end tokens.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -37,13 +37,13 @@ class Vocabulary:
         )
         self.pieces = [self._piece(token, special=False) for token in range(self.size)]
         self._spellings: dict[int, bytes] = {}
-        # What stop strings spell: every choice of a request asks for the same ones.
+        # The tokens that stop sequences spell: all jobs of a request look up the same ones.
         self._marks: dict[str, int | None] = {}
         self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self.pointer)
         self.bos_id: int = llama_cpp.llama_vocab_bos(self.pointer)
         self.bos = self._spelling(self.bos_id)
         self.eos = self._spelling(llama_cpp.llama_vocab_eos(self.pointer))
-        # An EOS behind each text would stand behind each piece.
+        # If the tokeniser appends EOS to a text, it would append one to every piece.
         self._ends_texts: bool = llama_cpp.llama_vocab_get_add_eos(self.pointer)
         self.adds_space = self.pieces[self._tokens("a")[0]][:1] == b" "
         ends = (
@@ -54,7 +54,11 @@ class Vocabulary:
         self.fim: tuple[int, int, int] | None = ends if min(ends) >= 0 else None
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
-        """Token ids of a text, as llama.cpp cuts it."""
+        """Return the token ids of a text, as llama.cpp tokenises it.
+
+        Raises:
+            WordTooLong: a word or a run of blanks is too long.
+        """
         if len(text) > WORD.most:
             _check_runs(text)
         data = text.encode()
@@ -67,15 +71,15 @@ class Vocabulary:
         return tuple(ids)
 
     def detokenize(self, ids: TokenIds) -> bytes:
-        """A prompt's text, control tokens spelled out, without the spaces put before pieces."""
+        """Return a prompt's text, with control tokens spelled out and without added spaces."""
         return b"".join(self.shown(ids))
 
     def shown(self, ids: TokenIds, text: bytes | None = None) -> list[bytes]:
-        """What each token of a prompt shows; see `pieces.shown`."""
+        """Return the bytes that each token of a prompt shows; see `pieces.shown`."""
         return shown([self.token(token) for token in ids], self.adds_space, text)
 
     def token(self, token: int) -> tuple[bytes, bool]:
-        """A token's spelling, and whether it is a control token."""
+        """Return a token's spelling, and True if it is a control token."""
         data = self.pieces[token]
         if data:
             return data, False
@@ -86,12 +90,12 @@ class Vocabulary:
 
     @cached_property
     def longest(self) -> int:
-        """Bytes of the longest token."""
+        """The length of the longest token in bytes."""
         return max(len(self.token(token)[0]) for token in range(self.size))
 
     @cached_property
     def _cutters(self) -> tuple[Cutter, Cutter]:
-        """What cuts a text in which control tokens are text, and one in which they count."""
+        """The cutters for texts without and with `parse_special`."""
         control: list[tuple[bytes, bool]] = []
         added: list[tuple[bytes, bool]] = []
         for token in range(self.size):
@@ -104,7 +108,7 @@ class Vocabulary:
 
     @cached_property
     def specials(self) -> tuple[Special, ...]:
-        """Control tokens and added ones by their spellings; those that spell nothing are none."""
+        """The control tokens and the added ones, except those without a spelling."""
         found = []
         for token in range(self.size):
             spelling, control = self.token(token)
@@ -113,17 +117,17 @@ class Vocabulary:
         return tuple(found)
 
     def is_added(self, token: int) -> bool:
-        """Whether a token was added to the vocabulary, as markers are, rather than learnt."""
+        """Return True if a token was added to the vocabulary (user-defined), not learnt."""
         attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
         return bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
 
     def control_token(self, spelling: str) -> int | None:
-        """The control token that a string spells, if it spells exactly one."""
+        """Return the control token that a string spells, or None unless it is exactly one."""
         token = self.mark(spelling)
         return token if token is not None and not self.pieces[token] else None
 
     def mark(self, spelling: str) -> int | None:
-        """The control token, or the added one, that a string spells, if it spells exactly one."""
+        """Return the control or added token that a string spells, or None unless exactly one."""
         token = self._marks.get(spelling, -1)
         if token == -1:
             token = self._mark(spelling)
@@ -133,7 +137,7 @@ class Vocabulary:
         return token
 
     def _mark(self, spelling: str) -> int | None:
-        # Blanks in front of a token may count as part of it.
+        # Blanks before a token may be part of it.
         if len(spelling.strip()) > self.longest:
             return None
         ids = self.tokenize(spelling, add_special=False, parse_special=True)
@@ -157,7 +161,7 @@ class Vocabulary:
 
 
 def _check_runs(text: str) -> None:
-    """Refuse a word, or a run of blanks, that llama.cpp's recursion has no stack for."""
+    """Reject a word, or a run of blanks, that overflows the stack in llama.cpp's recursion."""
     for run in _RUN.finditer(text):
         if run.end() - run.start() > WORD.most:
             raise WordTooLong(WORD.most, run[0][:20])

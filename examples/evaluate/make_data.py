@@ -2,7 +2,8 @@
 
     python examples/evaluate/make_data.py
 
-Sums, capitals and opposites: four choices each, whole lines to score, and questions to answer.
+The tasks ask for sums, capitals and opposites: as multiple choice, as free answers, and as whole
+lines to score.
 """
 
 import json
@@ -24,12 +25,12 @@ OPPOSITES = {"hot": "cold", "light": "dark", "big": "small", "fast": "slow", "ol
 
 
 def prompt(question: str) -> str:
-    """A question in the model's own template."""
+    """Return a question in the model's own chat template."""
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def question(rng: random.Random) -> tuple[str, str, list[str]]:
-    """A question, its answer, and three wrong ones."""
+    """Return a question, its answer, and three wrong answers."""
     if rng.random() < 0.4:
         a, b = rng.randint(1, 9), rng.randint(1, 9)
         wrong = rng.sample([n for n in range(19) if n != a + b], 3)
@@ -48,7 +49,7 @@ def question(rng: random.Random) -> tuple[str, str, list[str]]:
 
 
 def main() -> None:
-    """Write the three files that the tasks read."""
+    """Write the file that the tasks read."""
     rng = random.Random(7)  # noqa: S311
     rows = []
     for _ in range(40):

@@ -1,1 +1,1 @@
-"""What the engines receive and send."""
+"""The engines' native requests and responses."""

@@ -1,4 +1,4 @@
-"""koboldcpp's native API (1.115): generation, abort, token counts, and what it tells of itself."""
+"""koboldcpp's native API (1.115): generation, token counts, log-probabilities and server state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NotRequired, TypedDict
 class GeneratePayload(TypedDict):
     """Body of `POST /api/extra/generate/stream` and `/api/v1/generate`.
 
-    `stop_sequence` must be a list (a string is split into characters) and
+    `stop_sequence` must be a list, because a string is split into characters.
     `replace_instruct_placeholders` must be false, or text like `{{[INPUT]}}` is rewritten.
     """
 
@@ -55,21 +55,21 @@ class GeneratePayload(TypedDict):
 
 
 class StreamEvent(TypedDict):
-    """One event of the stream; several tokens, one, or none."""
+    """One event of the stream, with several tokens, one, or none."""
 
     token: str
     finish_reason: Literal["stop", "length", "error"] | None
 
 
 class TokenCountPayload(TypedDict):
-    """Body of `POST /api/extra/tokencount`; `special` means: add BOS."""
+    """Body of `POST /api/extra/tokencount`; `special` adds a BOS token."""
 
     prompt: str
     special: bool
 
 
 class TokenCount(TypedDict):
-    """Reply of `POST /api/extra/tokencount`."""
+    """Response of `POST /api/extra/tokencount`."""
 
     value: int
     ids: list[int]
@@ -84,7 +84,7 @@ class TopLogprob(TypedDict):
 
 
 class TokenLogprob(TopLogprob):
-    """A token that was generated, and the ten most likely that sampling left."""
+    """A generated token, and the ten most likely tokens after sampling."""
 
     top_logprobs: list[TopLogprob]
 
@@ -92,7 +92,7 @@ class TokenLogprob(TopLogprob):
 class LastLogprobs(TypedDict):
     """`logprobs` of `POST /api/extra/last_logprobs`: every token of the last generation.
 
-    `tokens` were decoded with broken UTF-8 left out, so a token inside a character is empty there.
+    `tokens` are decoded without invalid UTF-8, so a token that is a part of a character is empty.
     """
 
     content: list[TokenLogprob]
@@ -101,7 +101,7 @@ class LastLogprobs(TypedDict):
 
 
 class Perf(TypedDict):
-    """`GET /api/extra/perf`; `idle` is 1 while nothing is generated."""
+    """Response of `GET /api/extra/perf`; `idle` is 1 while nothing is generated."""
 
     idle: int
     stop_reason: int
@@ -110,7 +110,7 @@ class Perf(TypedDict):
 
 
 class Version(TypedDict):
-    """`GET /api/extra/version`."""
+    """Response of `GET /api/extra/version`."""
 
     result: str
     version: str
@@ -118,6 +118,6 @@ class Version(TypedDict):
 
 
 class Props(TypedDict):
-    """`GET /props`."""
+    """Response of `GET /props`."""
 
     chat_template: str

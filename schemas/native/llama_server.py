@@ -6,7 +6,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 
 class MultimodalPrompt(TypedDict):
-    """A prompt with media: its text has a marker for each file, which come in base64."""
+    """A prompt with media: text with a marker for each file, and the files in base64."""
 
     prompt_string: str
     multimodal_data: list[str]
@@ -15,7 +15,7 @@ class MultimodalPrompt(TypedDict):
 class CompletionPayload(TypedDict):
     """Body of `POST /completion`; server-schema.cpp lists every field.
 
-    `grammar` is left out rather than null: the key alone switches `json_schema` off.
+    `grammar` is omitted rather than null, because the key alone disables `json_schema`.
     """
 
     prompt: str | list[int] | MultimodalPrompt
@@ -54,7 +54,7 @@ class CompletionPayload(TypedDict):
 
 
 class Timings(TypedDict):
-    """Counts and durations; `cache_n` is how many prompt tokens came from the cache."""
+    """Token counts; `cache_n` is the number of prompt tokens that came from the prompt cache."""
 
     cache_n: int
     prompt_n: int
@@ -62,7 +62,7 @@ class Timings(TypedDict):
 
 
 class PartialEvent(TypedDict):
-    """One step of the stream; `content` is what was sent, not what the token spells."""
+    """One event of the stream; `content` is the text that is sent, not the token's spelling."""
 
     index: int
     content: str
@@ -75,7 +75,7 @@ class PartialEvent(TypedDict):
 
 
 class FinalEvent(TypedDict):
-    """The last event; its `content` is empty in a stream, whatever was held back."""
+    """The last event; in a stream its `content` is empty, even if text was held back."""
 
     index: int
     content: str
@@ -94,7 +94,7 @@ class FinalEvent(TypedDict):
 
 
 class NativeError(TypedDict):
-    """The `error` of a refused request, or of an event in the middle of a stream."""
+    """The `error` of a rejected request, or of an event in the middle of a stream."""
 
     code: int
     message: str
@@ -104,13 +104,13 @@ class NativeError(TypedDict):
 
 
 class GenerationDefaults(TypedDict):
-    """What `/props` says of a slot; `n_ctx` is per slot."""
+    """The settings of a slot in `/props`; `n_ctx` is per slot."""
 
     n_ctx: int
 
 
 class Props(TypedDict):
-    """`GET /props`."""
+    """Response of `GET /props`."""
 
     default_generation_settings: GenerationDefaults
     total_slots: int

@@ -1,1 +1,1 @@
-"""What OpenAI's clients send and receive."""
+"""Requests and responses of OpenAI's API."""

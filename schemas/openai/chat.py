@@ -60,7 +60,7 @@ ResponseFormat = Annotated[
 
 
 def _check_word_or_object(*words: str) -> BeforeValidator:
-    """A field that is one of some words, or an object."""
+    """Return a validator of a field that is one of some words, or an object."""
     listed = ", ".join(f"'{word}'" for word in words[:-1]) + f", and '{words[-1]}'"
 
     def check(value: object) -> object:
@@ -80,14 +80,14 @@ def _check_word_or_object(*words: str) -> BeforeValidator:
 
 
 class Audio(Request):
-    """How to speak the answer."""
+    """The voice and the format of a spoken answer."""
 
     voice: str | JsonObject
     format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
 
 
 class Prediction(Request):
-    """Text that the answer will mostly repeat; of no effect here."""
+    """Text that the answer is expected to repeat; it has no effect here."""
 
     type: Literal["content"]
     content: Content
@@ -101,14 +101,14 @@ class WebSearchOptions(Request):
 
 
 class InstructTurn(Request):
-    """What stands around a turn."""
+    """The text before and after a message."""
 
     start: str | None = None
     end: str | None = None
 
 
 class InstructTurns(Request):
-    """What stands around the turns of each role."""
+    """The text before and after the messages of each role."""
 
     system: InstructTurn | None = None
     user: InstructTurn | None = None
@@ -116,7 +116,7 @@ class InstructTurns(Request):
 
 
 class InstructAdapter(Request):
-    """koboldcpp's instruct format of a request, flat or by roles; not OpenAI's."""
+    """An instruct format as koboldcpp takes it, flat or by role; not a field of OpenAI's."""
 
     templates: InstructTurns | None = None
     system_start: str | None = None
@@ -180,7 +180,7 @@ class ChatRequest(EngineExtras):
 
 
 class ChatMessage(TypedDict):
-    """The assistant's message; `refusal` is always there, and null."""
+    """The assistant's message; `refusal` is always present, and null."""
 
     role: Literal["assistant"]
     content: str | None
@@ -192,7 +192,7 @@ class ChatMessage(TypedDict):
 
 
 class TopLogprob(TypedDict):
-    """A token that could have been; `bytes` is null for a control token."""
+    """A possible token and its log-probability; `bytes` is null for a control token."""
 
     token: str
     logprob: float
@@ -200,13 +200,13 @@ class TopLogprob(TypedDict):
 
 
 class ChatTokenLogprob(TopLogprob):
-    """A token of the message, and the most likely ones at its place."""
+    """A token of the message, and the most likely tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(TypedDict):
-    """The tokens of a message."""
+    """The tokens of a message with their log-probabilities."""
 
     content: list[ChatTokenLogprob]
     refusal: None
@@ -222,7 +222,7 @@ class ChatChoice(TypedDict):
 
 
 class ChatCompletion(TypedDict):
-    """The reply to an unstreamed request."""
+    """The response to a request without streaming."""
 
     id: str
     object: Literal["chat.completion"]
@@ -235,7 +235,7 @@ class ChatCompletion(TypedDict):
 
 
 class ChatDelta(TypedDict, total=False):
-    """What a chunk adds; only the keys that change are there."""
+    """A delta of a choice; only the keys that change are present."""
 
     role: Literal["assistant"]
     content: str | None
@@ -246,7 +246,7 @@ class ChatDelta(TypedDict, total=False):
 
 
 class ChatChunkChoice(TypedDict):
-    """A piece of one choice."""
+    """The part of a choice in one chunk."""
 
     index: int
     delta: ChatDelta
@@ -255,7 +255,7 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatChunk(TypedDict):
-    """An event of the stream."""
+    """One chunk of a streamed response."""
 
     id: str
     object: Literal["chat.completion.chunk"]

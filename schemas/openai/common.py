@@ -1,7 +1,8 @@
-"""What the requests of several endpoints share, and how strict they are.
+"""Types that several endpoints share, and the validation that they have in common.
 
-No coercion: an integer in quotes is an error. An explicit null is the default wherever the
-contract says so, so nullable fields are `None` when absent too. Unknown fields are kept aside.
+Values are not coerced: an integer in quotes is an error. An explicit null means the default
+wherever the contract says so, so nullable fields are `None` when absent as well. Unknown fields
+are kept in `model_extra`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .. import limits
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1, le=128)]
-# Integers beyond this are not integers any more in JSON of other languages; OpenAI says int64.
+# OpenAI documents int64; JSON parsers of other languages do not read larger values as integers.
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 
 _KINDS: dict[type, str] = {
@@ -31,19 +32,19 @@ _KINDS: dict[type, str] = {
 
 
 def kind_of(value: object) -> str:
-    """What a JSON value is, with its article, in the words of OpenAI's errors."""
+    """Return the type of a JSON value with its article, as OpenAI's errors name it."""
     return _KINDS.get(type(value), "an object")
 
 
 def invalid(message: str, code: str | None, path: str = "") -> PydanticCustomError:
-    """An error whose message is final; `{param}` stands for the field, `path` is put behind it."""
+    """Return an error with a final message; `{param}` is replaced by the field and `path`."""
     return PydanticCustomError(
         "openai", "{text}", {"text": message, "code": code or "", "path": path}
     )
 
 
 class Request(BaseModel):
-    """Base of requests and of their parts."""
+    """Base class of requests and their parts."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -131,7 +132,7 @@ LogitBias = Annotated[dict[str, float] | None, BeforeValidator(_check_logit_bias
 
 
 class StreamOptions(Request):
-    """Options of a stream; obfuscation is never added, so asking for it changes nothing."""
+    """Options of a stream; obfuscation is never added, so `include_obfuscation` has no effect."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -144,12 +145,12 @@ Breakers = Annotated[
 
 
 class EngineExtras(Request):
-    """Sampling fields that are the engines' own, not OpenAI's; passed on when a request names them.
+    """Fields of the engines that OpenAI does not have; passed on if a request names them.
 
-    Which engine takes which is in the README's table; a field that an engine does not take is
-    refused. One of `grammar` (GBNF), `regex`, `lark` and `json_schema` says what a completion must
-    look like. `oai_compat: false` asks for the engine's own reply; `logit_bias_vocabulary` names
-    the vocabulary of OpenAI's that the request's token ids are of.
+    The README's table lists the fields that each engine accepts; others are rejected. One of
+    `grammar` (GBNF), `regex`, `lark` and `json_schema` constrains the completion.
+    `oai_compat: false` asks for the engine's own response. `logit_bias_vocabulary` names the OpenAI
+    vocabulary of the request's token ids.
     """
 
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
@@ -193,14 +194,14 @@ SAMPLING_EXTRAS = (
 
 
 class PromptTokensDetails(TypedDict):
-    """Where the prompt's tokens came from."""
+    """A breakdown of the prompt's tokens."""
 
     cached_tokens: int
     audio_tokens: int
 
 
 class CompletionTokensDetails(TypedDict):
-    """What the completion's tokens were."""
+    """A breakdown of the completion's tokens."""
 
     reasoning_tokens: int
     audio_tokens: int
@@ -209,7 +210,7 @@ class CompletionTokensDetails(TypedDict):
 
 
 class Usage(TypedDict):
-    """Token counts of a whole request; each prompt counts once however many choices it has."""
+    """Token counts of a whole request; each prompt counts once, however many choices it has."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -222,7 +223,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class ErrorBody(TypedDict):
-    """The four keys of an error, all of them always there."""
+    """The four keys of an error, all of which are always present."""
 
     message: str
     type: str
@@ -231,7 +232,7 @@ class ErrorBody(TypedDict):
 
 
 class ErrorReply(TypedDict):
-    """An error, as a body or as an event of a stream."""
+    """An error, as a response body or as an event of a stream."""
 
     error: ErrorBody
 

@@ -26,7 +26,7 @@ MOST_PROMPTS = limits.PROMPTS.most
 
 
 def _check_prompt(value: object) -> object:
-    """A string, strings, token ids, or lists of token ids; never a mixture (contract 2.2)."""
+    """Check that a prompt is a string, token ids, or an array of either, unmixed (contract 2.2)."""
     if value is None or isinstance(value, str):
         return value
     expected = "expected a string, array of strings, array of token ids, or array of such arrays"
@@ -64,7 +64,7 @@ def _check_prompt(value: object) -> object:
 
 
 def _check_count(prompts: list[object], first: type | None) -> None:
-    """Refuse more ids than any context holds before one of them is looked at."""
+    """Reject more token ids than any context holds, before checking each of them."""
     if first is int:
         count = len(prompts)
     else:
@@ -138,7 +138,7 @@ class CompletionRequest(EngineExtras):
 
 
 class CompletionLogprobs(TypedDict):
-    """Four arrays of equal length; `top_logprobs` is null where no alternatives were asked for."""
+    """Four arrays of equal length; `top_logprobs` is null if no alternatives were requested."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -147,7 +147,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One choice; `logprobs` is always there, null unless it was asked for."""
+    """One choice; `logprobs` is always present, and null unless it was requested."""
 
     text: str
     index: int
@@ -156,7 +156,7 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """The reply to an unstreamed request."""
+    """The response to a request without streaming."""
 
     id: str
     object: Literal["text_completion"]
@@ -168,7 +168,7 @@ class Completion(TypedDict):
 
 
 class CompletionChunkChoice(TypedDict):
-    """A piece of one choice."""
+    """The part of a choice in one chunk."""
 
     text: str
     index: int
@@ -177,7 +177,10 @@ class CompletionChunkChoice(TypedDict):
 
 
 class CompletionChunk(TypedDict):
-    """An event of the stream; `usage` is there only when it was asked for, null but in the last."""
+    """One chunk of a streamed response.
+
+    `usage` is present only if it was requested, and null in every chunk but the last.
+    """
 
     id: str
     object: Literal["text_completion"]

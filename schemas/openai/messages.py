@@ -1,4 +1,4 @@
-"""A conversation in chat's words: messages, their parts, calls, and tools (contract 3.2)."""
+"""The messages of a chat request, their parts and tool calls, and its tools (contract 3.2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+$", min_length=1, max_lengt
 
 
 class TextPart(Request):
-    """Text of a message."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
@@ -26,35 +26,35 @@ class RefusalPart(Request):
 
 
 class ImageUrl(Request):
-    """Where an image is."""
+    """The URL of an image, and its level of detail."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None
 
 
 class ImagePart(Request):
-    """An image of a user's message."""
+    """An image in a user message."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
 
 
 class InputAudio(Request):
-    """Audio, base64."""
+    """Audio in base64."""
 
     data: str
     format: Literal["wav", "mp3"]
 
 
 class AudioPart(Request):
-    """Audio of a user's message."""
+    """Audio in a user message."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio
 
 
 class FilePart(Request):
-    """A file of a user's message."""
+    """A file in a user message."""
 
     type: Literal["file"]
     file: JsonObject
@@ -87,7 +87,7 @@ Content = Annotated[
 
 
 class FunctionCall(Request):
-    """A function's name and its arguments as a string of JSON."""
+    """A function's name, and its arguments as a JSON string."""
 
     name: str
     arguments: str
@@ -101,7 +101,7 @@ class CustomCall(Request):
 
 
 class FunctionToolCall(Request):
-    """A call of a function, as the assistant made it."""
+    """A function call that the assistant made."""
 
     id: str
     type: Literal["function"]
@@ -109,7 +109,7 @@ class FunctionToolCall(Request):
 
 
 class CustomToolCall(Request):
-    """A call of a custom tool, as the assistant made it."""
+    """A custom tool call that the assistant made."""
 
     id: str
     type: Literal["custom"]
@@ -120,7 +120,7 @@ ToolCall = Annotated[FunctionToolCall | CustomToolCall, Field(discriminator="typ
 
 
 class SystemMessage(Request):
-    """Instructions; `developer` is the newer word."""
+    """A message with instructions; `developer` is the newer name of the role."""
 
     role: Literal["system", "developer"]
     content: Content
@@ -128,7 +128,7 @@ class SystemMessage(Request):
 
 
 class UserMessage(Request):
-    """What the user says."""
+    """A message from the user."""
 
     role: Literal["user"]
     content: Content
@@ -136,7 +136,7 @@ class UserMessage(Request):
 
 
 class AssistantMessage(Request):
-    """What the assistant said; `content` may be missing beside calls."""
+    """A message from the assistant; `content` may be missing if there are tool calls."""
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -149,7 +149,7 @@ class AssistantMessage(Request):
 
 
 class ToolMessage(Request):
-    """What a tool answered."""
+    """The result of a tool call."""
 
     role: Literal["tool"]
     content: Content
@@ -157,7 +157,7 @@ class ToolMessage(Request):
 
 
 class FunctionMessage(Request):
-    """What a function answered (deprecated)."""
+    """The result of a function call (deprecated)."""
 
     role: Literal["function"]
     content: str | None
@@ -171,7 +171,7 @@ Message = Annotated[
 
 
 class Function(Request):
-    """A function that may be called."""
+    """A function that the model may call."""
 
     name: Name
     description: str | None = None
@@ -180,14 +180,14 @@ class Function(Request):
 
 
 class FunctionTool(Request):
-    """A function as a tool."""
+    """A tool that is a function."""
 
     type: Literal["function"]
     function: Function
 
 
 class Custom(Request):
-    """A tool that takes text; `format` may say what the text looks like."""
+    """The definition of a custom tool; `format` may constrain its input."""
 
     name: Name
     description: str | None = None
@@ -195,7 +195,7 @@ class Custom(Request):
 
 
 class CustomTool(Request):
-    """A tool with free input."""
+    """A tool whose input is text."""
 
     type: Literal["custom"]
     custom: Custom

@@ -17,7 +17,7 @@ class ModelObject(TypedDict):
 
 
 class ModelList(TypedDict):
-    """All models; never paged."""
+    """A list of all models; it is never paged."""
 
     object: Literal["list"]
     data: list[ModelObject]

@@ -1,6 +1,6 @@
-"""`/tokenizer_info`, `/tokenize` and `/detokenize`: no endpoints of OpenAI's, but of vLLM's.
+"""`/tokenizer_info`, `/tokenize` and `/detokenize`, which are endpoints of vLLM, not of OpenAI.
 
-Evaluation harnesses ask them for a model's tokeniser (lm-eval's `tokenizer_backend=remote`).
+Evaluation harnesses use them as a model's tokeniser (lm-eval's `tokenizer_backend=remote`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TokenizeRequest(Request):
 
 
 class Tokenized(TypedDict):
-    """Reply of `POST /tokenize`."""
+    """Response of `POST /tokenize`."""
 
     count: int
     max_model_len: int
@@ -40,13 +40,13 @@ class DetokenizeRequest(Request):
 
 
 class Detokenized(TypedDict):
-    """Reply of `POST /detokenize`."""
+    """Response of `POST /detokenize`."""
 
     prompt: str
 
 
 class TokenizerInfo(TypedDict):
-    """Reply of `GET /tokenizer_info`."""
+    """Response of `GET /tokenizer_info`."""
 
     tokenizer_class: str
     bos_token: str | None
