@@ -20,6 +20,11 @@ FLOORS = {"schemas": set(), "backends": {"schemas"}, "adapter": {"backends", "sc
 PACKAGES = {**{floor: floor for floor in FLOORS}, "tests/conformance": "conformance"}
 SOURCES = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+WRITTEN = [
+    *SOURCES,
+    *sorted((ROOT / "tests").rglob("*.py")),
+    *sorted((ROOT / "examples").rglob("*.py")),
+]
 
 
 def imported_floors(path: Path) -> set[str]:
@@ -49,6 +54,21 @@ def test_imports_run_one_way(path: Path) -> None:
 def test_rooms_are_small(path: Path) -> None:
     """No module is longer than 500 lines."""
     assert path.read_text().count("\n") <= 500
+
+
+# Clauses that a docstring does not begin with: it begins with a verb or with a noun.
+CLAUSES = ("How", "What", "Where", "Whether", "Which", "Who", "Whose", "Why")
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_begin_with_a_verb_or_a_noun(path: Path) -> None:
+    """No docstring begins with a clause, such as "What is sent" or "Whether it is sent"."""
+    clauses = re.compile(rf"({'|'.join(CLAUSES)})\b")
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, documented):
+            docstring = ast.get_docstring(node) or ""
+            assert not clauses.match(docstring), docstring.splitlines()[0]
 
 
 def test_no_middleware_that_copies_streams() -> None:
