@@ -1,12 +1,12 @@
-"""CPU time that the process spends on a plain request: this checkout against another.
+"""Compare the CPU time of a plain request with that of another checkout.
 
     git worktree add ../before COMMIT
     python tests/benchmarks/cpu.py --before ../before [--turns 10]
 
-A turn starts `latimer serve` of both checkouts in front of one fake llama-server, and sends them
-blocks of chat requests in a random order, one request after the other: what disturbs the machine
-disturbs both. The time is what all threads of a process were on its core; a turn's figure is the
-median of its blocks.
+A turn starts `latimer serve` of both checkouts in front of one fake llama-server. It sends both of
+them blocks of chat requests in random order, one request after the other, so that other work on the
+machine affects both. The time is the time on a core of all threads of a process. The result of a
+turn is the median of its blocks.
 """
 
 from __future__ import annotations

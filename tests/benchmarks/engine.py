@@ -1,11 +1,11 @@
-"""The engine in process against llama-server and llama-cpp-python's server, over HTTP.
+"""Compare the in-process engine with llama-server and llama-cpp-python's server, over HTTP.
 
     python tests/benchmarks/engine.py [--model demo|110m|FILE] [--tokens 128] [--repeats 3]
 
-All in one run on one machine: the same model, two threads each, as many sequences for Latimer as
-llama-server has slots, the same streamed requests by the same clients. Told are tokens a second,
-the time to the first token, CPU time a token (the server's and its threads'), and what a prompt of
-a thousand tokens costs the second time. The servers take turns; told are medians.
+All servers run on one machine with the same model, two threads each, and as many sequences for
+Latimer as llama-server has slots. The same clients send the same streamed requests, and the servers
+alternate. Results are medians of tokens per second, the time to the first token, CPU time per token
+(of the server and its threads), and the cost of a prompt of a thousand tokens the second time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""How far log-probabilities of prompts are from the model's own, by engine, weights and flags.
+"""Compare log-probabilities with the model's own, by engine, weights and flags.
 
     python tests/benchmarks/exactness.py [--texts 200]
 
-The reference is one plain `llama_decode` without flash attention and with 32-bit memory, and a
-log-softmax in double precision. Texts are those of the fidelity tests, alone and 8 at once. Then,
-in process, as many generated answers with their log-probabilities: alone and among fifteen others.
+The reference is one plain `llama_decode` without flash attention, with 32-bit memory and a
+log-softmax in double precision. The texts are those of the fidelity tests, alone and 8 at once.
+The second part generates as many answers in process, alone and among fifteen others, and compares
+their texts and log-probabilities.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What Latimer costs in front of a llama-server that is never the bottleneck, and going directly.
+"""Measure the overhead of Latimer in front of a llama-server that is never the bottleneck.
 
     python tests/benchmarks/proxy.py [--seconds 5] [--json FILE]
 
-Everything runs in one go on one machine: a fake llama-server that answers prebuilt bytes (shaped
-as the recorded ones), Latimer under uvicorn pinned to one core, and a client on asyncio protocols
-on another. Beside it the floor: an ASGI app on the same server and the same upstream client that
+All measurements run together on one machine. A fake llama-server answers prebuilt bytes, shaped as
+the recorded ones. Latimer runs under uvicorn, pinned to one core, and a client on asyncio protocols
+runs on another. The floor is an ASGI app on the same server and the same upstream client that
 passes bytes through and translates nothing. Three measurements:
 
 * requests per second with 32 clients, the proxy alone on its core, and CPU per request
-* the latency that one client sees against going directly; engine and proxy share a core, so that
-  both roads cross between cores as often
-* paced streams of 50 tokens a second, the proxy alone on its core
+* the latency of one client, compared with direct access; engine and proxy share a core, so that
+  both ways cross between cores equally often
+* paced streams of 50 tokens per second, the proxy alone on its core
 """
 
 from __future__ import annotations

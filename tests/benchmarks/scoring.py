@@ -1,11 +1,11 @@
-"""What scoring a prompt costs over llama-server, against generating as many tokens there.
+"""Compare the time to score a prompt with the time to generate as many tokens.
 
     python tests/benchmarks/scoring.py [--tokens 512] [--rounds 5] [--model MODEL.gguf]
 
-Everything in one run on one machine, for servers with one slot, two and four: the server generates
-the tokens by itself (`ignore_eos`), Latimer's backend scores as many, and scores a text in which
-every third token is a piece of a character; the engine in process scores them too, against a bare
-`llama_decode` of them. Medians.
+All measurements run together on one machine, for llama-servers with one slot, two and four. The
+server generates the tokens by itself (`ignore_eos`). Latimer's backend scores as many, and scores a
+text in which every third token is part of a character. The in-process engine scores them too,
+compared with a bare `llama_decode`. Results are medians.
 """
 
 from __future__ import annotations
