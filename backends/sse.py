@@ -64,7 +64,7 @@ class EventParser:
 
     def _lines(self, buffer: bytes, events: list[bytes]) -> bytes:
         """Read whole lines; return the bytes after the last one."""
-        # The buffer starts at the start of a line. Comments and blank lines are removed together.
+        # The buffer starts with a line. Removing all comments and blank lines together is faster.
         buffer = _BLANK_LINES.sub(b"\n\n", _COMMENTS.sub(b"", buffer))
         start = 0
         if b"\r" not in buffer:
