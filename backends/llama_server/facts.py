@@ -67,7 +67,8 @@ async def read_facts(reply: Reply, ask: Ask, model: Model, slots: int) -> Facts:
 async def _rolls_back(ask: Ask, token: int) -> bool:
     """Return True if a prompt that diverges halfway reuses the common part.
 
-    If another request runs in between, the result is False, and nothing is reused.
+    A request that runs in between can make the result False. The only cost is that no later call
+    reuses the cache.
     """
     payload = {"n_predict": 1, "id_slot": 0, "response_fields": ["timings"]}
     first = {**payload, "prompt": [token] * 16, "cache_prompt": False}
@@ -127,7 +128,7 @@ async def read_specials(
     """
     found, candidates = await offload.run(len(vocabulary), _candidates, vocabulary)
     for token, text in candidates:
-        # After its first character doubled, an ordinary token rarely remains a token of its own.
+        # Doubling the first character rarely leaves an ordinary token in one piece.
         if (await tokenize(text[0] + text))[-1:] == (token,):
             found.append(Special(text, False))
     return found

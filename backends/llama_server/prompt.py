@@ -57,7 +57,7 @@ async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[Tok
 
 
 async def _filling(server: Server, job: Generation, model: Model) -> tuple[TokenIds, int]:
-    """Return the ids of prefix and suffix with the model's infill tokens, and their number."""
+    """Return the ids of an infill prompt, and their number without a BOS."""
     markers = await _markers(server, model)
     prefix = job.prompt.content
     if isinstance(prefix, Text):
