@@ -23,7 +23,7 @@ _NOTHING = memoryview(b"")
 
 
 class Dropped(Exception):
-    """The connection was lost before the first byte of the response."""
+    """The loss of a connection before the first byte of the response."""
 
 
 class Pool(Protocol):
@@ -37,7 +37,7 @@ class Pool(Protocol):
 
 
 class _Behind(Exception):
-    """Data follows a complete response; httptools stops parsing when this is raised."""
+    """Data after a complete response; raised in a callback to stop httptools."""
 
 
 class Connection(asyncio.Protocol):

@@ -56,7 +56,7 @@ class LatimerError(Exception):
 
 
 class RequestError(LatimerError):
-    """The request is wrong.
+    """The base class of errors in the request.
 
     Subclasses carry facts; `adapter/errors.py` has the messages.
 
@@ -71,7 +71,7 @@ class RequestError(LatimerError):
 
 
 class Unsupported(RequestError):
-    """A field is valid, but `engine` does not support it; `hint` offers an alternative."""
+    """A valid field that `engine` does not support; `hint` offers an alternative."""
 
     def __init__(self, param: str, engine: str, hint: str) -> None:
         super().__init__(param, engine, hint)
@@ -80,7 +80,7 @@ class Unsupported(RequestError):
 
 
 class ContextExceeded(RequestError):
-    """Prompt and completion together are longer than the context (in tokens).
+    """A prompt and a completion that exceed the context length together (in tokens).
 
     Args:
         at_least: True if the prompt is so long that its tokens were not counted.
@@ -113,14 +113,14 @@ def check_length(size: int, longest: int, context: int, max_tokens: int | None) 
 
 
 class EmptyPrompt(RequestError):
-    """The prompt has no tokens: no text, and no BOS that the model would add."""
+    """A prompt without tokens: it has no text, and the model adds no BOS."""
 
     def __init__(self) -> None:
         super().__init__("prompt")
 
 
 class InvalidGrammar(RequestError):
-    """The grammar in the request's field `param` is invalid, or matches nothing."""
+    """A grammar in the request's field `param` that is invalid, or that matches nothing."""
 
     def __init__(self, param: str, reason: str) -> None:
         super().__init__(param, reason)
@@ -128,14 +128,14 @@ class InvalidGrammar(RequestError):
 
 
 class UnreadableMedia(RequestError):
-    """The data in the request's field `param` cannot be read as an image or audio."""
+    """Data in the request's field `param` that cannot be read as an image or audio."""
 
     def __init__(self, param: str) -> None:
         super().__init__(param)
 
 
 class UnknownToken(RequestError):
-    """A token id is not in the vocabulary of `size` tokens."""
+    """A token id that is not in the vocabulary of `size` tokens."""
 
     def __init__(self, param: str, size: int, token: int) -> None:
         super().__init__(param, size, token)
@@ -154,7 +154,7 @@ def check_ids(param: str, ids: Sequence[int], size: int) -> None:
 
 
 class WordTooLong(RequestError):
-    """A word or a run of blanks has more than `most` characters; `beginning` is its start."""
+    """A word or a run of blanks of more than `most` characters; `beginning` is its start."""
 
     def __init__(self, most: int, beginning: str) -> None:
         super().__init__("prompt", f"{most} characters without a change", beginning)
@@ -163,7 +163,7 @@ class WordTooLong(RequestError):
 
 
 class TooMany(RequestError):
-    """A field has `count` entries, and the engine accepts at most `most`."""
+    """A field with `count` entries, of which the engine accepts at most `most`."""
 
     def __init__(self, param: str, engine: str, most: int, count: int) -> None:
         super().__init__(param, engine, f"at most {most}", count)
@@ -173,7 +173,7 @@ class TooMany(RequestError):
 
 
 class Refused(RequestError):
-    """The engine rejected the request for a `reason`."""
+    """A request that the engine rejected for a `reason`."""
 
     def __init__(self, param: str | None, engine: str, reason: str) -> None:
         super().__init__(param, engine, reason)
@@ -182,7 +182,7 @@ class Refused(RequestError):
 
 
 class TooComplex(RequestError):
-    """Preparing the request takes more than `seconds`."""
+    """A request whose preparation takes more than `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(None, seconds)
@@ -190,7 +190,7 @@ class TooComplex(RequestError):
 
 
 class Busy(LatimerError):
-    """The job cannot start or wait now; `retry_after` is the delay of a retry in seconds."""
+    """A job that can neither start nor wait now; retry it after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -198,15 +198,15 @@ class Busy(LatimerError):
 
 
 class EngineError(LatimerError):
-    """The engine failed, or sent a response that cannot be trusted."""
+    """A failure of the engine, or a response that cannot be trusted."""
 
 
 class EngineUnavailable(EngineError):
-    """The engine cannot be reached, or is not ready yet."""
+    """An engine that cannot be reached, or that is not ready yet."""
 
 
 class EngineSilent(EngineError):
-    """The engine stopped responding."""
+    """An engine that stopped responding."""
 
 
 @contextmanager

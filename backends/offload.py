@@ -59,7 +59,7 @@ _large = DeepThreads(1, "latimer-large")
 
 
 class Abandoned(BaseException):
-    """Raised in work that nobody awaits any more; it never leaves this module."""
+    """The exception that ends abandoned work; it never leaves this module."""
 
 
 class _Work(Generic[T]):

@@ -2,7 +2,7 @@
 
 llama.cpp has a parse stack for each way to read the text so far (`llama_grammar_advance_stack` in
 src/llama-grammar.cpp), and compares each new stack with all others. Alternates that begin alike and
-optional parts multiply the stacks: a grammar of 160 characters can hang an engine for ever.
+optional parts multiply the stacks: a grammar of 160 characters can hang an engine forever.
 
 So the grammar is followed here first, and always at the place with the most ways. A grammar that
 opens too many ways is rejected. A grammar passes if the search budget ends first.
@@ -50,7 +50,7 @@ class GrammarPart(NamedTuple):
 
 
 class TooManyWays(Exception):
-    """A grammar opens more ways at once than an engine can handle."""
+    """A grammar with more simultaneous ways than an engine can handle."""
 
 
 class _Place:
@@ -223,7 +223,7 @@ class _Follower:
 
 
 def check_ways(rules: Mapping[str, list[list[GrammarPart]]]) -> None:
-    """Follow a grammar to all places, those with the most ways first.
+    """Follow a grammar to all of its places, and to those with the most ways first.
 
     A set of ways is followed once. A recursion is followed twice, and further while it opens more
     ways each time.

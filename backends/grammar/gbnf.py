@@ -241,7 +241,7 @@ def _check_size(rules: dict[str, _Group]) -> None:
 
 
 def _check_ways(rules: dict[str, _Group]) -> None:
-    """Reject a grammar that opens too many ways at once in an engine."""
+    """Reject a grammar with more simultaneous ways than an engine can handle."""
     parts = {
         name: [
             [

@@ -1,4 +1,4 @@
-"""Merging of schemas that must all hold, and detection of schemas that exclude each other."""
+"""Merging of schemas that all apply, and detection of schemas that exclude each other."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _SMALLER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperti
 
 
 def merged(schemas: Sequence[Any], path: Sequence[str | int]) -> Any:
-    """Return one schema for several that must all hold.
+    """Return one schema for several that all apply.
 
     Raises:
         Unenforced: two of them have keywords that cannot be merged.

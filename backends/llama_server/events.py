@@ -50,7 +50,7 @@ def more_than_last() -> EngineError:
 
 
 class OtherModel(Exception):
-    """A response came from another model, called `name`."""
+    """A response from another model, called `name`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -147,7 +147,7 @@ class Server:
             raise EngineError(f"{ENGINE} answered {path} with no JSON.") from None
 
     async def reply(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """Return status and body of the response to a question; at most `QUESTIONS` run at once."""
+        """Send a question and return status and body; at most `QUESTIONS` run concurrently."""
         async with self._questions:
             try:
                 async with self.upstream.send(method, path, body) as reply:
