@@ -1,1 +1,1 @@
-"""One translator per engine behind one small protocol."""
+"""The engines, each behind the same small protocol."""

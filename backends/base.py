@@ -1,7 +1,7 @@
-"""The canonical job, the canonical stream, and the protocol that every engine's translator speaks.
+"""The engine-independent job, its event stream, and the protocol that every backend implements.
 
-Engines differ only behind `Backend`: a job goes in as a `Generation`, events come out in batches.
-What arrived together stays together in one batch, so that it can be sent together.
+Engines differ only behind `Backend`: it takes a job as a `Generation` and yields batches of events.
+Events that arrive together stay in one batch, so that the adapter can send them together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GrammarKind: TypeAlias = Literal["gbnf", "json_schema", "regex", "lark"]
 
 
 class Text(NamedTuple):
-    """A stretch of prompt text; `parse_special` says whether control tokens in it count as such."""
+    """Prompt text; `parse_special` is True if control tokens spelled in it are parsed as such."""
 
     text: str
     parse_special: bool = True
@@ -28,11 +28,11 @@ TokenIds: TypeAlias = tuple[int, ...]
 Content: TypeAlias = TokenIds | Text
 
 
-# Extras that say how many of the last tokens are looked at.
+# Extras that set how many of the last tokens a sampler looks at.
 WINDOWS = frozenset({"repeat_last_n", "dry_penalty_last_n"})
 
 
-# The sampling extras of llama.cpp, by the names that requests use.
+# The sampling extras of llama.cpp, by their names in requests.
 LLAMA_CPP_EXTRAS = frozenset(
     {
         "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
@@ -45,10 +45,10 @@ LLAMA_CPP_EXTRAS = frozenset(
 
 @dataclass(slots=True)
 class Sampling:
-    """How to pick tokens: OpenAI's own knobs, and the engine extras that the request named.
+    """OpenAI's sampling parameters, and the engine extras that the request sets.
 
-    `extras` holds only what the request named; everything else is neutral on every engine,
-    whatever the engine's own defaults are.
+    `extras` holds only parameters that the request sets. Every other parameter is neutral on every
+    engine, regardless of the engine's own defaults.
     """
 
     temperature: float = 1.0
@@ -59,9 +59,9 @@ class Sampling:
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def extras_within(self, context: int) -> Mapping[str, Any]:
-        """The extras, with no window longer than the context.
+        """Return the extras, with windows cut to the context length.
 
-        Nothing is behind it, and engines allocate as much as they are told: 8 GiB for 2**31 - 1.
+        A longer window has no effect, but engines allocate memory for it: 8 GiB for 2**31 - 1.
         """
         if WINDOWS.isdisjoint(self.extras):
             return self.extras
@@ -72,17 +72,17 @@ class Sampling:
 
 
 MediaKind: TypeAlias = Literal["image", "audio"]
-# What stands in a prompt for each of its media, in their order: in text, and among ids.
+# Placeholders for a prompt's media, in their order: in text, and among token ids.
 MEDIA = "\U000fffc0"
 MEDIA_ID = -1
 
 
 class Media(NamedTuple):
-    """A picture or a sound of a prompt.
+    """An image or audio file of a prompt.
 
     Args:
-        data: the file as it is.
-        param: the request's field that it came in, for errors.
+        data: the unchanged bytes of the file.
+        param: the request field that contains it, for errors.
     """
 
     kind: MediaKind
@@ -91,13 +91,13 @@ class Media(NamedTuple):
 
 
 class Preamble(NamedTuple):
-    """What a model may write before its answer: what it thinks.
+    """Reasoning that a model may write before its answer.
 
     Args:
-        begin, end: what stands around it.
-        is_open: whether the prompt has begun it already; else it may be missing.
-        special: those of the two that are one token of the model's; text that is spelled like such
-            a token is none.
+        begin, end: the markers around it.
+        is_open: True if the prompt already contains `begin`; otherwise the model may omit it.
+        special: those of the two markers that are a single token of the model; text with the same
+            spelling is not a marker.
     """
 
     begin: str
@@ -107,13 +107,13 @@ class Preamble(NamedTuple):
 
 
 class Grammar(NamedTuple):
-    """What a completion must look like.
+    """A grammar that a completion must match.
 
     Args:
-        kind: the language it is written in; a JSON schema is JSON.
-        param: the request's field that it came in, for errors.
-        after: what may come before it.
-        is_own: whether it was made here, of tools: then it may be longer than a client's.
+        kind: the language of `text`; a JSON schema is JSON.
+        param: the request field that contains it, for errors.
+        after: the reasoning that may precede the text that it constrains.
+        is_own: True if the adapter made it from tools; it may then be longer than a client's.
     """
 
     kind: GrammarKind
@@ -124,32 +124,33 @@ class Grammar(NamedTuple):
 
 
 class Matcher(Protocol):
-    """Finds the stop that ends a choice (`stops.StopMatcher`)."""
+    """A detector of the stop sequence that ends a choice (`stops.StopMatcher`)."""
 
     @property
     def stop(self) -> str | None:
-        """The stop that was found."""
+        """The stop sequence that matched, or None."""
         ...
 
     def advance(self, data: bytes, mark: bool = False) -> int:
-        """Take what was generated next; how many bytes more no stop can take back."""
+        """Consume generated bytes; return how many more bytes no stop sequence can remove."""
         ...
 
     def settle(self) -> int:
-        """How many bytes were held back, when nothing more comes."""
+        """Return how many bytes were held back, after the end of the choice."""
         ...
 
 
 @dataclass(slots=True)
 class Prompt:
-    """What a completion follows.
+    """The input of a completion.
 
     Args:
         content: text, or token ids that are used verbatim (nothing is added to them).
-        suffix: what follows the gap that is to be filled; the content is what comes before it.
-        media: pictures and sounds; each stands as `MEDIA` in the content, or as `MEDIA_ID`.
-        bos_count: how many ids at its beginning are not the client's own: a BOS.
-        logprobs: how many alternatives to tell for each of its own tokens; None tells no tokens.
+        suffix: the text after the gap to fill; `content` is the text before it.
+        media: images and audio; `content` has a `MEDIA` or `MEDIA_ID` placeholder for each.
+        bos_count: the number of leading ids that are not from the client: a BOS.
+        logprobs: the number of alternatives to report for each prompt token; None reports no
+            tokens.
     """
 
     content: Content
@@ -161,11 +162,11 @@ class Prompt:
 
 @dataclass(slots=True)
 class Stops:
-    """Strings that end a choice; the cut is made before the first that completes.
+    """Stop sequences; a choice is cut before the first one that completes.
 
     Args:
-        matcher: makes what finds them where not all of a choice's text counts; an engine, which
-            would look everywhere, is not told of them then.
+        matcher: a factory of matchers, for stop sequences that apply to a part of the text only.
+            They are then not sent to the engine, which would search all of the text.
     """
 
     texts: tuple[str, ...] = ()
@@ -173,25 +174,25 @@ class Stops:
 
     @property
     def for_engine(self) -> tuple[str, ...]:
-        """Those that an engine may end a choice at by itself."""
+        """The stop sequences at which the engine itself may end a choice."""
         return self.texts if self.matcher is None else ()
 
 
 @dataclass(slots=True)
 class Generation:
-    """One prompt and the choices wanted for it.
+    """One prompt and its choices.
 
     Args:
-        max_tokens: how many tokens to generate at most; None is to the end of the context.
+        max_tokens: the largest number of tokens to generate; None is up to the context length.
         seeds: one per choice; its length is the number of choices. None is a random seed.
-        preserved_tokens: tokens whose spelling is to appear in the text, although they are control
+        preserved_tokens: control tokens whose spelling appears in the generated text.
+        logprobs: the number of alternatives to report for each generated token; None reports no
             tokens.
-        logprobs: how many alternatives to tell for each generated token; None tells no tokens.
-        owner: whose it is; what one owner's prompts have evaluated is not gone on from for another.
-        grammar: what each choice must look like, None where it is free.
-        party: the request that it belongs to, None where it is the only job of one.
-        fingerprint: the model that it was made for; an engine that serves another one by then
-            refuses it. Empty where it does not matter.
+        owner: the owner of the prompt cache entries; owners do not share entries.
+        grammar: the grammar that each choice must match, or None.
+        party: the request that the job belongs to; None if the request has no other job.
+        fingerprint: the model that the job was made for. The backend rejects the job if the engine
+            serves another model. Empty if any model will do.
     """
 
     prompt: Prompt
@@ -208,11 +209,11 @@ class Generation:
 
 
 class Special(NamedTuple):
-    """A spelling that the tokeniser takes for one token, wherever it stands.
+    """A spelling that the tokenizer always reads as one token.
 
     Args:
-        control: whether that can be switched off (`parse_special`); it cannot for tokens that were
-            added to the vocabulary as text.
+        control: True if `parse_special` can switch that off. It cannot for tokens that were added
+            to the vocabulary as text.
     """
 
     spelling: str
@@ -220,12 +221,12 @@ class Special(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """A token that could have stood at a place, and how likely it was there.
+    """A candidate token at a position, and its log-probability.
 
     Args:
-        spelling: its bytes; a control token's name.
-        control: whether it is a control token, which adds no text.
-        logprob: natural logarithm of the model's own probability, -inf where that is zero.
+        spelling: its bytes; the name of a control token.
+        control: True for a control token, which adds no text.
+        logprob: the natural logarithm of the model's own probability; -inf if that is zero.
     """
 
     id: int
@@ -238,12 +239,12 @@ class Token(NamedTuple):
     """A token of the prompt or of a choice.
 
     Args:
-        data: the bytes that it adds to the text; none for a control token that was generated.
-        spelling: what a list of log-probabilities shows for it.
-        control: whether it is a control token.
-        logprob: as in `Alternative`; None for the first of a prompt, which has nothing before it.
-        top: the most likely tokens at its place, most likely first; it is among them only if it
-            is one of the most likely.
+        data: the bytes that it adds to the text; empty for a generated control token.
+        spelling: the bytes that a list of log-probabilities shows for it.
+        control: True for a control token.
+        logprob: as in `Alternative`; None for the first token of a prompt.
+        top: the most likely tokens at its position, most likely first. The token itself is listed
+            only if it is one of them.
     """
 
     id: int
@@ -255,13 +256,13 @@ class Token(NamedTuple):
 
 
 class PromptTokens(NamedTuple):
-    """The prompt's own tokens, before anything else, where the job asks for them.
+    """The tokens of the prompt: the first event of a job that asks for them.
 
-    A BOS that was added to the prompt is not among them, nor is a space that the tokeniser put
-    before a piece: their data, put together, is the prompt's text, control tokens spelled out.
+    They include neither an added BOS nor a space that the tokenizer put before a piece. The
+    concatenation of their data is the prompt's text, with control tokens spelled out.
 
     Args:
-        choice: the first of the job's choices; it holds for all of them.
+        choice: the first choice of the job; the tokens apply to all choices.
     """
 
     choice: int
@@ -269,13 +270,13 @@ class PromptTokens(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Bytes that were generated for a choice; they may end inside a character.
+    """Generated bytes of a choice; they may end inside a character.
 
     Args:
-        tokens: where the job asks for tokens, those whose data, put together, is `data`; a piece
-            that only spells a stop string has none.
-        mark: whether it is the spelling of one of the job's `preserved_tokens`, not text like it.
-        token_count: how many tokens it is, where the engine tells.
+        tokens: if the job asks for tokens, those whose concatenated data is `data`. A piece that
+            only spells a stop sequence has none.
+        mark: True if it is one of the job's `preserved_tokens`, not text with the same spelling.
+        token_count: the number of its tokens, if the engine reports it.
     """
 
     choice: int
@@ -286,16 +287,16 @@ class Piece(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """A choice has ended.
+    """The end of a choice.
 
     Args:
-        reason: `end` by an end token, `stop` by a stop string, `length` by a limit.
-        stop: the stop string that the engine says it saw, None where it does not tell.
-        prompt_tokens: tokens of the prompt without a BOS that was added to it.
-        completion_tokens: tokens that begin before the cut; an end token is not counted.
-        cached_tokens: how many of the prompt's tokens were reused from an earlier evaluation.
-        end: the end token that closed the choice, where the job asks for tokens.
-        inexact: what of the answer is only nearly right, by the names that a client knows.
+        reason: `end` for an end token, `stop` for a stop sequence, `length` for a limit.
+        stop: the stop sequence that the engine reports, or None.
+        prompt_tokens: the number of prompt tokens, without an added BOS.
+        completion_tokens: the number of tokens that begin before the cut, without an end token.
+        cached_tokens: the number of prompt tokens that came from the prompt cache.
+        end: the end token of the choice, if the job asks for tokens.
+        inexact: the parts of the answer that are approximate, by their names in the API.
     """
 
     choice: int
@@ -314,17 +315,17 @@ Batch: TypeAlias = Sequence[Event]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a backend serves.
+    """The model that a backend serves.
 
     Args:
-        name: how the engine calls the model.
-        context: the longest prompt plus completion, in tokens.
-        template: the model's own chat template (Jinja), None where it has none.
-        bos_token, eos_token: spellings for the template; empty where unknown.
-        adds_bos: whether a text prompt gets a BOS token in front.
-        fingerprint: changes when weights, engine or configuration do.
-        modified: when the model was made available, in seconds since 1970.
-        media: what it takes beside text.
+        name: the engine's name for the model.
+        context: the context length: prompt and completion, in tokens.
+        template: the model's own chat template (Jinja), or None.
+        bos_token, eos_token: spellings for the template; empty if unknown.
+        adds_bos: True if a text prompt gets a leading BOS token.
+        fingerprint: a string that changes with the weights, the engine or the configuration.
+        modified: the time when the model was made available, in seconds since 1970.
+        media: the kinds of input that it accepts besides text.
     """
 
     name: str
@@ -340,21 +341,21 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Where an engine differs, as tables.
+    """Tables of an engine's features and limits.
 
     Args:
-        engine: the engine's name for messages.
-        extras: sampling extras that it takes, by the name the request uses.
-        refused: fields it cannot honour at all, with the hint that the error gives.
-        inexact: fields it honours only nearly.
-        native: whether `Backend.native` can show the engine's own reply.
-        late_logprobs: whether log-probabilities are known only when an answer has ended.
-        grammars: the languages of grammars that it takes.
-        plain_text: whether it can be given text in which control tokens do not count as such.
-        media_among_ids: whether a prompt of ids may have media.
-        counts_media: whether it tells how many tokens media come to.
-        tells_special: whether it tells a preserved token from text that is spelled like it.
-        free_grammars: whether a grammar costs nothing where it allows anything.
+        engine: the engine's name in messages.
+        extras: the sampling extras that it supports, by their names in requests.
+        refused: the fields that it does not support, each with the hint for the error.
+        inexact: the fields that it only approximates.
+        native: True if `Backend.native` can return the engine's own reply.
+        late_logprobs: True if log-probabilities are known only at the end of an answer.
+        grammars: the grammar languages that it supports.
+        plain_text: True if it can take text without parsing the control tokens spelled in it.
+        media_among_ids: True if a prompt of token ids may have media.
+        counts_media: True if it reports the number of tokens of media.
+        tells_special: True if it distinguishes a preserved token from text with its spelling.
+        free_grammars: True if a grammar costs nothing in the parts where it allows any text.
     """
 
     engine: str
@@ -373,7 +374,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class NativeReply:
-    """An engine's own answer: status, content type, and the body's bytes as they come."""
+    """The engine's own response: status, content type, and the body's bytes as they arrive."""
 
     status: int
     content_type: str
@@ -384,46 +385,46 @@ Stream: TypeAlias = AbstractAsyncContextManager[AsyncIterator[Batch]]
 
 
 class Backend(Protocol):
-    """One engine. All coroutines raise `LatimerError`s and nothing else on purpose."""
+    """One engine. The only errors that its coroutines raise on purpose are `LatimerError`s."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do, known before it was ever reached."""
+        """The engine's features and limits, known before the first connection."""
         ...
 
     async def model(self) -> Model:
-        """What it serves; asks the engine once and remembers the answer."""
+        """Return the model; the engine's answer is cached."""
         ...
 
     def open(self, job: Generation) -> Stream:
-        """Start a job; leaving the context, or cancelling the task, ends the work in the engine.
+        """Start a job; leaving the context or cancelling the task cancels generation.
 
-        Errors that the engine finds before the first token are raised on entering.
+        Entering the context raises the errors that the engine reports before the first token.
         """
         ...
 
     def native(self, job: Generation, stream: bool) -> AbstractAsyncContextManager[NativeReply]:
-        """Run a job of one choice and pass the engine's own reply on, untouched."""
+        """Run a job of one choice and return the engine's own reply, unchanged."""
         ...
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
-        """Token ids of a text; `add_special` puts a BOS in front where the model wants one."""
+        """Return the token ids of a text; `add_special` adds a BOS if the model uses one."""
         ...
 
     async def detokenize(self, ids: TokenIds) -> bytes:
-        """The text that a prompt of token ids stands for, control tokens spelled out."""
+        """Return the text of a prompt of token ids, with control tokens spelled out."""
         ...
 
     async def pieces(self) -> Sequence[bytes] | None:
-        """The bytes of every token by its id, none for control tokens; None: it does not tell."""
+        """Return the bytes of every token by id, empty for control tokens; None if unknown."""
         ...
 
     async def specials(self) -> Sequence[Special]:
-        """What the tokeniser takes for one token wherever it stands, as far as can be known."""
+        """Return the spellings that the tokenizer always reads as one token, as far as known."""
         ...
 
     async def health(self) -> None:
-        """Return when the engine can answer; raises `EngineUnavailable` when it cannot."""
+        """Return if the engine can answer; raise `EngineUnavailable` otherwise."""
         ...
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether it is still the same model that answers at an engine's address."""
+"""Checks that the engine at an address still serves the same model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .errors import EngineUnavailable, LatimerError
 
 
 class Checks:
-    """One check for everybody who asks at once; each gets one that began after they asked.
+    """A check shared by concurrent callers; each gets a check that began after its call.
 
     Args:
-        check: asks the engine; what it raises is raised to everybody whom the check was for.
+        check: asks the engine; its error is raised to every caller that shares the check.
     """
 
     def __init__(self, check: Callable[[], Awaitable[None]]) -> None:
@@ -26,10 +26,10 @@ class Checks:
         self._error: LatimerError | None = None
 
     async def run(self) -> None:
-        """Return when a check has found nothing wrong.
+        """Return when a check has succeeded.
 
         Raises:
-            LatimerError: what the check raised.
+            LatimerError: the error of the check.
         """
         asked = self._begun
         async with self._lock:
@@ -43,16 +43,16 @@ class Checks:
             except LatimerError as error:
                 self._ended, self._error = self._begun, error
                 raise
-            # Who leaves in the middle has found nothing out: the next one asks.
+            # A cancelled check skips this line, so the next caller runs one.
             self._ended, self._error = self._begun, None
 
 
 class Fresh:
-    """One check for everybody who asks at once, and for those who ask a moment later.
+    """A check shared by concurrent callers and by callers shortly after it.
 
     Args:
-        check: asks the engine; what it raises is raised to everybody.
-        seconds: how long an answer holds.
+        check: asks the engine; its error is raised to every caller.
+        seconds: how long a result is valid.
     """
 
     def __init__(self, check: Callable[[], Awaitable[None]], seconds: float = 0.5) -> None:
@@ -62,13 +62,13 @@ class Fresh:
         self._ended = 0.0
 
     async def run(self) -> None:
-        """Return, or raise, what the last check found, or one that runs or begins now."""
+        """Wait for a recent, running or new check; raise its error if it failed."""
         task = self._task
         if task is None or not self._holds(task):
             task = self._task = asyncio.create_task(self._run())
-            # Whoever wanted to know may have left.
+            # Retrieves the error, since every caller may have been cancelled.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        # Who leaves does not end what others wait for.
+        # A cancelled caller must not cancel the check for the others.
         await asyncio.shield(task)
 
     def _holds(self, task: asyncio.Task[None]) -> bool:
@@ -84,24 +84,24 @@ class Fresh:
 
 
 class Watched(Protocol):
-    """What looks after an engine's model."""
+    """A watch for changes of an engine's model."""
 
     @property
     def is_sure(self) -> bool:
-        """Whether the engine need not be asked: it is the one that it was a moment ago."""
+        """True if the engine was verified a moment ago and need not be asked."""
         ...
 
     async def check(self) -> None:
-        """Ask the engine; raises `EngineUnavailable` where it is gone, or serves another model."""
+        """Ask the engine; raise `EngineUnavailable` if it is gone or serves another model."""
         ...
 
 
 class Known:
-    """The model that the engine at an address serves, as long as it is known to.
+    """The cached model of the engine at an address.
 
     Args:
-        watch: notices another one.
-        read: asks for all that is to be known of it.
+        watch: detects a change of the model.
+        read: asks the engine for everything about its model.
     """
 
     def __init__(
@@ -114,16 +114,16 @@ class Known:
         self.model: Model | None = None
 
     async def get(self) -> Model:
-        """The model; the engine is asked again where that was not done a moment ago.
+        """Return the model; ask the engine again unless it was verified a moment ago.
 
         Raises:
-            EngineUnavailable: it is not there.
+            EngineUnavailable: the engine is unavailable.
         """
         if self.model is not None and not self._watch.is_sure:
             try:
                 await self._watch.check()
             except EngineUnavailable:
-                # Where another one was found it is read now.
+                # If the check found another model, that one is read below.
                 if self.model is not None:
                     raise
         if self.model is None:
@@ -133,10 +133,10 @@ class Known:
         return self.model
 
     async def get_for(self, job: Generation) -> Model:
-        """The model, if it is the one that a job was made for.
+        """Return the model, if it is the one that a job was made for.
 
         Raises:
-            EngineUnavailable: it is another one by now.
+            EngineUnavailable: the engine serves another model now.
         """
         model = self.model
         if model is None or not self._watch.is_sure:
@@ -146,19 +146,19 @@ class Known:
         return model
 
     def check_is(self, model: Model | None) -> None:
-        """Raise `EngineUnavailable` where another model was found since: nothing is sent then."""
+        """Raise `EngineUnavailable` if another model was found since, before anything is sent."""
         if self.model is not model:
             raise self.changed()
 
     def changed(self) -> EngineUnavailable:
-        """The error for a request that was made for the model before."""
+        """Return the error for a request that was made for the previous model."""
         return EngineUnavailable(
             f"The engine at {self._address} serves another model now; ask again."
         )
 
 
 def changed(address: str, now: str, before: str) -> EngineUnavailable:
-    """The error for a request that was made for a model that is served no more."""
+    """Return the error for a request that was made for the model `before`."""
     return EngineUnavailable(
         f"The engine at {address} serves another model now ({now}, was {before}); ask again."
     )

@@ -1,4 +1,4 @@
-"""One connection to an engine: an `asyncio.Protocol`, and httptools for what comes."""
+"""One connection to an engine: an `asyncio.Protocol` that parses responses with httptools."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ import httptools
 
 from .errors import EngineError, EngineSilent
 
-# A body waits here while its reader is slow; beyond this the socket is not read.
+# Bytes of a body to buffer for a slow reader; beyond this the socket is not read.
 HIGH_WATER = 2**17
-# Bytes that the kernel keeps of an answer; left alone it takes six megabytes.
+# Bytes of a response that the kernel buffers; its default reaches six megabytes.
 RECEIVE_BUFFER = 2**16
-# Bytes of an answer's head.
+# The largest response head, in bytes.
 MOST_HEAD = 2**18
-# Bytes of a request's body that are written at once; copying 20 MB would hold the event loop.
+# Bytes of a request's body per write; copying 20 MB would block the event loop.
 PIECE = 2**18
 
 _NOTHING = memoryview(b"")
 
 
 class Dropped(Exception):
-    """A connection died before the first byte of an answer."""
+    """The loss of a connection before the first byte of the response."""
 
 
 class Pool(Protocol):
-    """What looks after connections (`http.HttpUpstream`)."""
+    """The owner of connections (`http.HttpUpstream`)."""
 
     address: str
 
     def watch(self, connection: Connection) -> None:
-        """Look after an exchange that begins."""
+        """Watch an exchange that begins."""
         ...
 
 
 class _Behind(Exception):
-    """Something follows a complete answer; httptools stops reading where this is raised."""
+    """Data after a complete response; raised in a callback to stop httptools."""
 
 
 class Connection(asyncio.Protocol):
-    """A connection; parses one answer after the other, and iterates over its body.
+    """A connection that parses consecutive responses and iterates over their bodies.
 
-    Every coroutine between a token and its task costs: iterating is one, and waits by itself.
+    Every coroutine between a token and its task costs time: `__anext__` is one, and waits itself.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
         self._is_full = False
         self._is_waiting = False
         self._body: list[bytes] = []
-        # A part of the body, chunks undone: this is the road of every token.
+        # The parser's callback for decoded body data: the path of every token.
         self.on_body = self._body.append
         self._parser: Any = httptools.HttpResponseParser(self)
         self._reset()
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether the connection can be used again once its answer is complete."""
+        """True if the connection can be reused once its response is complete."""
         return self.keep_alive and not self._unsent and not self.closed
 
     def start(self, head: bytes, body: bytes, pool: Pool) -> None:
@@ -100,8 +100,8 @@ class Connection(asyncio.Protocol):
         self._send_more()
 
     def _send_more(self) -> None:
-        """Write more of a large body, until the transport has enough."""
-        # A server that reads is not silent.
+        """Write more of a large body, until the transport's buffer is full."""
+        # A server that reads the request is not silent.
         self.last = self.loop.time()
         while self._unsent and not self._is_full and not self.closed:
             self._transport.write(self._unsent[:PIECE])
@@ -128,22 +128,22 @@ class Connection(asyncio.Protocol):
         return data
 
     def close(self) -> None:
-        """Close the connection at once."""
+        """Close the connection immediately."""
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
 
     def drop(self) -> None:
-        """Close the connection, for nobody reads from it any more.
+        """Close the connection when its reader has finished.
 
-        An error that was raised leads back here by its traceback. Forgotten, it goes at once; else
-        thousands of connections, some KB each, wait for the garbage collector.
+        The traceback of a raised error refers to the connection. Clearing the error breaks that
+        cycle; otherwise thousands of connections, some KB each, wait for the garbage collector.
         """
         self.close()
         self._error = None
 
     async def wait(self) -> None:
-        """Return when something has happened; raises what went wrong."""
+        """Wait until data arrives or the connection ends; raise an error that is already set."""
         if self._error is not None:
             raise self._error
         self._waiter = self.loop.create_future()
@@ -162,16 +162,16 @@ class Connection(asyncio.Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Whether some of the answer has arrived."""
+        """True if a part of the response has arrived."""
         return self._answered
 
     @property
     def is_paused(self) -> bool:
-        """Whether the answer waits for its reader."""
+        """True if reading is paused for a slow reader."""
         return self._paused
 
     def lose(self, reason: str) -> None:
-        """Give an answer up that does not come any more."""
+        """Fail the exchange because its response has stopped."""
         self._fail(EngineSilent(f"The engine at {self._address} {reason}."))
 
     # asyncio.Protocol
@@ -184,7 +184,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._is_waiting:
-            # Nobody asked: it would be taken for the answer to the next request.
+            # Without a request, the data would pass for the response to the next one.
             self.close()
             return
         self._answered = True
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
                 reason = "an upgrade" if changes else str(error)
                 self._fail(EngineError(f"The engine at {self._address} answers no HTTP: {reason}."))
             self.close()
-            # What came with the end of an answer that is complete, its reader still waits for.
+            # The reader still waits for the last data of a complete response.
             self._wake()
             return
         if not self.headers_complete:
@@ -207,7 +207,7 @@ class Connection(asyncio.Protocol):
                 self.close()
                 return
         else:
-            # The framing counts, too, but nobody takes it: only a body is worth waiting for.
+            # The size includes the framing; pausing needs body data that the reader can take.
             self._size += len(data)
             if self._size > HIGH_WATER and self._body and not self._paused:
                 self._paused = True
@@ -215,7 +215,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def pause_writing(self) -> None:
-        """Write no more; the transport has enough."""
+        """Stop writing: the transport's buffer is full."""
         self._is_full = True
 
     def resume_writing(self) -> None:
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
-        # It leads back here.
+        # The parser refers to the connection.
         self._parser = None
         if self.complete:
             return
@@ -242,12 +242,12 @@ class Connection(asyncio.Protocol):
     # httptools
 
     def on_message_begin(self) -> None:
-        """An answer begins; behind the one that was asked for there must be none."""
+        """Reject a second response to one request."""
         if self.complete:
             raise _Behind
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header of the answer."""
+        """Read a header of the response."""
         name = name.lower()
         if name == b"content-type":
             self.content_type = value.decode("latin-1")
@@ -255,13 +255,13 @@ class Connection(asyncio.Protocol):
             self._until_close = False
 
     def on_headers_complete(self) -> None:
-        """The head is complete; an informational one (1xx) is not the answer's."""
+        """Read the status; an informational head (1xx) is not that of the response."""
         self.status = self._parser.get_status_code()
         self._is_informational = self.status < 200
         self.headers_complete = not self._is_informational
 
     def on_message_complete(self) -> None:
-        """The answer is complete."""
+        """Mark the response as complete, unless it was informational."""
         if self._is_informational:
             self._is_informational = False
             self._until_close = True

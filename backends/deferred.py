@@ -14,21 +14,21 @@ from contextlib import AbstractAsyncContextManager
 from .base import Backend, Capabilities, Generation, Model, NativeReply, Special, Stream, TokenIds
 from .errors import Busy, EngineError, EngineSilent, EngineUnavailable, LatimerError
 
-# Seconds for which a failure answers all calls, so that many of them cost one connection.
+# Seconds for which all calls raise the last failure, so that many calls cost one connection.
 MOMENT = 0.1
-# Seconds that a call waits for the answer to another call's question, before the engine was ready.
+# Seconds that a call waits for the result of another call, before the engine was ready.
 PATIENCE = 5.0
 
 
 class Deferred:
     """A backend that is found when its engine answers.
 
-    One call at a time asks the engine for its model; the others wait for that answer.
+    One call at a time asks the engine for its model; the others wait for the result.
 
     Args:
-        find: return the backend, each time the same for the same engine. It is called until the
-            model is known, and again when what answers turns out to be another engine.
-        engine: the engine's name for messages until it is found.
+        find: returns the backend, always the same one for the same engine. It is called until the
+            model is known, and again when another engine answers.
+        engine: the engine's name in messages until it is found.
     """
 
     def __init__(self, find: Callable[[], Awaitable[Backend]], engine: str = "engine") -> None:
@@ -44,14 +44,14 @@ class Deferred:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Backend.capabilities`; none of them are known before `model` has returned."""
+        """See `Backend.capabilities`; they are empty until the backend is found."""
         return self._unknown if self._backend is None else self._backend.capabilities
 
     async def model(self) -> Model:
         """See `Backend.model`.
 
         Raises:
-            EngineUnavailable: the engine is not there, is loading its model, or is not known.
+            EngineUnavailable: the engine is not reachable, loads its model, or is not known.
         """
         backend = self._backend
         if backend is not None and self._failure is None and self._was_ready:
@@ -79,7 +79,7 @@ class Deferred:
         return model
 
     async def _wait(self) -> None:
-        """Wait until another call has its answer, a few seconds at most before the first one."""
+        """Wait for the result of another call, up to `PATIENCE` before the engine was ready."""
         self._answered.clear()
         try:
             async with asyncio.timeout(None if self._was_ready else PATIENCE):
@@ -88,12 +88,12 @@ class Deferred:
             raise EngineUnavailable("The engine has not answered yet.") from None
 
     def _lost(self, error: LatimerError) -> LatimerError:
-        """The error for a question that failed; what answers may be another engine by now."""
+        """Return the error for a failed call; note if another engine may answer now."""
         self._must_find = not isinstance(error, EngineUnavailable | EngineSilent | Busy)
         return self._failed(error)
 
     def _failed(self, error: LatimerError) -> LatimerError:
-        """The error for a failed question; before the engine was ready, that it is not ready."""
+        """Return the error for a failed call; `EngineUnavailable` before the engine was ready."""
         if not self._was_ready:
             error = EngineUnavailable(error.message)
         if isinstance(error, EngineError):
@@ -101,20 +101,20 @@ class Deferred:
         return error
 
     def _raise_recent(self, failure: EngineError) -> None:
-        """Raise the last failure again while it is fresh."""
+        """Raise the last failure again for `MOMENT` seconds."""
         if time.monotonic() - self._failed_at < MOMENT:
-            # A new error: one that is raised often collects a traceback each time.
+            # A new error, since an error that is raised again grows its traceback each time.
             raise type(failure)(failure.message)
 
     async def _ready(self) -> Backend:
-        """The backend, once its engine has been ready."""
+        """Return the backend, once its engine has been ready."""
         if self._backend is None or not self._was_ready:
             await self.model()
         assert self._backend is not None
         return self._backend
 
     def _found(self) -> Backend:
-        """The backend for a job, which comes after `model`."""
+        """Return the backend for a job, which follows a call of `model`."""
         if self._backend is None:
             raise EngineUnavailable("The engine is not ready yet.")
         return self._backend

@@ -1,21 +1,21 @@
-"""What can go wrong with a job, whichever engine runs it.
+"""The errors of a job, independent of the engine that runs it.
 
 * LatimerError
-  x RequestError            the client's fault; asking again unchanged cannot help
+  x RequestError            the client's fault; repeating the request unchanged cannot help
     - Unsupported           valid, but this engine cannot do it
     - ContextExceeded       prompt and completion do not fit into the context
-    - EmptyPrompt           nothing to start from
-    - InvalidGrammar        a grammar that is wrong, or that nothing can follow
-    - UnreadableMedia       a picture or a sound that is none
-    - UnknownToken          a token id that is none
-    - WordTooLong           a word that the tokeniser cannot take
-    - TooMany               more entries than the engine takes
-    - Refused               the engine says so
-    - TooComplex            preparing it takes too long
-  x Busy                    too much work at once; asking again later helps
+    - EmptyPrompt           the prompt has no tokens
+    - InvalidGrammar        a grammar that is invalid, or that matches nothing
+    - UnreadableMedia       not a readable image or audio file
+    - UnknownToken          a token id that is not in the vocabulary
+    - WordTooLong           a word that is too long for the tokenizer
+    - TooMany               more entries than the engine accepts
+    - Refused               the engine rejected the request
+    - TooComplex            preparing the request takes too long
+  x Busy                    too many requests; repeating the request later helps
   x EngineError             the engine's fault
     - EngineUnavailable     not reachable, or still loading its model
-    - EngineSilent          it does not answer any more
+    - EngineSilent          the engine stopped responding
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-# Characters of a client's own text that a message repeats, and of a message in all.
+# Characters of a client's text that a message repeats, and of the whole message.
 MOST_SHOWN, MOST_MESSAGE = 200, 2_000
-# The largest token id, and the largest count of tokens, that an engine may tell.
+# The largest token id, and the largest count of tokens, that an engine may report.
 LARGEST = 2**31 - 1
-# A probability of one is told a little above or below it.
+# Rounding may put the logarithm of a probability of one a little above zero.
 MOST_LOGPROB = 0.01
 
 
@@ -37,18 +37,18 @@ _LONG_WORD = re.compile(rf"[^\s'\"]{{{MOST_SHOWN // 2 + 1},}}+")
 
 
 def shortened(text: str, most: int = MOST_SHOWN) -> str:
-    """The text, or its beginning and `…`: what a message repeats of a request is bounded."""
+    """Return the text, or its beginning and `…`, to bound the length of messages."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def summed_up(text: str) -> str:
-    """A message of others, in which their own words may stand around a client's text."""
+    """Shorten a message from other software, and the long words of a client's text in it."""
     words = _LONG_WORD.sub(lambda word: shortened(word[0], MOST_SHOWN // 2), text)
     return shortened(words, 2 * MOST_SHOWN)
 
 
 class LatimerError(Exception):
-    """Base of all errors; `message` is meant for the person who made the request."""
+    """The base class of all errors; `message` is for the person who made the request."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -56,11 +56,13 @@ class LatimerError(Exception):
 
 
 class RequestError(LatimerError):
-    """The request is wrong. What is below carries facts; `adapter/errors.py` has OpenAI's words.
+    """The base class of errors in the request.
+
+    Subclasses carry facts; `adapter/errors.py` has the messages.
 
     Args:
-        param: the field at fault in the client's own words, None where it is no single one.
-        facts: what else there is to say.
+        param: the field at fault, by its name in the request; None if it is not a single field.
+        facts: the other facts for the message.
     """
 
     def __init__(self, param: str | None, *facts: object) -> None:
@@ -69,7 +71,7 @@ class RequestError(LatimerError):
 
 
 class Unsupported(RequestError):
-    """A field is valid, but `engine` cannot honour it; the hint says what would."""
+    """A valid field that `engine` does not support; `hint` offers an alternative."""
 
     def __init__(self, param: str, engine: str, hint: str) -> None:
         super().__init__(param, engine, hint)
@@ -78,10 +80,10 @@ class Unsupported(RequestError):
 
 
 class ContextExceeded(RequestError):
-    """Prompt and completion together are longer than the context (in tokens).
+    """A prompt and a completion that exceed the context length together (in tokens).
 
     Args:
-        at_least: whether the prompt is so long that its tokens were not counted.
+        at_least: True if the prompt is so long that its tokens were not counted.
     """
 
     def __init__(
@@ -96,29 +98,29 @@ class ContextExceeded(RequestError):
 
 
 def check_length(size: int, longest: int, context: int, max_tokens: int | None) -> None:
-    """Refuse a text that cannot fit, before it is tokenised.
+    """Reject a text that cannot fit, before it is tokenized.
 
     Args:
-        size: characters of the text; each takes a byte at least.
-        longest: bytes of the longest token.
-        context: tokens.
+        size: the number of characters of the text; each takes at least one byte.
+        longest: the length of the longest token, in bytes.
+        context: the context length, in tokens.
 
     Raises:
-        ContextExceeded: so many bytes are more tokens than the context holds.
+        ContextExceeded: the text exceeds the context even if all its tokens are the longest.
     """
     if size > context * longest:
         raise ContextExceeded(context, -(-size // longest), max_tokens or 0, at_least=True)
 
 
 class EmptyPrompt(RequestError):
-    """Nothing to start from: no text, and no BOS that the model would begin with."""
+    """A prompt without tokens: it has no text, and the model adds no BOS."""
 
     def __init__(self) -> None:
         super().__init__("prompt")
 
 
 class InvalidGrammar(RequestError):
-    """A grammar, in the request's field `param`, that is wrong or that nothing can follow."""
+    """A grammar in the request's field `param` that is invalid, or that matches nothing."""
 
     def __init__(self, param: str, reason: str) -> None:
         super().__init__(param, reason)
@@ -126,14 +128,14 @@ class InvalidGrammar(RequestError):
 
 
 class UnreadableMedia(RequestError):
-    """What came in the request's field `param` cannot be read as a picture or a sound."""
+    """Data in the request's field `param` that cannot be read as an image or audio."""
 
     def __init__(self, param: str) -> None:
         super().__init__(param)
 
 
 class UnknownToken(RequestError):
-    """A token id that the vocabulary, of `size` tokens, does not have."""
+    """A token id that is not in the vocabulary of `size` tokens."""
 
     def __init__(self, param: str, size: int, token: int) -> None:
         super().__init__(param, size, token)
@@ -142,17 +144,17 @@ class UnknownToken(RequestError):
 
 
 def check_ids(param: str, ids: Sequence[int], size: int) -> None:
-    """Refuse an id that a vocabulary of so many tokens does not have.
+    """Reject ids that are not in a vocabulary of `size` tokens.
 
     Raises:
-        UnknownToken: it names the first.
+        UnknownToken: an id is not in the vocabulary; the error names the first one.
     """
     if ids and not (min(ids) >= 0 and max(ids) < size):
         raise UnknownToken(param, size, next(one for one in ids if not 0 <= one < size))
 
 
 class WordTooLong(RequestError):
-    """A word, or a run of blanks, of more than `most` characters; `beginning` is how it begins."""
+    """A word or a run of blanks of more than `most` characters; `beginning` is its start."""
 
     def __init__(self, most: int, beginning: str) -> None:
         super().__init__("prompt", f"{most} characters without a change", beginning)
@@ -161,7 +163,7 @@ class WordTooLong(RequestError):
 
 
 class TooMany(RequestError):
-    """The engine takes at most `most` entries of a field that has `count`."""
+    """A field with `count` entries, of which the engine accepts at most `most`."""
 
     def __init__(self, param: str, engine: str, most: int, count: int) -> None:
         super().__init__(param, engine, f"at most {most}", count)
@@ -171,7 +173,7 @@ class TooMany(RequestError):
 
 
 class Refused(RequestError):
-    """The engine refused the request, and says why."""
+    """A request that the engine rejected for a `reason`."""
 
     def __init__(self, param: str | None, engine: str, reason: str) -> None:
         super().__init__(param, engine, reason)
@@ -180,7 +182,7 @@ class Refused(RequestError):
 
 
 class TooComplex(RequestError):
-    """The request takes more than some seconds to prepare."""
+    """A request whose preparation takes more than `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(None, seconds)
@@ -188,7 +190,7 @@ class TooComplex(RequestError):
 
 
 class Busy(LatimerError):
-    """Nothing can take the job now; `retry_after` says in how many seconds to ask again."""
+    """A job that can neither start nor wait now; retry it after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -196,23 +198,23 @@ class Busy(LatimerError):
 
 
 class EngineError(LatimerError):
-    """The engine failed, or answered something that cannot be trusted."""
+    """A failure of the engine, or a response that cannot be trusted."""
 
 
 class EngineUnavailable(EngineError):
-    """The engine cannot be reached, or is not ready yet."""
+    """An engine that cannot be reached, or that is not ready yet."""
 
 
 class EngineSilent(EngineError):
-    """The engine does not answer any more."""
+    """An engine that stopped responding."""
 
 
 @contextmanager
 def read_from(engine: str, what: str) -> Iterator[None]:
-    """Turn whatever is wrong with the shape of an engine's answer into an `EngineError`.
+    """Turn the errors of reading a malformed response into an `EngineError`.
 
     Args:
-        what: the answer, for the message.
+        what: the name of the response, for the message.
     """
     try:
         yield
@@ -221,18 +223,18 @@ def read_from(engine: str, what: str) -> Iterator[None]:
 
 
 def malformed(engine: str, what: str, error: Exception) -> EngineError:
-    """The error for an answer in which something is missing, or is of another type."""
+    """Return the error for a response with a missing field or a wrong type."""
     return EngineError(
         f"{engine} answered {what} with something else than it documents: {error!r:.200}"
     )
 
 
 def ids_of(value: Any) -> tuple[int, ...]:
-    """The token ids that an answer lists.
+    """Return the token ids that a response lists.
 
     Raises:
-        TypeError: it lists something else.
-        ValueError: one is no id.
+        TypeError: the value is not a list of integers.
+        ValueError: a number is out of range.
     """
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise TypeError(f"a {type(value).__name__} is no list of token ids")
@@ -242,30 +244,30 @@ def ids_of(value: Any) -> tuple[int, ...]:
 
 
 def ids_of_text(value: Any, text: str, size: int = LARGEST) -> tuple[int, ...]:
-    """The token ids that a tokeniser tells for a text.
+    """Return the token ids that a tokenizer reports for a text.
 
     Args:
-        size: how many tokens the vocabulary has, where that is known.
+        size: the number of tokens in the vocabulary, if known.
 
     Raises:
-        TypeError: it tells something else.
-        ValueError: an id is none of the vocabulary, or there are none for a text.
+        TypeError: the value is not a list of integers.
+        ValueError: an id is not in the vocabulary, or a text has no tokens.
     """
     ids = ids_of(value)
     if ids and max(ids) >= size:
         raise ValueError(f"{max(ids)} is not an id of {size} tokens")
-    # Some tokenisers leave out blanks.
+    # Some tokenizers drop blanks.
     if not ids and text.strip():
         raise ValueError("a text has no tokens")
     return ids
 
 
 def whole_of(value: Any, least: int = 0, most: int = LARGEST) -> int:
-    """The whole number that an answer tells; nothing is allocated by its size.
+    """Return an integer of a response, checked against bounds before anything depends on it.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: it is beyond its bounds.
+        TypeError: the value is not an integer.
+        ValueError: the value is out of bounds.
     """
     if type(value) is not int:
         raise TypeError(f"a {type(value).__name__} is no whole number")
@@ -275,10 +277,10 @@ def whole_of(value: Any, least: int = 0, most: int = LARGEST) -> int:
 
 
 def told_logprob(value: Any) -> float:
-    """The log-probability that an answer tells; a little above zero is rounding.
+    """Return a log-probability of a response; rounding may put it a little above zero.
 
     Raises:
-        TypeError, ValueError: it is no number, or no probability has it.
+        TypeError, ValueError: the value is not a number, or not a log-probability.
     """
     logprob = float(value)
     if not logprob < MOST_LOGPROB:
@@ -287,13 +289,13 @@ def told_logprob(value: Any) -> float:
 
 
 def text_of(value: Any) -> str:
-    """The text that an answer tells; raises `TypeError` where it is something else."""
+    """Return a string of a response; raise `TypeError` for any other type."""
     if not isinstance(value, str):
         raise TypeError(f"a {type(value).__name__} is no text")
     return value
 
 
-# What reading an answer raises where its shape is not the documented one.
+# The errors of reading a response that does not have the documented shape.
 MALFORMED = (
     LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip

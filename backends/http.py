@@ -1,13 +1,14 @@
 """The default upstream: HTTP/1.1 on an `asyncio.Protocol` and httptools, uvicorn's parser.
 
-A general client costs more per request than everything else between a client and its engine
-(`tests/benchmarks/proxy.py`), and this road is narrow: one host, no redirects, no cookies, no
+A general HTTP client costs more per request than the rest of the adapter
+(`tests/benchmarks/proxy.py`). An engine needs little of it: one host, no redirects, no cookies, no
 compression, bodies as bytes.
 
-llama-server closes a connection after 100 answers or 5 idle seconds, so idle ones are dropped after
-4 s, and a request whose reused connection dies before the first byte of the answer is sent once
-more on a fresh one. Only the headers given here are ever sent: nothing of a client's request
-reaches an engine (`X-Conversation-Id` would keep llama-server generating after a disconnect).
+llama-server closes a connection after 100 responses or 5 idle seconds, so idle connections are
+closed after 4 s. If a reused connection is lost before the first byte of the response, the request
+is sent once more on a new connection. Only the headers given here are sent. No header of a client's
+request reaches an engine (`X-Conversation-Id` would keep llama-server generating after a
+disconnect).
 """
 
 from __future__ import annotations
@@ -28,28 +29,29 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 4.0
 CONNECT_SECONDS = 5.0
-# Seconds of silence after which an engine is asked whether it is there, and for its answer.
+# Seconds of silence before a probe of the engine, and the time limit of a probe.
 PROBE_AFTER, PROBE_SECONDS = 2.0, 2.0
-# Connections that wait for work.
+# The largest number of idle connections.
 MOST_IDLE = 64
-# Seconds for which an engine counts as the one that it was.
+# Seconds for which a verified engine need not be verified again.
 TRUST_SECONDS = 1.0
 
 
 class HttpUpstream:
-    """An engine's address, and a pool of connections to it.
+    """A pool of connections to one engine.
 
     Args:
-        address: `http://host:port` or `https://…`, with a path where the engine has a prefix.
+        address: `http://host:port` or `https://…`, with a path if the engine has a prefix.
         headers: sent with every request (an engine's own API key, for example), in UTF-8.
-        silence: seconds without a byte after which an answer that has begun counts as lost.
-        patience: the same until its first byte: a long prompt takes its time.
-        probe: a path that an engine answers while it works. It is asked when an answer falls
-            silent, and an engine that does not take the connection any more has lost the answer.
+        silence: seconds without a byte after which a response that has begun counts as lost.
+        patience: seconds without a first byte after which a response counts as lost; a long prompt
+            takes time.
+        probe: a path that an engine answers while it generates. It is requested when a response
+            falls silent. If the engine no longer accepts connections, the response counts as lost.
 
     Attributes:
-        on_connect: awaited when a connection is new, before a request is sent on it; what it raises
-            is raised to the request.
+        on_connect: awaited for a new connection, before a request is sent on it; its errors are
+            raised to the request.
     """
 
     on_connect: Callable[[], Awaitable[None]] | None = None
@@ -92,20 +94,20 @@ class HttpUpstream:
         return HttpReply(self, self._head(method, path, body), body or b"")
 
     def ask(self, path: str, witness: bool = False) -> HttpReply:
-        """Ask what does not depend on what the engine serves, on a connection of its own.
+        """Send a request that does not depend on the engine's model, on a separate connection.
 
         Args:
-            witness: whether the answer is the engine's proof: its connection is kept then.
+            witness: True if the response verifies the engine; its connection is then kept.
         """
         return HttpReply(self, self._head("GET", path, None), b"", True, witness)
 
     @property
     def is_sure(self) -> bool:
-        """Whether the engine is the one that was trusted, for all that is known here.
+        """True if the engine was verified a moment ago, on a connection that is still open.
 
-        The connection on which it proved itself is still open, so its process lives; and that was a
-        moment ago, since one that ends may keep its connections while another one listens.
-        llama-server closes the connections of streamed answers, so others tell nothing.
+        The open connection shows that the process is running. The time limit is needed because a
+        process that shuts down may keep its connections while another one listens. Other
+        connections prove nothing: llama-server closes those of streamed responses.
         """
         witness = self._witness
         if witness is None or witness.closed:
@@ -113,15 +115,15 @@ class HttpUpstream:
         return time.monotonic() - self._trusted < TRUST_SECONDS
 
     def trust(self) -> None:
-        """The engine has proved itself just now."""
+        """Mark the engine as verified now."""
         self._trusted = time.monotonic()
 
     def doubt(self) -> None:
-        """Whatever the engine has proved holds no longer."""
+        """Mark the engine as not verified."""
         self._trusted = -1e9
 
     def take_witness(self) -> Connection | None:
-        """The connection for questions, if it is surely alive."""
+        """Return the connection that verified the engine, if it is alive, or None."""
         witness, self._witness = self._witness, None
         if witness is None or (not witness.closed and witness.idle_since >= _oldest()):
             return witness
@@ -129,14 +131,14 @@ class HttpUpstream:
         return None
 
     def give_witness(self, connection: Connection) -> None:
-        """Take the connection for questions back."""
+        """Store the connection that verified the engine."""
         connection.idle_since = time.monotonic()
         if self._witness is not None:
             self._witness.close()
         self._witness = connection
 
     def refuse(self, error: EngineUnavailable) -> None:
-        """Answer the requests that were made before, and are not sent yet, with an error."""
+        """Fail the requests that were created before this call and are not sent yet."""
         self.stale = error
         self.epoch += 1
         self.doubt()
@@ -145,9 +147,9 @@ class HttpUpstream:
             connection.close()
 
     async def aclose(self) -> None:
-        """Close the connections that wait for work; a later request opens new ones."""
+        """Close the idle connections; a later request opens new ones."""
         if self._sweep is not None and not self._busy:
-            # Exchanges that still run end by silence all the same.
+            # With busy connections the timer stays, since it ends silent exchanges.
             self._sweep.cancel()
             self._sweep = None
         idle, self._idle = self._idle, []
@@ -156,7 +158,7 @@ class HttpUpstream:
             self._witness = None
         for connection in idle:
             connection.close()
-        # Lets the transports finish closing before the event loop goes away.
+        # Lets the transports finish closing before the event loop is closed.
         await asyncio.sleep(0)
 
     def _head(self, method: str, path: str, body: bytes | None) -> bytes:
@@ -169,7 +171,7 @@ class HttpUpstream:
         return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
 
     def take(self) -> Connection | None:
-        """An idle connection that is surely alive, the one used last first."""
+        """Return the most recently used idle connection that is alive, or None."""
         oldest = _oldest()
         while self._idle:
             connection = self._idle.pop()
@@ -179,20 +181,20 @@ class HttpUpstream:
         return None
 
     def give(self, connection: Connection) -> None:
-        """Take a connection back whose answer was read to its end."""
+        """Return a connection to the pool after its response was read to the end."""
         connection.idle_since = time.monotonic()
         self._idle.append(connection)
         if len(self._idle) > MOST_IDLE:
             self._idle.pop(0).close()
 
     def watch(self, connection: Connection) -> None:
-        """Look after an exchange: one timer for all of them, which runs while there are any."""
+        """Watch an exchange; one timer watches all of them, and runs while there are any."""
         self._busy.add(connection)
         if self._sweep is None:
             self._sweep = connection.loop.call_later(self._interval, self._look, connection.loop)
 
     def unwatch(self, connection: Connection) -> None:
-        """The exchange has ended."""
+        """Stop watching an exchange that has ended."""
         self._busy.discard(connection)
         probe = self._probes.pop(connection, None)
         if probe is not None:
@@ -204,7 +206,7 @@ class HttpUpstream:
             quiet = now - connection.last
             limit = self.silence if connection.has_begun else self.patience
             if connection.is_paused:
-                # Its reader is slow, not the engine.
+                # The reader is slow, not the engine.
                 continue
             if quiet > limit:
                 connection.lose(f"was silent for {limit:g} s")
@@ -213,9 +215,9 @@ class HttpUpstream:
         self._sweep = loop.call_later(self._interval, self._look, loop) if self._busy else None
 
     async def _ask_whether_alive(self, connection: Connection) -> None:
-        """Give a silent answer up if its engine takes no connections any more.
+        """Fail a silent exchange once its engine no longer accepts connections.
 
-        A llama-server that was told to end stops listening, and keeps connections open in silence.
+        A llama-server that shuts down stops listening but keeps its silent connections open.
         """
         while True:
             if not await self._is_alive():
@@ -232,7 +234,7 @@ class HttpUpstream:
                     )
                     writer.write(self._head("GET", self._probe or "/", None))
                     try:
-                        # One that is loading its model has begun anew.
+                        # An engine that is loading its model has restarted.
                         line = await reader.read(64)
                         if line and line.split(maxsplit=2)[1:2] != [b"503"]:
                             return True
@@ -247,7 +249,7 @@ class HttpUpstream:
         """Open a connection.
 
         Raises:
-            EngineUnavailable: nobody answers there.
+            EngineUnavailable: the engine does not accept the connection.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -264,7 +266,7 @@ class HttpUpstream:
 
 
 class HttpReply:
-    """One request and its answer; also the `Reply`."""
+    """One request and its response; also the `Reply`."""
 
     __slots__ = (
         "_asks", "_body", "_connection", "_epoch", "_head", "_upstream", "_witness", "content_type",
@@ -294,7 +296,7 @@ class HttpReply:
             if connection is None:
                 connection = await self._fresh()
             if self._epoch != upstream.epoch and not self._asks and upstream.stale is not None:
-                # It was made for what the engine has served before.
+                # The request was made for the model that the engine served before.
                 upstream.give(connection)
                 raise upstream.stale
             try:
@@ -318,11 +320,11 @@ class HttpReply:
             return self
 
     def _kept(self) -> Connection | None:
-        """The connection for questions, if it is open and wanted."""
+        """Return the connection that verified the engine, if it is open and wanted."""
         return self._upstream.take_witness() if self._witness else None
 
     async def _fresh(self) -> Connection:
-        """Open a connection, and make sure of what is at its other end."""
+        """Open a connection and verify the engine at its other end."""
         connection = await self._upstream.connect()
         if not self._asks and self._upstream.on_connect is not None:
             try:
@@ -358,5 +360,5 @@ class HttpReply:
 
 
 def _oldest() -> float:
-    """Since when a connection may have been idle to be trusted."""
+    """Return the earliest `idle_since` of a connection that can be reused."""
     return time.monotonic() - IDLE_SECONDS

@@ -1,8 +1,8 @@
-"""Work that would hold the event loop: done in a thread, ended when nobody waits for it.
+"""Threads for work that would block the event loop; work that nobody awaits is cancelled.
 
-Python code in a thread is ended by raising `Abandoned` in it, which is what
-`PyThreadState_SetAsyncExc` is for: grammars, templates and validation need no checks of their own.
-A call into C is left to its end, so what is given to one is bounded before.
+`PyThreadState_SetAsyncExc` raises `Abandoned` in the thread, so grammars, templates and validation
+need no checks for cancellation. It does not interrupt a call into C, so the input of such a call
+must be bounded.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, Generic, TypeVar
 from ..schemas import limits
 from .errors import TooComplex
 
-# Bytes or characters that every piece of work here handles within about a millisecond.
+# Bytes or characters that all work here handles within about a millisecond.
 SMALL = 16_384
-# Beyond this many, work waits in a line of its own, so that small work never waits for it.
+# Larger inputs have a separate thread, so that smaller work never waits for them.
 LARGE = 262_144
 MOST_SECONDS = float(limits.SECONDS.most)
 
@@ -28,17 +28,18 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 
-# Seconds after which work that goes on all the same is ended once more.
+# Seconds between attempts to end abandoned work.
 AGAIN = 0.1
 
 _STACK = threading.Lock()
 
 
 class DeepThreads(ThreadPoolExecutor):
-    """Threads with a stack of half a gigabyte, of which only what is used takes memory.
+    """Threads with a stack of half a gigabyte, of which only the used part takes memory.
 
-    With the usual 8 MiB a chain of rules of 60 KB ends the process in llguidance, and a word of
-    100,000 letters in llama.cpp, which cuts words with recursive expressions for many vocabularies.
+    With the usual 8 MiB, two inputs overflow the stack and end the process: a 60 KB chain of rules
+    in llguidance, and a word of 100,000 letters in llama.cpp. For many vocabularies llama.cpp
+    splits words with recursive regular expressions.
     """
 
     SIZE = 512 << 20
@@ -52,17 +53,17 @@ class DeepThreads(ThreadPoolExecutor):
                 threading.stack_size(usual)
 
 
-# As few as can be: each thread that computes makes the event loop wait for the interpreter.
+# Few threads, because each busy thread makes the event loop wait for the interpreter lock.
 _threads = DeepThreads(2, "latimer-work")
 _large = DeepThreads(1, "latimer-large")
 
 
 class Abandoned(BaseException):
-    """Raised inside work that nobody waits for any more; never leaves this module."""
+    """The exception that ends abandoned work; it never leaves this module."""
 
 
 class _Work(Generic[T]):
-    """A call in a thread, which can be ended from outside."""
+    """A call in a thread that another thread can end."""
 
     def __init__(self, call: Callable[..., T], arguments: tuple[object, ...] = ()) -> None:
         self._call = call
@@ -79,15 +80,15 @@ class _Work(Generic[T]):
         try:
             return self._call(*self._arguments)
         finally:
-            # Behind this lock no exception can come any more; one that came before is raised here.
+            # After this lock no exception can be set; one that was set before is raised here.
             with self._lock:
                 self._thread = None
 
     def leave(self) -> None:
-        """End the call, now or before it begins; to be called in an event loop.
+        """End the call, or prevent it if it has not begun; must run in an event loop.
 
-        An exception that comes while Python frees something is lost: so it is raised until the call
-        has ended.
+        Python loses an exception that is raised while it frees an object. So the exception is
+        raised repeatedly until the call has ended.
         """
         with self._lock:
             self._is_left = True
@@ -99,17 +100,17 @@ class _Work(Generic[T]):
 
 
 async def run(size: int, work: Callable[..., T], *arguments: object) -> T:
-    """Return what a function returns; large input is handled in a thread.
+    """Call a function, in a thread if its input is large, and return its result.
 
-    Who is cancelled while it waits ends the work. The road of every small request asks for the size
-    itself: a coroutine less for each step.
+    Cancelling the caller ends the work. Code that runs for every small request checks the size
+    itself, which saves a coroutine.
 
     Args:
-        size: bytes or characters of the input; up to `SMALL` the function is called here, since
-            a thread would cost more than it brings.
+        size: bytes or characters of the input. Up to `SMALL` the function is called directly,
+            since a thread would take longer.
 
     Raises:
-        TooComplex: it took more than `MOST_SECONDS`.
+        TooComplex: the function took more than `MOST_SECONDS`.
     """
     if size <= SMALL:
         return work(*arguments)
@@ -121,7 +122,7 @@ async def run(size: int, work: Callable[..., T], *arguments: object) -> T:
             return await waiting
     except TimeoutError:
         if not waiting.cancelled():
-            # The work's own.
+            # The function itself raised it.
             raise
         piece.leave()
         raise TooComplex(MOST_SECONDS) from None
@@ -131,13 +132,13 @@ async def run(size: int, work: Callable[..., T], *arguments: object) -> T:
 
 
 def _retrieved(future: asyncio.Future[Any]) -> None:
-    """Look at the error of work whose asker has left: nobody else does."""
+    """Retrieve the error of work whose caller was cancelled, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
 
 
 class _Shared(Generic[V]):
-    """Work that several wait for."""
+    """Work with several waiting callers."""
 
     def __init__(self, work: Callable[[], V], threads: Executor) -> None:
         self.waiting = 0
@@ -150,15 +151,15 @@ class _Shared(Generic[V]):
 
 
 class Memo(Generic[K, V]):
-    """Results of a slow pure function by its argument, within a bound in bytes.
+    """A cache of a slow pure function's results, bounded in bytes.
 
-    Equal arguments that come at once are worked out once. Errors are raised to everybody who
-    waits, and are not kept. Work ends when the last of those who wait for it leaves.
+    Concurrent calls with equal arguments share one computation. Its error is raised to all of them
+    and is not cached. The work ends when the last waiting caller is cancelled.
 
     Args:
-        most_bytes: the largest sum of sizes kept; what was used least recently goes first.
-        size: the bytes that an argument and its result take.
-        threads: where the function runs.
+        most_bytes: the largest sum of sizes; the least recently used result is evicted first.
+        size: returns the bytes that an argument and its result take.
+        threads: the executor of the function.
     """
 
     def __init__(
@@ -171,14 +172,14 @@ class Memo(Generic[K, V]):
         self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._running: dict[K, _Shared[V]] = {}
         self._bytes = 0
-        # The same object as before needs no hash.
+        # The last entry: looking up the same object again needs no hash.
         self._last: tuple[K, V] | None = None
 
     async def get(self, key: K, work: Callable[[], V]) -> V:
-        """Return the result for an argument; `work` makes it where it is not known yet.
+        """Return the result for an argument; `work` computes it if it is not cached.
 
         Raises:
-            TooComplex: it took more than `MOST_SECONDS`.
+            TooComplex: the work took more than `MOST_SECONDS`.
         """
         found = self.known(key)
         if found is not None:
@@ -192,7 +193,7 @@ class Memo(Generic[K, V]):
         waiting.add_done_callback(_retrieved)
         try:
             async with asyncio.timeout(MOST_SECONDS):
-                # Whoever leaves does not end what others wait for.
+                # A cancelled caller must not cancel the work for the others.
                 value = await asyncio.shield(waiting)
         except TimeoutError:
             raise TooComplex(MOST_SECONDS) from None
@@ -202,7 +203,7 @@ class Memo(Generic[K, V]):
         return value
 
     def known(self, key: K) -> V | None:
-        """The result for an argument, None where it is not kept."""
+        """Return the cached result for an argument, or None."""
         last = self._last
         if last is not None and last[0] is key:
             return last[1]
@@ -215,14 +216,14 @@ class Memo(Generic[K, V]):
             return kept[0]
 
     def clear(self) -> None:
-        """Forget every result."""
+        """Remove every result."""
         with self._lock:
             self._kept.clear()
             self._bytes = 0
             self._last = None
 
     def _left(self, key: K, shared: _Shared[V]) -> None:
-        """One fewer waits; the last one ends the work, if it is not done."""
+        """Remove a waiting caller; the last one ends unfinished work."""
         with self._lock:
             shared.waiting -= 1
             if (shared.future.done() or not shared.waiting) and self._running.get(key) is shared:

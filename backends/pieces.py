@@ -1,4 +1,4 @@
-"""What the tokens of a prompt show, where a tokeniser puts spaces in front of words (sans-I/O)."""
+"""The text of prompt tokens for tokenizers that add spaces in front of words (sans-I/O)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 def shown(
     tokens: Sequence[tuple[bytes, bool]], adds_space: bool, text: bytes | None = None
 ) -> list[bytes]:
-    """Each token's bytes without the space that the tokeniser put in front of it.
+    """Return each token's bytes without the space that the tokenizer added in front of it.
 
-    SentencePiece puts a space before the text and before what follows a control token, so that
-    words at a start have the same piece as elsewhere (`llm_tokenizer_spm` in llama-vocab.cpp).
+    SentencePiece adds a space before the text and after each control token, so that a word at a
+    start has the same piece as elsewhere (`llm_tokenizer_spm` in llama-vocab.cpp).
 
     Args:
-        tokens: each token's spelling, and whether it is a control token.
-        adds_space: whether the tokeniser puts such spaces.
-        text: what was tokenised, where that is known: a space that is in it was not put there.
+        tokens: each token's spelling, and True if it is a control token.
+        adds_space: True if the tokenizer adds such spaces.
+        text: the tokenized text, if known; its own spaces are kept.
     """
     if not adds_space:
         return [spelling for spelling, _ in tokens]
@@ -35,7 +35,10 @@ def shown(
 
 
 def _found(spelling: bytes, text: bytes, position: int) -> bytes:
-    """A piece as it stands in a text: with its space, without it, or rewritten and so as it is."""
+    """Return a piece as the text has it: with its space or without.
+
+    A piece that is not in the text, since the tokenizer rewrote it, is returned unchanged.
+    """
     if not text.startswith(spelling, position) and spelling[:1] == b" ":
         stripped = spelling[1:]
         if text.startswith(stripped, position):

@@ -1,7 +1,7 @@
-"""Server-sent events from bytes (sans-I/O).
+"""A parser for server-sent events (sans-I/O).
 
-Lines end with LF, CRLF or CR and nothing else: U+2028 and its kin are legal inside a data line,
-and splitting on them corrupts events (WHATWG HTML, section 9.2.5).
+Lines end with LF, CRLF or CR only. U+2028 and similar characters may appear in a data line, and
+splitting on them corrupts events (WHATWG HTML, section 9.2.5).
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from .errors import EngineError
 
 
 def _whole_events(chunk: bytes) -> list[bytes] | None:
-    """The events of a chunk in which each is one `data: ` line, as engines nearly always send."""
+    """Return the events of a chunk if each is one `data: ` line, as engines usually send them."""
     if not chunk.startswith(b"data: ") or not chunk.endswith(b"\n\n") or b"\r" in chunk:
         return None
     events = chunk[6:-2].split(b"\n\ndata: ")
-    # Joined, they are looked at faster than each by itself, or than ends of lines are counted.
+    # One search in the joined events is faster than a search in each, or than counting line ends.
     return None if b"\n" in b"".join(events) else events
 
 
 _COMMENTS = re.compile(rb"^:[^\r\n]*\n", re.MULTILINE)
 _BLANK_LINES = re.compile(rb"\n{3,}")
-# What is no data, and may be there all the same.
+# Other valid fields, which are skipped.
 _OTHER_FIELDS = frozenset({b"event", b"id", b"retry"})
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class EventParser:
-    """Turns chunks of any size into whole events; comments and fields but `data` are skipped.
+    """A parser of chunks of any size into whole events; it skips comments and other fields.
 
     Args:
-        max_event_size: bytes that may be waiting for the end of an event.
+        max_event_size: the largest number of buffered bytes of an event.
     """
 
     __slots__ = ("_begun", "_data", "_limit", "_size")
 
     def __init__(self, max_event_size: int = 4 * 1024 * 1024) -> None:
-        # A line whose end has not come; it grows in place.
+        # An incomplete line; it grows in place.
         self._begun = bytearray()
         self._data: list[bytes] = []
-        # Bytes of the lines in it, with their ends.
+        # The size of the lines in `_data`, with their ends.
         self._size = 0
         self._limit = max_event_size
 
@@ -53,7 +53,7 @@ class EventParser:
         if not self._begun and not self._data and (events := _whole_events(chunk)) is not None:
             return events
         events = []
-        # A CR at the end may be half of a CRLF. A line that has no end yet is not looked at again.
+        # A CR at the end may be half of a CRLF. An incomplete line is not searched again.
         ends = _LINE_END.search(chunk) is not None or self._begun.endswith(b"\r")
         self._begun += chunk
         if ends:
@@ -63,8 +63,8 @@ class EventParser:
         return events
 
     def _lines(self, buffer: bytes, events: list[bytes]) -> bytes:
-        """Read whole lines; returns what follows the last of them."""
-        # The buffer begins with a line. Many that say nothing are taken out at once.
+        """Read whole lines; return the bytes after the last one."""
+        # The buffer starts with a line. Removing all comments and blank lines together is faster.
         buffer = _BLANK_LINES.sub(b"\n\n", _COMMENTS.sub(b"", buffer))
         start = 0
         if b"\r" not in buffer:
@@ -90,7 +90,7 @@ class EventParser:
         name, _, value = line.partition(b":")
         if name != b"data":
             if name and name not in _OTHER_FIELDS:
-                # It may be one of data with something in front: text would be missing.
+                # It may be a data line with a corrupt start, and skipping it would lose text.
                 raise EngineError(f"The engine sent a line that is no event's: {line[:100]!r}.")
             return
         self._data.append(value.removeprefix(b" "))

@@ -1,7 +1,7 @@
-"""Stop strings in a byte stream (sans-I/O).
+"""Stop sequences in a byte stream (sans-I/O).
 
-The stop that *completes* first wins, and among those that complete at the same byte the longest.
-Decided byte by byte, so that the result does not depend on how the stream was cut into tokens.
+The stop sequence that *completes* first wins; of those that complete at the same byte, the longest.
+Matching is byte by byte, so the result does not depend on how the stream was cut into tokens.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from .base import Generation, Matcher
 
 
 class StopMatcher:
-    """Lets bytes through until a stop string completes, and holds back what may still become one.
+    """A filter that cuts a stream at a stop sequence and holds back a possible beginning of one.
 
-    After a match `stop` is the string that matched and everything fed later is dropped.
-    Time is linear in the bytes fed, whatever the stop strings look like (Knuth, Morris and Pratt).
+    After a match, `stop` is the stop sequence that matched, and all later bytes are dropped.
+    Time is linear in the number of bytes for any stop sequences (Knuth, Morris and Pratt).
     """
 
     __slots__ = ("_failures", "_firsts", "_held", "_states", "_stops", "stop")
@@ -28,7 +28,7 @@ class StopMatcher:
         self.stop: str | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Return the bytes that no stop string can take back any more."""
+        """Consume bytes; return those that can no longer be part of a stop sequence."""
         if self.stop is not None:
             return b""
         if not self._held and self._firsts.isdisjoint(data):
@@ -45,7 +45,7 @@ class StopMatcher:
         return buffer[:keep]
 
     def advance(self, data: bytes, mark: bool = False) -> int:
-        """See `Matcher.advance`; whatever is seen may be part of a stop."""
+        """See `Matcher.advance`; all bytes may be part of a stop sequence, marks included."""
         return len(self.feed(data))
 
     def settle(self) -> int:
@@ -53,12 +53,12 @@ class StopMatcher:
         return len(self.flush())
 
     def flush(self) -> bytes:
-        """Return what was held back; the stream has ended without completing a stop string."""
+        """Return the bytes held back, after the stream has ended without a match."""
         held, self._held = self._held, b""
         return held
 
     def _advance(self, byte: int) -> bytes | None:
-        """Move every automaton one byte on; the longest stop that completes, if any does."""
+        """Advance every automaton by a byte; return the longest match, or None."""
         match: bytes | None = None
         for index, (stop, failure) in enumerate(zip(self._stops, self._failures, strict=True)):
             state = self._states[index]
@@ -78,9 +78,9 @@ class StopMatcher:
 def prepared(
     stops: tuple[str, ...],
 ) -> tuple[list[bytes], frozenset[int], list[list[int]]]:
-    """What all choices share: stops in bytes, their first bytes, and their tables.
+    """Return the stop sequences in bytes, their first bytes, and their tables.
 
-    64 KB of stops take about 10 ms the first time.
+    All choices share the cached result. 64 KB of stop sequences take about 10 ms the first time.
     """
     spelled = [stop.encode() for stop in stops if stop]
     firsts = frozenset(stop[0] for stop in spelled)
@@ -88,12 +88,12 @@ def prepared(
 
 
 def matcher_of(job: Generation) -> Matcher:
-    """What finds the stop of one choice of a job."""
+    """Return a stop matcher for one choice of a job."""
     return StopMatcher(job.stops.texts) if job.stops.matcher is None else job.stops.matcher()
 
 
 class TokenCut:
-    """Where a stop cuts a choice off, and how many of its tokens begin before that."""
+    """The stop of one choice, and the number of its tokens that begin before the cut."""
 
     __slots__ = ("_matcher", "_released", "_size", "_starts")
 
@@ -110,37 +110,37 @@ class TokenCut:
 
     @property
     def tokens(self) -> int:
-        """How many tokens belong to the completion."""
+        """The number of tokens that belong to the completion."""
         return begun_before(self._released, self._starts)
 
     def add(self, data: bytes, mark: bool = False) -> None:
-        """Take the next token."""
+        """Add the next token."""
         self._starts.append(self._size)
         self._size += len(data)
         self._released += self._matcher.advance(data, mark)
 
     def settle(self) -> None:
-        """Nothing more comes."""
+        """Settle the count after the last token."""
         self._released += self._matcher.settle()
 
 
 def begun_before(end: int, starts: Iterable[int]) -> int:
-    """How many tokens have their first byte before a cut: those belong to what is kept.
+    """Return how many tokens have their first byte before a cut, and so belong to the completion.
 
-    That is contract 2.5, for counts as for log-probabilities.
+    Contract 2.5 sets this rule for counts and for log-probabilities.
     """
     return sum([start < end for start in starts])
 
 
 def cut(text: bytes, stops: Iterable[str]) -> tuple[int, str | None]:
-    """Where a whole text ends: its length, or the start of the stop that completes first."""
+    """Return the end of a whole text and the stop sequence that cuts it, if any."""
     matcher = StopMatcher(stops)
     kept = matcher.feed(text)
     return (len(kept), matcher.stop) if matcher.stop is not None else (len(text), None)
 
 
 def _failure(pattern: bytes) -> list[int]:
-    """For each prefix, the length of its longest proper suffix that is a prefix as well."""
+    """Return, for each prefix, the length of its longest proper suffix that is also a prefix."""
     table = [0] * len(pattern)
     length = 0
     for index in range(1, len(pattern)):

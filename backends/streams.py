@@ -1,4 +1,4 @@
-"""Streams of batches that are made of others, or of nothing."""
+"""Merged streams of batches, and the stream of a job without tokens."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .base import Batch, Event, Finish, Generation, Piece, Stream
 
 T = TypeVar("T")
 
-# Streams of one request that are open at once, so that no request takes all of an engine's queue.
+# Concurrent streams of one request; the limit keeps one request from filling an engine's queue.
 AT_ONCE = 32
-# Bytes of events that wait for a reader, about; beyond it the engines wait, too.
+# Approximate bytes of events that wait for a reader; beyond it the engines wait as well.
 MOST_WAITING = 2**18
-# Events that a reader gets at once: it handles them in about two milliseconds.
+# The largest number of events per batch; a reader handles them in about two milliseconds.
 MOST_EVENTS = 256
-# What an event takes beside its text, and what a token does.
+# The approximate size of an event without its text, and of a token, in bytes.
 EVENT, TOKEN = 128, 512
 
 
@@ -27,13 +27,12 @@ EVENT, TOKEN = 128, 512
 async def merged(
     streams: Iterable[Stream], at_once: int = AT_ONCE
 ) -> AsyncIterator[AsyncIterator[Batch]]:
-    """Run streams side by side; what waits when the reader comes is handed over as one batch.
+    """Run streams concurrently; the reader gets all waiting events as one batch.
 
-    No more than `at_once` are open: the others are made when it is their turn, in their order.
+    At most `at_once` streams are open; the others open later, in order.
 
-    The first error of any of them is raised at the reader, and all others are cancelled, as they
-    are when the context is left. A reader that is more than `MOST_WAITING` bytes behind holds the
-    engines back.
+    The reader raises the first error of any stream. Leaving the context cancels the streams that
+    are still open. If the reader is more than `MOST_WAITING` bytes behind, the streams pause.
     """
     merge = _Merge(iter(streams))
     tasks = [asyncio.create_task(merge.work(stream)) for stream in islice(merge.sources, at_once)]
@@ -48,10 +47,10 @@ async def merged(
 
 
 class _Merge:
-    """What several tasks have read from streams, for one reader.
+    """A buffer of the events that several tasks read from streams, for one reader.
 
     Args:
-        sources: the streams that no task has begun.
+        sources: the streams that no task has opened yet.
     """
 
     def __init__(self, sources: Iterator[Stream]) -> None:
@@ -64,12 +63,12 @@ class _Merge:
         self._room.set()
 
     async def work(self, stream: Stream | None) -> None:
-        """Read a stream to its end, and then those that nobody reads."""
+        """Read a stream to its end, then others that no task has opened."""
         try:
             while stream is not None:
                 await self._pump(stream)
                 stream = next(self.sources, None)
-                # One that has nothing to wait for must not keep the loop from others.
+                # A stream that never waits must not block the event loop.
                 await asyncio.sleep(0)
         except Exception as error:
             self._errors.append(error)
@@ -87,7 +86,7 @@ class _Merge:
                     await self._room.wait()
 
     async def read(self, tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[Batch]:
-        """Everything that tasks read, until the last of them is done."""
+        """Yield the events that the tasks read, until the last task is done."""
         while True:
             await self.wake.wait()
             self.wake.clear()
@@ -107,7 +106,7 @@ class _Merge:
 
 
 def _size(event: Event) -> int:
-    """Bytes that an event takes, about."""
+    """Return the approximate size of an event in bytes."""
     if isinstance(event, Finish):
         return EVENT
     tokens = TOKEN * len(event.tokens)
@@ -115,7 +114,7 @@ def _size(event: Event) -> int:
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results of coroutines that run side by side; the first error cancels the others."""
+    """Run coroutines concurrently and return their results; the first error cancels the others."""
     tasks: list[asyncio.Task[T]] = []
     try:
         async with asyncio.TaskGroup() as group:
@@ -126,5 +125,5 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def ended(job: Generation, prompt_tokens: int) -> AsyncIterator[Batch]:
-    """The batches of a job that wants no tokens: every choice at its limit."""
+    """Yield the batch of a job that wants no tokens: every choice ends at its limit."""
     yield [Finish(choice, "length", None, prompt_tokens, 0) for choice in range(len(job.seeds))]

@@ -1,9 +1,8 @@
-"""The queue in front of an engine: requests in turn, and no more of them than may wait.
+"""The bounded queue in front of an engine, which takes turns between requests.
 
-An engine works on few calls at a time, and one request may come to thousands: prompts times
-choices. So a place that is free goes to the next *request* that waits, not to the next call: who
-asks for one short answer waits for one call of each other request, never for all calls of a large
-one.
+An engine runs few calls at a time, and one request may need thousands: prompts times choices. So a
+free place goes to the next waiting *request*, not to the next call. A short request then waits for
+one call of each other request, never for all calls of a large one.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from collections import OrderedDict, deque
 
 from .errors import Busy
 
-# Requests that may wait. Evaluation harnesses keep hundreds on their way at once, against four
-# slots, and each costs a few kilobytes here; who stops waiting leaves the queue at once.
+# The default number of requests that may wait. Evaluation harnesses send hundreds at a time to four
+# slots, and each takes a few kilobytes here. A cancelled request leaves the queue immediately.
 QUEUE = 1_024
 
 
 class Party:
-    """The calls of one request: they wait in one place, and none is refused once one was let in.
+    """The calls of one request; once one of them was admitted, none is rejected as busy.
 
     Args:
-        turn: how far its calls have come, for an engine that keeps the order itself.
-        jobs: how many of them an engine works on, or is to.
+        turn: the progress of its calls, for an engine that orders them itself.
+        jobs: the number of its jobs that an engine runs or has queued.
     """
 
     __slots__ = ("admitted", "jobs", "turn")
@@ -39,39 +38,39 @@ class Turns:
     """A bounded queue in front of an engine.
 
     Args:
-        limit: how many requests may wait; one more is refused. None is no limit.
-        places: how many calls the engine gets at a time.
+        limit: the largest number of waiting requests; others are rejected. None is no limit.
+        places: the number of calls that the engine runs at a time.
     """
 
     def __init__(self, limit: int | None, places: int = 1) -> None:
         self._limit = limit
         self._places = places
         self._taken = 0
-        # The request whose turn is next comes first.
+        # In order of their turns.
         self._waiting: OrderedDict[Party, deque[asyncio.Future[None]]] = OrderedDict()
         self._moved = 0.0
         self._seconds = 1.0
 
     def resize(self, places: int) -> None:
-        """Have another number of places; more of them let in who waits."""
+        """Change the number of places; new places go to waiting requests."""
         self._places = places
         while self._waiting and self._taken < places:
             self._taken += 1
             self._pass_on()
 
     def check(self, party: Party | None = None) -> None:
-        """Raise `Busy` while the queue is full; a request that was let in stays in."""
+        """Raise `Busy` if the queue is full, unless the request was admitted before."""
         waiting = len(self._waiting)
         if self._limit is None or waiting < self._limit or self._taken < self._places:
             return
         if party is not None and party.admitted:
             return
-        # Past two minutes OpenAI's clients would not retry at all (contract 1.5).
+        # OpenAI's clients do not retry after a delay of more than two minutes (contract 1.5).
         wait = min(max(self._seconds * waiting / 2, 0.1), 60.0)
         raise Busy(f"{waiting} requests are waiting for the engine already; ask again later.", wait)
 
     def try_take(self) -> bool:
-        """Take a place if one is free and nobody waits."""
+        """Take a place if one is free and no request waits; return True if taken."""
         if self._taken >= self._places or self._waiting:
             return False
         self._taken += 1
@@ -81,10 +80,10 @@ class Turns:
         """Wait for a place; `release` gives it back.
 
         Args:
-            party: the request whose call it is; by default it is a request of its own.
+            party: the request of the call; by default the call is a separate request.
 
         Raises:
-            Busy: the request was not let in before, and the queue is full.
+            Busy: the queue is full and the request was not admitted before.
         """
         if self.try_take():
             if party is not None:
@@ -103,12 +102,12 @@ class Turns:
             if place.cancelled():
                 self._leave(party, place)
             else:
-                # The place was given already.
+                # The place was already given to this call.
                 self.release()
             raise
 
     def release(self) -> None:
-        """Give a place back: the next request gets it."""
+        """Give a place back; it goes to the next request."""
         if self._waiting and self._taken <= self._places:
             self._pass_on()
         else:
@@ -121,7 +120,7 @@ class Turns:
         self.release()
 
     def _pass_on(self) -> None:
-        """Hand a place that is taken to the next call of the next request."""
+        """Give a taken place to the next call of the next request."""
         while self._waiting:
             party, calls = next(iter(self._waiting.items()))
             place = calls.popleft()

@@ -1,4 +1,4 @@
-"""The way to an engine over HTTP: the interface, and the implementation on a user's own client.
+"""The interface of an HTTP connection to an engine, and its implementation for httpx clients.
 
 The default implementation is in `http.py`.
 """
@@ -14,33 +14,33 @@ from .errors import EngineError, EngineUnavailable
 
 
 class Reply(Protocol):
-    """An answer whose headers have arrived."""
+    """A response whose headers have arrived."""
 
     status: int
     content_type: str
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives; what was waiting together comes in one piece."""
+        """Return the body as it arrives; data that waits together is one chunk."""
         ...
 
     async def read(self) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         ...
 
 
 class Upstream(Protocol):
-    """An engine's address, and the way to it."""
+    """The HTTP server of an engine."""
 
     address: str
 
     def send(
         self, method: str, path: str, body: bytes | None = None
     ) -> AbstractAsyncContextManager[Reply]:
-        """Send a request; leaving the context early closes the connection at once.
+        """Send a request; leaving the context early closes the connection immediately.
 
         Raises:
             EngineUnavailable: the engine cannot be reached.
-            EngineError: it was silent for too long, or the connection broke.
+            EngineError: the engine was silent for too long, or the connection broke.
         """
         ...
 
@@ -54,11 +54,11 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
-    """Write headers as they go over a connection, in UTF-8.
+    """Encode headers as lines of an HTTP/1.1 head, in UTF-8.
 
     Raises:
-        ValueError: a name is no token, or a value would end its line or cannot be encoded. The
-            message leaves values out, since they are often keys.
+        ValueError: a name is not a token, or a value has a control character or cannot be encoded.
+            The message omits values, since they are often keys.
     """
     lines = []
     for name, value in headers.items():
@@ -69,7 +69,7 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
         try:
             lines.append(f"{name}: {value}\r\n".encode())
         except UnicodeEncodeError:
-            # The error itself holds the value.
+            # The error itself contains the value, so it must not be the context of another one.
             pass
         else:
             continue
@@ -78,23 +78,23 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
 
 
 def shown_address(address: str) -> str:
-    """An address for messages: without user and password, query and fragment."""
+    """Return an address for messages: without user, password, query and fragment."""
     scheme = re.match("[a-zA-Z][a-zA-Z0-9+.-]*://", address)
     start = scheme.group() if scheme else ""
     rest = address.removeprefix(start).rpartition("@")[2]
     return start + re.split("[?#]", rest, maxsplit=1)[0].rstrip("/")
 
 
-# Bytes of an error's body that are read, and of any other body that is read whole: the largest
-# vocabularies come to 60 MB.
+# The largest number of bytes to read of an error's body, and of any other body: the largest
+# vocabularies take 60 MB.
 MOST_ERROR, MOST_BODY = 2**16, 2**28
 
 
 async def whole(status: int, chunks: AsyncIterator[bytes]) -> bytes:
-    """Put a body together; of an error's only as much as a message needs.
+    """Read a whole body; for an error, only as much as a message needs.
 
     Raises:
-        EngineError: there is no end to it.
+        EngineError: the body is larger than `MOST_BODY`.
     """
     parts, size = [], 0
     async for chunk in chunks:
@@ -108,12 +108,13 @@ async def whole(status: int, chunks: AsyncIterator[bytes]) -> bytes:
 
 
 class HttpxUpstream:
-    """An upstream through a client of httpx's kind that the user made.
+    """An upstream on the user's own httpx client.
 
-    For own TLS and proxies, for an engine in the same process (`ASGITransport`), for mocks.
+    Use it for custom TLS or proxies, for an engine in the same process (`ASGITransport`), or for
+    mocks.
 
     Args:
-        client: an `httpx2.AsyncClient` or `httpx.AsyncClient`; it stays the user's to close.
+        client: an `httpx2.AsyncClient` or `httpx.AsyncClient`; the user closes it.
         address: `http://host:port`; by default the client's own `base_url`.
     """
 
@@ -141,7 +142,7 @@ class HttpxUpstream:
             await response.aclose()
 
     async def aclose(self) -> None:
-        """Leave the client alone: it is the user's."""
+        """Do nothing, since the user closes the client."""
 
 
 class _HttpxReply:

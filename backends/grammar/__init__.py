@@ -1,4 +1,4 @@
-"""JSON schemas and regular expressions as GBNF, for engines that take nothing else."""
+"""JSON schemas and regular expressions as GBNF, for engines that accept GBNF only."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _MOST_BYTES = 16 << 20
 
 
 def gbnf_of(grammar: Grammar) -> str:
-    """A grammar in GBNF, as an engine can be given it.
+    """Return a grammar as GBNF that is safe to send to an engine.
 
     Raises:
-        Unenforced: it says something that GBNF cannot make sure of.
-        WrongGrammar: no engine can be given it.
+        Unenforced: GBNF cannot enforce a part of it.
+        WrongGrammar: it is invalid, or not safe to send to an engine.
     """
     check_length(grammar)
     text = grammar.text
@@ -60,7 +60,7 @@ def gbnf_of(grammar: Grammar) -> str:
 
 
 def check_length(grammar: Grammar) -> None:
-    """Raise `WrongGrammar` for a text that is too long to be read."""
+    """Raise `WrongGrammar` for a text that is too long to parse."""
     is_schema = grammar.kind == "json_schema" or grammar.is_own
     most = SCHEMA.most if is_schema else MAX_SIZE
     if len(grammar.text) > most:
@@ -68,10 +68,10 @@ def check_length(grammar: Grammar) -> None:
 
 
 def as_gbnf(grammar: Grammar) -> str:
-    """The same, with errors in the request's words.
+    """Return a grammar as GBNF, like `gbnf_of`, with errors that name the request's field.
 
     Raises:
-        InvalidGrammar: the field is the request's own, with the place inside a schema.
+        InvalidGrammar: it is invalid; the error names the field, and the place inside a schema.
     """
     try:
         return gbnf_of(grammar)
@@ -80,13 +80,13 @@ def as_gbnf(grammar: Grammar) -> str:
 
 
 def in_request(error: Unenforced | WrongGrammar, grammar: Grammar) -> InvalidGrammar:
-    """The error of a grammar as the request that holds it is told."""
+    """Return the error of a grammar with the name of the request's field."""
     if isinstance(error, Unenforced):
         return InvalidGrammar(grammar.param + error.where, error.reason)
     return InvalidGrammar(grammar.param, str(error))
 
 
-# What an entry takes beside its texts.
+# The size of a cache entry without its texts, in bytes.
 _ENTRY = 512
 _known: Memo[Grammar, str] = Memo(
     _MOST_BYTES, lambda key, text: _ENTRY + getsizeof(key.text) + getsizeof(text)
@@ -94,7 +94,7 @@ _known: Memo[Grammar, str] = Memo(
 
 
 async def with_gbnf(job: Generation) -> Generation:
-    """A job whose grammar, where it has one, is GBNF that its engine can be given as it stands.
+    """Return a job with its grammar, if any, as GBNF that is safe to send to the engine.
 
     Raises:
         InvalidGrammar: see `as_gbnf`.

@@ -1,10 +1,11 @@
-"""How many ways llama.cpp keeps open at once while it follows a grammar (sans-I/O).
+"""A check of the number of parse stacks that a grammar needs in llama.cpp (sans-I/O).
 
-llama.cpp follows a grammar with a set of stacks, one for each way to read what has been written
-(`llama_grammar_advance_stack` in src/llama-grammar.cpp), and compares each new one with all others.
-Alternates that begin alike, or much that may be missing, multiply them: 160 characters can stop an
-engine for ever. So the grammar is followed here first, always to where most ways are open, and one
-that opens too many is refused. What is not found within the budget is let through.
+llama.cpp has a parse stack for each way to read the text so far (`llama_grammar_advance_stack` in
+src/llama-grammar.cpp), and compares each new stack with all others. Alternates that begin alike and
+optional parts multiply the stacks: a grammar of 160 characters can hang an engine forever.
+
+So the grammar is followed here first, and always at the place with the most ways. A grammar that
+opens too many ways is rejected. A grammar passes if the search budget ends first.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import NamedTuple, TypeAlias
 
 from ...schemas.limits import PATHS, WAYS
 
-# Steps that follow one character: llama.cpp needs 2 to 5 us for each, since it compares each new
-# way with all others.
+# The largest number of steps for one character. llama.cpp needs 2 to 5 us for each, since it
+# compares each new way with all others.
 MOST_STEPS = 10_000
-# Characters of a token that is one character again and again, and of any other; the characters
-# after which one counts as a token that can be read in one way.
+# The longest tokens to follow, in characters: of one repeated character, and of different ones.
 LONGEST_TOKEN, MIXED_TOKEN = 48, 16
+# Characters after which a token with one path per way counts as unambiguous.
 UNTIL_AMBIGUOUS = 6
-# Steps that a grammar is followed for: half a second.
+# Steps to follow a grammar for: half a second.
 BUDGET = 300_000
-# Characters that are tried inside a token.
+# The number of characters to try at each position of a token.
 MOST_GREEDY = 3
 LAST = 0x10FFFF
 
@@ -37,9 +38,9 @@ class GrammarPart(NamedTuple):
     """A part of an alternate.
 
     Args:
-        rule: the rule that it refers to, None for a terminal.
-        text: a terminal as it is written: a literal, a set, a token or a dot.
-        least, most: how often it stands there; None is without end.
+        rule: the rule that it refers to, or None for a terminal.
+        text: the source of a terminal: a literal, a set, a token or a dot.
+        least, most: the limits of its repetitions; None is unlimited.
     """
 
     rule: str | None
@@ -49,16 +50,16 @@ class GrammarPart(NamedTuple):
 
 
 class TooManyWays(Exception):
-    """More ways would be open at once than an engine survives."""
+    """A grammar with more simultaneous ways than an engine can handle."""
 
 
 class _Place:
-    """An element of an alternate that has been written out, and what comes behind it.
+    """An element of an expanded alternate, and the elements after it.
 
     Args:
-        rule: what it refers to, None for a terminal.
+        rule: the rule that it refers to, or None for a terminal.
         ranges: the characters of a terminal.
-        rest: the next element, None at the end.
+        rest: the next element, or None at the end.
     """
 
     __slots__ = ("ranges", "rest", "rule")
@@ -70,7 +71,7 @@ class _Place:
 
 
 class _Stack:
-    """A place, and the places to go on from behind it; equal stacks are one object."""
+    """A place, and the stack to continue with after it; equal stacks are one object."""
 
     __slots__ = ("_key", "below", "place")
 
@@ -81,7 +82,7 @@ class _Stack:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """The places, each twice at most: alike for stacks that differ in how deep they recur."""
+        """The places, each at most twice; equal for stacks that differ in recursion depth only."""
         if self._key is None:
             found: list[int] = []
             times: dict[int, int] = {}
@@ -96,7 +97,7 @@ class _Stack:
         return self._key
 
     def allows(self, character: int) -> bool:
-        """Whether a character may come next."""
+        """Return True if a character may come next."""
         ranges = self.place.ranges
         place = bisect_right(ranges, (character, LAST * 3)) - 1
         return place >= 0 and character <= ranges[place][1]
@@ -106,9 +107,9 @@ Ways: TypeAlias = "dict[_Stack, int]"
 
 
 class _Follower:
-    """Follows a grammar as llama.cpp does, and counts.
+    """A simulation of llama.cpp's grammar parser that counts steps and ways.
 
-    Ways come with the number of paths that lead to each.
+    `Ways` maps each way to the number of paths that lead to it.
     """
 
     def __init__(self, rules: Mapping[str, list[list[GrammarPart]]]) -> None:
@@ -123,7 +124,7 @@ class _Follower:
         return dict.fromkeys(self._open(self._stack(_Place("root", (), None), None)), 1)
 
     def after(self, ways: Iterable[tuple[_Stack, int]]) -> Ways:
-        """Return the ways that are open behind a character that these ways allow."""
+        """Return the ways that are open after a character that these ways allow."""
         found: dict[_Stack, int] = {}
         before = self.steps
         for way, paths in ways:
@@ -137,7 +138,7 @@ class _Follower:
         return found
 
     def skipped(self, ways: Ways) -> Ways:
-        """Return the ways behind all of a text that can only go on with itself."""
+        """Skip to the last of consecutive terminals, if only one way is open."""
         if len(ways) != 1:
             return ways
         (way,) = ways
@@ -147,7 +148,7 @@ class _Follower:
         return ways if place is way.place else {self._stack(place, way.below): 1}
 
     def _open(self, stack: _Stack | None) -> dict[_Stack, None]:
-        """Follow references until characters are next."""
+        """Follow references until each way has a terminal next."""
         found: dict[_Stack, None] = {}
         todo = [] if stack is None else [stack]
         before = self.steps
@@ -183,7 +184,7 @@ class _Follower:
         return found
 
     def _written_out(self, parts: list[GrammarPart]) -> _Place | None:
-        """The elements of an alternate, repetitions written out as llama.cpp does."""
+        """Return the elements of an alternate, with repetitions expanded as in llama.cpp."""
         rest: _Place | None = None
         for part in reversed(parts):
             if part.most is None or part.most > part.least:
@@ -203,7 +204,7 @@ class _Follower:
         return rest
 
     def _repeated(self, part: GrammarPart) -> str:
-        """The rule that llama.cpp makes of what may follow: `S' ::= S S' |`, or a chain of them."""
+        """Return llama.cpp's rule for the optional repetitions: `S' ::= S S' |`, or a chain."""
         once = part._replace(least=1, most=1)
         what = part.rule or part.text
         if part.most is None:
@@ -222,16 +223,16 @@ class _Follower:
 
 
 def check_ways(rules: Mapping[str, list[list[GrammarPart]]]) -> None:
-    """Follow a grammar everywhere, and to where it opens most ways first.
+    """Follow a grammar to all of its places, and to those with the most ways first.
 
-    A place counts as seen where the same ways were open before: a recursion is followed twice, and
-    on as long as it opens more ways each time.
+    A set of ways is followed once. A recursion is followed twice, and further while it opens more
+    ways each time.
 
     Args:
         rules: alternates by the names of rules; `root` is the first.
 
     Raises:
-        TooManyWays: it opens more than an engine survives.
+        TooManyWays: the grammar opens more ways than an engine can handle.
     """
     follower = _Follower(rules)
     begin = follower.begin()
@@ -242,7 +243,7 @@ def check_ways(rules: Mapping[str, list[list[GrammarPart]]]) -> None:
         _, _, ways = heapq.heappop(heap)
         _check_token(follower, ways)
         for _, matching in _next(follower, ways):
-            # What leads to a way is forgotten with each token.
+            # Path counts start again with each token.
             open_ways = follower.skipped(dict.fromkeys(follower.after(matching), 1))
             key = frozenset([way.key for way in open_ways])
             if len(open_ways) > seen.get(key, 0):
@@ -252,11 +253,11 @@ def check_ways(rules: Mapping[str, list[list[GrammarPart]]]) -> None:
 
 
 def _check_token(follower: _Follower, ways: Ways) -> None:
-    """Follow the characters of a token to where most paths lead through it.
+    """Follow the characters of a token along the most paths.
 
-    llama.cpp follows each path through a token by itself (`llama_grammar_reject_candidates`), so
-    two ways to read a blank are four billion ways to read a token of 32 blanks. Long tokens are one
-    character again and again; of others a few characters are all there is.
+    llama.cpp follows each path through a token separately (`llama_grammar_reject_candidates`). Two
+    ways to read a blank are four billion ways to read a token of 32 blanks. Long tokens repeat one
+    character; other tokens have few characters.
     """
     ahead = ways
     for step in range(MIXED_TOKEN):
@@ -281,9 +282,9 @@ def _paths(ways: Ways) -> int:
 
 
 def _next(follower: _Follower, ways: Ways) -> list[tuple[int, list[tuple[_Stack, int]]]]:
-    """The ways that each character allows, those that keep most paths open first.
+    """Return characters with the ways that each keeps open, those with the most paths first.
 
-    Where ranges overlap, one of them begins: no other characters need to be tried.
+    Only the first characters of ranges are tried, since each overlap of ranges begins with one.
     """
     single: dict[int, list[tuple[_Stack, int]]] = {}
     ranged: list[tuple[_Stack, int]] = []
@@ -313,7 +314,7 @@ _ESCAPES = {"t": "\t", "r": "\r", "n": "\n"}
 
 
 def _characters(text: str) -> Iterator[tuple[int, bool]]:
-    """The characters of a literal or a set, and whether each is spelled by itself."""
+    """Yield the characters of a literal or a set, with False for those that are escaped."""
     for match in _CHARACTER.finditer(text):
         number = match[1] or match[2] or match[3]
         if number:
@@ -325,7 +326,10 @@ def _characters(text: str) -> Iterator[tuple[int, bool]]:
 
 
 def terminals(text: str) -> Iterator[Ranges]:
-    """The characters that each element of a terminal allows; a token is a character beyond all."""
+    """Yield the characters that each element of a terminal allows.
+
+    A token is a single character above all real ones.
+    """
     if text.startswith('"'):
         for code, _ in _characters(text[1:-1]):
             yield ((code, code),)
@@ -355,7 +359,7 @@ def _set(text: str) -> Iterator[tuple[int, int]]:
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges in order, none of which overlaps another."""
+    """Return ranges in order and without overlaps."""
     found: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if found and low <= found[-1][1] + 1:

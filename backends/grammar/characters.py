@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .ambiguity import joined
 
 LAST = 0x10FFFF
-# UTF-8 cannot spell them.
+# UTF-8 cannot encode them.
 _SURROGATES = (0xD800, 0xDFFF)
 
 
@@ -20,13 +20,13 @@ class Range(NamedTuple):
 
 
 def normal(ranges: Iterable[Range]) -> list[Range]:
-    """The same characters in order, without overlaps and surrogates."""
+    """Return ranges in order, without overlaps and surrogates."""
     found = [Range(*one) for one in joined(ranges)]
     return _minus(found, Range(*_SURROGATES))
 
 
 def complement(ranges: Iterable[Range]) -> list[Range]:
-    """Every other character."""
+    """Return the ranges of all other characters."""
     found, start = [], 0
     for first, last in normal(ranges):
         if start < first:
@@ -48,17 +48,17 @@ def _minus(ranges: Sequence[Range], other: Range) -> list[Range]:
 
 
 def holds(ranges: Iterable[Range], character: int) -> bool:
-    """Whether a character is in a set."""
+    """Return True if a character is in a set."""
     return any(first <= character <= last for first, last in ranges)
 
 
 def one_of(ranges: Sequence[Range]) -> str:
-    """GBNF for one character of a set; nothing matches an empty one."""
+    """Return GBNF for one character of a set; an empty set matches nothing."""
     return "[" + "".join(_range(one) for one in ranges) + "]" if ranges else _NEVER
 
 
 def one_in_json(ranges: Sequence[Range]) -> str:
-    """GBNF for one character of a set inside a JSON string, escaped where it must be."""
+    """Return GBNF for one character of a set inside a JSON string, escaped if necessary."""
     plain = ranges
     for special in SPECIAL:
         plain = _minus(plain, special)
@@ -70,16 +70,16 @@ def one_in_json(ranges: Sequence[Range]) -> str:
 
 
 def literal(text: str) -> str:
-    """GBNF for a text as it is."""
+    """Return GBNF for a literal text."""
     return '"' + "".join(_escaped(ord(character)) for character in text) + '"'
 
 
-# Characters that JSON strings only have escaped; controls without a short escape have none.
+# Characters that JSON strings contain only as a short escape, or not at all if they have none.
 SPECIAL = (Range(0, 0x1F), Range(0x22, 0x22), Range(0x5C, 0x5C), Range(0x7F, 0x7F))
 _ESCAPES = {
     0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t",
 }  # fmt: skip
-# A character that no text has.
+# A character that does not appear in text.
 _NEVER = "[\\x00]"
 
 

@@ -1,8 +1,9 @@
-"""GBNF, checked before an engine reads it (grammars/README.md, src/llama-grammar.cpp).
+"""Validation of GBNF before an engine parses it (grammars/README.md, src/llama-grammar.cpp).
 
-llama.cpp's own reader overflows the stack on deep nesting, takes all memory for `"a"{3,2}` or for
-a left recursion that it does not notice, walks some grammars for years, and writes the whole text
-of a wrong one to the terminal; koboldcpp ignores a wrong one. So none of them is given one.
+llama.cpp's own parser overflows the stack on deep nesting. It takes all memory for `"a"{3,2}` or
+for a left recursion that it does not detect, and follows some grammars for years. It prints the
+whole text of an invalid grammar to the terminal. koboldcpp ignores an invalid grammar. So no engine
+gets one.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from .ambiguity import GrammarPart, TooManyWays, check_ways
 MAX_SIZE = limits.GRAMMAR.most
 MAX_NESTING = limits.GROUPS.most
 MAX_REPETITION = limits.REPETITIONS.most
-# What repetitions are written out to, and what the search for left recursion walks through.
+# The largest number of items with repetitions expanded, and of paths through the beginnings of
+# rules.
 MAX_ITEMS = limits.ITEMS.most
 MAX_PATHS = 20_000_000
 
 _CHAR = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[trn\\\"\[\]-])"
-# Possessive, so that nothing is ever tried in another way: `####` could be four comments or one.
+# Possessive, to prevent backtracking: `####` could be four comments or one.
 _SPACE = r"(?:[ \t]|[#][^\r\n]*+)*+"
 _GAP = r"(?:[ \t\r\n]|[#][^\r\n]*+)*+"
 _ITEM = re.compile(
@@ -46,19 +48,19 @@ _LINE_END = re.compile(r"\r\n?|\n|$")
 
 
 class WrongGrammar(ValueError):
-    """A grammar that no engine is given; the message says where and why."""
+    """A grammar that must not reach an engine; the message has the place and the reason."""
 
 
 class _Item(NamedTuple):
     """A part of an alternate.
 
     Args:
-        rule: the rule or group it refers to, None where it is characters or a token.
-        optional: whether it may be repeated zero times.
-        times: how often it is written out.
-        endless: whether it may be repeated without end.
-        text: characters or a token, as they are written.
-        least: how often it stands there at least.
+        rule: the rule or group that it refers to; None for characters or a token.
+        optional: True if it may be repeated zero times.
+        times: the number of copies when its repetitions are expanded.
+        endless: True if its repetitions have no upper limit.
+        text: the source of characters or a token.
+        least: the least number of repetitions.
     """
 
     rule: str | None
@@ -71,25 +73,27 @@ class _Item(NamedTuple):
 
 @dataclass(slots=True)
 class _Group:
-    """A rule, or what stands in brackets: alternates of items."""
+    """The alternates of a rule or of a parenthesized group."""
 
     name: str
     alternates: list[list[_Item]] = field(default_factory=lambda: [[]])
 
     @property
     def shown(self) -> str:
-        """The rule that it is a part of."""
+        """The name of the rule that contains it, for messages."""
         return shortened(self.name.split("(")[0])
 
 
 def check(text: str, most: int = MAX_SIZE) -> list[str]:
-    """The tokens that a grammar names, `<[id]>` or `<spelling>`; the caller knows if there are any.
+    """Validate a grammar and return the tokens in it, `<[id]>` or `<spelling>`.
+
+    The caller has to check that the tokens exist.
 
     Args:
-        most: characters that the grammar may have.
+        most: the largest number of characters.
 
     Raises:
-        WrongGrammar: llama.cpp would refuse the rest, or fail to live with it.
+        WrongGrammar: llama.cpp would reject the grammar, crash, or hang.
     """
     if len(text) > most:
         raise WrongGrammar(f"it is {len(text)} characters long; at most {most} are allowed")
@@ -113,14 +117,14 @@ def check(text: str, most: int = MAX_SIZE) -> list[str]:
 
 
 def tokens(text: str) -> list[str]:
-    """The tokens that a grammar names which has passed `check`."""
+    """Return the tokens in a grammar that has passed `check`."""
     reader = _Reader(text)
     reader.rules()
     return reader.tokens
 
 
 class _Reader:
-    """Reads rules; nesting is kept on a list, not on the stack."""
+    """A parser of rules without recursion, so that nesting cannot overflow the stack."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -129,7 +133,7 @@ class _Reader:
         self.tokens: list[str] = []
 
     def rules(self) -> dict[str, _Group]:
-        """Every rule by its name, and every group by a name that no rule can have."""
+        """Return every rule by its name, and every group by a name that no rule can have."""
         found: dict[str, _Group] = {}
         self._skip(_BLANK_LINES)
         while self._position < len(self._text):
@@ -147,7 +151,7 @@ class _Reader:
         return found
 
     def _body(self, name: str) -> Iterator[_Group]:
-        """The alternates of a rule and of the groups in it."""
+        """Yield the groups in a rule, then the rule itself."""
         open_groups = [_Group(name)]
         while (match := _ITEM.match(self._text, self._position)) is not None:
             kind = match.lastgroup
@@ -172,7 +176,7 @@ class _Reader:
                 name_or_text = (match[0], "") if kind == "name" else (None, match[0])
                 group.alternates[-1].append(_Item(name_or_text[0], text=name_or_text[1]))
             else:
-                # Nothing: a repetition cannot follow it.
+                # An empty item, which cannot be repeated.
                 group.alternates[-1].append(_NOTHING)
             self._position = match.end()
             self._skip(_BLANK_LINES if len(open_groups) > 1 or kind == "or" else _BLANK)
@@ -192,7 +196,7 @@ class _Reader:
         if least > MAX_REPETITION:
             raise self._error(f"at most {MAX_REPETITION} repetitions are allowed")
         item = alternate.pop()
-        # Beyond its limit llama.cpp takes the upper bound for none.
+        # llama.cpp ignores an upper bound above its limit.
         endless = match[0] in "*+" or (match["range"] and not match["max"]) or most > MAX_REPETITION
         if endless and item.optional:
             raise self._error("what may be nothing cannot be repeated without end")
@@ -237,7 +241,7 @@ def _check_size(rules: dict[str, _Group]) -> None:
 
 
 def _check_ways(rules: dict[str, _Group]) -> None:
-    """Refuse a grammar in which an engine would keep too many ways open."""
+    """Reject a grammar with more simultaneous ways than an engine can handle."""
     parts = {
         name: [
             [
@@ -260,14 +264,14 @@ def _check_ways(rules: dict[str, _Group]) -> None:
 
 @dataclass(slots=True)
 class _Waiting:
-    """An alternate of a rule that may stand for nothing if as many others may as are missing."""
+    """An alternate of a rule that is nullable once `missing` more of its items are."""
 
     name: str
     missing: int
 
 
 def _nullable(rules: dict[str, _Group]) -> set[str]:
-    """The rules that may stand for nothing; each alternate is looked at once for each item."""
+    """Return the nullable rules, in time linear in the number of items."""
     found: set[str] = set()
     ready: list[str] = []
     waiting: defaultdict[str, list[_Waiting]] = defaultdict(list)
@@ -293,14 +297,14 @@ def _nullable(rules: dict[str, _Group]) -> set[str]:
 
 
 def _check_left_recursion(rules: dict[str, _Group]) -> None:
-    """Follow what each rule may begin with: it must not be the rule, nor too much."""
+    """Reject left recursion, and too many paths through the beginnings of rules."""
     nullable = _nullable(rules)
     begins = {name: list(_begins(group, nullable)) for name, group in rules.items()}
     paths: dict[str, int] = {}
     for name in rules:
         if name in paths:
             continue
-        # Each item is looked at once: an iterator goes on where it was left.
+        # Each item is visited once, since the iterators keep their positions.
         open_rules, ahead = [(name, iter(begins[name]))], {name}
         while open_rules:
             current, rest = open_rules[-1]
@@ -321,9 +325,9 @@ def _check_left_recursion(rules: dict[str, _Group]) -> None:
 
 
 def _check_open_recursion(rules: dict[str, _Group]) -> None:
-    """Refuse a rule that contains itself and then goes on with what may be missing.
+    """Reject a rule that contains itself with only optional parts after it.
 
-    Each time it does, one more part is open that may come or not: `a ::= "x" a "y"?`.
+    Each recursion adds another optional part to the open ones: `a ::= "x" a "y"?`.
     """
     nullable = _nullable(rules)
     follow: dict[str, dict[str, bool]] = {name: {} for name in rules}
@@ -340,7 +344,7 @@ def _check_open_recursion(rules: dict[str, _Group]) -> None:
 
 
 def _circles(follow: Mapping[str, Iterable[str]]) -> dict[str, int]:
-    """A number for each rule, the same for those that lead to one another (Kosaraju)."""
+    """Return the number of each rule's strongly connected component (Kosaraju)."""
     order: list[str] = []
     before: defaultdict[str, list[str]] = defaultdict(list)
     seen: set[str] = set()
@@ -371,7 +375,7 @@ def _circles(follow: Mapping[str, Iterable[str]]) -> dict[str, int]:
 
 
 def _ends(group: _Group, nullable: set[str]) -> Iterator[tuple[str, bool]]:
-    """The rules behind which all may be missing, and whether there is anything."""
+    """Yield the rules with only optional parts after them, with True if there are such parts."""
     for alternate in group.alternates:
         more = False
         for item in reversed(alternate):
@@ -384,7 +388,7 @@ def _ends(group: _Group, nullable: set[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _begins(group: _Group, nullable: set[str]) -> Iterator[_Item]:
-    """The items with rules that an alternate may begin with."""
+    """Yield the items with rules with which an alternate may begin."""
     for alternate in group.alternates:
         for item in alternate:
             if item.rule is not None:

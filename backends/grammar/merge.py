@@ -1,4 +1,4 @@
-"""Schemas that hold together, and schemas that cannot."""
+"""Merging of schemas that all apply, and detection of schemas that exclude each other."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import jsonschema_rs
 
 from .unenforced import Unenforced
 
-# An engine whose time is linear in the text, whatever expression a client sends.
+# A regular expression engine whose time is linear in the text for any expression.
 PATTERNS = jsonschema_rs.RegexOptions()
-# Which keywords say something about values of which type.
+# The keywords that apply to values of each type.
 TYPES: Mapping[str, frozenset[str]] = {
     "object": frozenset(
         {
@@ -38,9 +38,9 @@ _ANY_TYPE = frozenset(
         "$dynamicRef", "$recursiveRef",
     }
 )  # fmt: skip
-# Everything that an answer could break; the rest are remarks.
+# The keywords that an answer could violate; all others are annotations.
 CONSTRAINTS = frozenset().union(_ANY_TYPE, *TYPES.values())
-# What is enforced, with the limits that the errors tell.
+# The keywords that are enforced, within the limits that the errors name.
 KEYWORDS = frozenset(
     {
         "type", "const", "enum", "anyOf", "oneOf", "allOf", "$ref", "properties", "required",
@@ -55,10 +55,10 @@ _SMALLER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperti
 
 
 def merged(schemas: Sequence[Any], path: Sequence[str | int]) -> Any:
-    """One schema that says what several say.
+    """Return one schema for several that all apply.
 
     Raises:
-        Unenforced: two of them say what cannot be said in one.
+        Unenforced: two of them have keywords that cannot be merged.
     """
     found: dict[str, Any] = {}
     for schema in schemas:
@@ -104,7 +104,7 @@ def _both(key: str, one: Any, other: Any, path: Sequence[str | int]) -> Any:
 
 
 def _identity(value: Any) -> bytes:
-    """The same for values that JSON takes for one: 1 and 1.0, objects in any order."""
+    """Return a key that is the same for equal JSON values: 1 and 1.0, objects in any order."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True).encode()
@@ -113,7 +113,7 @@ def _identity(value: Any) -> bytes:
 def _check_closed(
     one: Mapping[str, Any], other: Mapping[str, Any], path: Sequence[str | int]
 ) -> None:
-    """A schema that allows no further properties forbids those of the other."""
+    """Raise `Unenforced` if `additionalProperties` of one schema limits properties of the other."""
     for closed, open_ in ((one, other), (other, one)):
         if closed.get("additionalProperties", True) is True:
             continue
@@ -125,7 +125,7 @@ def _check_closed(
 
 
 def are_disjoint(one: Any, other: Any, path: Sequence[str | int]) -> bool:
-    """Whether it is sure that no value satisfies two schemas both."""
+    """Return True if certainly no value satisfies both schemas."""
     if one is False or other is False:
         return True
     if not isinstance(one, dict) or not isinstance(other, dict):
@@ -156,10 +156,10 @@ def _values_disjoint(
 
 
 def allowed(schema: Any, values: Sequence[Any], path: Sequence[str | int]) -> list[Any]:
-    """Those of some values that satisfy a schema.
+    """Return the values that satisfy a schema.
 
     Raises:
-        Unenforced: it cannot be told, for a reference or a pattern that is none.
+        Unenforced: the schema cannot be evaluated, because of a reference or an invalid pattern.
     """
     try:
         validator = jsonschema_rs.Draft202012Validator(
@@ -179,7 +179,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    """Types of a schema, integers as the numbers that they are."""
+    """Return the types of a schema, with `number` for `integer`."""
     return {"number" if kind == "integer" else kind for kind in _list(schema.get("type", []))}
 
 

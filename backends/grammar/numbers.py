@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-# As many digits as a double can tell apart; more would read back as another number.
+# The digits that a double keeps; a longer number could be parsed as another one.
 MOST_DIGITS = 15
 _DIGITS = "[0-9]"
 _WHOLE = f'"-"? ([0] | [1-9] [0-9]{{0,{MOST_DIGITS - 1}}})'
 
 
 def integers(least: int | None, most: int | None) -> str | None:
-    """GBNF for the integers of a range; None where there is none."""
+    """Return GBNF for the integers of a range; None if there are none."""
     if least is None and most is None:
         return _WHOLE
     limit = 10**MOST_DIGITS - 1
@@ -26,7 +26,7 @@ def integers(least: int | None, most: int | None) -> str | None:
 
 
 def numbers(least: int | None, most: int | None) -> str | None:
-    """GBNF for decimal numbers of a range with whole bounds; None where there is none."""
+    """Return GBNF for the decimal numbers of a range with integer bounds; None if it is empty."""
     if least is None and most is None:
         return f"{_WHOLE} {_fraction()} ([eE] [-+]? [0-9]{{1,2}})?"
     limit = 10**MOST_DIGITS - 1
@@ -43,7 +43,7 @@ def numbers(least: int | None, most: int | None) -> str | None:
 
 
 def _decimals(low: int, high: int) -> list[str]:
-    """From one whole number to another: all below the last with a fraction, and the last."""
+    """Return GBNF for decimal numbers: those from `low` to below `high`, and `high` itself."""
     parts = [_any(_magnitudes(high, high)) + ' ("." [0]{1,16})?']
     if low < high:
         parts.append(f"{_any(_magnitudes(low, high - 1))} {_fraction()}")
@@ -59,7 +59,7 @@ def _any(options: list[str]) -> str:
 
 
 def _magnitudes(low: int, high: int) -> list[str]:
-    """GBNF for whole numbers without a sign, from one to another, by their number of digits."""
+    """Return GBNF for unsigned integers from `low` to `high`, by their number of digits."""
     options = []
     for size in range(len(str(low)), len(str(high)) + 1):
         first = max(low, 10 ** (size - 1) if size > 1 else 0)
@@ -69,7 +69,7 @@ def _magnitudes(low: int, high: int) -> list[str]:
 
 
 def _same_size(low: str, high: str) -> list[str]:
-    """The same where both have as many digits."""
+    """Return GBNF for unsigned integers between two with the same number of digits."""
     if not low:
         return [""]
     if low == "0" * len(low) and high == "9" * len(high):

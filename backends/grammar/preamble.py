@@ -1,4 +1,4 @@
-"""Grammars of which a part is free text: what comes before an answer, or before a marker."""
+"""Grammars with a free part: the reasoning before an answer, or the text before a marker."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ..base import Preamble
 from .characters import literal
 
 _GAP = "[ \\n]{0,4}"
-# What of a grammar is no name of a rule: literals, sets, comments, tokens.
+# Parts of a grammar without rule names (literals, sets, comments, tokens), and rule names.
 _NAME = re.compile(
     r"""("(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\#[^\r\n]*|<[^>]*>)|([a-zA-Z0-9-]+)"""
 )
 
 
 def after(text: str, preamble: Preamble) -> str:
-    """A grammar that begins behind what a model thinks.
+    """Return a grammar that allows reasoning before the text that it constrains.
 
     Args:
-        text: GBNF, checked.
+        text: checked GBNF.
     """
     answer = "answer"
     while answer in text:
@@ -38,25 +38,26 @@ def after(text: str, preamble: Preamble) -> str:
 
 
 def renamed(text: str, rule: str, name: str) -> str:
-    """GBNF in which a rule has another name."""
+    """Return GBNF with a rule renamed."""
     return _NAME.sub(lambda match: name if match[2] == rule else match[0], text)
 
 
 def token_or_text(marker: str, preamble: Preamble) -> str:
-    """GBNF for a marker: the token, where it is one and GBNF can spell it."""
+    """Return GBNF for a marker: its token, if it is one that GBNF can name, or its text."""
     if marker in preamble.special and re.fullmatch(r"<[^<>\[][^<>]*>", marker):
         return marker
     return literal(marker)
 
 
 def until(marker: str, name: str, then: str, may_end: bool = False) -> dict[str, str]:
-    """Rules for text up to a marker's first occurrence, and what comes behind it.
+    """Return rules for text up to the first occurrence of a marker, and `then` after it.
 
-    The states are those of Knuth, Morris and Pratt: how much of the marker the text ends with.
+    The rules are the states of Knuth, Morris and Pratt: the length of the marker's prefix with
+    which the text ends.
 
     Args:
-        name: of the rule for all of it; the others' names begin with it.
-        may_end: whether the text may end without a marker.
+        name: the name of the main rule, and the prefix of the other names.
+        may_end: True if the text may end without the marker.
     """
     names = [name, *(f"{name}-{state}" for state in range(1, len(marker)))]
     rules = {}

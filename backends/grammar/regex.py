@@ -13,14 +13,14 @@ from ...schemas import limits
 from .characters import LAST, Range, complement, normal, one_in_json, one_of
 from .unenforced import Unenforced
 
-# What llama.cpp writes out at most (src/llama-grammar.cpp).
+# llama.cpp's limit for repetitions (src/llama-grammar.cpp).
 MOST_TIMES = limits.REPETITIONS.most
 
 _ANY = [Range(0, LAST)]
 _DIGITS = [Range(0x30, 0x39)]
 _WORD = [*_DIGITS, Range(0x41, 0x5A), Range(0x5F, 0x5F), Range(0x61, 0x7A)]
 _SPACE = [Range(0x09, 0x0D), Range(0x20, 0x20)]
-# ASCII only, as in ECMAScript but for some rare blanks: what is matched matches in any dialect.
+# ASCII only, as in ECMAScript except for rare blanks, so a match is a match in every dialect.
 _CATEGORIES = {
     codes.CATEGORY_DIGIT: normal(_DIGITS),
     codes.CATEGORY_NOT_DIGIT: complement(_DIGITS),
@@ -38,23 +38,23 @@ Node = tuple[Any, Any]
 
 
 def to_gbnf(pattern: str) -> str:
-    """A grammar of one rule for a whole text that matches.
+    """Return a grammar of one rule for whole texts that match a pattern.
 
     Raises:
-        Unenforced: it looks around, refers back, or is none.
+        Unenforced: the pattern is invalid, or has a feature that GBNF lacks, such as lookaround.
     """
     return f"root ::= {_converted(pattern, one_of, '')}"
 
 
 def in_json(pattern: str) -> str:
-    """GBNF for the inside of a JSON string in which a pattern is found, as schemas mean it."""
+    """Return GBNF for the inside of a JSON string that contains a match, as in JSON Schema."""
     return _converted(pattern, one_in_json, f"{one_in_json(_ANY)}*")
 
 
 def _converted(pattern: str, one: Callable[[Sequence[Range]], str], around: str) -> str:
     try:
         with warnings.catch_warnings():
-            # Of what other dialects might read otherwise.
+            # Warnings about syntax that other dialects may read differently.
             warnings.simplefilter("ignore")
             parsed = parser.parse(pattern)
         if parsed.state.flags & ~re.UNICODE:
@@ -68,13 +68,13 @@ def _converted(pattern: str, one: Callable[[Sequence[Range]], str], around: str)
 
 
 class _Converter:
-    """Walks what Python's own reader makes of a pattern."""
+    """A converter of the syntax tree from Python's own parser."""
 
     def __init__(self, one: Callable[[Sequence[Range]], str]) -> None:
         self._one = one
 
     def found(self, nodes: Sequence[Node], before: str, after: str) -> str:
-        """A pattern with what may stand before and after it, where it is not anchored."""
+        """Return GBNF for a pattern, with `before` and `after` where it is not anchored."""
         nodes = list(nodes)
         if nodes and nodes[0][0] is codes.AT and nodes[0][1] in _BEGINNING:
             before = ""
@@ -147,17 +147,17 @@ def _set_of(items: Sequence[Node]) -> list[Range]:
     return complement(ranges) if negated else normal(ranges)
 
 
-# A set that is never closed is taken to its end, so that nothing in it is looked at again.
-# Blanks count for nothing in the verbose mode (`(?x)`).
+# An unclosed set extends to the end of the text, so that nothing in it is searched again. Blanks in
+# repetitions are allowed, as in the verbose mode (`(?x)`).
 _STEP = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|\{\s*+(\d++)\s*+(?:,\s*+(\d*+)\s*+)?\}|.", re.DOTALL
 )
 
 
 def repetitions(text: str) -> int:
-    """How many parts an expression has with its repetitions written out, about.
+    """Return the approximate number of parts of an expression with its repetitions expanded.
 
-    Time is linear in the text: brackets are kept on a list.
+    Time is linear in the text, and nesting uses a list instead of recursion.
     """
     sums, last = [0], 0
     for step in _STEP.finditer(text):

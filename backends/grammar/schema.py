@@ -1,8 +1,8 @@
 """JSON schemas as GBNF (https://json-schema.org/draft/2020-12).
 
-What comes always satisfies the schema; not everything that satisfies it can come: properties have
-the schema's order, and there are others only where it says so. A keyword that cannot be made sure
-of is an error, never left out.
+Generated text always satisfies the schema, but not every valid text can be generated. Properties
+are in the schema's order, and a schema with `properties` allows others only if it says so. A
+keyword that cannot be enforced is an error; it is never ignored.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MOST_VISITS = limits.SCHEMA_VISITS.most
 MOST_SIZE = limits.SCHEMA.most
 MOST_OPTIONS = limits.ONE_OF.most
 MOST_KEY = limits.KEY.most
-# Characters of what is wrong with a schema, which may quote all of it.
+# Characters of a validation error's message, which may quote the whole schema.
 MOST_SAID = 300
-# Their meta-schemas come with the validators.
+# The published dialects; the validators include their meta-schemas.
 _DIALECTS: Mapping[str, type[jsonschema_rs.Validator]] = {
     "http://json-schema.org/draft-04/schema": jsonschema_rs.Draft4Validator,
     "http://json-schema.org/draft-06/schema": jsonschema_rs.Draft6Validator,
@@ -43,7 +43,7 @@ Schema = Mapping[str, Any]
 Path = tuple[str | int, ...]
 
 _CHARACTER = one_in_json(normal([Range(0, LAST)]))
-# A blank, or a new line with some: as much as llama.cpp's own rule allows.
+# A blank, or a new line with blanks, as in llama.cpp's own rule.
 WS = '(" " | "\\n" [ \\t]{0,20})?'
 _PRIMITIVES = {
     "ws": WS,
@@ -80,19 +80,19 @@ FORMATS = {
 
 
 def check_schema(schema: Any) -> None:
-    """Raise `Unenforced` for a value that is no JSON schema; the path says where.
+    """Raise `Unenforced` with a path for a value that is not a JSON schema.
 
-    Nothing is fetched, whatever `$schema` and `$ref` name.
+    Nothing is fetched for any `$schema` or `$ref`.
     """
     errors = [_deepest(error) for error in _meta_schema(_dialect(schema)).iter_errors(schema)]
     if errors:
-        # The place that is nearest to the root says most.
+        # The error nearest to the root is the most helpful.
         path, message = min(errors, key=lambda error: len(error[0]))
         raise Unenforced(message, path)
 
 
 def _dialect(schema: Any) -> str:
-    """The dialect that a schema says it is written in, where that is a published one."""
+    """Return the dialect that a schema declares, if it is a published one, or the latest."""
     named = schema.get("$schema") if isinstance(schema, dict) else None
     named = named.rstrip("#") if isinstance(named, str) else ""
     return named if named in _DIALECTS else LATEST
@@ -105,11 +105,11 @@ def _meta_schema(dialect: str) -> jsonschema_rs.Validator:
 
 
 def _deepest(error: jsonschema_rs.ValidationError) -> tuple[Path, str]:
-    """Where an error is, and what it says; of alternatives the one that came furthest."""
+    """Return the path and the message of an error; of alternatives, the one with most progress."""
     path, message = tuple(error.instance_path), error.message
     branches = getattr(error.kind, "context", ())
     if branches:
-        # OpenAI's words.
+        # OpenAI's message.
         message = f"{error.instance!r:.100} is not valid under any of the given schemas"
     inner = [_deepest(one) for branch in branches for one in branch]
     deeper = [one for one in inner if len(one[0]) > len(path)]
@@ -117,7 +117,7 @@ def _deepest(error: jsonschema_rs.ValidationError) -> tuple[Path, str]:
 
 
 def path_to(schema: Any, keyword: str, path: Path = ()) -> Path | None:
-    """Where a keyword stands in a schema; names of properties are none."""
+    """Return the path of a keyword in a schema, or None; property names are not keywords."""
     if isinstance(schema, list):
         parts: Any = enumerate(schema)
     elif isinstance(schema, dict):
@@ -132,21 +132,21 @@ def path_to(schema: Any, keyword: str, path: Path = ()) -> Path | None:
 
 
 def to_gbnf(text: str) -> str:
-    """A grammar for JSON that satisfies a schema, given as JSON.
+    """Return a grammar for JSON that satisfies a schema, which is given as JSON.
 
     Raises:
-        Unenforced: it is no schema, or says something that no grammar is made for.
+        Unenforced: it is not a schema, or has a constraint that a grammar cannot enforce.
     """
     rules = rules_of(json.loads(text), "root")
     return "\n".join(f"{name} ::= {rule}" for name, rule in rules.items()) + "\n"
 
 
 def rules_of(schema: Any, name: str, prefix: str = "") -> dict[str, str]:
-    """Rules for JSON that satisfies a schema, by their names.
+    """Return rules for JSON that satisfies a schema, by their names.
 
     Args:
-        name: of the rule that is all of it.
-        prefix: what the names of rules begin with that other schemas would have otherwise.
+        name: the name of the main rule.
+        prefix: the prefix of rule names that would otherwise collide with those of other schemas.
 
     Raises:
         Unenforced: see `to_gbnf`.
@@ -158,13 +158,13 @@ def rules_of(schema: Any, name: str, prefix: str = "") -> dict[str, str]:
 
 
 class _Converter:
-    """Walks a schema; every rule that it needs is in `rules`."""
+    """A converter of one schema, which collects its rules in `rules`."""
 
     def __init__(self, root: Any, prefix: str = "") -> None:
         self._root = root
         self._prefix = prefix
         self.rules: dict[str, str] = {}
-        # Rules by their bodies, so that what is alike is written once.
+        # Names of rules by their bodies, so that equal rules are shared.
         self._names: dict[str, str] = {}
         self._references: dict[str, str] = {}
         self._depth = 0
@@ -172,8 +172,8 @@ class _Converter:
         self._size = 0
 
     def visit(self, schema: Any, path: Path) -> str:
-        """GBNF for a schema."""
-        # A reference beside other keywords is written out, and one to itself never ends.
+        """Return GBNF for a schema."""
+        # A reference with other keywords is expanded, so a reference to itself would never end.
         if self._depth == MOST_DEEP:
             reason = f"it goes more than {MOST_DEEP} schemas deep, or round in a circle"
             raise Unenforced(reason, path[:8])
@@ -183,7 +183,7 @@ class _Converter:
             found = self._visited(schema, path)
         finally:
             self._depth -= 1
-        # What is written out at one level is written out again in all above it.
+        # The text of each level is repeated in all levels above it.
         self._size += len(found)
         if self._visits > MOST_VISITS or self._size > MOST_DEEP * MOST_SIZE:
             reason = f"its grammar is longer than {MOST_SIZE} characters"
@@ -225,7 +225,7 @@ class _Converter:
         return name
 
     def _resolved(self, schema: Any, path: Path) -> Any:
-        """A schema without a reference at its top."""
+        """Return a schema with the references at its top resolved."""
         for _ in range(100):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 return schema
@@ -263,14 +263,14 @@ class _Converter:
         for index, (option, given) in enumerate(zip(options, schema[keyword], strict=True)):
             here = (*path, keyword, index)
             if not rest.keys() & CONSTRAINTS - {"$defs", "definitions"}:
-                # By its reference, so that what refers to itself ends.
+                # The unresolved option, whose reference becomes a rule, so that recursion ends.
                 found.append(self.visit(given, here))
             else:
                 found.append(self.visit(merged([rest, option], path), here))
         return _any(found)
 
     def _values(self, schema: Schema, path: Path) -> str:
-        """The values that a schema lists, as far as the rest of it allows them."""
+        """Return GBNF for the listed values that satisfy the rest of the schema."""
         keyword = "const" if "const" in schema else "enum"
         values = [schema["const"]] if "const" in schema else schema["enum"]
         rest = {key: value for key, value in schema.items() if key != keyword}
@@ -331,9 +331,13 @@ class _Converter:
         return f'"{{" {ws} {body} "}}"' if body else f'"{{" {ws} "}}"'
 
     def _pairs(self, pairs: Sequence[tuple[str, bool]], more: str, ws: str) -> str:
-        """Pairs in their order with commas between them, those that are not required or not."""
+        """Return GBNF for comma-separated pairs in order; pairs that are not required are optional.
+
+        Args:
+            more: the rule for additional pairs, or empty.
+        """
         comma = f'{ws} "," {ws}'
-        # What may follow when something stands before it, from the last pair to the first.
+        # The text after each pair, from the last pair to the first.
         tails = [f"({comma} {more})*" if more else ""]
         for pair, required in reversed(pairs):
             part = f"{comma} {pair}" if required else f"({comma} {pair})?"
@@ -419,7 +423,7 @@ class _Converter:
         return self._rule(found)
 
     def _rule(self, body: str) -> str:
-        """The name of a rule with this body."""
+        """Return the name of a rule with this body."""
         body = body.strip()
         name = self._names.get(body)
         if name is None:
@@ -437,12 +441,12 @@ class _Converter:
 
 
 def _says_nothing(keyword: str, value: Any) -> bool:
-    """Whether a keyword that is not enforced does not ask for anything."""
+    """Return True if the value of a keyword that is not enforced has no effect."""
     return (keyword == "uniqueItems" and value is False) or (keyword == "multipleOf" and value == 1)
 
 
 def _check_count(schema: Schema, least: int, most: int | None, path: Path) -> None:
-    """How many properties there may be must follow from which there are."""
+    """Reject limits of the number of properties that the properties do not already satisfy."""
     if schema.get("minProperties", 0) > least:
         reason = "'minProperties' is enforced where as many are required"
         raise Unenforced(reason, (*path, "minProperties"))
@@ -452,7 +456,7 @@ def _check_count(schema: Schema, least: int, most: int | None, path: Path) -> No
 
 
 def _listed(places: list[str], item: str | None, least: int, rest: int | None, comma: str) -> str:
-    """Items with commas between them: some with a place of their own, then any number alike."""
+    """Return GBNF for comma-separated items: `places` in order, then repetitions of `item`."""
     tail = ""
     needed = max(least - len(places), 0)
     if item is not None:
@@ -472,7 +476,7 @@ def _listed(places: list[str], item: str | None, least: int, rest: int | None, c
 
 
 def _other_keys(names: Sequence[str]) -> str:
-    """GBNF for the inside of a key that is none of some; such a key has no escapes."""
+    """Return GBNF for the inside of a key that is not in `names` and has no escapes."""
     used = {ord(name[0]) for name in names if name}
     free = complement([*SPECIAL, *(Range(code, code) for code in used)])
     options = [f"{one_in_json(free)} {one_in_json(complement(SPECIAL))}*"]
@@ -487,7 +491,7 @@ def _other_keys(names: Sequence[str]) -> str:
 
 
 def _pointer(target: str) -> Path:
-    """A JSON pointer's keys."""
+    """Return the keys of a JSON pointer."""
     keys = [key.replace("~1", "/").replace("~0", "~") for key in target[2:].split("/") if key]
     return tuple(int(key) if key.isdecimal() and len(key) < 10 else key for key in keys)
 

@@ -1,4 +1,4 @@
-"""What a grammar cannot make sure of."""
+"""The error for constraints that a grammar cannot enforce."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..errors import shortened, summed_up
 
 
 class Unenforced(Exception):
-    """A keyword, or a part of a regular expression, that no grammar is made for.
+    """A schema keyword or a part of a regular expression that a grammar cannot enforce.
 
     Args:
-        path: where in the schema, keys and indices; empty for a regular expression.
-        reason: what it is and what to do instead.
+        path: the place in the schema, as keys and indices; empty for a regular expression.
+        reason: the constraint, and an alternative.
     """
 
     def __init__(self, reason: str, path: Sequence[str | int] = ()) -> None:
@@ -22,11 +22,11 @@ class Unenforced(Exception):
 
     @property
     def where(self) -> str:
-        """The path in the words of OpenAI's errors: `.properties.age.minimum`, `.anyOf[0]`."""
+        """The path in the form of OpenAI's errors: `.properties.age.minimum`, `.anyOf[0]`."""
         steps = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
         return shortened("".join(steps))
 
     @property
     def context(self) -> str:
-        """The path in the words of OpenAI's messages: `('properties', 'age')`."""
+        """The path in the form of OpenAI's error messages: `('properties', 'age')`."""
         return shortened(str(self.path))

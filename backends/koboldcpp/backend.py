@@ -1,4 +1,4 @@
-"""koboldcpp as a backend: its queue, and the calls that a job comes to."""
+"""The koboldcpp backend, which queues jobs and turns them into native calls."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class KoboldCpp:
     """A running koboldcpp.
 
     Args:
-        upstream: its address (`http://127.0.0.1:5001`), or an `Upstream` of one's own.
-        key: the server's own `--password`, where it has one.
-        max_waiting: requests that may wait for their turn; beyond it they are refused as busy.
-        silence: seconds without an event after which the engine is asked whether it still works.
+        upstream: the server's address (`http://127.0.0.1:5001`), or a custom `Upstream`.
+        key: the server's `--password`, if it has one.
+        max_waiting: the largest number of waiting requests; others are rejected as busy.
+        silence: seconds without an event after which the engine is asked if it still generates.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class KoboldCpp:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Backend.capabilities`; token counts of versions before 1.115 are the tokeniser's."""
+        """See `Backend.capabilities`; before 1.115, `usage` comes from the tokenizer, inexactly."""
         if self.server.tells_tokens:
             return CAPABILITIES
         return replace(CAPABILITIES, inexact=CAPABILITIES.inexact | {"usage"})
@@ -64,7 +64,7 @@ class KoboldCpp:
 
     @asynccontextmanager
     async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """See `Backend.open`; each choice takes a turn, one after the other."""
+        """See `Backend.open`; the choices run one after the other, each in its turn."""
         server = self.server
         tokens_of.check(job)
         if job.prompt.suffix is not None:
@@ -85,7 +85,7 @@ class KoboldCpp:
         try:
             yield run.batches()
         finally:
-            # Shielded: a cancelled request must still abort its generation and give up its turn.
+            # Shielded, since a cancelled request must still abort its generation and end its turn.
             await asyncio.shield(server.background(_leave(run)))
 
     @asynccontextmanager
@@ -119,24 +119,24 @@ class KoboldCpp:
                 server.turns.release()
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
-        """See `Backend.tokenize`; control tokens are always parsed here."""
+        """See `Backend.tokenize`; koboldcpp always parses control tokens."""
         if not parse_special:
             raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
         return tuple((await self.server.token_count(text, add_special))["ids"])
 
     async def detokenize(self, ids: TokenIds) -> bytes:
-        """See `Backend.detokenize`; incomplete characters are left out by the engine."""
+        """See `Backend.detokenize`; the engine drops incomplete characters."""
         return await self.server.detokenize(ids)
 
     async def pieces(self) -> None:
         """See `Backend.pieces`."""
 
     async def specials(self) -> Sequence[Special]:
-        """See `Backend.specials`: what the template spells, as far as that is one token."""
+        """See `Backend.specials`; the candidates are from the template and a fixed list."""
         return await self.server.specials()
 
     async def health(self) -> None:
-        """See `Backend.health`; it is asked twice a second at most."""
+        """See `Backend.health`; the server is asked at most twice a second."""
         await self.server.health()
 
     async def aclose(self) -> None:

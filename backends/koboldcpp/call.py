@@ -1,4 +1,4 @@
-"""The calls that a job comes to, one after the other: text, token counts, continuation, abort."""
+"""The consecutive native calls of a job: text, token counts, continuation, abort."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .server import Server, new_genkey
 from .tokens import Told
 from .translate import ENGINE, ChoiceStream, longest_call, to_error, to_native
 
-# Events beyond one for each token that was asked for: text that was held back may have its own.
+# Events to accept beyond one per requested token: text that was held back may have its own event.
 SLACK = 8
-# Bytes of text that a call may have for each token; no vocabulary comes near.
+# The largest number of bytes to accept per token; all vocabularies stay far below it.
 MOST_BYTES = 1024
 
 
 class Run:
-    """A job's calls, one after the other; each choice takes a turn of the queue."""
+    """The consecutive calls of a job; each choice takes a turn in the queue."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Run:
         """Wait for a turn.
 
         Raises:
-            Busy: the queue is full, and this is the request's first.
+            Busy: the queue is full and the request was not admitted before.
         """
         await self._server.turns.take(self._party)
         self._has_turn = True
@@ -68,10 +68,10 @@ class Run:
             self._server.turns.release()
 
     async def batches(self) -> AsyncIterator[Batch]:
-        """The batches of all choices, one after the other.
+        """Yield the batches of all choices, one choice after the other.
 
         Raises:
-            EngineError: the engine fails, or answers with something else than it documents.
+            EngineError: the engine fails, or its response is malformed.
         """
         try:
             for choice in range(len(self._job.seeds)):
@@ -80,7 +80,7 @@ class Run:
                 async with aclosing(self._batches_of(choice)) as batches:
                     async for batch in batches:
                         yield batch
-                # Others must not wait for all of a request's choices.
+                # Other requests must not wait for all choices of this one.
                 self.release()
         except MALFORMED as error:
             raise malformed(ENGINE, "a generation", error) from error
@@ -90,7 +90,7 @@ class Run:
         stream = ChoiceStream(self._job, choice, self._prompt_tokens, end)
         tokens: list[Told] | None = [] if self._job.logprobs is not None else None
         ended = False
-        # One call gives at most 80 % of the context, or what `--genlimit` allows.
+        # One call generates at most 80 % of the context, or what `--genlimit` allows.
         while not ended and not stream.stopped and stream.tokens < self._max_tokens:
             before, start = stream.tokens, len(stream.text)
             reason = None
@@ -135,7 +135,7 @@ class Run:
         return Piece(stream.choice, stream.text, all_tokens), finish
 
     async def _call(self, stream: ChoiceStream) -> AsyncGenerator[tuple[str, str | None], None]:
-        """Text of one call as it comes, and its finish reason with the last, if that is sent."""
+        """Yield the text of one call as it arrives, with the finish reason if it is sent."""
         room = min(self._max_tokens - stream.tokens, longest_call(self._model.context))
         prompt = self._prompt + stream.text.decode()
         self._room, self._genkey = room, new_genkey()
@@ -167,11 +167,11 @@ class Run:
         self._running = False
 
     async def _chunks(self, reply: Reply) -> AsyncIterator[bytes]:
-        """The stream's bytes; a stream that stays open while the engine is idle is an error."""
+        """Yield the stream's chunks; raise an error if the engine goes idle before its end."""
         idle = 0
         chunks = reply.chunks()
         while True:
-            # A task, since a read that was cancelled cannot be taken up again.
+            # A task, since a cancelled read cannot be resumed.
             reading = asyncio.ensure_future(anext(chunks, b""))
             try:
                 while not (await asyncio.wait([reading], timeout=self._server.silence))[0]:
@@ -197,7 +197,7 @@ class Run:
         return told
 
     async def aclose(self) -> None:
-        """End the call that is open, if any: by its key, since closing takes half a second more."""
+        """End the open call, if any; aborting by key is half a second faster than closing."""
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
@@ -205,7 +205,7 @@ class Run:
             if self._running:
                 await self._server.abort(self._genkey)
         except LatimerError:
-            pass  # The engine is gone: nothing runs there any more.
+            pass  # The engine is gone, so nothing runs there.
         finally:
             await exchange.__aexit__(None, None, None)
 
@@ -219,10 +219,10 @@ async def payload_of(
     genkey: str,
     continued: bool = False,
 ) -> bytes:
-    """The JSON of one call.
+    """Return the JSON payload of one call.
 
     Args:
-        continued: whether it goes on from an earlier call of the same choice.
+        continued: True if it continues an earlier call of the same choice.
     """
 
     def made() -> bytes:

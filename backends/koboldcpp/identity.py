@@ -1,7 +1,8 @@
-"""What a koboldcpp tells of itself, by which another model at its address is noticed.
+"""The identity that a koboldcpp reports, which shows when another model is at its address.
 
-It closes its connections all the time, so they tell nothing. When it was started is one question,
-and a process does not change its model; everything else is asked only when that has changed.
+koboldcpp closes its connections all the time, so open ones prove nothing. A process does not change
+its model, so one question suffices: its start time. The other questions are asked only if the start
+time has changed.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from ..errors import (
 from .translate import ENGINE
 
 TESTED = (1, 115)
-# Seconds for which an answer holds for questions; each generation asks anew.
+# Seconds for which an answer is valid for questions; each generation asks again.
 HOLDS = 0.02
-# Clocks that are read at different moments differ by less; if not, all is read again.
+# The tolerance of start times, in seconds; beyond it everything is read again.
 SAME_START = 0.03
 
-# What `/api/extra/version` tells of the model.
+# Kinds of media by their names in `/api/extra/version`.
 _MEDIA: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
 
 
 class Identity(NamedTuple):
-    """A koboldcpp's version, its model's name and template, and how it is served."""
+    """The version of a koboldcpp, and its model and configuration."""
 
     version: str
     name: str
@@ -47,18 +48,18 @@ class Identity(NamedTuple):
 
     @property
     def tells_tokens(self) -> bool:
-        """Whether it tells which tokens it has generated."""
+        """True if it reports the tokens that it has generated."""
         numbers = re.findall(r"\d{1,9}", self.version)[:2]
         return tuple(map(int, numbers)) >= TESTED
 
 
 class Watch:
-    """What a koboldcpp has told of itself.
+    """The last known identity of a koboldcpp, and the checks of it.
 
     Args:
-        address: for errors.
-        ask: `ask(method, path)` gets the JSON of an answer.
-        forget: called when another model is there: nothing that was read before holds.
+        address: the address for errors.
+        ask: `ask(method, path)` returns the JSON of a response.
+        forget: called when the server has another model, so that no earlier answer is valid.
     """
 
     def __init__(
@@ -71,24 +72,24 @@ class Watch:
         self._started: float | None = None
         self._seen = -1e9
         self.identity: Identity | None = None
-        # How many generations there had been when it was asked last, where it tells.
+        # The number of generations at the last check, if reported.
         self.generations: int | None = None
 
     @property
     def is_sure(self) -> bool:
-        """Whether it was asked a moment ago."""
+        """True if the server was checked a moment ago."""
         return time.monotonic() - self._seen < HOLDS
 
     def doubt(self) -> None:
-        """Ask anew before anything else: it was not there."""
+        """Require a new check, since the server was unavailable."""
         self._seen = -1e9
 
     async def check(self) -> None:
-        """Ask what it serves.
+        """Ask the server for its identity.
 
         Raises:
-            EngineUnavailable: it is not there, or serves another model than before.
-            EngineError: it is no koboldcpp.
+            EngineUnavailable: it is not reachable, or serves another model than before.
+            EngineError: it is not a koboldcpp.
         """
         await self._checks.run()
 
@@ -104,7 +105,7 @@ class Watch:
         self._seen = time.monotonic()
 
     async def _start(self) -> float | None:
-        """When it was started, on the clock of this process; None where it does not tell."""
+        """Return the server's start time on the clock of this process; None if not reported."""
         if self.identity is None:
             return None
         try:
@@ -147,5 +148,5 @@ class Watch:
 
 
 def _is_same(started: float | None, before: float | None) -> bool:
-    """Whether two starts are the same one; what is not told may be any."""
+    """Return True if two start times are the same; an unknown one equals none."""
     return started is not None and before is not None and abs(started - before) < SAME_START

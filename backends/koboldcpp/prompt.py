@@ -1,4 +1,4 @@
-"""A job's prompt as koboldcpp gets it, after making sure that all of it fits."""
+"""Prompts for koboldcpp, checked against the context length."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from .translate import CAPABILITIES, ENGINE, with_media
 
 
 async def counted(server: Server, job: Generation, model: Model) -> tuple[str, int, int]:
-    """The prompt as text, and how many tokens it has with a BOS and without.
+    """Return the prompt as text, and its number of tokens with a BOS and without.
 
-    koboldcpp cuts what does not fit from the prompt's front, silently: so it is counted first.
+    koboldcpp silently cuts the beginning of a prompt that does not fit, so its tokens are counted
+    first.
     """
     content = job.prompt.content
     if isinstance(content, Text):
@@ -31,7 +32,7 @@ async def counted(server: Server, job: Generation, model: Model) -> tuple[str, i
 
 
 async def _text_of(server: Server, ids: TokenIds) -> str:
-    """The text of token ids, if koboldcpp reads the same ids out of it again."""
+    """Return the text of token ids, if koboldcpp tokenizes it to the same ids."""
     text = (await server.detokenize(ids)).decode()
     if tuple((await server.token_count(text, False))["ids"]) != ids:
         raise Unsupported(

@@ -1,4 +1,4 @@
-"""A koboldcpp as it is asked: questions, what they have told, and the turns of its one call."""
+"""A running koboldcpp: questions to it, their cached answers, and the queue for its one call."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ..upstream import Upstream
 from .identity import Identity, Watch
 from .translate import ENGINE, to_error, to_native
 
-# What a template spells as a control token, if it is not put together from parts; and those that
-# often are.
+# The pattern of control tokens in a template, and control tokens that templates often assemble from
+# parts.
 _MARK = re.compile(r"<[^<>\s'\"{}%]{1,60}>|\[/?[A-Za-z_]{2,30}\]")
 WELL_KNOWN = frozenset(
     {
@@ -39,13 +39,13 @@ class Server:
     """A running koboldcpp.
 
     Args:
-        max_waiting: requests that may wait for their turn.
-        silence: seconds without an event after which it is asked whether it still works.
+        max_waiting: the largest number of waiting requests.
+        silence: seconds without an event after which it is asked if it still generates.
 
     Attributes:
         known: the model that it serves.
-        turns: who may call it next.
-        watch: what notices another model at the address.
+        turns: the queue of calls.
+        watch: the detector of another model at the address.
     """
 
     def __init__(self, upstream: Upstream, max_waiting: int, silence: float) -> None:
@@ -61,25 +61,25 @@ class Server:
 
     @property
     def tells_tokens(self) -> bool:
-        """Whether it tells the tokens of its last generation."""
+        """True if it reports the tokens of its last generation."""
         identity = self.watch.identity
         return identity is None or identity.tells_tokens
 
     async def check_still(self, model: Model) -> None:
-        """Raise `EngineUnavailable` where another model is there by now."""
+        """Raise `EngineUnavailable` if the server has another model now."""
         if self.known.model is model:
             await self.watch.check()
         self.known.check_is(model)
 
     async def detokenize(self, ids: TokenIds) -> bytes:
-        """The text of token ids; incomplete characters are left out by the engine."""
+        """Return the text of token ids; the engine drops incomplete characters."""
         payload = {"ids": ids, "special": True}
         reply = await self._tokenizer("/api/extra/detokenize", payload, 6 * len(ids))
         with read_from(ENGINE, "/api/extra/detokenize"):
             return text_of(reply["result"]).encode()
 
     async def specials(self) -> Sequence[Special]:
-        """What the template spells, as far as that is one token."""
+        """Return the spellings of the template, and well-known ones, that are a single token."""
         specials = self._specials
         if specials is None:
             model = await self.known.get()
@@ -95,19 +95,19 @@ class Server:
         return specials
 
     async def health(self) -> None:
-        """Return when it can answer; it is asked twice a second at most."""
+        """Return if the server can answer; ask it at most twice a second."""
         await self._health.run()
 
     async def _ask_health(self) -> None:
         await self.ask("GET", "/api/extra/version")
 
     async def aclose(self) -> None:
-        """Wait for what is on its way, and close all connections."""
+        """Wait for the background tasks, and close all connections."""
         await asyncio.gather(*self._closing, return_exceptions=True)
         await self.upstream.aclose()
 
     async def token_count(self, text: str, special: bool) -> TokenCount:
-        """The tokens of a text; `special` puts a BOS in front."""
+        """Return the tokens of a text; `special` adds a BOS."""
         payload: TokenCountPayload = {"prompt": text, "special": special}
         reply = await self._tokenizer("/api/extra/tokencount", payload, len(text))
         with read_from(ENGINE, "/api/extra/tokencount"):
@@ -115,10 +115,11 @@ class Server:
         return {"value": len(ids), "ids": list(ids)}
 
     async def _tokenizer(self, path: str, payload: Any, size: int) -> Any:
-        """Ask the tokeniser, when nobody else does.
+        """Send a request to the tokenizer, one request at a time.
 
-        It answers out of one static buffer, without a lock (expose.cpp): two requests at once get
-        each other's tokens, or end the engine. Whoever leaves leaves the request to its end.
+        The tokenizer answers from one static buffer without a lock (expose.cpp). Two concurrent
+        requests get each other's tokens or crash the engine. A cancelled caller lets its request
+        finish.
         """
 
         async def alone() -> Any:
@@ -133,16 +134,16 @@ class Server:
     def _tokenized(self, task: asyncio.Future[Any]) -> None:
         self._closing.discard(task)
         if not task.cancelled():
-            # Who asked may have left; then nobody else looks at what went wrong.
+            # Retrieves the error, since the caller may have been cancelled.
             task.exception()
 
     async def perf(self) -> Perf:
-        """What it tells of its last generation, and whether it is idle."""
+        """Return the facts of the last generation, and if the engine is idle."""
         perf: Perf = await self.ask("GET", "/api/extra/perf")
         return perf
 
     async def told(self, genkey: str) -> LastLogprobs | None:
-        """The tokens of the call that has just ended, if they are still that call's."""
+        """Return the tokens of the call that has just ended, or None if they are not known."""
         if not self.tells_tokens:
             return None
         reply = await self.ask("POST", "/api/extra/last_logprobs", {"genkey": genkey})
@@ -150,18 +151,18 @@ class Server:
         return told
 
     async def abort(self, genkey: str) -> None:
-        """End a generation by its key."""
+        """Abort a generation by its key."""
         await self.ask("POST", "/api/extra/abort", {"genkey": genkey})
 
     def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do what must be done even if nobody waits for it any more."""
+        """Start a task that must finish even if its caller is cancelled."""
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return task
 
     async def ask(self, method: str, path: str, payload: Any = None, size: int = 0) -> Any:
-        """Ask a question; `size` is about how many bytes the payload has."""
+        """Send a request and return its JSON; `size` is the payload's approximate size in bytes."""
         body = None if payload is None else await offload.run(size, orjson.dumps, payload)
         try:
             async with self.upstream.send(method, path, body) as reply:
@@ -169,7 +170,7 @@ class Server:
                 if reply.status != 200:
                     raise to_error(reply.status, data)
         except EngineUnavailable:
-            # Another model may be there when it comes back.
+            # The server may come back with another model.
             self.watch.doubt()
             raise
         try:
@@ -182,7 +183,7 @@ class Server:
         return answer
 
     def _forget(self) -> None:
-        """Forget what was read of the model: another one is there."""
+        """Clear everything read about the model, since the server has another one."""
         self.known.model = self._specials = None
 
     async def _read_model(self) -> Model:
@@ -212,10 +213,11 @@ class Server:
         )
 
     async def _probe(self, context: int) -> tuple[bool, str]:
-        """Whether prompts get a BOS, and the end token's spelling: no endpoint tells either.
+        """Return True if prompts get a BOS, and the spelling of the end token.
 
-        A grammar of nothing ends a generation with its first token, and the reply counts the
-        prompt's tokens. Versions that do not count them add a BOS wherever there is one.
+        No endpoint reports them. With an empty grammar, a generation ends with its first token, and
+        the reply has the number of prompt tokens. Older versions do not report tokens; they add a
+        BOS if the model has one.
         """
         if not self.tells_tokens:
             return True, ""
@@ -235,5 +237,5 @@ class Server:
 
 
 def new_genkey() -> str:
-    """Return a key by which one generation can be aborted, and asked about."""
+    """Return a new key for aborting one generation and for reading its tokens."""
     return "LATIMER" + secrets.token_hex(8)

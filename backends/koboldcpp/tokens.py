@@ -1,7 +1,7 @@
-"""The tokens that koboldcpp tells when a call has ended, laid on the call's text (sans-I/O).
+"""The tokens that koboldcpp reports after a call, aligned with the call's text (sans-I/O).
 
-It tells log-probabilities after sampling, so they are the model's own only where nothing shapes
-them; 1e-4 is the least probability that it knows, and ten alternatives the most it tells.
+koboldcpp reports log-probabilities after sampling, so they are the model's own only with neutral
+sampling parameters. Its lowest probability is 1e-4, and it lists at most ten alternatives.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from ..errors import EngineError, Unsupported, told_logprob
 from .translate import ENGINE
 
 MOST = 10
-# The logarithm of 1e-4, which stands for everything below it too.
+# The logarithm of 1e-4, which is reported for every lower probability.
 FLOOR = -9.2103
 
 
 class Told(NamedTuple):
-    """A call's tokens.
+    """The tokens of a call.
 
     Args:
-        tokens: those of its text.
-        end: the end token that closed it, if one did.
-        inexact: whether one is less likely than the engine can tell, or its bytes are not known.
+        tokens: the tokens of its text.
+        end: the end token of the call, or None.
+        inexact: True if a token is less likely than the engine can report, or its bytes are a
+            guess.
     """
 
     tokens: list[Token]
@@ -35,7 +36,7 @@ class Told(NamedTuple):
 
 
 def check(job: Generation) -> None:
-    """Raise `Unsupported` for log-probabilities that it does not know."""
+    """Raise `Unsupported` for log-probabilities that koboldcpp does not report."""
     if job.prompt.logprobs is not None:
         raise Unsupported(
             "logprobs",
@@ -59,15 +60,16 @@ def check(job: Generation) -> None:
 
 
 def read(told: LastLogprobs, text: bytes, ended: bool, top: int, control: frozenset[str]) -> Told:
-    """A call's tokens, each with the bytes that it has in the text.
+    """Return a call's tokens, each with its bytes in the text.
 
-    What was decoded with broken UTF-8 left out is empty: a run of such tokens fills the text up to
-    the next that is found. If it has as many bytes, each is one; else who has which is a guess.
+    koboldcpp drops broken UTF-8, so tokens inside a character are empty. A run of them fills the
+    text up to the next token that is found. If the run has one byte per token, the bytes are exact;
+    otherwise they are a guess.
 
     Args:
-        text: the call's text.
-        ended: whether an end token closed the call.
-        control: how the control tokens that are known are spelled.
+        text: the text of the call.
+        ended: True if an end token closed the call.
+        control: the spellings of the known control tokens.
 
     Raises:
         EngineError: the tokens are not those of the text.
@@ -91,7 +93,7 @@ def read(told: LastLogprobs, text: bytes, ended: bool, top: int, control: frozen
             tokens.append(_token(entry, data, top, control))
             waiting, position = [], found + len(data)
         elif data.startswith(text[position:]):
-            # A stop cut it off.
+            # A stop sequence cut it off.
             tokens.append(_token(entry, text[position:], top, control))
             position = len(text)
         else:
@@ -107,7 +109,7 @@ def read(told: LastLogprobs, text: bytes, ended: bool, top: int, control: frozen
 def _shared(
     entries: Sequence[TokenLogprob], data: bytes, top: int, control: frozenset[str]
 ) -> list[Token]:
-    """Tokens inside characters, with even shares of the bytes."""
+    """Return tokens inside characters, with equal shares of the bytes."""
     count = len(entries)
     bounds = [index * len(data) // count for index in range(count + 1)] if count else []
     return [

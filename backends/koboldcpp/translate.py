@@ -1,4 +1,4 @@
-"""A job to koboldcpp's payload, and its stream back to canonical events (sans-I/O)."""
+"""Translation of jobs to koboldcpp payloads, and of its stream to text and counts (sans-I/O)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENGINE = "koboldcpp"
 MAX_LOGIT_BIAS = 512
 
 # koboldcpp's own defaults (temperature 0.7, top_p 0.9, top_k 100, trimming, placeholders …) apply
-# to whatever is left out, so neutral values go with every request.
+# to omitted fields, so every request has neutral values.
 NEUTRAL: dict[str, Any] = {
     "top_k": 0,
     "min_p": 0.0,
@@ -45,7 +45,7 @@ NEUTRAL: dict[str, Any] = {
     "replace_instruct_placeholders": False,
 }
 
-# Sampling extras: the request's name to koboldcpp's.
+# koboldcpp's names of sampling extras, by their names in requests.
 EXTRAS = {
     "top_k": "top_k",
     "min_p": "min_p",
@@ -75,7 +75,7 @@ CAPABILITIES = Capabilities(
         "suffix": "It does not tell how its model wants a gap marked; leave it out.",
         "logit_bias_vocabulary": "It does not tell its vocabulary; send the model's own ids.",
     },
-    # It counts the prompt too.
+    # koboldcpp also counts the prompt's tokens.
     inexact=frozenset({"presence_penalty"}),
     late_logprobs=True,
     grammars=frozenset({"gbnf", "json_schema", "regex"}),
@@ -87,25 +87,26 @@ CAPABILITIES = Capabilities(
 )
 
 
-# How its prompts name what is attached (koboldcpp.py), and its payload the files.
+# koboldcpp's words for attached media in prompts (koboldcpp.py), and its payload fields for them.
 _ATTACHED: Mapping[MediaKind, str] = {"image": "Image", "audio": "Audio"}
 _FILES: Mapping[MediaKind, str] = {"image": "images", "audio": "audio"}
 
 
 def longest_call(context: int) -> int:
-    """The most tokens that one call generates: 80 % of the context (koboldcpp.py, generate())."""
+    """Return the token limit of one call: 80 % of the context (koboldcpp.py, generate())."""
     return context - max(16, int(context * 0.2))
 
 
 def to_seed(seed: int | None) -> int:
-    """A seed in 1 … 2**31 - 1: zero and below mean "the clock's second" there."""
+    """Return a seed in 1 … 2**31 - 1; koboldcpp replaces zero and below by the clock's second."""
     return random.randint(1, 2**31 - 1) if seed is None else seed % (2**31 - 1) + 1  # noqa: S311
 
 
 def with_media(job: Generation, text: str) -> str:
-    """A prompt's text with the words for pictures and sounds that koboldcpp's own chat has.
+    """Return a prompt's text with the words that koboldcpp's own chat uses for media.
 
-    They say where each belongs: the engine itself puts all of them in front of the prompt.
+    The words mark the place of each image or audio. The engine itself puts all media in front of
+    the prompt.
     """
     counts = dict.fromkeys(_ATTACHED, 0)
     for media in job.prompt.media:
@@ -118,7 +119,7 @@ def with_media(job: Generation, text: str) -> str:
 def to_native(
     job: Generation, choice: int, prompt: str, max_length: int, context: int, genkey: str
 ) -> GeneratePayload:
-    """The payload of one call; its seed is drawn anew for each call without one."""
+    """Return the payload of one call; a choice without a seed gets a new one for each call."""
     sampling = job.sampling
     payload: dict[str, Any] = {
         "prompt": prompt,
@@ -140,11 +141,11 @@ def to_native(
         payload.setdefault(_FILES[media.kind], []).append(b64encode(media.data).decode())
     if job.grammar is not None:
         payload["grammar"] = job.grammar.text
-        # Where a grammar ends nothing else may come.
+        # Only an end token may follow the end of a grammar.
         payload["ban_eos_token"] = False
     if job.logprobs is not None:
         payload["logprobs"] = True
-        # Keeps it from batching, where it would tell another request's tokens.
+        # Disables batching, in which koboldcpp would report another request's tokens.
         payload["reasoning_effort"] = "high"
     if sampling.logit_bias:
         if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
@@ -154,7 +155,7 @@ def to_native(
 
 
 def to_error(status: int, body: bytes) -> LatimerError:
-    """The error that a refused request stands for."""
+    """Return the error for a failed response."""
     text = body[:200].decode(errors="replace")
     if status == 503:
         return Busy(f"{ENGINE} is busy with requests of other clients.", 1.0)
@@ -164,18 +165,18 @@ def to_error(status: int, body: bytes) -> LatimerError:
 
 
 class ChoiceStream:
-    """The text of one choice as it comes, over as many calls as it takes.
+    """The text of one choice, streamed over one or more calls.
 
-    koboldcpp's stream carries text only, and calls a stop string `length`: so stops are found
-    here, and tokens are counted from `/api/extra/last_logprobs` when a call has ended.
+    koboldcpp's stream has text only, and its finish reason for a stop sequence is `length`. So stop
+    sequences are matched here. Tokens are counted from `/api/extra/last_logprobs` after each call.
 
     Args:
-        end: how the model's end token is spelled.
+        end: the spelling of the model's end token.
     """
 
     def __init__(self, job: Generation, choice: int, prompt_tokens: int, end: str = "") -> None:
         self.choice = choice
-        # Where control tokens are shown, so is the end token.
+        # If control tokens are part of the text, so is the end token.
         self._ends = StopMatcher((end,)) if job.preserved_tokens and end else None
         self._prompt_tokens = prompt_tokens
         self._matcher = matcher_of(job)
@@ -186,19 +187,19 @@ class ChoiceStream:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has completed."""
+        """True if a stop sequence has matched."""
         return self._matcher.stop is not None
 
     @property
     def tokens(self) -> int:
-        """Tokens of the calls that have ended, an end token not counted."""
+        """The number of tokens of the calls that have ended, without an end token."""
         return self._tokens
 
     def parse(self, data: bytes) -> StreamEvent:
         """Read an event.
 
         Raises:
-            EngineError: the engine reports a failure, or the event is not what it sends.
+            EngineError: the engine reports a failure, or the event is malformed.
         """
         try:
             event: StreamEvent = orjson.loads(data)
@@ -212,12 +213,12 @@ class ChoiceStream:
         return event
 
     def feed(self, text: str) -> bytes:
-        """Take text of the stream; returns its bytes, stop strings included."""
+        """Add text of the stream; return its bytes, including stop sequences."""
         data = text.encode()
         return self._take(data if self._ends is None else self._ends.feed(data))
 
     def rest(self) -> bytes:
-        """What might have been the end token, when a call has ended."""
+        """Return the bytes held back as a possible end token, after the end of a call."""
         return b"" if self._ends is None else self._take(self._ends.flush())
 
     def _take(self, data: bytes) -> bytes:
@@ -226,12 +227,13 @@ class ChoiceStream:
         return data
 
     def end_call(self, told: LastLogprobs | None, counted: int, ended: bool) -> None:
-        """Take the token count of a call that has ended.
+        """Add the token count of a call that has ended.
 
         Args:
-            told: the call's tokens, None where the engine does not tell them.
-            counted: tokens of the call's text as the engine tokenises it, used where it does not.
-            ended: whether an end token closed the call.
+            told: the call's tokens; None if the engine does not report them.
+            counted: the number of tokens of the call's text by the engine's tokenizer, for a `told`
+                of None.
+            ended: True if an end token closed the call.
         """
         text = self.text[self._call_start :]
         if told is None:
@@ -243,7 +245,7 @@ class ChoiceStream:
         self._call_start = len(self.text)
 
     def finish(self, ended: bool) -> Finish:
-        """The choice's last event."""
+        """Return the last event of the choice."""
         reason: Reason = "end" if ended else "length"
         if self.stopped:
             reason = "stop"
@@ -251,15 +253,15 @@ class ChoiceStream:
 
 
 def tokens_before(tokens: Sequence[str], text: bytes, end: int) -> int:
-    """How many tokens begin before byte `end` of the text."""
+    """Return how many tokens begin before byte `end` of the text."""
     return begun_before(end, _starts(tokens, text))
 
 
 def _starts(tokens: Sequence[str], text: bytes) -> Iterator[int]:
-    """Where each token begins in the text.
+    """Yield the position in the text at which each token begins.
 
-    Tokens inside a character were decoded to less than their bytes; a run of them fills the text
-    up to where the next whole token is found, and shares it evenly.
+    Tokens inside a character were decoded to less than their bytes. A run of them fills the text up
+    to the next whole token that is found, in equal shares.
     """
     position = pending = 0
     for token in tokens:

@@ -1,8 +1,8 @@
-"""Whether an answer that ended without its final event is whole.
+"""Proof that an answer without a final event is complete.
 
-koboldcpp closes a stream without that event when everything was sent before it noticed that the
-generation had ended. A connection that breaks looks the same, and what it tells of its last
-generation may be of another one: so the text must be proven to be all of it.
+koboldcpp omits that event if it sends all text before it notices the end of the generation. A
+broken connection looks the same, and the facts about the last generation may be about another one.
+So the text has to be proven complete.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from .translate import ENGINE
 FinishReason = Literal["stop", "length"]
 
 STOP_REASONS: dict[int, FinishReason] = {0: "length", 1: "stop", 2: "length"}
-# How often, and how many seconds apart, it is asked whether it is idle. It stops being busy a
-# moment after it has closed the stream; a generation that still runs takes longer.
+# The number of idle checks, and the seconds between them. koboldcpp becomes idle a moment after it
+# has closed the stream; a generation that still runs takes longer.
 LOOKS, LOOK_SECONDS = 20, 0.05
 
 
 async def finish_reason(
     server: Server, genkey: str, text: bytes, before: int | None, shows_control: bool
 ) -> FinishReason:
-    """Return why a generation ended whose stream does not say it.
+    """Return the finish reason of a generation whose stream does not have one.
 
     Args:
-        genkey: the call's.
-        text: what the call has sent.
-        before: how many generations there had been before it, None if that is not known.
-        shows_control: whether control tokens are part of the text.
+        genkey: the key of the call.
+        text: the text that the call has sent.
+        before: the number of generations before the call, or None if unknown.
+        shows_control: True if control tokens are part of the text.
 
     Raises:
-        EngineError: nothing proves that the text is whole.
+        EngineError: nothing proves that the text is complete.
     """
     perf = await _idle(server)
     reason = STOP_REASONS.get(whole_of(perf["stop_reason"], least=-(2**31)))
@@ -53,7 +53,7 @@ async def finish_reason(
 
 
 async def _idle(server: Server) -> Perf:
-    """What the engine tells once nothing is generated any more."""
+    """Wait until the engine is idle, and return its facts about the last generation."""
     for _ in range(LOOKS):
         perf = await server.perf()
         if perf["idle"]:
@@ -65,7 +65,7 @@ async def _idle(server: Server) -> Perf:
 async def _is_of(
     told: LastLogprobs, text: bytes, reason: FinishReason, server: Server, shows_control: bool
 ) -> bool:
-    """Whether a generation's tokens are the text."""
+    """Return True if the tokens of a generation make up the text."""
     tokens, ids = told["tokens"], told["token_ids"]
     if not tokens or len(tokens) != len(ids):
         return False
@@ -77,7 +77,7 @@ async def _is_of(
         control = {special.spelling for special in await server.specials()}
         if joined(tokens, control) == text:
             return True
-    # Tokens that are parts of characters are empty there, but not in their text.
+    # Tokens inside a character are empty in the list, but detokenizing all ids restores them.
     return await server.detokenize(tuple(ids)) == text
 
 
@@ -89,7 +89,7 @@ def joined(tokens: Collection[str], control: Collection[str] = ()) -> bytes:
 async def _is_counted(
     perf: Perf, text: bytes, reason: FinishReason, before: int | None, server: Server
 ) -> bool:
-    """Whether the last generation was this one, and its tokens are as many as the text has."""
+    """Return True if the last generation was this one and has as many tokens as the text."""
     if before is None or whole_of(perf["total_gens"]) != before + 1:
         return False
     counted = len((await server.token_count(text.decode(), False))["ids"])

@@ -1,4 +1,4 @@
-"""llama-server as a backend: which calls a job comes to."""
+"""The llama-server backend, which turns a job into native calls."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ class LlamaServer:
     """A running llama-server.
 
     Args:
-        upstream: its address (`http://127.0.0.1:8080`), or an `Upstream` of one's own.
-        key: the server's own `--api-key`, where it has one.
-        timeout: seconds of silence in the middle of an answer after which it counts as lost; the
-            first token may take ten times as long, and ten minutes at least.
-        max_waiting: requests that may wait for a slot; beyond it they are refused as busy.
+        upstream: the server's address (`http://127.0.0.1:8080`), or a custom `Upstream`.
+        key: the server's `--api-key`, if it has one.
+        timeout: seconds of silence within a response after which it counts as lost. The first token
+            may take ten times as long, and at least ten minutes.
+        max_waiting: the largest number of requests that wait for a slot; others are rejected as
+            busy.
     """
 
     capabilities: Capabilities = CAPABILITIES
@@ -67,7 +68,7 @@ class LlamaServer:
         return self.server.known.get()
 
     def open(self, job: Generation) -> Stream:
-        """See `Backend.open`; choices are separate native calls, run as there are slots."""
+        """See `Backend.open`; each choice is a native call, and the calls wait for free slots."""
         if job.party is None and (len(job.seeds) > 1 or job.prompt.logprobs is not None):
             job = replace(job, party=Party())
         if job.prompt.logprobs is not None:
@@ -80,14 +81,14 @@ class LlamaServer:
 
     @asynccontextmanager
     async def _nothing(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """A job that wants no tokens: the server would generate one all the same."""
+        """Run a job of no tokens without the server, which would generate one token."""
         model = await self.server.known.get_for(job)
         _ids, count = await prompt_ids(self.server, job, model)
         yield ended(job, count)
 
     @asynccontextmanager
     async def _scored(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """A job whose prompt is scored before anything is generated."""
+        """Run a job that scores its prompt before it generates."""
         server = self.server
         server.turns.check(job.party)
         model = await server.known.get_for(job)
@@ -122,7 +123,7 @@ class LlamaServer:
         )
 
     async def detokenize(self, ids: TokenIds) -> bytes:
-        """See `Backend.detokenize`; from the vocabulary, since `/detokenize` breaks characters."""
+        """See `Backend.detokenize`; it uses the vocabulary, as `/detokenize` breaks characters."""
         vocabulary = (await self.server.facts()).vocabulary
 
         def text() -> bytes:
@@ -136,11 +137,11 @@ class LlamaServer:
         return (await self.server.facts()).vocabulary.pieces
 
     async def specials(self) -> Sequence[Special]:
-        """See `Backend.specials`; asks for the vocabulary at the first call."""
+        """See `Backend.specials`; the first call reads the vocabulary."""
         return await self.server.specials()
 
     async def health(self) -> None:
-        """See `Backend.health`; it is asked twice a second at most."""
+        """See `Backend.health`; the server is asked at most twice a second."""
         await self.server.health()
 
     async def aclose(self) -> None:

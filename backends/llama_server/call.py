@@ -39,7 +39,7 @@ from .translate import (
 class Call:
     """The batches of one choice.
 
-    A class rather than generators: this is the road of every token.
+    A class rather than a generator for speed: every token passes here.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class Call:
     async def __aexit__(self, *error: object) -> None:
         if not self._closed:
             self._closed = True
-            # A method of its own, which leads back here.
+            # A bound method, which refers to this object.
             self._read = None
             self._server.turns.release()
             await self._exchange.__aexit__(None, None, None)
@@ -117,7 +117,7 @@ class Call:
 
     async def __anext__(self) -> Batch:
         if self._stream.finished and self._job.stops.matcher is not None:
-            # The server knows of no stop: it must not go on.
+            # The server does not know the stop sequence, so it has to be interrupted.
             await self.__aexit__()
             raise StopAsyncIteration
         async for chunk in self._chunks:
@@ -145,7 +145,7 @@ class Call:
         raise StopAsyncIteration
 
     async def _read_careful(self, events: list[dict[str, Any]]) -> Batch:
-        """With stops, the last event may only be understood with the vocabulary at hand."""
+        """Read events of a job with stop sequences; the last one may need the vocabulary."""
         stream = self._stream
         batch: list[Event] = stream.feed(events[:-1])
         for event in events[-1:]:
@@ -165,14 +165,14 @@ class Call:
         self._prompt, count = await prompt_ids(server, job, model)
         if len(self._prompt) >= model.context:
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
-        # It checks the events; its text is not used.
+        # The stream checks the events; its text is not used.
         self._stream = ChoiceStream(replace(job, stops=Stops()), self._choice, 0)
         self._tokens = TokenStream(job, self._choice, count, facts.vocabulary)
         self._read = self._read_tokens
         return self._prompt
 
     async def _read_tokens(self, events: list[dict[str, Any]]) -> Batch:
-        """With log-probabilities; those that the server did not tell are asked for."""
+        """Read events with log-probabilities; score the tokens that have none."""
         self._stream.feed(events)
         stream = self._tokens
         start = len(self._prompt) + len(stream.ids)
@@ -200,7 +200,7 @@ class Call:
         return token._replace(logprob=found.logprob, top=found.top)
 
     async def _all_ids(self) -> list[int]:
-        """Every id of the answer, from the same request made unstreamed."""
+        """Return all token ids of the answer, from the same request without streaming."""
         fields = {"stream": False, "return_tokens": True, "n_probs": 0}
         payload = {**self._payload, **fields, "response_fields": ["tokens"]}
         data = await offload.run(size_of(self._payload["prompt"]), orjson.dumps, payload)

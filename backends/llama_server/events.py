@@ -1,4 +1,4 @@
-"""What llama-server's events must hold before they are used."""
+"""Validation of llama-server's events before they are used."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ ENGINE = "llama-server"
 
 
 def last_of(event: Any) -> tuple[str, str | None, int, int, int]:
-    """The last event of an answer, as far as it is read here.
+    """Read the last event of an answer.
 
     Returns:
-        Its `stop_type` and the stop string, if one ended it; the numbers of tokens that were
-        generated, that the prompt has, and that of those came from the cache.
+        The `stop_type`, the stop sequence or None, and the numbers of generated tokens, of prompt
+        tokens, and of prompt tokens from the cache.
 
     Raises:
-        EngineError: it is not what the server sends.
+        EngineError: the event is malformed.
     """
     try:
         kind, told, read = event["stop_type"], event["tokens_predicted"], event["tokens_evaluated"]
@@ -40,17 +40,17 @@ def last_of(event: Any) -> tuple[str, str | None, int, int, int]:
 
 
 def none_of(event: Any) -> EngineError:
-    """The error for an event that the server does not send."""
+    """Return the error for a malformed event."""
     return EngineError(f"{ENGINE} sent an event that is none: {str(event)[:200]}")
 
 
 def more_than_last() -> EngineError:
-    """The error for what comes behind a last event."""
+    """Return the error for an event after the last one."""
     return EngineError(f"{ENGINE} sent more after its last event.")
 
 
 class OtherModel(Exception):
-    """An answer says that it is another model's; `name` is what it calls that."""
+    """A response from another model, called `name`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -58,7 +58,7 @@ class OtherModel(Exception):
 
 
 def check_model(reply: Mapping[str, Any], names: Container[str]) -> None:
-    """Raise `OtherModel` where an answer names a model that is none of `names`."""
+    """Raise `OtherModel` if a response names a model that is not in `names`."""
     name = reply.get("model")
     if name is not None and name not in names:
         raise OtherModel(str(name)[:200])

@@ -1,4 +1,4 @@
-"""What llama-server is asked for once tokens are to be told: vocabulary, slots, speculation."""
+"""Facts about a llama-server that reporting tokens needs: vocabulary, slots, speculation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Reply = Callable[[str, str, bytes | None], Awaitable[tuple[int, bytes]]]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a server is asked for once tokens are to be told.
+    """Facts about a server that reporting tokens needs.
 
     Args:
-        model: whose facts they are.
-        slots: how many calls it works on at a time.
-        speculative: whether it makes log-probabilities up.
-        rolls_back: whether its model's memory can forget its last tokens. A recurrent one cannot,
-            and the server then gives other numbers for a prompt of which it has a part already.
+        model: the model that the server served when they were read.
+        slots: the number of calls that it runs at a time.
+        speculative: True if it invents log-probabilities, since it decodes speculatively.
+        rolls_back: True if the model's memory can drop its last tokens. A recurrent model's memory
+            cannot, and the server then reports other numbers for a prompt with a cached part.
     """
 
     model: Model
@@ -40,13 +40,13 @@ class Facts:
 
 
 async def read_facts(reply: Reply, ask: Ask, model: Model, slots: int) -> Facts:
-    """Read everything.
+    """Ask a server for its facts.
 
     Args:
-        reply: `reply(method, path, body)` gets status and body of an answer.
-        ask: `ask(method, path, payload)` gets the JSON of one.
-        model: what the server serves.
-        slots: how many calls the server works on at a time.
+        reply: `reply(method, path, body)` returns the status and the body of a response.
+        ask: `ask(method, path, payload)` returns the JSON of a response.
+        model: the model that the server serves.
+        slots: the number of calls that the server runs at a time.
     """
     pieces = await _read_pieces(reply)
     control = [token for token, piece in enumerate(pieces) if not piece]
@@ -65,9 +65,10 @@ async def read_facts(reply: Reply, ask: Ask, model: Model, slots: int) -> Facts:
 
 
 async def _rolls_back(ask: Ask, token: int) -> bool:
-    """Whether a prompt that turns off halfway continues from there.
+    """Return True if a prompt that diverges halfway reuses the common part.
 
-    Where another request comes between, it seems not to, and nothing is reused.
+    A request that runs in between can make the result False. The only cost is that no later call
+    reuses the cache.
     """
     payload = {"n_predict": 1, "id_slot": 0, "response_fields": ["timings"]}
     first = {**payload, "prompt": [token] * 16, "cache_prompt": False}
@@ -78,7 +79,7 @@ async def _rolls_back(ask: Ask, token: int) -> bool:
 
 
 async def _read_pieces(reply: Reply) -> list[bytes]:
-    """Every token's bytes, from one wide call."""
+    """Return every token's bytes, from one call with all alternatives."""
     payload = {"prompt": [0], "n_predict": 1, "n_probs": 1_000_000, "cache_prompt": False}
     # A server-side ban or an end token still yields the whole distribution; a token that ends
     # inside a character yields no entry, so an ordinary one is forced.
@@ -93,7 +94,7 @@ async def _read_pieces(reply: Reply) -> list[bytes]:
 
 
 async def _names(control: Sequence[int], pieces: Sequence[bytes], ask: Ask) -> dict[int, bytes]:
-    """How control tokens are spelled: in one call, with line ends between them."""
+    """Return the spellings of control tokens, from one call with line ends between them."""
     line_end = next((token for token, piece in enumerate(pieces) if piece == b"\n"), None)
     if line_end is not None and control:
         tokens = [token for one in control for token in (one, line_end)]
@@ -112,7 +113,7 @@ async def _speculates(ask: Ask) -> bool:
     try:
         slots = await ask("GET", "/slots")
     except LatimerError:
-        # `--no-slots`: replies tell as well, where something was proposed.
+        # `--no-slots`: a reply also reports speculation, if the draft model proposed tokens.
         return False
     return any(slot.get("speculative") for slot in slots)
 
@@ -120,21 +121,21 @@ async def _speculates(ask: Ask) -> bool:
 async def read_specials(
     vocabulary: Vocabulary, tokenize: Callable[[str], Awaitable[TokenIds]]
 ) -> list[Special]:
-    """Control tokens, which have names, and added ones, which the tokeniser finds anywhere.
+    """Return the control tokens, and the added tokens that the tokenizer finds anywhere.
 
     Args:
-        tokenize: ids of a text with control tokens in it as text.
+        tokenize: returns the ids of a text without parsing control tokens.
     """
     found, candidates = await offload.run(len(vocabulary), _candidates, vocabulary)
     for token, text in candidates:
-        # Learnt tokens are seldom what remains when their first character stands there twice.
+        # Doubling the first character rarely leaves an ordinary token in one piece.
         if (await tokenize(text[0] + text))[-1:] == (token,):
             found.append(Special(text, False))
     return found
 
 
 def _candidates(vocabulary: Vocabulary) -> tuple[list[Special], list[tuple[int, str]]]:
-    """Control tokens, and what looks like an added one."""
+    """Return the control tokens, and the tokens that look like added ones."""
     found = []
     candidates = []
     for token in range(len(vocabulary)):

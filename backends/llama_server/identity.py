@@ -1,4 +1,4 @@
-"""What a llama-server tells of itself, by which another model at its address is noticed."""
+"""The identity that a llama-server reports, which shows when another model is at its address."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from typing import Any, NamedTuple
 from ..base import MediaKind, Model
 from ..errors import text_of, whole_of
 
-# No server has more slots.
+# The largest number of slots to accept.
 MOST_SLOTS = 65_536
-# The server's names of what a model takes beside text.
+# Kinds of media by the server's names for them.
 MODALITIES: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
-# What `/v1/models` tells of a model's file; the rest may change while it is served.
+# The fields of `/v1/models` that describe the model's file; others may change while it is served.
 _META = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size")
 
 
 class Identity(NamedTuple):
-    """A server's model, and how it is served.
+    """The model and the configuration of a server.
 
     Args:
         path, alias, build: the model's file, its name, and the server's version.
-        slots: how many calls it works on at a time.
-        media: what it takes beside text.
-        marker: what stands for a picture in its prompts: another one after each start.
-        meta: the model's sizes, which tell another file under the same name; None where they are
-            not told.
+        slots: the number of calls that the server runs at a time.
+        media: the kinds of input that the model accepts besides text.
+        marker: the media placeholder in the server's prompts; it changes with each start.
+        meta: the model's sizes, which distinguish files of the same name; None if not reported.
     """
 
     path: str
@@ -45,16 +44,16 @@ class Identity(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How the model is called; without `--alias` that is its path, which is private."""
+        """The model's name; without `--alias` its file name, since the full path is private."""
         return self.alias if self.alias and self.alias != self.path else PurePath(self.path).name
 
     @property
     def names(self) -> frozenset[str]:
-        """What the server's answers call the model."""
+        """The names of the model in the server's responses."""
         return frozenset({self.path, self.alias, self.name, PurePath(self.path).name} - {""})
 
     def is_same(self, other: Identity) -> bool:
-        """Whether what was read of the one holds for the other."""
+        """Return True if the facts read about one identity apply to the other."""
         left, right = self, other
         if left.meta is None or right.meta is None:
             left, right = left._replace(meta=None), right._replace(meta=None)
@@ -63,7 +62,7 @@ class Identity(NamedTuple):
         return left == right
 
     def model(self, adds_bos: bool) -> Model:
-        """The model; whether a BOS comes before prompts is asked for by itself."""
+        """Return the model; `adds_bos` comes from a separate question to the server."""
         told = (
             self.path, self.build, self.context, self.template, self.bos, self.eos,
             sorted(self.media), self.meta,
@@ -82,10 +81,10 @@ class Identity(NamedTuple):
 
 
 def read_identity(props: Any) -> Identity:
-    """What `/props` tells.
+    """Read the identity from `/props`.
 
     Raises:
-        KeyError, TypeError, ValueError: it is not llama-server's.
+        KeyError, TypeError, ValueError: the response is not llama-server's.
     """
     marker = text_of(props.get("media_marker") or "")
     modalities = props.get("modalities") or {}
@@ -106,10 +105,10 @@ def read_identity(props: Any) -> Identity:
 
 
 def read_meta(models: Any) -> tuple[str, ...]:
-    """What `/v1/models` tells of the model's file.
+    """Read the description of the model's file from `/v1/models`.
 
     Raises:
-        KeyError, IndexError, TypeError: it is not llama-server's.
+        KeyError, IndexError, TypeError: the response is not llama-server's.
     """
     meta = models["data"][0]["meta"]
     return tuple(f"{name} {meta[name]!s:.40}" for name in _META if name in meta)

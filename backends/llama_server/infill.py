@@ -1,7 +1,7 @@
-"""How a model wants a gap's prefix and suffix marked, read off what `/infill` makes (sans-I/O).
+"""The model's infill tokens around prefix and suffix, detected with `/infill` (sans-I/O).
 
-`/infill` itself cuts both to a share of the batch without a word (`format_prompt_infill` in
-server-common.cpp), so it is only asked how it would begin.
+`/infill` silently cuts prefix and suffix to a share of the batch (`format_prompt_infill` in
+server-common.cpp). So it is called once with short texts, only to detect the tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROBE: dict[str, Any] = {
 
 
 class InfillTokens(NamedTuple):
-    """The tokens in front of the prefix, of the suffix, and of what fills the gap."""
+    """The tokens in front of the prefix, the suffix, and the completion that fills the gap."""
 
     prefix: int
     suffix: int
@@ -30,17 +30,17 @@ class InfillTokens(NamedTuple):
     suffix_first: bool
 
     def around(self, prefix: TokenIds, suffix: TokenIds) -> TokenIds:
-        """The prompt whose completion fills the gap."""
+        """Return the prompt whose completion fills the gap."""
         before, after = (self.prefix, *prefix), (self.suffix, *suffix)
         both = (*after, *before) if self.suffix_first else (*before, *after)
         return (*both, self.middle)
 
 
 def markers(ids: TokenIds, prefix: TokenIds, suffix: TokenIds) -> InfillTokens:
-    """Read the markers off a prompt that `/infill` made of a known prefix and suffix.
+    """Detect the infill tokens in a prompt that `/infill` made of a known prefix and suffix.
 
     Raises:
-        Unsupported: they are not where they should be.
+        Unsupported: the tokens are not in the expected places.
     """
     before, after = _last(ids, prefix), _last(ids, suffix)
     if before < 1 or after < 1:
@@ -49,6 +49,6 @@ def markers(ids: TokenIds, prefix: TokenIds, suffix: TokenIds) -> InfillTokens:
 
 
 def _last(ids: TokenIds, part: TokenIds) -> int:
-    """Where a part stands last; -1 where it does not."""
+    """Return the last position of a part; -1 if it is missing."""
     size = len(part)
     return next((i for i in range(len(ids) - size, -1, -1) if ids[i : i + size] == part), -1)

@@ -1,4 +1,4 @@
-"""A job's prompt as llama-server gets it, after making sure that all of it fits."""
+"""Prompts for llama-server, checked against the context length."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .translate import NativePrompt, to_error, with_media
 
 
 async def native_prompt(server: Server, job: Generation, model: Model) -> NativePrompt:
-    """The prompt as it is sent, after making sure that prompt and completion fit.
+    """Return the prompt to send, after checking that prompt and completion fit.
 
-    The server refuses a prompt that is too long, but shortens a completion without a word.
-    No token is shorter than a byte, so nearly always the text's length tells that all fits.
+    The server rejects a prompt that is too long, but silently shortens a completion. A token has at
+    least one byte, so the length of the text usually shows that all fits.
     """
     prompt = job.prompt.content
     if job.prompt.media:
@@ -36,7 +36,7 @@ async def native_prompt(server: Server, job: Generation, model: Model) -> Native
 
 
 async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[TokenIds, int]:
-    """The prompt's ids, and how many of them are the client's own, if all fits."""
+    """Return the ids of a prompt that fits, and how many of them are the client's own."""
     prompt = job.prompt.content
     if job.prompt.suffix is not None:
         ids, count = await _filling(server, job, model)
@@ -57,7 +57,7 @@ async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[Tok
 
 
 async def _filling(server: Server, job: Generation, model: Model) -> tuple[TokenIds, int]:
-    """A prompt and its suffix around the gap, by the model's own tokens for it."""
+    """Return the ids of an infill prompt, and their number without a BOS."""
     markers = await _markers(server, model)
     prefix = job.prompt.content
     if isinstance(prefix, Text):
@@ -87,5 +87,5 @@ async def _markers(server: Server, model: Model) -> infill.InfillTokens:
 
 
 def _marker(server: Server) -> str:
-    """What stands for a picture in the server's prompts."""
+    """Return the media placeholder of the server's prompts."""
     return server.watch.identity.marker if server.watch.identity is not None else ""

@@ -1,4 +1,4 @@
-"""Asks a llama-server for the log-probabilities of tokens; `scoring` says with which calls."""
+"""Requests to llama-server for the log-probabilities of given tokens; `scoring` plans them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .vocabulary import Vocabulary
 async def prompt_tokens(
     server: Server, job: Generation, ids: TokenIds, count: int, facts: Facts
 ) -> Batch:
-    """A job's prompt as the event that tells its tokens.
+    """Return the event with the tokens of a job's prompt.
 
     Args:
-        ids: the whole prompt; its last `count` are the client's own.
+        ids: the whole prompt; its last `count` ids are the client's own.
     """
     if not count:
         return ()
     vocabulary, bos_count = facts.vocabulary, len(ids) - count
     own = ids[bos_count:]
     text = job.prompt.content.text.encode() if isinstance(job.prompt.content, Text) else None
-    # The first is not told (contract 2.6.1), even where a BOS before it would score it.
+    # The first token gets no score (contract 2.6.1), even if a BOS before it would allow one.
     scores = await score(server, ids, bos_count + 1, job.prompt.logprobs or 0, job.party)
 
     def tokens() -> Sequence[Token]:
@@ -44,10 +44,10 @@ async def prompt_tokens(
 async def score(
     server: Server, ids: TokenIds, start: int, top: int, party: Party | None = None
 ) -> list[scoring.Score]:
-    """Log-probabilities of the tokens from `start` on, each after all that come before it.
+    """Return the log-probabilities of the tokens from `start` on, each given all earlier ones.
 
     Args:
-        party: whose calls it comes to, None from within a call that holds a place.
+        party: the request of the calls; None inside a call that already has a place.
     """
     facts = await server.facts()
     calls = scoring.plan(ids, start, facts.vocabulary, facts.slots)
@@ -74,7 +74,7 @@ async def _score(
         if status == 200:
             found, rest = await _read_scores(server, call, ids, top, body, facts)
         elif call.kind == "grammar" and status < 503:
-            # A grammar that leaves no token is an error of the server's.
+            # The server answers with an error if the grammar leaves no token.
             found, rest = [], scoring.after(call, 0, ids)
         else:
             raise to_error(status, body)
@@ -98,7 +98,7 @@ async def _read_scores(
 def _tokens(
     ids: TokenIds, vocabulary: Vocabulary, text: bytes | None, scores: Sequence[scoring.Score]
 ) -> Sequence[Token]:
-    """A prompt's own tokens; the first has no score."""
+    """Return a prompt's own tokens; the first has no score."""
     tokens = []
     for token, data, score in zip(ids, vocabulary.shown(ids, text), (None, *scores), strict=True):
         spelling, control = vocabulary.token(token)

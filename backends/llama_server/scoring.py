@@ -1,11 +1,15 @@
-"""Log-probabilities of tokens that are given, by making llama-server generate them (sans-I/O).
+"""Log-probabilities of given tokens, by forcing llama-server to generate them (sans-I/O).
 
-It tells log-probabilities of what it generates only, but those are of the model's own logits,
-whatever forces the token. So a grammar of token ids forces whole runs; it refuses end tokens, empty
-pieces and parts of characters (`llama_grammar_apply_impl` in llama-grammar.cpp), which a bias
-forces one by one. A token that ends inside a character has no entry at all (`process_token` in
-server-context.cpp): another one is forced in its place, and it is found among the alternatives.
-Every id that comes back is compared with the one that was wanted.
+The server reports log-probabilities only of generated tokens. They come from the model's own
+logits, even for a forced token. There are three ways to force tokens:
+
+* A grammar of token ids forces whole runs. It cannot force end tokens, empty pieces and parts of
+  characters (`llama_grammar_apply_impl` in llama-grammar.cpp).
+* A logit bias forces one of those tokens per call.
+* A token that ends inside a character has no entry (`process_token` in server-context.cpp). So a
+  bias forces another token in its place, and the token is found among the alternatives.
+
+Every returned id is compared with the expected one.
 """
 
 from __future__ import annotations
@@ -22,27 +26,27 @@ from .events import ENGINE, check_model
 from .translate import NEUTRAL
 from .vocabulary import Vocabulary, ends_inside
 
-# Shorter runs cost more calls than they save time, longer ones make large grammars.
+# Shorter runs need more calls than they save in time; longer runs need large grammars.
 SHORTEST, LONGEST = 32, 256
-# Beyond this many alternatives the whole vocabulary is asked for.
+# The number of alternatives to request before requesting the whole vocabulary.
 WIDE = 500
-# No logit comes near.
+# A bias far above any logit.
 FORCE = 10_000.0
-# The smallest float, which the server writes for a probability of zero.
+# The server writes the lowest float for a probability of zero, which is below this.
 ZERO = -1e38
 
 Kind = Literal["grammar", "bias", "among"]
 
 
 class Score(NamedTuple):
-    """A token's log-probability, and the most likely tokens at its place."""
+    """A token's log-probability, and the most likely tokens at its position."""
 
     logprob: float
     top: tuple[Alternative, ...]
 
 
 class ScoringCall(NamedTuple):
-    """A native call: tokens `start` to `stop` of some ids, forced after those before them."""
+    """A native call that forces tokens `start` to `stop` of a prompt after those before them."""
 
     kind: Kind
     start: int
@@ -51,7 +55,7 @@ class ScoringCall(NamedTuple):
 
 
 def plan(ids: TokenIds, start: int, vocabulary: Vocabulary, slots: int) -> list[ScoringCall]:
-    """The calls that score the tokens from `start` (at least 1) on, spread over the slots."""
+    """Return the calls that score the tokens from `start` (at least 1), spread over the slots."""
     longest = min(max(math.ceil((len(ids) - start) / slots), SHORTEST), LONGEST)
     calls: list[ScoringCall] = []
     for at in range(start, len(ids)):
@@ -79,7 +83,7 @@ def _kind(piece: bytes) -> Kind:
 def to_native(
     call: ScoringCall, ids: TokenIds, top: int, vocabulary: Vocabulary, cache: bool
 ) -> dict[str, Any]:
-    """The payload of a call; `cache` says whether what was evaluated before may be reused."""
+    """Return the payload of a call; `cache` is True if it may use the prompt cache."""
     payload: dict[str, Any] = {
         **NEUTRAL,
         "prompt": ids[: call.start],
@@ -109,15 +113,15 @@ def read(
     vocabulary: Vocabulary,
     names: Container[str] | None = None,
 ) -> tuple[list[Score], list[ScoringCall]]:
-    """The scores of a call's first tokens, and the calls that are still to be made for the others.
+    """Return the scores of a call's first tokens, and the calls that score the others.
 
     Args:
-        names: what the server may call the model, None for anything.
+        names: the expected names of the model; None accepts any name.
 
     Raises:
         OtherModel: another model answered.
-        EngineError: another token came back than the one that was forced.
-        Unsupported: the server makes log-probabilities up.
+        EngineError: the server returned another token than the forced one.
+        Unsupported: the server decodes speculatively and invents log-probabilities.
     """
     reply = orjson.loads(body)
     if names is not None:
@@ -136,9 +140,10 @@ def read(
 
 
 def after(call: ScoringCall, scored: int, ids: TokenIds) -> list[ScoringCall]:
-    """The calls for what a call did not score.
+    """Return the calls for the tokens that a call did not score.
 
-    A run can end early: by an end token that has a spelling, by a stop that was set on the server.
+    A run can end early at an end token that has a spelling, or at a stop sequence that was set on
+    the server.
     """
     start = call.start + scored
     if start == call.stop:
@@ -165,7 +170,7 @@ def _read_among(
 
 
 def alternatives(entry: Any, top: int, vocabulary: Vocabulary) -> tuple[Alternative, ...]:
-    """The most likely tokens of an entry, spelled by the vocabulary."""
+    """Return the most likely tokens of an entry, with spellings from the vocabulary."""
     return tuple(
         Alternative(other["id"], *vocabulary.token(other["id"]), logprob_of(other))
         for other in entry["top_logprobs"][:top]
@@ -173,13 +178,16 @@ def alternatives(entry: Any, top: int, vocabulary: Vocabulary) -> tuple[Alternat
 
 
 def logprob_of(entry: Any) -> float:
-    """The log-probability that an entry, or one of its alternatives, tells."""
+    """Return the log-probability of an entry or of one of its alternatives."""
     value = told_logprob(entry["logprob"])
     return value if value > ZERO else -math.inf
 
 
 def speculative() -> Unsupported:
-    """Draft models: the server does not compute the log-probabilities of what they propose."""
+    """Return the error for a server with a draft model.
+
+    The server does not compute the log-probabilities of the tokens that a draft model proposes.
+    """
     return Unsupported(
         "logprobs",
         f"this {ENGINE}",

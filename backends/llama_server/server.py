@@ -1,4 +1,4 @@
-"""A llama-server as it is asked: questions, what they have told, and places for calls."""
+"""A running llama-server: questions to it, their cached answers, and places for calls."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .infill import InfillTokens
 from .translate import to_error
 from .watch import Watch
 
-# Questions that are on their way at a time. A server has four threads more than slots for its
-# connections, and one that waits for a thread waits until another connection is given up: seconds.
+# Concurrent questions. A server has four threads more than slots for its connections. A connection
+# without a thread waits until another connection is closed, which can take seconds.
 QUESTIONS = 2
 
 
@@ -30,20 +30,20 @@ class Server:
     """A running llama-server.
 
     Args:
-        max_waiting: requests that may wait for a place.
+        max_waiting: the largest number of requests that wait for a place.
 
     Attributes:
         known: the model that it serves.
-        turns: places for calls.
-        watch: what notices another model at the address.
-        names: how answers may call the model.
-        infill: the tokens around a gap, once they were asked for.
+        turns: the queue of calls.
+        watch: the detector of another model at the address.
+        names: the model's names in responses.
+        infill: the model's infill tokens, once known.
     """
 
     def __init__(self, upstream: Upstream, max_waiting: int) -> None:
         self.upstream = upstream
         self.turns = Turns(max_waiting)
-        # Calls from within a call that holds a place: they must not wait for one another.
+        # Calls made inside a call that already has a place, which must not wait for each other.
         self._asides = Turns(None)
         self._questions = Turns(None, QUESTIONS)
         self.watch = Watch(upstream, self._forget, self._restarted)
@@ -56,10 +56,10 @@ class Server:
         self._learning = asyncio.Lock()
 
     async def complete(self, payload: bytes, party: Party | None) -> tuple[int, bytes]:
-        """Status and body of an unstreamed call, when there is a place for it.
+        """Wait for a place, make a call without streaming, and return its status and body.
 
         Args:
-            party: whose call it is, None from within a call that holds a place.
+            party: the request of the call; None inside a call that already has a place.
         """
         turns = self.turns
         if party is not None:
@@ -77,7 +77,7 @@ class Server:
             turns.release()
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
-        """Token ids of a text; see `Backend.tokenize`."""
+        """Return the token ids of a text; see `Backend.tokenize`."""
         payload: TokenizePayload = {
             "content": text,
             "add_special": add_special,
@@ -89,7 +89,7 @@ class Server:
             return await offload.run(len(text), ids_of_text, reply["tokens"], text, size)
 
     async def specials(self) -> Sequence[Special]:
-        """What its tokeniser takes for one token; asks for the vocabulary at the first call."""
+        """See `Backend.specials`; the first call reads the vocabulary."""
         specials = self._specials
         if specials is None:
             facts = await self.facts()
@@ -99,7 +99,7 @@ class Server:
         return specials
 
     async def health(self) -> None:
-        """Return when it can answer; it is asked twice a second at most."""
+        """Return if the server can answer; ask it at most twice a second."""
         await self._health.run()
 
     async def _ask_health(self) -> None:
@@ -107,18 +107,18 @@ class Server:
             orjson.loads(await self.watch.get("/health"))
 
     def served(self, name: str) -> EngineError:
-        """The error for an answer that another model made; everything is forgotten."""
+        """Clear the cached facts and return the error for a response of another model."""
         model = self.known.model
         error = changed(self.upstream.address, name, "another" if model is None else model.name)
         self.watch.lose(error)
         return EngineError(error.message)
 
     def _forget(self) -> None:
-        """Forget what was read of the model: another one is there."""
+        """Clear everything read about the model, since the server has another one."""
         self.known.model = self._facts = self.infill = self._specials = None
 
     def _restarted(self) -> None:
-        """The same model is there, perhaps with other slots, or a draft model."""
+        """Clear facts that a restart can change: the slots and the draft model."""
         self._facts = None
         if self.watch.identity is not None:
             self.turns.resize(self.watch.identity.slots)
@@ -128,15 +128,15 @@ class Server:
         await self.upstream.aclose()
 
     async def plain(self, text: str) -> TokenIds:
-        """Ids of a text in which nothing is a control token."""
+        """Return the ids of a text without parsing control tokens in it."""
         return await self.tokenize(text, add_special=False, parse_special=False)
 
     async def ids(self, text: str) -> TokenIds:
-        """Ids of a prompt as the server itself makes them."""
+        """Return the ids of a prompt as the server itself tokenizes it."""
         return await self.tokenize(text, add_special=True, parse_special=True)
 
     async def ask(self, method: str, path: str, payload: Any = None, size: int = 0) -> Any:
-        """Ask a question; `size` is about how many bytes the payload has."""
+        """Send a request and return its JSON; `size` is the payload's approximate size in bytes."""
         body = None if payload is None else await offload.run(size, orjson.dumps, payload)
         status, data = await self.reply(method, path, body)
         if status != 200:
@@ -147,7 +147,7 @@ class Server:
             raise EngineError(f"{ENGINE} answered {path} with no JSON.") from None
 
     async def reply(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """Status and body of an answer to a question, which few wait for at a time."""
+        """Send a question and return status and body; at most `QUESTIONS` run concurrently."""
         async with self._questions:
             try:
                 async with self.upstream.send(method, path, body) as reply:
@@ -167,7 +167,7 @@ class Server:
         return identity.model(adds_bos)
 
     async def facts(self) -> Facts:
-        """What is needed to tell tokens; read once, when first wanted."""
+        """Return the facts that reporting tokens needs; the first call reads them."""
         facts = self._facts
         if facts is None:
             model = await self.known.get()

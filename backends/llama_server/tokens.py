@@ -1,10 +1,10 @@
-"""llama-server's stream to tokens with log-probabilities (sans-I/O).
+"""Tokens with log-probabilities from llama-server's stream (sans-I/O).
 
-An entry's own text is what was sent by then, so a token's bytes come from the vocabulary by its id.
-Tokens that end inside a character have neither event nor entry: `tokens_predicted` jumps, and
-which they were follows from the bytes that are sent when the character is complete. Where it does
-not (broken UTF-8, a limit inside a character), the same request tells all ids when it is made
-unstreamed.
+An entry's own text is the text sent so far, so a token's bytes come from the vocabulary by its id.
+
+Tokens that end inside a character have neither event nor entry, but `tokens_predicted` counts them.
+They are derived from the bytes that are sent once the character is complete. If that is impossible
+(broken UTF-8, a limit inside a character), the same request without streaming returns all ids.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from .vocabulary import Vocabulary, ends_inside
 
 
 class _Step(NamedTuple):
-    """An event: how many tokens without one came before it, and the token that it is of."""
+    """An event's token, and the number of tokens without an event before it."""
 
     missing: int
     token: Token
 
 
 class TokenStream:
-    """Native events of one choice to its tokens.
+    """A translator of one choice's native events to tokens.
 
-    Tokens without an event get no log-probability here: the caller has them scored.
-    `ids` are all tokens so far. When `unsettled` the last event has come, and `settle` wants the
-    ids of the whole answer.
+    Tokens without an event get no log-probability here; the caller has to score them.
+
+    Attributes:
+        ids: the ids of all tokens so far.
+        unsettled: the last event, if `settle` has to be called with the ids of the whole answer.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class TokenStream:
         self.unsettled: dict[str, Any] | None = None
 
     def feed(self, events: Sequence[dict[str, Any]]) -> list[Token]:
-        """Translate the events of a chunk; returns the tokens that they make sure."""
+        """Translate the events of a chunk; return the tokens that are certain."""
         out: list[Token] = []
         for event in events:
             out += self._end(event) if event["stop"] else self._step(event)
@@ -65,10 +67,10 @@ class TokenStream:
         return out
 
     def settle(self, ids: Sequence[int]) -> list[Token]:
-        """The tokens that the stream did not tell, from the ids of the same answer, unstreamed.
+        """Return the remaining tokens, from the ids of the same answer without streaming.
 
         Raises:
-            EngineError: it was another answer.
+            EngineError: the ids are those of another answer.
         """
         event = self.unsettled
         assert event is not None
@@ -102,7 +104,7 @@ class TokenStream:
         finish = self.finish
         stop = self._cut.stop
         if finish is None and self._job.stops.matcher is not None and stop is not None:
-            # The server knows of no stop.
+            # The server does not know the stop sequences.
             finish = Finish(self._choice, "stop", stop, self._prompt_tokens, 0, self._cached)
         if finish is not None and (finish.reason == "stop" or stop is not None):
             self._cut.settle()
@@ -133,14 +135,14 @@ class TokenStream:
         return self._sure([token])
 
     def _sure(self, tokens: list[Token]) -> list[Token]:
-        """All but a control token at the end: it may be the end token, which only the end tells."""
+        """Return the tokens, but hold back a final control token, which may be the end token."""
         tokens = self._last + tokens
         unsure = tokens and tokens[-1].control and tokens[-1].id not in self.marks
         self._last = [tokens.pop()] if unsure else []
         return tokens
 
     def _solved(self, content: bytes, overrun: bool) -> list[Token]:
-        """The tokens of the waiting steps, if what was sent tells them already."""
+        """Return the tokens of the waiting steps, if the sent text determines them."""
         if not content.startswith(self._known):
             return []
         sent = content[len(self._known) :]
@@ -180,7 +182,10 @@ class TokenStream:
         )
 
     def _held(self) -> list[Token]:
-        """The waiting steps' tokens at a limit: their text was held back as one of a stop's."""
+        """Return the waiting steps' tokens at a limit.
+
+        The server held their text back as a possible part of a stop sequence.
+        """
         tokens: list[Token] = []
         for step in self._steps:
             data = step.token.data
@@ -200,7 +205,7 @@ class TokenStream:
 
 
 def pieces_of(choice: int, tokens: Sequence[Token], marks: Mapping[int, bytes]) -> list[Piece]:
-    """Tokens put together to pieces; a preserved one in a piece of its own."""
+    """Join tokens to pieces; each preserved token is a separate piece."""
     groups = groupby(enumerate(tokens), lambda one: one[0] if one[1].id in marks else -1)
     pieces = []
     for at, group in groups:
@@ -213,10 +218,10 @@ def pieces_of(choice: int, tokens: Sequence[Token], marks: Mapping[int, bytes]) 
 def _ways(
     steps: Sequence[_Step], sent: bytes, position: int, vocabulary: Vocabulary, overrun: bool
 ) -> Iterator[list[Token]]:
-    """Each way in which steps can have made the bytes that were sent.
+    """Yield each list of tokens with which the steps can have produced the sent bytes.
 
     Args:
-        overrun: whether the last step may have more bytes than were sent: a stop cut them off.
+        overrun: True if the last step may have more bytes than were sent, cut off by a stop.
     """
     if not steps:
         if position == len(sent) or overrun:
@@ -235,7 +240,7 @@ def _ways(
 def _fillings(
     count: int, sent: bytes, position: int, vocabulary: Vocabulary
 ) -> Iterator[list[Token]]:
-    """Each way in which `count` tokens that end inside a character can stand at a position."""
+    """Yield each list of `count` tokens at a position that all end inside a character."""
     if not count:
         yield []
         return

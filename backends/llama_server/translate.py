@@ -1,4 +1,4 @@
-"""A job to llama-server's payload, and its stream back to canonical events (sans-I/O)."""
+"""Translation of jobs to llama-server payloads, and of its stream to events (sans-I/O)."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from ..stops import begun_before, cut
 from .events import ENGINE, last_of, more_than_last, none_of
 from .vocabulary import Vocabulary
 
-# The server's own defaults and flags (top_k 40, min_p 0.05, temperature 0.8 …) apply to whatever
-# is left out, so neutral values go with every request.
+# The server's own defaults and flags (top_k 40, min_p 0.05, temperature 0.8 …) apply to omitted
+# fields, so every request has neutral values.
 NEUTRAL: dict[str, Any] = {
     "top_k": 0,
     "min_p": 0.0,
@@ -60,7 +60,7 @@ NEUTRAL: dict[str, Any] = {
     "repeat_last_n": 64,
     "ignore_eos": False,
     "n_probs": 0,
-    # Filters the last event, which would repeat all settings and the whole prompt.
+    # Limits the last event, which would otherwise repeat all settings and the whole prompt.
     "response_fields": ["model", "stop", "stop_type", "stopping_word", "tokens_predicted",
                         "tokens_evaluated", "timings"],
     "samplers": [
@@ -71,27 +71,27 @@ NEUTRAL: dict[str, Any] = {
 CAPABILITIES = Capabilities(
     engine=ENGINE,
     extras=LLAMA_CPP_EXTRAS,
-    # It counts the prompt's tokens too; OpenAI counts generated ones only.
+    # The server also counts the prompt's tokens; OpenAI counts generated tokens only.
     inexact=frozenset({"presence_penalty", "frequency_penalty"}),
     grammars=frozenset({"gbnf", "json_schema", "regex"}),
     media_among_ids=False,
 )
 
 
-# Events and tokens beyond those that were asked for before an answer counts as one without end.
+# Events and tokens beyond the requested number before an answer counts as endless.
 SLACK = 8
-# What the last event calls the end.
 _new: Any = tuple.__new__
+# Finish reasons by the `stop_type` of the last event.
 _REASONS: Mapping[str, Reason] = {"eos": "end", "word": "stop", "limit": "length"}
 
 NativePrompt: TypeAlias = "str | TokenIds | MultimodalPrompt"
 
 
 def with_media(job: Generation, marker: str) -> MultimodalPrompt:
-    """A prompt with pictures or sounds, each where it belongs.
+    """Return a prompt with media, each in its place.
 
     Args:
-        marker: what stands for each in the server's prompts.
+        marker: the media placeholder of the server's prompts.
     """
     assert isinstance(job.prompt.content, Text)
     data = [b64encode(one.data).decode() for one in job.prompt.media]
@@ -102,7 +102,7 @@ def with_media(job: Generation, marker: str) -> MultimodalPrompt:
 
 
 def size_of(prompt: str | Sequence[int] | MultimodalPrompt) -> int:
-    """Return about how many bytes a prompt has as JSON."""
+    """Return the approximate size of a prompt as JSON, in bytes."""
     if isinstance(prompt, dict):
         return len(prompt["prompt_string"]) + sum(map(len, prompt["multimodal_data"]))
     return len(prompt) if isinstance(prompt, str) else 6 * len(prompt)
@@ -111,12 +111,11 @@ def size_of(prompt: str | Sequence[int] | MultimodalPrompt) -> int:
 def to_native(
     job: Generation, choice: int, prompt: NativePrompt, context: int, stream: bool = True
 ) -> CompletionPayload:
-    """The payload of one choice; a grammar must be GBNF (`grammar.with_gbnf`).
+    """Return the payload of one choice; a grammar must be GBNF (`grammar.with_gbnf`).
 
     Args:
-        prompt: the job's prompt as it is sent: text that the server tokenises, token ids, or text
-            with media.
-        context: the slot's context in tokens; penalties look back over all of it.
+        prompt: the prompt to send: text that the server tokenizes, token ids, or text with media.
+        context: the slot's context length in tokens; penalties apply to all of it.
     """
     sampling = job.sampling
     seed = job.seeds[choice]
@@ -125,30 +124,30 @@ def to_native(
         "prompt": prompt,
         "n_predict": -1 if job.max_tokens is None else job.max_tokens,
         "stream": stream,
-        # 2**32 - 1 means "random" there.
+        # The server takes 2**32 - 1 as "random".
         "seed": random.getrandbits(31) if seed is None else seed % (2**32 - 1),
-        # A reused prefix changes logits in the last digits: a seed promises to repeat.
+        # A cached prefix changes the last digits of logits, but a seed must give the same answer.
         "cache_prompt": seed is None or sampling.temperature == 0,
         "stop": job.stops.for_engine,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        # -100 bans (contract 2.1); a bias of -100 would only make it unlikely.
+        # -100 bans a token (contract 2.1). The server bans on `False`; -100 only makes it unlikely.
         "logit_bias": [[i, bias if bias > -100 else False] for i, bias in sampling.logit_bias],
         **sampling.extras_within(context),
     }
     if job.stops.matcher is not None:
-        # The end may be found here, and then no last event tells what came from the cache.
+        # If the stop is found here, no last event reports the number of cached tokens.
         payload["timings_per_token"] = True
     if job.grammar is not None:
         payload["grammar"] = job.grammar.text
-        # Where a grammar ends nothing else may come: the server fails without an end token.
+        # At the end of a grammar the server fails unless an end token is allowed.
         payload["ignore_eos"] = False
     if job.logprobs is not None:
         payload["n_probs"] = max(job.logprobs, 1)
     if job.stops.texts or job.preserved_tokens:
-        # A control token renders as nothing unless it is named here.
+        # A control token adds no text unless it is listed here.
         payload["preserved_tokens"] = (*job.stops.texts, *job.preserved_tokens)
     penalised = sampling.presence_penalty or sampling.frequency_penalty
     if penalised and "repeat_last_n" not in sampling.extras:
@@ -157,7 +156,7 @@ def to_native(
 
 
 def to_error(status: int, body: bytes, job: Generation | None = None) -> LatimerError:
-    """The error that a refused request, or an error event, stands for."""
+    """Return the error for a failed response or an error event."""
     try:
         native = orjson.loads(body)["error"]
         message, kind = summed_up(str(native["message"])), str(native.get("type"))
@@ -178,14 +177,14 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
             return UnreadableMedia(media[0].param if len(media) == 1 else "messages")
         return Refused(param, ENGINE, message)
     if "empty grammar stack" in message and job is not None and job.grammar is not None:
-        # It drew a token that the grammar forbids, as no other was left.
+        # The server sampled a token that the grammar forbids, since no other was left.
         reason = "it left nothing to go on with: every token that it allows is banned"
         return InvalidGrammar(job.grammar.param, reason)
     return EngineError(f"{ENGINE} failed: {message}")
 
 
 class Step:
-    """One event of the stream: how many tokens it stands for, the id of its last, what it sent."""
+    """One event of the stream: its number of tokens, the id of the last one, and its text."""
 
     __slots__ = ("content", "id", "tokens")
 
@@ -196,16 +195,16 @@ class Step:
 
 
 class ChoiceStream:
-    """Native events of one choice to canonical ones.
+    """A translator of one choice's native events to `Event` objects.
 
-    The server holds text back that may become a stop string, cuts it where one completes, and
-    loses it at the length limit; ids are sent all the same, so what was held comes back from the
-    vocabulary. `needs_vocabulary` says before the final event is fed whether it will be wanted.
+    The server holds back text that may become a stop sequence, and cuts it if one completes. At the
+    length limit it drops the text but still sends the token ids, so the text is restored from the
+    vocabulary. Call `needs_vocabulary` before feeding the last event.
 
     Args:
-        bos_count: how many of the prompt's tokens are not the client's own: a BOS.
-        vocabulary: needed from the beginning where some tokens are to be preserved, or where stops
-            do not count everywhere.
+        bos_count: the number of prompt tokens that are not from the client: a BOS.
+        vocabulary: required from the start for preserved tokens, and for stop sequences that apply
+            to a part of the text only.
     """
 
     def __init__(
@@ -226,7 +225,10 @@ class ChoiceStream:
         self.finished = False
 
     def check_room(self, event: dict[str, Any], context: int) -> None:
-        """With media only the server knows the prompt's length; it shortens answers silently.
+        """Check that prompt and completion fit the context, by the first event.
+
+        With media, only the server knows the length of the prompt, and it silently shortens
+        completions that do not fit.
 
         Raises:
             ContextExceeded: prompt and completion do not fit.
@@ -236,10 +238,10 @@ class ChoiceStream:
             raise ContextExceeded(context, prompt - self._hidden, wanted)
 
     def parse(self, events: list[bytes]) -> list[dict[str, Any]]:
-        """Read the events of a chunk; `feed` checks what is in them.
+        """Parse the events of a chunk; `feed` checks their contents.
 
         Raises:
-            LatimerError: one is an error event, or no JSON.
+            LatimerError: an event is an error, or not JSON.
         """
         data = b"[" + b",".join(events) + b"]"
         try:
@@ -255,7 +257,7 @@ class ChoiceStream:
         return found
 
     def needs_vocabulary(self, event: dict[str, Any]) -> bool:
-        """Whether an event can only be understood with the tokens' bytes at hand."""
+        """Return True if an event cannot be translated without the bytes of tokens."""
         if not event["stop"] or not self._job.stops.texts or self.vocabulary is not None:
             return False
         if event["stop_type"] == "word" or self._held():
@@ -266,12 +268,12 @@ class ChoiceStream:
         )
 
     def feed(self, events: Sequence[dict[str, Any]]) -> list[Event]:
-        """Check the events of a chunk, and translate them.
+        """Check and translate the events of a chunk.
 
-        This is the road of every token: an event is looked at once.
+        Every token passes here, so one pass both checks and translates.
 
         Raises:
-            EngineError: one is not what the server sends, or contradicts those before it.
+            EngineError: an event is malformed or contradicts earlier ones.
         """
         if self.finished and events:
             raise more_than_last()
@@ -303,7 +305,7 @@ class ChoiceStream:
                 if self.finished:
                     return out
             elif content:
-                # What `Piece(…)` does, without a call of Python's.
+                # Like `Piece(…)`, without the call of a Python function.
                 out.append(_new(Piece, (choice, content, (), False, count)))
         self._predicted = before
         if self._sent > self._most or before > self._most:
@@ -311,10 +313,10 @@ class ChoiceStream:
         return out
 
     def _read(self, event: dict[str, Any], content: bytes, count: int) -> list[Event]:
-        """A step of which it matters what tokens it is of."""
+        """Translate an event whose token ids matter."""
         token = event["tokens"][-1] if event["tokens"] else -1
         if self._job.stops.texts:
-            # A stop may cut the step, or hold its text back.
+            # A stop sequence may cut the step or hold its text back.
             self._steps.append(Step(count, token, content))
         if not content:
             return []
@@ -324,7 +326,7 @@ class ChoiceStream:
         return [*pieces]
 
     def _marked(self, piece: Piece, token: int) -> tuple[Piece, ...]:
-        """A step's text; where it ends with a preserved token, that gets a piece of its own."""
+        """Return a step's text; a preserved token at its end is a separate piece."""
         mark, content = self._marks.get(token), piece.data
         if mark is None or not content.endswith(mark):
             return (piece,)
@@ -340,7 +342,7 @@ class ChoiceStream:
         return matcher.stop is not None
 
     def _stopped(self, event: dict[str, Any], stop: str | None) -> Finish:
-        """The end of a choice that the server would go on with."""
+        """Return the end of a choice that the server would continue."""
         self.finished = True
         prompt = max(event["tokens_evaluated"] - self._hidden, 0)
         cached = event["timings"]["cache_n"] if "timings" in event else 0
@@ -348,24 +350,24 @@ class ChoiceStream:
         return Finish(self._choice, "stop", stop, prompt, before, max(min(cached, prompt), 0))
 
     def _held(self) -> Sequence[Step]:
-        """The last steps whose text was not sent."""
+        """Return the trailing steps whose text was not sent."""
         kept = len(self._steps)
         while kept and not self._steps[kept - 1].content:
             kept -= 1
         return self._steps[kept:]
 
     def _finish(self, event: dict[str, Any], is_final: bool) -> list[Event]:
-        """Check the event that ends an answer, and translate it.
+        """Check and translate the last event of an answer.
 
         Args:
-            is_final: whether nothing came behind it.
+            is_final: True if no event follows it.
         """
         kind, word, told, read, cached = last_of(event)
         if not is_final:
             raise more_than_last()
         if kind not in _REASONS:
             raise EngineError(f"{ENGINE} ended its answer for an unknown reason: {kind!r:.50}")
-        # Each event but this one is of a token at least.
+        # Each other event has at least one token.
         least, most = max(self._sent - 1, kind == "eos"), self._job.max_tokens
         if told < least or (most is not None and told > most) or told > self._most:
             raise EngineError(f"{ENGINE} counts {told} tokens, which cannot be.")
@@ -392,14 +394,14 @@ class ChoiceStream:
         return [*events, finish]
 
     def _restored(self, step: Step) -> bytes:
-        """The text of a step that was held back.
+        """Return the text of a step that was held back.
 
-        Tokens inside a character have no event, so their ids are not known. But text is held only
-        because it may become a stop string: the character whose last token is known is one of a
-        stop's, and what comes before that token in it is what is missing.
+        Tokens that end inside a character have no event, so their ids are unknown. But text is only
+        held back if it may become a stop sequence. So the incomplete character is part of a stop
+        sequence, and its bytes before the known last token are the missing ones.
 
         Raises:
-            EngineError: the stops leave more than one possibility, or none.
+            EngineError: the stop sequences allow more than one text, or none.
         """
         assert self.vocabulary is not None
         piece = self.vocabulary.piece(step.id)
@@ -413,11 +415,10 @@ class ChoiceStream:
         return found.pop() + piece
 
     def _token_starts(self) -> Iterator[int]:
-        """Where each token begins in the text.
+        """Yield the position in the text at which each token begins.
 
-        A token begins where the one before it ends. Tokens without an event of their own end
-        inside a character: the first of them begins where the step begins, the step's last token
-        ends where the step's text does.
+        A token begins where the previous one ends. Tokens without an event end inside a character.
+        The first of them begins with its step, and the last token of a step ends with its text.
         """
         assert self.vocabulary is not None
         position = sent = 0
@@ -434,7 +435,7 @@ class ChoiceStream:
 
 
 def heads(stop: bytes, piece: bytes) -> Iterator[bytes]:
-    """What stands in a stop string before a piece that begins inside one of its characters."""
+    """Yield the bytes before a piece in a stop sequence, if it begins inside a character there."""
     at = stop.find(piece)
     while at > 0:
         start = at

@@ -1,4 +1,4 @@
-"""What llama-server tells of its vocabulary (sans-I/O)."""
+"""The vocabulary of a llama-server (sans-I/O)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ..pieces import shown
 
 
 def read_pieces(reply: bytes) -> list[bytes]:
-    """Every token's bytes by its id; none for control tokens.
+    """Return every token's bytes by id, empty for control tokens.
 
     Args:
-        reply: of a `/completion` with one token and an `n_probs` beyond the vocabulary's size.
+        reply: the response of a `/completion` with one token and an `n_probs` above the size of the
+            vocabulary.
     """
     entries = orjson.loads(reply)["completion_probabilities"][0]["top_logprobs"]
     pieces = [b""] * len(entries)
     for entry in entries:
         data, token = entry["bytes"], entry["id"]
-        # `bytes` of a number would be as many zeros.
+        # `bytes` of a number would be that many zeros.
         if type(data) is not list or token < 0:
             raise TypeError("an entry that is none")
         pieces[token] = bytes(data)
@@ -29,7 +30,7 @@ def read_pieces(reply: bytes) -> list[bytes]:
 
 
 def ends_inside(data: bytes) -> bool:
-    """Whether text ends inside a character, as llama-server sees it (`validate_utf8`)."""
+    """Return True if text ends inside a character by llama-server's rule (`validate_utf8`)."""
     for back, lead, mask in ((1, 0xC0, 0xE0), (1, 0xE0, 0xF0), (2, 0xE0, 0xF0), *_FOUR):
         if back <= len(data) and data[-back] & mask == lead:
             return True
@@ -44,7 +45,7 @@ class Vocabulary:
 
     Args:
         names: the spelling of each control token.
-        adds_space: whether the tokeniser puts a space in front of words at a start.
+        adds_space: True if the tokenizer adds a space in front of words at a start.
     """
 
     def __init__(
@@ -58,27 +59,27 @@ class Vocabulary:
         return len(self.pieces)
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to the text."""
+        """Return the bytes that a token adds to the text."""
         return self.pieces[token]
 
     def token(self, token: int) -> tuple[bytes, bool]:
-        """A token's spelling, and whether it is a control token."""
+        """Return a token's spelling, and True if it is a control token."""
         if token < 0:
             raise IndexError(token)
         data = self.pieces[token]
         return (data, False) if data else (self._names.get(token, b""), True)
 
     def shown(self, ids: TokenIds, text: bytes | None = None) -> list[bytes]:
-        """What each token of a prompt shows; see `pieces.shown`."""
+        """Return the text of each token of a prompt; see `pieces.shown`."""
         return shown([self.token(token) for token in ids], self._adds_space, text)
 
     def marks(self, spellings: Iterable[str]) -> dict[int, bytes]:
-        """The ids of tokens that are spelled so, and how."""
+        """Return the spellings that are tokens, by token id."""
         wanted = {spelling.encode() for spelling in spellings}
         return {self._ids[mark]: mark for mark in wanted if mark in self._ids}
 
     def index(self) -> None:
-        """Make what is looked up later; for a large vocabulary it takes a tenth of a second."""
+        """Build the cached tables; a large vocabulary takes a tenth of a second."""
         _ = self._ids, self.ordinary, self.fragments
 
     @cached_property
@@ -87,7 +88,7 @@ class Vocabulary:
 
     @cached_property
     def ordinary(self) -> int:
-        """A token that is a letter: one that always has an entry."""
+        """The id of a token that is a single letter, which always has an entry."""
         for token, piece in enumerate(self.pieces):
             if len(piece) == 1 and piece.isalpha():
                 return token
@@ -95,7 +96,7 @@ class Vocabulary:
 
     @cached_property
     def fragments(self) -> Mapping[bytes, list[int]]:
-        """Ids of the tokens that are no whole characters, by their bytes."""
+        """Ids of the tokens with incomplete characters, by their bytes."""
         found: dict[bytes, list[int]] = {}
         for token, piece in enumerate(self.pieces):
             try:

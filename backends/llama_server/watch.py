@@ -1,7 +1,8 @@
-"""Whether a llama-server is still the one that was asked about its model.
+"""A watch for another model at the address of a llama-server.
 
-It is asked when a connection to it is new, before anything is sent on it, and before its model is
-told: but not again while the connection on which it was asked is open, for a second.
+The server is asked for its identity before a request is sent on a new connection, and before its
+model is returned. It is not asked again for a second while the connection of the last answer is
+open.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from .events import ENGINE
 from .identity import Identity, read_identity, read_meta
 from .translate import to_error
 
-# Seconds for which an answer holds where a user's own client does not tell about its connections.
+# Seconds for which an answer is valid with a user's own client, whose connections are unknown.
 WITH_OWN_CLIENT = 2.0
 
 
 class Watch:
-    """What a server has told of itself.
+    """The last known identity of a server, and the checks of it.
 
     Args:
-        forget: called when another model is there: nothing that was read before holds.
-        restarted: called when the same model is there, in a new process.
+        forget: called when the server has another model, so that no earlier answer is valid.
+        restarted: called when a new process serves the same model.
     """
 
     def __init__(
@@ -54,35 +55,35 @@ class Watch:
 
     @property
     def is_sure(self) -> bool:
-        """Whether what it has told still holds for all that is known here."""
+        """True if the last answer is still valid."""
         if self._pool is not None:
             return self._pool.is_sure
         return time.monotonic() - self._seen < WITH_OWN_CLIENT
 
     def doubt(self) -> None:
-        """Ask anew before anything else: the server was not there."""
+        """Require a new check, since the server was unavailable."""
         self._seen = -1e9
         if self._pool is not None:
             self._pool.doubt()
 
     async def check(self) -> None:
-        """Ask the server what it serves.
+        """Ask the server for its identity.
 
         Raises:
-            EngineUnavailable: it is not there, not ready, or serves another model than before.
-            EngineError: it is no llama-server.
+            EngineUnavailable: it is not reachable, not ready, or serves another model than before.
+            EngineError: it is not a llama-server.
         """
         await self._checks.run()
 
     def lose(self, error: EngineUnavailable) -> None:
-        """Forget everything; what was made for the old model is refused."""
+        """Clear the identity and fail the requests for the old model that are not sent yet."""
         self.identity, self._props = None, b""
         self._forget()
         if self._pool is not None:
             self._pool.refuse(error)
 
     async def get(self, path: str, witness: bool = False) -> bytes:
-        """Ask something that does not depend on the model; see `HttpUpstream.ask`."""
+        """Send a request that does not depend on the model; see `HttpUpstream.ask`."""
         pool = self._pool
         question = self._upstream.send("GET", path) if pool is None else pool.ask(path, witness)
         async with question as reply:
@@ -103,7 +104,7 @@ class Watch:
 
     async def _compare(self, data: bytes) -> None:
         before = self.identity
-        # The marker is another one after each start, so the same bytes come of the same process.
+        # The marker changes with each start, so equal bytes come from the same process.
         if before is not None and before.marker and data == self._props:
             return
         now = await self._read(data, before)
@@ -128,6 +129,6 @@ class Watch:
         except (EngineUnavailable, EngineSilent):
             raise
         except (EngineError, RequestError):
-            # Some versions do not tell; a model is known by its name and template then.
+            # Some versions lack it; the model is then identified by its name and template.
             return identity if before is None else identity._replace(meta=before.meta)
         return identity._replace(meta=meta)
