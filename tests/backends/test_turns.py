@@ -44,7 +44,7 @@ async def test_a_full_queue_is_busy() -> None:
 
 
 async def test_giving_up_leaves_the_queue() -> None:
-    """A request that is cancelled while it waits leaves the queue and takes no turn."""
+    """A request that is cancelled while it waits is removed from the queue and takes no turn."""
     turns = Turns(1)
     await turns.take()
     waiting = asyncio.create_task(turns.take())

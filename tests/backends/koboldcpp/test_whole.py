@@ -125,7 +125,7 @@ CUT: dict[str, tuple[list[str], dict[str, int]]] = {
 
 @pytest.mark.parametrize("name", CUT)
 async def test_a_cut_answer_is_an_error(name: str) -> None:
-    """A stream without all of its tokens raises an error, whatever the stop reason."""
+    """A stream that lacks a token raises an error with any stop reason."""
     sent, perf = CUT[name]
     engine = Engine(sent, ["1", ",", " 2", ",", " "], **perf)
     engine.whole = "1, 2, "

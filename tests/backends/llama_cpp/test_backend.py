@@ -120,7 +120,7 @@ async def test_control_tokens_can_be_stops(backend: LlamaCpp) -> None:
 
 @pytest.mark.timed
 async def test_leaving_ends_the_work(backend: LlamaCpp) -> None:
-    """The engine takes the next job within half a second after the client leaves a stream."""
+    """The engine takes the next job within half a second after the client closes a stream."""
     start = time.monotonic()
     async with backend.open(Generation(Prompt(COUNT), 2000, sampling=ENDLESS)) as batches:
         await anext(aiter(batches))

@@ -40,7 +40,7 @@ async def test_temperature_zero_is_greedy(backend: LlamaCpp) -> None:
 
 
 async def test_a_seed_repeats_and_another_differs(backend: LlamaCpp) -> None:
-    """One seed always gives the same text, and other seeds or none give others."""
+    """A seed always gives the same text, and texts of other seeds or without a seed differ."""
     first = await sample(backend, STORY, 30, 5)
     assert await sample(backend, STORY, 30, 5) == first
     assert len({await sample(backend, STORY, 30, seed) for seed in range(8)}) > 3

@@ -147,7 +147,7 @@ async def test_held_characters_of_several_tokens_are_not_lost(backend: LlamaServ
 async def test_leaving_ends_the_work_in_the_server(
     backend: LlamaServer, llama_server_url: str
 ) -> None:
-    """The server frees its slot within 1.5 seconds after the client leaves the stream."""
+    """The server frees its slot within 1.5 seconds after the client closes the stream."""
     bans = Sampling(temperature=0.0, extras={"ignore_eos": True})
     async with backend.open(Generation(Prompt(COUNT), 2000, sampling=bans)) as batches:
         await anext(aiter(batches))

@@ -52,14 +52,14 @@ def test_every_token_is_scored_once(tokens: list[int], slots: int) -> None:
 
 
 def test_long_runs_are_spread_over_the_slots() -> None:
-    """The planner splits a long run over all slots, and leaves a short one whole."""
+    """The planner splits a long run over all slots, and does not split a short one."""
     assert len(plan((1,) * 129, 1, VOCABULARY, 4)) == 4
     assert len(plan((1,) * (SHORTEST + 1), 1, VOCABULARY, 4)) == 1
 
 
 def test_payloads_force_their_tokens() -> None:
-    """Each kind of call forces its tokens: by a grammar of ids, by a bias, or by an ordinary token
-    instead of one without an entry."""
+    """Calls force their tokens by a grammar or a bias, and an ordinary token replaces one without
+    an entry."""
     ids = (1, 2, 7, 0, 3)
     payload = to_native(ScoringCall("grammar", 1, 3), ids, 2, VOCABULARY, True)
     assert payload["grammar"] == "root ::= <[2]> <[7]>"
