@@ -157,7 +157,7 @@ class Stage:
             }  # fmt: skip
             reply = await ask(self.latimer.port, encoded("/v1/completions", body), 10)
             if reply.status in (502, 503) and index == 0:
-                # After a fault, Latimer contacts the engine again only after a moment.
+                # Latimer can still report the fault for a moment, so ask once more.
                 await asyncio.sleep(0.5)
                 reply = await ask(self.latimer.port, encoded("/v1/completions", body), 10)
             if reply.problem or reply.status != 200:
