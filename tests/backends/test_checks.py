@@ -1,4 +1,4 @@
-"""Checks that many ask for at once."""
+"""Tests of checks that concurrent callers share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from latimer.backends.errors import EngineError
 
 
 class Engine:
-    """Something to check, which takes a moment."""
+    """An engine whose check waits for an event."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -18,7 +18,7 @@ class Engine:
         self.go = asyncio.Event()
 
     async def look(self) -> None:
-        """Look whether it is well."""
+        """Count the check, wait, and raise the engine's error if it has one."""
         self.asked += 1
         error = self.error
         await self.go.wait()
@@ -27,7 +27,7 @@ class Engine:
 
 
 async def test_who_asks_at_once_shares_a_check_that_began_after() -> None:
-    """Of 64 the first has one check, and all others have the second."""
+    """Of 64 concurrent callers, the first runs a check and the other 63 share a second one."""
     engine = Engine()
     checks = Checks(engine.look)
     tasks = [asyncio.create_task(checks.run()) for _ in range(64)]
@@ -39,7 +39,7 @@ async def test_who_asks_at_once_shares_a_check_that_began_after() -> None:
 
 
 async def test_what_a_check_finds_is_everybodys() -> None:
-    """The error of the shared check is raised to all whom it was for."""
+    """A shared check raises its error to every caller that waits for it."""
     engine = Engine()
     checks = Checks(engine.look)
     tasks = [asyncio.create_task(checks.run()) for _ in range(10)]
@@ -52,7 +52,7 @@ async def test_what_a_check_finds_is_everybodys() -> None:
 
 
 async def test_who_leaves_in_the_middle_has_found_nothing_out() -> None:
-    """The next in line asks for itself."""
+    """The next caller runs a check of its own when the caller that checks is cancelled."""
     engine = Engine()
     checks = Checks(engine.look)
     tasks = [asyncio.create_task(checks.run()) for _ in range(3)]
@@ -67,7 +67,7 @@ async def test_who_leaves_in_the_middle_has_found_nothing_out() -> None:
 
 
 async def test_an_answer_holds_for_a_moment() -> None:
-    """However many ask, and leave, the engine is asked once in a while; errors are for all."""
+    """Callers share one result or error per interval, even when half of them are cancelled."""
     engine = Engine()
     fresh = Fresh(engine.look, 0.2)
     tasks = [asyncio.create_task(fresh.run()) for _ in range(64)]

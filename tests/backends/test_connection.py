@@ -1,4 +1,4 @@
-"""Odd answers on a connection, and what is asked of a new one."""
+"""Tests of unusual HTTP responses and of the hook for new connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from support.peers import OK, Peer, ask, server
     ids=range(9),
 )
 async def test_odd_answers_are_read_or_errors(data: bytes, status: int | None) -> None:
-    """A redirect is not followed, nothing is upgraded, broken framing is an error of the engine."""
+    """The client follows no redirect, rejects upgrades, and reports broken framing as an engine
+    error."""
 
     async def answer(peer: Peer, _request: bytes) -> None:
         await peer.send(data)
@@ -39,7 +40,8 @@ async def test_odd_answers_are_read_or_errors(data: bytes, status: int | None) -
 
 
 async def test_a_new_connection_is_asked_about_before_a_request() -> None:
-    """What the hook raises is raised, and the request is not sent; kept connections need none."""
+    """An error that the hook for new connections raises reaches the caller and no request is sent.
+    Reused connections do not call the hook."""
     hooked = 0
     sent: list[bytes] = []
 

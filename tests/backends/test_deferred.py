@@ -1,4 +1,4 @@
-"""An engine that starts later than its backend."""
+"""Tests of an engine that starts later than its backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOADING = b'{"error":{"message":"Loading model","type":"unavailable_error","code
 
 
 def always(backend: Backend) -> Callable[[], Awaitable[Backend]]:
-    """What finds the same backend each time."""
+    """Return a function that finds the same backend each time."""
 
     async def find() -> Backend:
         return backend
@@ -26,7 +26,7 @@ def always(backend: Backend) -> Callable[[], Awaitable[Backend]]:
 
 
 async def test_many_calls_cost_few_connections() -> None:
-    """2,000 calls while the engine is loading ask it a few times."""
+    """2,000 concurrent calls while the engine loads cost at most five requests to it."""
     with canned({"*": (503, LOADING)}) as (address, asked):
         backend = Deferred(always(LlamaServer(address)))
         errors = await asyncio.gather(
@@ -41,7 +41,7 @@ async def test_many_calls_cost_few_connections() -> None:
 
 
 async def test_the_engine_is_found_when_it_is_there(llama_server_url: str) -> None:
-    """A failure is kept for a moment only; nothing is known before the engine is found."""
+    """The backend finds an engine that starts later, and reports no extras before that."""
     engines: list[Backend] = []
 
     async def find() -> Backend:
@@ -70,7 +70,7 @@ async def test_the_engine_is_found_when_it_is_there(llama_server_url: str) -> No
 
 
 async def test_a_call_that_leaves_does_not_take_others_with_it() -> None:
-    """When the call that asks is cancelled, the next one asks."""
+    """Another waiting call takes over the search when the call that searches is cancelled."""
     begun, asked = asyncio.Event(), 0
     engine = LlamaCpp()
 
@@ -94,7 +94,7 @@ async def test_a_call_that_leaves_does_not_take_others_with_it() -> None:
 
 
 async def test_another_engine_at_the_address_is_found(llama_server_url: str) -> None:
-    """What turns out to be no engine of that kind is looked for again."""
+    """The backend searches again when the engine that it found is of another kind."""
     kinds: list[Backend] = []
     with canned({"*": (200, b"{}")}) as (address, _):
         kinds += [LlamaServer(address), LlamaServer(llama_server_url)]

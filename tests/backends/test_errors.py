@@ -1,4 +1,4 @@
-"""What engines tell, checked before it is used."""
+"""Tests of the checks on values that engines return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from latimer.backends.errors import told_logprob
 
 @pytest.mark.parametrize("value", [5.0, 0.1, math.inf, math.nan, "x", None, []])
 def test_no_probability_is_above_one(value: Any) -> None:
-    """What cannot be a log-probability is never told to a client."""
+    """An engine's value that cannot be a log-probability never reaches a client."""
     with pytest.raises((TypeError, ValueError)):
         told_logprob(value)
     assert told_logprob(1e-7) == 1e-7

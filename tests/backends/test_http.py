@@ -1,4 +1,4 @@
-"""The upstream client against servers that behave as engines do, and worse."""
+"""Tests of the upstream client against servers that behave like engines, or worse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.peers import OK, Peer, ask, server
 
 
 async def test_a_request_carries_our_headers_and_nothing_else() -> None:
-    """The line, the host, the configured headers, type and length of the body."""
+    """A request carries the host, the configured headers, and its body's type and length only."""
     seen: list[bytes] = []
 
     async def answer(peer: Peer, request: bytes) -> None:
@@ -38,7 +38,7 @@ async def test_a_request_carries_our_headers_and_nothing_else() -> None:
 
 
 async def test_a_connection_is_reused() -> None:
-    """Requests one after the other share a connection."""
+    """Consecutive requests share one connection."""
 
     async def answer(peer: Peer, _request: bytes) -> None:
         await peer.send(OK)
@@ -50,7 +50,7 @@ async def test_a_connection_is_reused() -> None:
 
 
 async def test_a_server_that_closes_after_100_answers_causes_no_error() -> None:
-    """`Connection: close` on the hundredth answer makes the next one open a new connection."""
+    """The client opens a new connection after a response with `Connection: close`."""
 
     async def answer(peer: Peer, _request: bytes) -> None:
         close = peer.requests == 100
@@ -66,7 +66,7 @@ async def test_a_server_that_closes_after_100_answers_causes_no_error() -> None:
 
 
 async def test_a_reused_connection_that_dies_silently_is_replaced() -> None:
-    """A request whose reused connection is closed before an answer is sent once more."""
+    """The client repeats a request once when its reused connection closes before the response."""
 
     async def answer(peer: Peer, _request: bytes) -> None:
         if peer.number == 0 and peer.requests == 2:
@@ -80,7 +80,7 @@ async def test_a_reused_connection_that_dies_silently_is_replaced() -> None:
 
 
 async def test_a_fresh_connection_that_dies_is_an_error() -> None:
-    """A request that kills the server is not sent again and again."""
+    """The client does not repeat a request when a new connection closes without a response."""
 
     async def answer(peer: Peer, _request: bytes) -> None:
         await peer.close()
@@ -92,7 +92,7 @@ async def test_a_fresh_connection_that_dies_is_an_error() -> None:
 
 
 async def test_an_idle_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that was idle for long is not trusted."""
+    """The client does not reuse a connection that was idle for longer than `IDLE_SECONDS`."""
 
     async def answer(peer: Peer, _request: bytes) -> None:
         await peer.send(OK)
@@ -106,7 +106,7 @@ async def test_an_idle_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_stream_comes_as_it_is_sent() -> None:
-    """Chunks are handed over when they arrive, not at the end."""
+    """The client returns each chunk of a body when it arrives."""
     go = asyncio.Event()
 
     async def answer(peer: Peer, _request: bytes) -> None:
@@ -123,7 +123,7 @@ async def test_a_stream_comes_as_it_is_sent() -> None:
 
 
 async def test_leaving_early_closes_the_connection() -> None:
-    """The server notices at once that nobody reads any more."""
+    """The client closes the connection when a response is abandoned before its end."""
     closed = asyncio.Event()
 
     async def answer(peer: Peer, _request: bytes) -> None:
@@ -138,7 +138,7 @@ async def test_leaving_early_closes_the_connection() -> None:
 
 
 async def test_a_body_may_end_with_the_connection() -> None:
-    """An HTTP/1.0 answer without a length ends when the server closes."""
+    """An HTTP/1.0 body without a length ends when the server closes the connection."""
 
     async def answer(peer: Peer, _request: bytes) -> None:
         await peer.send(b"HTTP/1.0 200 OK\r\nContent-Type: x/y\r\n\r\nall ")
@@ -151,7 +151,7 @@ async def test_a_body_may_end_with_the_connection() -> None:
 
 
 async def test_a_broken_body_is_an_error() -> None:
-    """A connection that breaks in the middle of an answer is not its end."""
+    """A connection that breaks in the middle of a body raises an error."""
 
     async def answer(peer: Peer, _request: bytes) -> None:
         await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
@@ -163,7 +163,7 @@ async def test_a_broken_body_is_an_error() -> None:
 
 
 async def test_silence_is_an_error() -> None:
-    """An engine that stays silent for too long is given up."""
+    """An engine that sends nothing for too long raises an error."""
 
     async def answer(_peer: Peer, _request: bytes) -> None:
         await asyncio.sleep(2)
@@ -174,7 +174,8 @@ async def test_silence_is_an_error() -> None:
 
 
 async def test_silence_is_an_error_after_a_close() -> None:
-    """Closing the idle connections does not keep a silent answer for ever."""
+    """The time limit of a running request still applies after the client closes idle
+    connections."""
 
     async def answer(_peer: Peer, _request: bytes) -> None:
         await asyncio.sleep(2)
@@ -188,7 +189,7 @@ async def test_silence_is_an_error_after_a_close() -> None:
 
 
 async def test_something_else_than_http_is_an_error() -> None:
-    """A port on which no HTTP is spoken is named as such."""
+    """The error says when a port does not speak HTTP."""
 
     async def answer(peer: Peer, _request: bytes) -> None:
         await peer.send(b"220 mail.example ESMTP\r\n")
@@ -199,14 +200,14 @@ async def test_something_else_than_http_is_an_error() -> None:
 
 
 async def test_nobody_there_is_unavailable() -> None:
-    """A refused connection says where nobody answers."""
+    """The error of a refused connection names the address."""
     upstream = HttpUpstream("http://127.0.0.1:1")
     with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1 cannot be reached"):
         await ask(upstream)
 
 
 async def test_a_slow_reader_stops_the_server() -> None:
-    """A body that nobody reads does not fill the memory."""
+    """The client stops reading from the connection when nobody reads the body."""
     sent = 0
 
     async def answer(peer: Peer, _request: bytes) -> None:
@@ -223,13 +224,13 @@ async def test_a_slow_reader_stops_the_server() -> None:
 
 
 def test_an_address_must_be_one() -> None:
-    """A mistake in the address is found when it is made."""
+    """The constructor rejects an invalid address."""
     with pytest.raises(ValueError, match="no address"):
         HttpUpstream("localhost:8080")
 
 
 async def test_a_users_own_client_is_an_upstream_too() -> None:
-    """An httpx client (here over an app in the same process) works as the default one does."""
+    """An httpx client, here over an ASGI app, works like the default client."""
 
     async def app(scope: object, receive: object, send: Callable[..., Awaitable[None]]) -> None:
         start = {"type": "http.response.start", "status": 200}
@@ -245,7 +246,7 @@ async def test_a_users_own_client_is_an_upstream_too() -> None:
 
 
 async def test_a_users_own_client_fails_as_the_default_one_does() -> None:
-    """Its transport errors become ours."""
+    """A transport error of an httpx client is raised as an error of this project."""
     async with httpx2.AsyncClient() as client:
         upstream = HttpxUpstream(client, "http://127.0.0.1:1")
         with pytest.raises(EngineUnavailable):
@@ -254,7 +255,7 @@ async def test_a_users_own_client_fails_as_the_default_one_does() -> None:
 
 
 async def test_a_large_body_arrives_whole() -> None:
-    """It is written in pieces, as fast as the server reads, and the connection is used again."""
+    """The client sends a body of 10 MB completely, and reuses the connection."""
     body = bytes(range(256)) * 40_000
     received: list[bytes] = []
 
@@ -271,7 +272,8 @@ async def test_a_large_body_arrives_whole() -> None:
 
 
 async def test_an_answer_before_the_end_of_a_body_is_read() -> None:
-    """A server that refuses a body unread is heard; its connection is not used again."""
+    """The client reads a response that arrives before the request's body is sent, and does not
+    reuse the connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         served.append(await reader.readuntil(b"\r\n\r\n"))
@@ -293,7 +295,7 @@ async def test_an_answer_before_the_end_of_a_body_is_read() -> None:
 
 @pytest.mark.parametrize("cut", range(0, 60, 7))
 async def test_informational_answers_are_skipped(cut: int) -> None:
-    """1xx comes before the answer, once or more; each request gets its own answer."""
+    """The client skips 1xx responses, and each request gets its own final response."""
     early = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n"
 
     async def answer(peer: Peer, request: bytes) -> None:
@@ -316,7 +318,7 @@ async def test_informational_answers_are_skipped(cut: int) -> None:
 )
 @pytest.mark.parametrize("late", [False, True])
 async def test_what_follows_an_answer_is_nobodys(more: bytes, late: bool) -> None:
-    """Bytes behind an answer, with it or later, close the connection; the next request is fresh."""
+    """Bytes after a response close the connection, and the next request opens a new one."""
 
     async def answer(peer: Peer, request: bytes) -> None:
         name = request.split()[1].removeprefix(b"/prefix")
@@ -335,7 +337,7 @@ async def test_what_follows_an_answer_is_nobodys(more: bytes, late: bool) -> Non
 
 
 async def test_bytes_behind_an_answer_leave_nobody_waiting() -> None:
-    """An answer that is complete reaches its reader at once, though no HTTP follows it."""
+    """The client returns a complete response immediately, even when invalid bytes follow it."""
 
     async def answer(peer: Peer, request: bytes) -> None:
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -348,7 +350,7 @@ async def test_bytes_behind_an_answer_leave_nobody_waiting() -> None:
 
 
 async def test_an_answer_that_changes_the_protocol_is_an_error() -> None:
-    """Nobody asked for another protocol."""
+    """A response that switches protocols raises an error."""
 
     async def answer(peer: Peer, request: bytes) -> None:
         await peer.send(b"HTTP/1.1 101 S\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc")
@@ -360,7 +362,7 @@ async def test_an_answer_that_changes_the_protocol_is_an_error() -> None:
 
 
 async def test_framing_holds_nothing_back() -> None:
-    """A chunk with an extension of a megabyte is read to its end, though nobody takes that."""
+    """The client reads a body to its end after a chunk extension of one megabyte."""
 
     async def answer(peer: Peer, request: bytes) -> None:
         await peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -371,7 +373,7 @@ async def test_framing_holds_nothing_back() -> None:
 
 
 async def test_headers_without_end_are_an_error() -> None:
-    """A head is taken up to a size; nothing is kept of what comes then."""
+    """Headers beyond the size limit raise an error."""
 
     async def answer(peer: Peer, request: bytes) -> None:
         await peer.send(b"HTTP/1.1 200 OK\r\nX-Long: ")
@@ -386,7 +388,7 @@ async def test_headers_without_end_are_an_error() -> None:
 
 
 async def test_of_an_errors_body_only_the_beginning_is_read() -> None:
-    """An engine that sends an error without end is told by what it begins with."""
+    """The client reads only the beginning of an endless error body."""
 
     async def answer(peer: Peer, request: bytes) -> None:
         await peer.send(b"HTTP/1.1 500 Oh\r\n\r\n")
@@ -403,7 +405,7 @@ async def test_of_an_errors_body_only_the_beginning_is_read() -> None:
 
 
 async def test_idle_connections_are_bounded() -> None:
-    """After a crowd some connections are kept, and no more."""
+    """The client keeps at most `MOST_IDLE` idle connections after a burst of requests."""
     together = asyncio.Event()
 
     async def answer(peer: Peer, request: bytes) -> None:
@@ -427,7 +429,7 @@ async def test_idle_connections_are_bounded() -> None:
 async def test_an_engine_that_stops_listening_has_lost_its_answer(
     listens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A silent answer is waited for while its engine takes connections, and no longer."""
+    """The client waits for a silent response only while the engine accepts connections."""
     monkeypatch.setattr(http, "PROBE_AFTER", 0.1)
     monkeypatch.setattr(http, "PROBE_SECONDS", 0.1)
     probes = 0

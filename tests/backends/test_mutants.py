@@ -1,4 +1,4 @@
-"""Whatever an engine answers, a request ends in an answer or in an error of ours."""
+"""Tests that a request ends with a response or a `LatimerError`, whatever the engine sends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KOBOLDCPP = {
 
 
 async def outcome(backend: Backend, job: Generation) -> str:
-    """How a job ends: anything but an error of ours is raised."""
+    """Return how a job ends, and raise every error that is not a `LatimerError`."""
     try:
         async with asyncio.timeout(5):
             async with backend.open(job) as batches:
@@ -46,7 +46,7 @@ async def outcome(backend: Backend, job: Generation) -> str:
 
 
 async def check(make: Callable[[Upstream], Backend], address: str, job: Generation) -> None:
-    """Record a job's answers, then give it each of many that are wrong."""
+    """Record the engine's responses to a job, then run the job with mutated responses."""
     recorder = Recorder(HttpUpstream(address))
     assert await outcome(make(recorder), job) == "answered"
     broken = []
@@ -60,7 +60,7 @@ async def check(make: Callable[[Upstream], Backend], address: str, job: Generati
 
 @pytest.mark.parametrize("name", LLAMA_SERVER)
 async def test_llama_server_may_answer_anything(llama_server_url: str, name: str) -> None:
-    """Answers of a real llama-server, each with something wrong in it."""
+    """A job ends cleanly with every mutation of llama-server's responses."""
     await check(LlamaServer, llama_server_url, LLAMA_SERVER[name])
 
 
@@ -68,5 +68,5 @@ async def test_llama_server_may_answer_anything(llama_server_url: str, name: str
 async def test_koboldcpp_may_answer_anything(
     koboldcpp_replay: tuple[str, object], name: str
 ) -> None:
-    """Answers of a koboldcpp, each with something wrong in it."""
+    """A job ends cleanly with every mutation of koboldcpp's responses."""
     await check(lambda up: KoboldCpp(up, silence=0.05), koboldcpp_replay[0], KOBOLDCPP[name])

@@ -1,4 +1,4 @@
-"""Work in threads, and results that are kept."""
+"""Tests of work in threads and of cached results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from latimer.backends.offload import LARGE, SMALL, Memo
 
 
 async def test_only_large_work_leaves_the_loop() -> None:
-    """Up to a size work is done where it is; beyond it in a thread, with its result or error."""
+    """Work up to `SMALL` runs on the event loop and larger work in a thread, with the same result
+    or error."""
     here = threading.get_ident()
     assert await offload.run(SMALL, threading.get_ident) == here
     assert await offload.run(SMALL + 1, threading.get_ident) != here
@@ -24,12 +25,12 @@ async def test_only_large_work_leaves_the_loop() -> None:
 
 
 def memo(most_bytes: int) -> Memo[str, str]:
-    """A memo whose results take as many bytes as they have letters."""
+    """Return a cache that counts a character of a result as one byte."""
     return Memo(most_bytes, lambda _key, value: len(value))
 
 
 async def test_a_result_is_worked_out_once() -> None:
-    """Those who ask at once, and those who ask later, get one result."""
+    """Concurrent and later callers share one computation of a result."""
     kept, begun, may_end = memo(100), [], threading.Event()
 
     def work() -> str:
@@ -39,7 +40,7 @@ async def test_a_result_is_worked_out_once() -> None:
 
     tasks = [asyncio.create_task(kept.get("key", work)) for _ in range(8)]
     await asyncio.sleep(0.01)
-    # Whoever leaves does not end what the others wait for.
+    # Cancelling one caller does not end the work that the others wait for.
     tasks[0].cancel()
     may_end.set()
     assert await asyncio.gather(*tasks[1:]) == ["value"] * 7
@@ -49,7 +50,7 @@ async def test_a_result_is_worked_out_once() -> None:
 
 
 async def test_errors_are_raised_and_not_kept() -> None:
-    """Everybody who waits gets the error; the next one tries again."""
+    """Every waiting caller gets the error, and the next caller tries again."""
     kept = memo(100)
 
     def fail() -> str:
@@ -61,7 +62,7 @@ async def test_errors_are_raised_and_not_kept() -> None:
 
 
 async def test_results_are_kept_within_a_bound() -> None:
-    """What was used least recently goes first, and what is larger than the bound is not kept."""
+    """The cache evicts the least recently used result, and keeps none larger than its limit."""
     kept, made = memo(10), []
 
     async def get(key: str, size: int) -> None:
@@ -87,7 +88,7 @@ def forever() -> NoReturn:
 
 
 async def test_work_ends_when_its_asker_leaves() -> None:
-    """A thread that computes for nobody stops at once, and can be used again."""
+    """A thread stops its work and takes other work when the caller is cancelled."""
     for size in (SMALL + 1, LARGE + 1):
         for _ in range(4):
             task = asyncio.create_task(offload.run(size, forever))
@@ -100,7 +101,7 @@ async def test_work_ends_when_its_asker_leaves() -> None:
 
 
 async def test_work_that_has_not_begun_never_begins() -> None:
-    """Who leaves while others compute takes the work out of the line."""
+    """Queued work of a cancelled caller never starts."""
     begun: list[int] = []
     may_end = threading.Event()
     blocked = [asyncio.create_task(offload.run(LARGE + 1, may_end.wait, 10))]
@@ -115,7 +116,7 @@ async def test_work_that_has_not_begun_never_begins() -> None:
 
 
 async def test_small_work_never_waits_for_large_work() -> None:
-    """However much large work there is, small work is done at once."""
+    """Small work runs immediately, even while large work is queued."""
     tasks = [asyncio.create_task(offload.run(LARGE + 1, forever)) for _ in range(8)]
     await asyncio.sleep(0.02)
     async with asyncio.timeout(5):
@@ -126,7 +127,7 @@ async def test_small_work_never_waits_for_large_work() -> None:
 
 
 async def test_work_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit the work ends, and its asker is told what to do."""
+    """Work that exceeds the time limit ends with `TooComplex`."""
     monkeypatch.setattr(offload, "MOST_SECONDS", 0.05)
     with pytest.raises(TooComplex):
         await offload.run(SMALL + 1, forever)
@@ -137,7 +138,7 @@ async def test_work_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 async def test_shared_work_ends_with_the_last_who_waits() -> None:
-    """Work for several goes on while one of them waits, and ends with the last."""
+    """Shared work runs while one caller waits for it, and ends when the last is cancelled."""
     kept = memo(100)
     ends = threading.Event()
 
@@ -161,7 +162,7 @@ async def test_shared_work_ends_with_the_last_who_waits() -> None:
 
 
 async def test_an_end_that_comes_with_the_result_harms_nobody() -> None:
-    """Leaving at any moment of the work never reaches what the thread does next."""
+    """Cancelling a caller at any moment never interrupts the thread's next work."""
     for turn in range(300):
         task = asyncio.create_task(offload.run(SMALL + 1, sum, range(turn * 10)))
         await asyncio.sleep(turn % 7 / 20_000)

@@ -1,4 +1,4 @@
-"""The spaces that a tokeniser puts in front of words are in no prompt."""
+"""Tests of the spaces that a tokenizer adds before words, which no prompt contains."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ S = (b"<s>", True)
 def test_what_tokens_show(
     tokens: list[tuple[bytes, bool]], text: bytes | None, expected: list[bytes]
 ) -> None:
-    """A space that the text has stays, one that was put there goes; ids alone go by the rule."""
+    """A space of the text remains, and one that the tokenizer added is removed. Without the text,
+    the tokenizer's rule decides."""
     assert shown(tokens, True, text) == expected
 
 
 def test_other_tokenisers_put_nothing() -> None:
-    """Where no spaces are added, every piece is shown as it is."""
+    """Every token keeps its bytes when the tokenizer adds no spaces."""
     assert shown([(b" a", False), S], False, b" a<s>") == [b" a", b"<s>"]

@@ -1,4 +1,4 @@
-"""Stop strings in byte streams."""
+"""Tests of stop sequences in byte streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ stop_lists = st.lists(st.text(alphabet="abé🐱", min_size=1, max_size=5), max_
 
 
 def naive(text: bytes, stops: list[str]) -> tuple[bytes, str | None]:
-    """The cut by definition: the first byte at which a stop ends, the longest of those."""
+    """Cut a text at the first byte at which a stop sequence ends, the longest of those."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop.encode())]
         if ending:
@@ -23,7 +23,7 @@ def naive(text: bytes, stops: list[str]) -> tuple[bytes, str | None]:
 
 
 def run(parts: list[bytes], stops: list[str]) -> tuple[bytes, str | None]:
-    """What a matcher lets through in all."""
+    """Return all that a matcher lets through, and the stop sequence that matched."""
     matcher = StopMatcher(stops)
     out = b"".join(matcher.feed(part) for part in parts)
     stop = matcher.stop
@@ -34,7 +34,7 @@ def run(parts: list[bytes], stops: list[str]) -> tuple[bytes, str | None]:
 def test_any_split_gives_the_cut_by_definition(
     text: str, stops: list[str], splits: list[int]
 ) -> None:
-    """However the bytes arrive, the text is cut where the first stop completes."""
+    """The first stop sequence to complete cuts the text, however the bytes arrive."""
     data = text.encode()
     marks = [0, *sorted(min(mark, len(data)) for mark in splits), len(data)]
     parts = [data[a:b] for a, b in pairwise(marks)]
@@ -43,8 +43,7 @@ def test_any_split_gives_the_cut_by_definition(
 
 @given(alphabet, stop_lists)
 def test_nothing_let_through_is_ever_part_of_a_stop(text: str, stops: list[str]) -> None:
-    """At every byte, what has been let through is a prefix of the final text, and all of what no
-    stop can reach any more."""
+    """After every byte, the matcher has let through only a prefix of the final text."""
     final, _ = naive(text.encode(), stops)
     matcher = StopMatcher(stops)
     out = b""
@@ -54,19 +53,19 @@ def test_nothing_let_through_is_ever_part_of_a_stop(text: str, stops: list[str])
 
 
 def test_a_near_match_is_let_through() -> None:
-    """Text that begins like a stop and goes on otherwise comes out whole."""
+    """Text that only begins like a stop sequence passes complete."""
     matcher = StopMatcher(["3, 4, 5"])
     assert matcher.feed(b"1, 3, 4") == b"1, "
     assert matcher.feed(b", 6") == b"3, 4, 6"
 
 
 def test_a_stop_that_overlaps_its_own_beginning() -> None:
-    """A failed match may be the start of the real one."""
+    """A failed match can contain the start of the real one."""
     assert run([b"a", b"a", b"ab"], ["aab"]) == (b"a", "aab")
 
 
 def test_after_a_match_everything_is_dropped() -> None:
-    """Nothing fed after a stop comes out."""
+    """The matcher drops all bytes after a stop sequence."""
     matcher = StopMatcher(["x"])
     assert matcher.feed(b"axb") == b"a"
     assert matcher.feed(b"more") == b""
@@ -74,7 +73,7 @@ def test_after_a_match_everything_is_dropped() -> None:
 
 
 def test_a_long_stop_costs_linear_time() -> None:
-    """A stop string made to be slow is not."""
+    """A long stop sequence of repeated characters is matched in linear time."""
     stop = "a" * 50_000 + "b"
     matcher = StopMatcher([stop])
     passed = sum(len(matcher.feed(b"a" * 10_000)) for _ in range(20))
@@ -84,6 +83,6 @@ def test_a_long_stop_costs_linear_time() -> None:
 
 
 def test_cut_tells_where_and_why() -> None:
-    """The cut of a whole text is a byte position."""
+    """`cut` returns the byte position of the cut and the stop sequence that matched."""
     assert cut("été, un".encode(), [", "]) == (5, ", ")
     assert cut(b"nothing", ["x"]) == (7, None)

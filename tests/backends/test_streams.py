@@ -1,4 +1,4 @@
-"""Several streams as one."""
+"""Tests of several streams merged into one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ended: list[int] = []
 async def source(
     number: int, count: int, error: Exception | None = None
 ) -> AsyncIterator[AsyncIterator[Batch]]:
-    """A stream of numbered pieces, with an error at its end if one is given."""
+    """Yield a stream of numbered pieces, with an error at its end if one is given."""
 
     async def batches() -> AsyncIterator[Batch]:
         for index in range(count):
@@ -34,7 +34,7 @@ async def source(
 
 
 async def test_every_event_of_every_stream_comes_in_its_order() -> None:
-    """Nothing is lost, and each stream keeps its own order."""
+    """A merged stream contains every event, in the order of its own stream."""
     async with merged([source(i, 20) for i in range(5)]) as batches:
         events = [event async for batch in batches for event in batch]
     for number in range(5):
@@ -43,7 +43,7 @@ async def test_every_event_of_every_stream_comes_in_its_order() -> None:
 
 
 async def test_streams_are_opened_in_turn() -> None:
-    """Of many only some are open at once, and each has its turn."""
+    """At most `at_once` streams are open together, and each gets its turn."""
     open_now, most = 0, 0
 
     @asynccontextmanager
@@ -62,7 +62,7 @@ async def test_streams_are_opened_in_turn() -> None:
 
 
 async def test_a_reader_that_stops_holds_the_engines_back() -> None:
-    """What waits is bounded, whatever the engines have; a reader that goes on gets everything."""
+    """A reader that pauses bounds the waiting events, and later gets every event."""
     made = 0
 
     @asynccontextmanager
@@ -86,7 +86,7 @@ async def test_a_reader_that_stops_holds_the_engines_back() -> None:
 
 
 async def test_an_error_ends_all_of_them() -> None:
-    """The first error is raised at the reader and the other streams are left."""
+    """The first error reaches the reader, and all streams are closed."""
     ended.clear()
     with pytest.raises(EngineError, match="broken"):
         async with merged([source(0, 1000), source(1, 1, EngineError("broken"))]) as batches:
@@ -96,7 +96,7 @@ async def test_an_error_ends_all_of_them() -> None:
 
 
 async def test_leaving_ends_all_of_them() -> None:
-    """A reader that has enough leaves nothing running."""
+    """All streams are closed when the reader stops early."""
     ended.clear()
     async with merged([source(i, 1000) for i in range(3)]) as batches:
         await anext(batches)
@@ -104,7 +104,7 @@ async def test_leaving_ends_all_of_them() -> None:
 
 
 async def test_a_slow_reader_gets_larger_batches() -> None:
-    """What arrives while the reader is away comes as one batch."""
+    """Events that arrive while the reader is busy form one batch."""
     async with merged([source(0, 10)]) as batches:
         await anext(batches)
         await asyncio.sleep(0.1)

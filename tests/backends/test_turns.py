@@ -1,4 +1,4 @@
-"""The queue in front of an engine."""
+"""Tests of the queue in front of an engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from latimer.backends.turns import Party, Turns
 
 
 async def test_turns_come_in_the_order_of_asking() -> None:
-    """First come, first served, one at a time."""
+    """The queue serves requests one at a time, in the order of their arrival."""
     turns, order, running = Turns(100), [], 0
 
     async def work(number: int) -> None:
@@ -29,7 +29,7 @@ async def test_turns_come_in_the_order_of_asking() -> None:
 
 
 async def test_a_full_queue_is_busy() -> None:
-    """One more than may wait is refused, with a time to come back in."""
+    """A full queue rejects one more request and gives a time to retry after."""
     turns = Turns(2)
     await turns.take()
     waiting = [asyncio.create_task(turns.take()) for _ in range(2)]
@@ -44,7 +44,7 @@ async def test_a_full_queue_is_busy() -> None:
 
 
 async def test_giving_up_leaves_the_queue() -> None:
-    """Who is cancelled while waiting takes no turn."""
+    """A request that is cancelled while it waits is removed from the queue and takes no turn."""
     turns = Turns(1)
     await turns.take()
     waiting = asyncio.create_task(turns.take())
@@ -64,7 +64,7 @@ async def held(turns: Turns, places: int) -> None:
 
 
 async def test_as_many_calls_run_as_there_are_places() -> None:
-    """Never more, whatever comes; a larger number of places lets in who waits."""
+    """Never more calls run than there are places, and more places let waiting calls run."""
     turns, running, most = Turns(100, 3), 0, 0
 
     async def work() -> None:
@@ -85,7 +85,7 @@ async def test_as_many_calls_run_as_there_are_places() -> None:
 
 
 async def test_requests_come_in_turn_not_calls() -> None:
-    """A request of 300 calls does not put a small one behind all of its calls."""
+    """A small request does not wait for all calls of a request of 300 calls."""
     turns, order = Turns(4), []
     large, small = Party(), [Party(), Party()]
     await turns.take(large)
@@ -106,7 +106,7 @@ async def test_requests_come_in_turn_not_calls() -> None:
 
 
 async def test_a_request_that_was_let_in_is_never_refused() -> None:
-    """Its further calls wait however full the queue is; calls of one request count as one."""
+    """Further calls of an admitted request wait in a full queue, and count as one."""
     turns, mine = Turns(1), Party()
     await turns.take(mine)
     waiting = [asyncio.create_task(turns.take(mine)) for _ in range(50)]
@@ -122,7 +122,7 @@ async def test_a_request_that_was_let_in_is_never_refused() -> None:
 
 
 async def test_a_queue_of_none_still_serves() -> None:
-    """With a limit of 0 nobody waits, and places that are free are given."""
+    """A queue with a limit of 0 still gives free places to requests."""
     turns = Turns(0, 2)
     await held(turns, 2)
     with pytest.raises(Busy):
@@ -133,7 +133,7 @@ async def test_a_queue_of_none_still_serves() -> None:
 
 
 async def test_no_place_is_lost_by_leaving() -> None:
-    """Calls that are cancelled at any moment, a moment after their turn came included."""
+    """No place is lost when calls are cancelled at any moment, also just after their turn came."""
     chance = random.Random(14)
     turns, running = Turns(1_000, 3), 0
 
@@ -162,7 +162,7 @@ async def test_no_place_is_lost_by_leaving() -> None:
 
 
 async def test_a_free_place_needs_no_task_and_no_future() -> None:
-    """Taking it does not give the event loop a turn."""
+    """Taking a free place does not yield to the event loop."""
     turns = Turns(1, 1)
     taking = turns.take(Party())
     with pytest.raises(StopIteration):

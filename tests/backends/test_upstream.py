@@ -1,4 +1,4 @@
-"""What goes into a request's head, and what messages say of an address."""
+"""Tests of request headers, and of addresses in messages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from support.servers import llama_server
 
 
 def test_headers_are_utf_8() -> None:
-    """A key in any script is sent as the bytes that an engine reads from its command line."""
+    """Header values are sent as UTF-8, as an engine reads its key from the command line."""
     assert header_lines({"A": "schlüssel", "b-C": "ключ"}) == (
         "A: schlüssel\r\nb-C: ключ\r\n".encode()
     )
 
 
 async def test_an_engine_takes_such_a_key() -> None:
-    """A llama-server with a key beyond ASCII is asked with that key."""
+    """llama-server accepts a key that is not ASCII."""
     with llama_server(DEMO_MODEL, "--api-key", "schlüssel", slots=1, context=256) as address:
         for key, refused in (("schlüssel", False), ("schlussel", True)):
             backend = LlamaServer(address, key)
@@ -35,7 +35,8 @@ async def test_an_engine_takes_such_a_key() -> None:
     "value", ["s3cr3t\r\nX: y", "s3cr3t\n", "\rs3cr3t", "s3cr3t\x00", "\udcff"]
 )
 def test_a_value_cannot_end_its_line(value: str) -> None:
-    """It is refused when the upstream is made, and the message does not show it."""
+    """The constructor rejects a header value with a line end, and its message does not show the
+    value."""
     for make in (
         lambda: HttpUpstream("http://127.0.0.1:1", {"Authorization": value}),
         lambda: LlamaServer("http://127.0.0.1:1", value),
@@ -48,7 +49,7 @@ def test_a_value_cannot_end_its_line(value: str) -> None:
 
 
 def test_a_name_is_a_token() -> None:
-    """A name with a blank, a colon or a line end is refused."""
+    """The constructor rejects a header name that is not an ASCII token."""
     for name in ("a b", "a:", "a\r\n", "", "ü"):
         with pytest.raises(ValueError, match="not a name of an HTTP header"):
             HttpUpstream("http://127.0.0.1:1", {name: "x"})
@@ -65,5 +66,5 @@ def test_a_name_is_a_token() -> None:
     ],
 )
 def test_addresses_are_shown_without_secrets(address: str, shown: str) -> None:
-    """User, password and query stay out of messages."""
+    """Messages show an address without user, password and query."""
     assert shown_address(address) == shown

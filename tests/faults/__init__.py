@@ -1,4 +1,4 @@
-"""Faults against live processes: clients and engines that misbehave, and checks on what happens.
+"""Faults of clients and engines against live processes, with checks of the results.
 
 python tests/faults/run.py [--short] [--only CLASS] [--engine ENGINE] [--table FILE]
 """

@@ -1,4 +1,4 @@
-"""What clients do beyond asking: leave at a stage, read nothing, ask twice, or many times."""
+"""Actions of clients beyond one request: disconnect, read nothing, pipeline, flood."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from faults.stage import Stage
 def leaves(
     after: float = 0.0, *, share: float = 1.0, begun: bool = False, twice: bool = False
 ) -> Act:
-    """Leave, and check that all work ends.
+    """Return an act that disconnects and checks that all work ends.
 
     Args:
         after: seconds after the request was sent.
@@ -44,10 +44,11 @@ def leaves(
 
 
 def reads_nothing(seconds: float = 2.0, most: float = 24.0) -> Act:
-    """Ask for a stream, read nothing of it, and check how much is taken from the engine.
+    """Return an act that requests a stream, reads none of it, and measures what the engine sends.
 
     Args:
-        most: MiB that may be taken.
+        seconds: how long to wait before measuring.
+        most: limit of MiB that the engine sends.
     """
 
     async def act(stage: Stage, case: Case) -> list[str]:
@@ -70,7 +71,8 @@ def reads_nothing(seconds: float = 2.0, most: float = 24.0) -> Act:
 
 
 async def pipelines(stage: Stage, case: Case) -> list[str]:
-    """Send two requests at once on one connection: each gets its own answer, in order."""
+    """Send two requests together on one connection, and check that each gets its own reply in
+    order."""
     markers = [stage.marker(), stage.marker()]
     data = [
         stage.request(case, marker).replace(b"Connection: close\r\n", b"") for marker in markers
@@ -92,25 +94,26 @@ async def pipelines(stage: Stage, case: Case) -> list[str]:
 
 
 async def asks_again(stage: Stage, case: Case) -> list[str]:
-    """Ask the same three times, one after the other, each with a marker of its own."""
+    """Send the request three times in sequence, each time with its own marker."""
     found: list[str] = []
     for _ in range(3):
         found += judged(await stage.ask(case, stage.marker()), case)
-    # What comes late comes on a connection that waits for work.
+    # Late bytes arrive on a connection that is idle.
     await asyncio.sleep(0.1 if "late" in case.fault else 0)
     return found
 
 
 def floods(count: int, ends: bool = True) -> Act:
-    """Send many requests at once; every one gets its own answer, or a 429.
+    """Return an act that sends many concurrent requests, each of which gets its own reply or a 429.
 
     Args:
-        ends: whether all must have been answered; else the clients leave after a moment.
+        count: the number of requests.
+        ends: True if every request waits for its reply; else the clients disconnect after a second.
     """
 
     async def act(stage: Stage, case: Case) -> list[str]:
         async def one(index: int) -> Reply:
-            # A backlog of connections is the system's, not ours.
+            # A full backlog of connections is the system's limit, not Latimer's.
             await asyncio.sleep(index / 4000)
             return await stage.ask(case, stage.marker())
 
@@ -131,12 +134,12 @@ def floods(count: int, ends: bool = True) -> Act:
 
 
 def restarts(change: Act | None = None) -> Act:
-    """Restart the fake engine before the request is sent."""
+    """Return an act that restarts the fake engine before it sends the request."""
 
     async def act(stage: Stage, case: Case) -> list[str]:
         assert stage.fake is not None
         await stage.fake.restart()
-        # A connection's end has arrived when the next request is sent.
+        # Wait until the end of the old connections has arrived.
         await asyncio.sleep(0.05)
         return judged(await stage.ask(case, stage.marker()), case)
 
@@ -144,7 +147,7 @@ def restarts(change: Act | None = None) -> Act:
 
 
 async def unreachable(stage: Stage, case: Case) -> list[str]:
-    """Ask while nobody listens at the engine's address, then again when it is back."""
+    """Send the request while nothing listens at the engine's address, then start the engine."""
     assert stage.fake is not None
     await stage.fake.stop()
     try:
@@ -155,13 +158,13 @@ async def unreachable(stage: Stage, case: Case) -> list[str]:
 
 
 async def raw(stage: Stage, case: Case) -> list[str]:
-    """Send bytes that are a request, or nearly one."""
+    """Send the case's bytes unchanged."""
     assert isinstance(case.made, bytes)
     return judged(await ask(stage.latimer.port, case.made, case.seconds), case)
 
 
 async def stays_silent(stage: Stage, case: Case) -> list[str]:
-    """Send half a request and wait: others are served in the meantime."""
+    """Send half a request, wait, and disconnect."""
     data = stage.request(case, stage.marker())
     client = await Client.to(stage.latimer.port)
     client.send(data[: len(data) // 2])

@@ -1,4 +1,4 @@
-"""Another model behind the same address: nothing of the old one may be used any more."""
+"""Another model at the same address: checks that nothing of the old one is used."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ OTHER = "[OTHER]" + TEMPLATE
 
 
 def another_model(what: str, closes: bool) -> Act:
-    """Change the fake engine's model, ask, and change it back.
+    """Return an act that changes the fake engine's model, sends requests, and changes it back.
 
     Args:
-        what: what is another: `name`, `template`, `vocabulary`, `context`, or `all`.
-        closes: whether connections are closed in between, as by a restart. Without it the change
-            shows in what the engine says with its answers only, so the second reply must know it.
+        what: the part that changes: `name`, `template`, `vocabulary`, `context`, or `all`.
+        closes: True to close connections in between, as a restart does. Otherwise only the
+            engine's responses show the change, so the second reply must reflect it.
     """
 
     async def act(stage: Stage, case: Case) -> list[str]:
@@ -28,7 +28,7 @@ def another_model(what: str, closes: bool) -> Act:
         assert isinstance(fake, FakeLlamaServer | FakeKoboldcpp)
         old = fake.model
         every = what == "all"
-        # An engine never changes anything without its name or path.
+        # Every change of an engine also changes its name or path.
         fake.model = Model(
             name=f"another-{what}.gguf",
             template=OTHER if every or what == "template" else old.template,
@@ -40,11 +40,11 @@ def another_model(what: str, closes: bool) -> Act:
                 await fake.restart()
                 await asyncio.sleep(0.25)
             else:
-                # The first answer tells of the other model.
+                # The first response reveals the other model.
                 await stage.small()
             return await _known(stage, fake)
         finally:
-            # No engine starts twice within a moment: its start tells it apart.
+            # Real engines take longer to restart, and their start time identifies them.
             await asyncio.sleep(0.25)
             fake.model = old
             await fake.restart()
@@ -55,7 +55,7 @@ def another_model(what: str, closes: bool) -> Act:
 
 
 async def _known(stage: Stage, fake: FakeLlamaServer | FakeKoboldcpp) -> list[str]:
-    """Check that everything is the new model's."""
+    """Check that every reply reflects the new model."""
     found, port, text = [], stage.latimer.port, stage.marker()
     model = fake.model
     messages = [{"role": "user", "content": f"echo:{text}"}]

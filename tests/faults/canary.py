@@ -1,4 +1,4 @@
-"""An HTTP server and a file that nobody may ask for or read, though requests name them."""
+"""An HTTP server and a file that requests name and that must never be opened."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 class Canary:
-    """Counts connections to an address and readers of a file.
+    """A counter of connections to an address and of readers of a file.
 
-    The file is a named pipe: it can be opened for writing only while somebody reads it.
+    The file is a named pipe: it can be opened for writing only while a process reads it.
     """
 
     def __init__(self) -> None:
@@ -22,22 +22,22 @@ class Canary:
         os.mkfifo(self.file)
 
     async def start(self) -> None:
-        """Begin to watch."""
+        """Start to watch."""
         self._server = await asyncio.start_server(self._asked, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         self._watch = asyncio.create_task(self._look())
 
     def fresh(self) -> list[str]:
-        """What was touched since the last call."""
+        """Return the accesses since the last call."""
         found, self.touched = self.touched, []
         return [f"the canary was touched: {one}" for one in found[:3]]
 
     def named(self, text: str) -> str:
-        """A text with the canary's address and file in it."""
+        """Return a text with the canary's address and file filled in."""
         return text.replace("CANARY", f"127.0.0.1:{self.port}").replace("FIFO", str(self.file))
 
     async def stop(self) -> None:
-        """End watching."""
+        """Stop to watch, and remove the file."""
         self._watch.cancel()
         self._server.close()
         self._folder.cleanup()

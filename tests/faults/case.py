@@ -1,4 +1,4 @@
-"""A case: what is sent, which faults the engine has, and what may come back."""
+"""The definition of a case: its request, the engine's faults, and the expected replies."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FAKES = (FAKE_SERVER, FAKE_KOBOLD)
 Act = Callable[["Stage", "Case"], Awaitable[list[str]]]
 Check = Callable[[Reply], list[str]]
 
-# What an engine's fault may become: a broken, an unreachable or a silent engine.
+# Statuses for a broken, an unreachable and a silent engine.
 BROKEN, GONE, SILENT = frozenset({502}), frozenset({502, 503}), frozenset({503, 504})
 RIGHT = frozenset({200})
-# What a request beyond a limit becomes.
+# Statuses for a request beyond a limit.
 REFUSED = frozenset({400, 413})
 
 
@@ -35,23 +35,23 @@ async def asks(stage: Stage, case: Case) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A case.
+    """A request, the engine's faults, and the expected replies.
 
     Args:
-        kind: the class that it belongs to.
-        body: the request's body, or what makes it. Of an object, `model` is added; where it has no
-            prompt, one that asks for a marker is.
-        fault: the engine's fault with this generation, as in `mistakes`.
-        calls: its faults with other calls, by path.
-        expect: the statuses that may come back, an error event counted as one.
-        says: a word that an error's message, param or code must have.
-        check: what else must be true of a right reply.
+        kind: the class of the case.
+        body: the request's body, or a function that returns it. An object gets a `model`, and a
+            prompt that asks for a marker if it has none.
+        fault: the engine's fault for this generation, as named in `mistakes`.
+        calls: its faults for other calls, by path.
+        expect: the allowed statuses; an error event of a stream counts as one.
+        says: a word that an error's message, param or code must contain.
+        check: a further check of a successful reply.
         act: what the client does.
-        memory: MiB by which the process may grow.
-        seconds: how long a reply may take.
-        beside: whether small requests are answered in the meantime.
-        short: whether it belongs to the short form.
-        alone: whether it starts processes of its own.
+        memory: MiB by which the process can grow.
+        seconds: how long a reply can take.
+        beside: True to send small requests at the same time.
+        short: True if the case is part of the short form.
+        alone: True if the case starts processes of its own.
     """
 
     name: str
@@ -77,5 +77,5 @@ class Case:
 
     @property
     def made(self) -> Mapping[str, Any] | bytes | None:
-        """The body."""
+        """The request's body."""
         return self.body() if callable(self.body) else self.body

@@ -1,4 +1,4 @@
-"""A client on a raw connection, which can misbehave; and replies as they came."""
+"""A client on a raw connection, and the replies that it reads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LIMIT = 2**26
 
 @dataclass
 class Reply:
-    """A reply.
+    """A reply as received.
 
     Args:
-        status: 0 where none came.
-        problem: why the reply is not whole: `refused`, `cut`, `silent`; empty where it is.
-        wanted: the answer that the engine was asked for, where it is known.
+        status: the status, or 0 without a reply.
+        problem: why the reply is incomplete: `refused`, `cut`, `silent`; empty otherwise.
+        wanted: the completion that the request asks for, if known.
     """
 
     status: int = 0
@@ -31,7 +31,7 @@ class Reply:
     wanted: str | None = None
 
     def json(self) -> Any:
-        """The body; None where it is no JSON."""
+        """Return the body as JSON, or None if it is not valid."""
         try:
             return json.loads(self.body)
         except ValueError:
@@ -39,16 +39,16 @@ class Reply:
 
     @property
     def streamed(self) -> bool:
-        """Whether it is an event stream."""
+        """True if the reply is an event stream."""
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
     def events(self) -> list[str]:
-        """The data of a stream's events."""
+        """Return the data of a stream's events."""
         lines = self.body.decode(errors="replace").split("\n")
         return [line[6:] for line in lines if line.startswith("data: ")]
 
     def chunks(self) -> list[Any]:
-        """The events in JSON."""
+        """Return the events as JSON."""
         return [json.loads(event) for event in self.events() if event != "[DONE]"]
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ def encoded(
     headers: Mapping[str, str] | None = None,
     keep: bool = False,
 ) -> bytes:
-    """Return a request's bytes; a body that is bytes goes as it is."""
+    """Return a request's bytes; a body of bytes is sent unchanged."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode() if body else b""
     lines = {"Host": "localhost", "Connection": "keep-alive" if keep else "close"}
     if method == "POST":
@@ -84,11 +84,11 @@ class Client:
 
     @classmethod
     async def to(cls, port: int) -> Client:
-        """Connect."""
+        """Connect to a port."""
         return cls(*await asyncio.open_connection("127.0.0.1", port, limit=LIMIT))
 
     def send(self, data: bytes) -> None:
-        """Send, without waiting for the peer to read."""
+        """Send bytes without waiting for the peer to read."""
         self.writer.write(data)
 
     async def reply(self) -> Reply:
@@ -119,12 +119,12 @@ class Client:
             reply.body = await self.reader.read()
 
     def leave(self) -> None:
-        """Close at once."""
+        """Close the connection immediately."""
         self.writer.transport.abort()
 
 
 async def ask(port: int, data: bytes, seconds: float = 10.0) -> Reply:
-    """Send a request and return its reply; without one within the time it is `silent`."""
+    """Send a request and return its reply, or a `silent` one after the time limit."""
     start = time.monotonic()
     try:
         client = await Client.to(port)

@@ -1,4 +1,4 @@
-"""A fake koboldcpp 1.115: right answers of the recorded shapes, and faults on demand."""
+"""A fake koboldcpp 1.115 with valid responses of recorded shapes, and faults on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from faults.words import BOS, CONTROL, EOS, Model, Task
 
 @dataclass
 class FakeKoboldcpp(Engine):
-    """The server; one generation at a time, each answer on a connection of its own."""
+    """A server that runs one generation at a time, each response on its own connection."""
 
     model: Model = field(default_factory=lambda: Model("koboldcpp/fake"))
     generations: tuple[str, ...] = ("/api/extra/generate/stream", "/api/v1/generate")
@@ -32,7 +32,7 @@ class FakeKoboldcpp(Engine):
         self._since = 0.0
 
     async def start(self) -> None:
-        """See `Engine.start`; what a process knows, a new one does not."""
+        """See `Engine.start`; a new process has no state of the old one."""
         self._since, self._total, self._reason = time.monotonic(), 0, -1
         self._told.clear()
         await super().start()
@@ -52,7 +52,7 @@ class FakeKoboldcpp(Engine):
         return mistakes.fault(name, answer)
 
     def _told_of(self, path: str, body: dict[str, Any]) -> Any:
-        """The reply to a question, None where there is no such question."""
+        """Return the response to a call, or None for an unknown path."""
         model = self.model
         match path:
             case "/api/extra/version":
@@ -94,7 +94,7 @@ class FakeKoboldcpp(Engine):
     async def _texts(
         self, body: dict[str, Any], task: Task
     ) -> AsyncGenerator[tuple[str, str], None]:
-        """The characters of a generation, and at last nothing with the reason of its end."""
+        """Yield the characters of a generation, then an empty text with the finish reason."""
         key, most = body.get("genkey", ""), body["max_length"]
         async with self._one:
             self._total += 1
@@ -127,7 +127,7 @@ class FakeKoboldcpp(Engine):
         result: dict[str, Any] = {
             "text": "".join(text for text, _ in pieces), "tool_calls": [],
             "finish_reason": pieces[-1][1], "logprobs": None,
-            # A BOS is added.
+            # The engine adds a BOS.
             "prompt_tokens": len(self.model.ids(body["prompt"])) + 1,
             "completion_tokens": len(self._told[body.get("genkey", "")]),
         }  # fmt: skip

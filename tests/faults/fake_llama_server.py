@@ -1,4 +1,4 @@
-"""A fake llama-server: right answers of the recorded shapes, and faults on demand."""
+"""A fake llama-server with valid responses of recorded shapes, and faults on demand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOTS = 64
 
 @dataclass
 class FakeLlamaServer(Engine):
-    """The server; `model` may be another one after a restart."""
+    """A server whose `model` can change with a restart."""
 
     model: Model = field(default_factory=Model)
     generations: tuple[str, ...] = ("/completion",)
@@ -93,13 +93,13 @@ class FakeLlamaServer(Engine):
     async def _steps(
         self, body: dict[str, Any], task: Task, count: int
     ) -> AsyncGenerator[Any, None]:
-        """The events of a generation, the last with `stop` set."""
+        """Yield the events of a generation, the last with `stop` set."""
         most, predicted = body.get("n_predict", -1), 0
         cached = 0
         if body.get("cache_prompt", True) and isinstance(body["prompt"], str):
             cached = max(count - 1, 0)
         if "id_slot" in body:
-            # The question whether the model's memory can forget its last tokens.
+            # Latimer tests with this call if the KV cache can drop its last tokens.
             cached = 8
         limited = most == 0
         for character in task.characters():
@@ -181,7 +181,7 @@ class FakeLlamaServer(Engine):
 
 
 def _forced(body: dict[str, Any]) -> list[int]:
-    """The tokens that a grammar or a bias leaves no choice but."""
+    """Return the tokens that a grammar or a bias forces."""
     found = [int(one) for one in re.findall(r"<\[(\d+)\]>", body.get("grammar") or "")]
     return found or [
         token

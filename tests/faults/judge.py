@@ -1,4 +1,4 @@
-"""Checks on a reply that hold for every case."""
+"""Checks on a reply that apply to every case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REASONS = {"stop", "length", "tool_calls", "function_call"}
 
 
 def judged(reply: Reply, case: Case) -> list[str]:
-    """Return a sentence for each thing that is wrong with a reply."""
+    """Return a sentence for each violation in a reply."""
     if reply.problem:
         return [f"no whole reply: {reply}"]
     error = error_of(reply)
@@ -40,7 +40,7 @@ def _listed(case: Case) -> str:
 
 
 def error_of(reply: Reply) -> tuple[int, Any] | None:
-    """The status and body of an error, or of a stream's error event; None where there is none."""
+    """Return the status and body of an error or an error event, or None without an error."""
     if reply.status >= 300 or reply.status < 200:
         return reply.status, reply.json()
     if reply.streamed:
@@ -53,7 +53,7 @@ def error_of(reply: Reply) -> tuple[int, Any] | None:
 
 
 def shape(reply: Reply, status: int, body: Any) -> list[str]:
-    """Check that an error is OpenAI's error object, of the right kind for its status."""
+    """Check that an error is OpenAI's error object with the right code for its status."""
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict) or set(error) != {"message", "type", "param", "code"}:
         return [f"no error object of OpenAI's: {reply}"]
@@ -77,7 +77,7 @@ def shape(reply: Reply, status: int, body: Any) -> list[str]:
 
 
 def complete(reply: Reply, text: str | None) -> list[str]:
-    """Check that an answer is whole, and the one that was asked for."""
+    """Check that a completion is complete and has the requested text."""
     if reply.streamed:
         return _complete_stream(reply, text)
     body = reply.json()
@@ -118,7 +118,7 @@ def _complete_stream(reply: Reply, text: str | None) -> list[str]:
 
 
 def _counted(usage: Any, text: str | None) -> list[str]:
-    """Check that the tokens that were counted are those of the answer, a byte each."""
+    """Check that the token count fits the completion, at one token for each byte."""
     if text is None or not isinstance(usage, dict):
         return []
     count = usage["completion_tokens"]

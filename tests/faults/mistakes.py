@@ -1,4 +1,4 @@
-"""The mistakes of an engine: a table of ways to spoil a right answer, on the wire or in its events.
+"""Faults of an engine: ways to spoil a valid response, in its transfer or in its events.
 
 A name is a word, or a word and its arguments: `reset/headers`, `set/last/stop_type/null`,
 `status/500/html`.
@@ -18,7 +18,7 @@ from faults.wire import Answer, Send, Wire, finish, framed, head, plainly
 
 MIB = 2**20
 
-# What stands in a field instead of what belongs there.
+# Values that replace a field's own.
 VALUES = {
     "null": b"null", "string": b'"x"', "list": b"[]", "object": b"{}", "true": b"true",
     "negative": b"-5", "float": b"1.5", "huge": b"1" + b"0" * 30, "digits": b"9" * 5000,
@@ -26,7 +26,7 @@ VALUES = {
     "text": b'"' + b"y" * 300_000 + b'"', "zero": b"0", "surrogate": b'"\\ud800"',
 }  # fmt: skip
 
-# The bodies of errors in odd shapes.
+# Error bodies of unusual shapes.
 BODIES = {
     "right": b'{"error":{"code":500,"message":"it broke","type":"server_error"}}',
     "loading": b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}',
@@ -51,7 +51,7 @@ async def _parts(answer: Answer) -> list[bytes]:
 
 
 async def _begin(wire: Wire, answer: Answer, stage: str) -> None:
-    """Send an answer up to a stage."""
+    """Send a response up to a stage."""
     if stage == "request":
         return
     if stage == "status":
@@ -65,7 +65,7 @@ async def _begin(wire: Wire, answer: Answer, stage: str) -> None:
     await wire.send(head(answer, size))
     if stage == "headers":
         return
-    # Of an unstreamed answer the two stages are the same: its one part is cut.
+    # For an unstreamed response the later stages are the same: its only part is cut.
     half = parts[0][: len(parts[0]) // 2]
     if not answer.streamed:
         await wire.send(half)
@@ -76,7 +76,7 @@ async def _begin(wire: Wire, answer: Answer, stage: str) -> None:
     elif stage == "last":
         await wire.send(b"".join(framed(answer, part) for part in parts[:-1]))
     elif stage == "end":
-        # Everything but the end of the framing.
+        # Leave out only the end of the framing.
         await wire.send(b"".join(framed(answer, part) for part in parts))
 
 
@@ -86,7 +86,7 @@ STAGES = ("request", "status", "line", "headers", "event", "between", "last")
 def _reset(stage: str) -> Send:
     async def send(wire: Wire, answer: Answer) -> None:
         await _begin(wire, answer, stage)
-        # What was sent arrives before the reset.
+        # Let the sent bytes arrive before the reset.
         await asyncio.sleep(0.02)
         wire.reset()
 
@@ -132,14 +132,14 @@ _SECOND = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(_OTHER) + _OTHE
 
 
 def _behind(what: str) -> Send:
-    """Something behind the end of an answer."""
+    """Return a fault that sends bytes after the end of a response."""
     data = {
         "bytes": b"garbage", "reply": _SECOND, "event": b"data: {}\n\n", "late": _SECOND,
         "long": b"x" * MIB, "half": _SECOND[:40], "line": b"\r\n", "endless": _SECOND * 1000,
     }[what]  # fmt: skip
 
     async def send(wire: Wire, answer: Answer) -> None:
-        # In one piece with the answer's end, where it is not late.
+        # Send them together with the end of the response, except for `late`.
         parts = await _parts(answer)
         if answer.streamed:
             body = head(answer) + b"".join(framed(answer, part) for part in parts)
@@ -192,7 +192,7 @@ def _chunk(what: str) -> Send:
 
 
 def _head(what: str) -> Send:
-    """A head that has no end within 40 MB."""
+    """Return a fault that sends 40 MB of headers."""
     line = {
         "lines": b"X-A: " + b"a" * 1000 + b"\r\n", "line": b"a" * 1024, "names": b"X: y\r\n" * 200,
         "status": b"b" * 1024,
@@ -233,7 +233,7 @@ def _raw(data: bytes, ends: bool = True) -> Send:
 
 
 def _flood(event: bytes, most: int, start: bytes = b"") -> Send:
-    """An answer that begins right, and is then filled with one thing."""
+    """Return a fault that starts a valid response and then repeats one event."""
 
     async def send(wire: Wire, answer: Answer) -> None:
         first = await anext(answer.parts)
@@ -247,11 +247,11 @@ def _flood(event: bytes, most: int, start: bytes = b"") -> Send:
 
 
 async def _drip(wire: Wire, answer: Answer) -> None:
-    """Send a right answer byte by byte."""
+    """Send a valid response in pieces of 16 bytes."""
     parts = await _parts(answer)
     data = head(answer, None if answer.streamed else sum(map(len, parts)))
     data += b"".join(framed(answer, part) if answer.streamed else part for part in parts)
-    # A body that takes long, but not as long as an answer may be silent.
+    # The body takes long, but its pauses stay below the time limit.
     for at in range(0, len(data), 16):
         await wire.send(data[at : at + 16])
         await asyncio.sleep(0.002)
@@ -293,7 +293,7 @@ SENDS: dict[str, Send] = {
 }
 
 
-# What is done to the parts of an answer: gets one, and whether it is the first and the last.
+# A change to a part of a response. It gets the part, and if that is the first or the last.
 Spoil = Callable[[bytes, bool, bool], bytes]
 
 
@@ -336,7 +336,7 @@ def _is(which: str, first: bool, last: bool) -> bool:
 
 
 def _event(which: str, what: str) -> Spoil:
-    """An event replaced as a whole."""
+    """Return a change that replaces a complete event."""
 
     def spoil(part: bytes, first: bool, last: bool) -> bytes:
         if not _is(which, first, last):
@@ -363,12 +363,12 @@ def _event(which: str, what: str) -> Spoil:
 
 
 def _larger(part: bytes, first: bool, last: bool) -> bytes:
-    """An event whose text is 64 KB."""
+    """Replace an event's text by one of 64 KB."""
     return part if last else part.replace(b': "x"', b': "' + b"x" * 2**16 + b'"', 1)
 
 
 def _many(part: bytes, first: bool, last: bool) -> bytes:
-    """More tokens than were asked for."""
+    """Repeat an event, for more tokens than were requested."""
     return part if last else part * 400
 
 
@@ -386,7 +386,7 @@ async def _spoilt(answer: Answer, spoil: Spoil) -> AsyncGenerator[bytes, None]:
 
 
 def fault(name: str, answer: Answer) -> tuple[Send, Answer]:
-    """Return how a fault sends an answer, and the answer that it makes of the right one."""
+    """Return how a fault sends a response, and the response that it makes of the valid one."""
     word, *arguments = name.split("/")
     if name in SENDS:
         return SENDS[name], answer
@@ -401,7 +401,7 @@ def fault(name: str, answer: Answer) -> tuple[Send, Answer]:
 
 
 async def _nonempty(wire: Wire, answer: Answer) -> None:
-    """Send a stream without its empty parts, which would be its end in chunks."""
+    """Send a stream without its empty parts, which would end it when chunked."""
     await wire.send(head(answer))
     async for part in answer.parts:
         if part:

@@ -1,4 +1,4 @@
-"""A `latimer serve` as a user starts it, and what the system says of it."""
+"""A `latimer serve` process as a user starts it, with measurements from the system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from faults.client import ask, encoded
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _ADDRESS = re.compile(rb"http://\S+?:(\d+)/v1")
-# What a log never holds.
+# Words that a log must never contain.
 BAD = re.compile(
     rb"Traceback|Fatal Python error|Segmentation fault|GGML_ASSERT|Exception in|never awaited|"
     rb"never retrieved|ASGI callable"
@@ -28,6 +28,7 @@ class Latimer:
 
     Args:
         words: its arguments.
+        environment: additional environment variables.
     """
 
     def __init__(self, words: Sequence[str], **environment: str) -> None:
@@ -38,10 +39,11 @@ class Latimer:
         self._ended = b""
 
     async def start(self, ready: bool = True, seconds: float = 60.0) -> None:
-        """Start, and wait until it listens and is ready.
+        """Start the process, and wait until it listens and is ready.
 
         Args:
-            ready: whether to wait until `/health` answers 200.
+            ready: True to wait until `/health` returns 200.
+            seconds: the time limit.
         """
         self._read, self._ended = 0, b""
         handle, name = tempfile.mkstemp(prefix="latimer-faults-")
@@ -65,27 +67,27 @@ class Latimer:
             await asyncio.sleep(0.05)
 
     def output(self) -> bytes:
-        """All that it has written."""
+        """Return all output so far."""
         return self._ended or self.log.read_bytes()
 
     def fresh_problems(self) -> list[str]:
-        """Lines of its log, since the last call, that show an exception or a crash."""
+        """Return log lines since the last call that show an exception or a crash."""
         text = self.output()[self._read :]
         self._read += len(text)
         found = BAD.search(text)
         if found is None:
             return []
         shown = text[max(0, found.start() - 200) :].decode(errors="replace")
-        # The end of a traceback says the most.
+        # The end of a traceback is the most useful part.
         return [f"its log says: {shown[:300]} … {shown[-600:]}"]
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True if the process runs."""
         return self.process.poll() is None
 
     def tree(self) -> list[int]:
-        """Its process id, and those of its children."""
+        """Return the ids of the process and its children."""
         found = [self.process.pid]
         for pid in found:
             for path in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -93,7 +95,7 @@ class Latimer:
         return found
 
     def cpu(self) -> float:
-        """CPU seconds of it and its children so far."""
+        """Return the CPU seconds of the process and its children."""
         total = 0
         for pid in self.tree():
             fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
@@ -101,7 +103,7 @@ class Latimer:
         return total / _TICK
 
     def forget_peak(self) -> None:
-        """Start to measure the peak of its memory anew."""
+        """Reset the peak of the memory measurement."""
         for pid in self.tree():
             try:
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
@@ -109,7 +111,7 @@ class Latimer:
                 continue
 
     def memory(self, name: str = "VmRSS") -> float:
-        """MiB that it and its children have now, or (`VmHWM`) had at most."""
+        """Return the memory of the process and its children in MiB, or (`VmHWM`) its peak."""
         total = 0
         for pid in self.tree():
             for line in _text(Path(f"/proc/{pid}/status")).splitlines():
@@ -118,7 +120,7 @@ class Latimer:
         return total / 1024
 
     async def stop(self, seconds: float = 5.0) -> int | None:
-        """End it; returns its exit code, None where it had to be killed."""
+        """End the process and return its exit code, or None if it had to be killed."""
         if self.alive:
             self.process.send_signal(signal.SIGTERM)
         end = time.monotonic() + seconds

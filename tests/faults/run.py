@@ -2,7 +2,7 @@
 
     python tests/faults/run.py [--short] [--only CLASS] [--engine ENGINE] [--table FILE]
 
-The exit code is 0 where nothing was violated, else 1.
+The exit code is 0 without violations, else 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from faults.trial import Outcome, attempt
 
 
 def chosen(options: argparse.Namespace) -> list[Case]:
-    """The cases that the options ask for."""
+    """Return the cases that the options select."""
     return [
         case
         for case in CASES
@@ -35,12 +35,12 @@ def chosen(options: argparse.Namespace) -> list[Case]:
 
 
 async def run(options: argparse.Namespace) -> list[Outcome]:
-    """Run all on each engine, and say so."""
+    """Run the selected cases on each engine, and print a line for each."""
     outcomes = []
     cases = chosen(options)
     task = asyncio.current_task()
     assert task is not None
-    # Whoever ends this ends the processes that it has started.
+    # SIGTERM also ends the processes that this one has started.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     for engine in options.engine or ALL:
         own = [case for case in cases if engine in case.engines]
@@ -63,7 +63,7 @@ async def run(options: argparse.Namespace) -> list[Outcome]:
 
 
 def main() -> int:
-    """Run what the command line asks for; returns the exit code."""
+    """Run what the command line selects, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--short", action="store_true", help="the short form, under a minute")
     parser.add_argument("--only", metavar="CLASS", help="cases of a class, by a part of its name")

@@ -1,4 +1,4 @@
-"""An engine, a Latimer in front of it, and what is measured of both."""
+"""An engine with a Latimer process in front of it, and measurements of both."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from faults.judge import complete
 from faults.process import Latimer
 from faults.wire import Engine
 
-# Seconds of silence after which an answer is lost, here.
+# Seconds without data after which Latimer gives up a response in these tests.
 TIMEOUT = 2
-# Seconds in which work ends when its client has left.
+# Seconds within which work ends after a client disconnects.
 LEFT = 1.5
 PROMPTS = (
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
@@ -53,7 +53,7 @@ class Stage:
         self.url = ""
 
     async def start(self) -> None:
-        """Start all."""
+        """Start the canary, the engine and Latimer."""
         await self.canary.start()
         if self.fake is not None:
             await self.fake.start()
@@ -64,12 +64,12 @@ class Stage:
         await self._start_latimer()
 
     def words(self) -> list[str]:
-        """The arguments that Latimer is started with."""
+        """Return Latimer's arguments."""
         if self.engine == INSIDE:
-            # Threads that share cores with others wait for one another more than they compute.
+            # Threads that share cores with other tests mostly wait for each other.
             sizes = ["--context", "4096", "--parallel", "4", "--threads", "1"]
             return [*sizes, "--any-model", "--gpu-layers", "0"]
-        # koboldcpp has no such option.
+        # Latimer has no such option for koboldcpp.
         timeout = [] if self.engine == FAKE_KOBOLD else ["--engine-timeout", str(TIMEOUT)]
         return [self.url, "--any-model", *timeout]
 
@@ -77,14 +77,14 @@ class Stage:
         await self.latimer.start()
         if self.fake is None:
             self.references = [await self._reference(prompt) for prompt in PROMPTS]
-        # What is imported or compiled with the first grammar is no delay of a case's.
+        # Import and compile everything for the first grammar before the cases are timed.
         await self._reference(PROMPTS[0], regex="[a-z]+")
         times = [(await self.small()).seconds for _ in range(12)]
         self.alone = statistics.median(times)
         self.latimer.fresh_problems()
 
     async def restart(self) -> None:
-        """Start Latimer anew, after a crash or a hang."""
+        """Restart Latimer after a crash or a hang."""
         if self.fake is not None:
             self.fake.faults.clear()
             await self.fake.restart()
@@ -96,7 +96,7 @@ class Stage:
         await self._start_latimer()
 
     async def stop(self) -> None:
-        """End all."""
+        """Stop everything."""
         await self.latimer.stop(2.0)
         if self.fake is not None:
             await self.fake.stop()
@@ -104,11 +104,11 @@ class Stage:
         await self.canary.stop()
 
     def marker(self) -> str:
-        """A text that no other request asks for."""
+        """Return a text that no other request asks for."""
         return f"m{next(self._numbers):05d}-{time.monotonic_ns() % 99991:05d}"
 
     def request(self, case: Case, marker: str) -> bytes:
-        """The bytes of a case's request."""
+        """Return the bytes of a case's request."""
         body: Any = case.made
         if isinstance(body, bytes):
             body = self.canary.named(body.decode("latin-1")).encode("latin-1")
@@ -130,20 +130,20 @@ class Stage:
         return reply
 
     def wanted(self, data: bytes, marker: str) -> str | None:
-        """The answer that a request asks for, where it asks a fake engine for one."""
+        """Return the text that a request asks a fake engine for, or None."""
         return marker if self.fake is not None and marker.encode() in data else None
 
     async def small(self) -> Reply:
-        """A small request, that tells whether anybody waits for another."""
+        """Send a small request, whose time shows if requests wait for others."""
         if self.engine == FAKE_KOBOLD:
-            # It has one generation at a time.
+            # The fake koboldcpp runs one generation at a time.
             return await ask(self.latimer.port, encoded("/v1/models", method="GET"), 20)
         prompt = f"echo:{self.marker()}" if self.fake else PROMPTS[0]
         body = {"model": "m", "prompt": prompt, "max_tokens": 2, "temperature": 0}
         return await ask(self.latimer.port, encoded("/v1/completions", body), 20)
 
     async def witness(self) -> list[str]:
-        """Plain requests after a case: each gets its own right answer."""
+        """Check that plain requests after a case each get their own completion."""
         found = []
         for index in range(3):
             text = self.marker()
@@ -157,7 +157,7 @@ class Stage:
             }  # fmt: skip
             reply = await ask(self.latimer.port, encoded("/v1/completions", body), 10)
             if reply.status in (502, 503) and index == 0:
-                # An engine that was wrong a moment ago is asked again a moment later.
+                # Latimer can still report the fault for a moment, so ask once more.
                 await asyncio.sleep(0.5)
                 reply = await ask(self.latimer.port, encoded("/v1/completions", body), 10)
             if reply.problem or reply.status != 200:
@@ -176,13 +176,13 @@ class Stage:
         return str(reply.json()["choices"][0]["text"])
 
     async def slots(self) -> int:
-        """How many generations a real llama-server works on."""
+        """Return the number of busy slots of a real llama-server."""
         port = int(self.url.rpartition(":")[2])
         reply = await ask(port, encoded("/slots", method="GET"), 5)
         return sum(slot["is_processing"] for slot in reply.json() or ())
 
     async def busy(self) -> str:
-        """Why the stage is not at rest; empty where it is."""
+        """Return why the stage is not idle, or an empty text."""
         if self.fake is not None and self.fake.working:
             return f"{self.fake.working} generations go on in the engine"
         if self.engine == REAL and (count := await self.slots()):
@@ -193,7 +193,7 @@ class Stage:
         return f"the process uses {used / 0.2:.0%} of a core" if used > 0.06 else ""
 
     async def calm(self) -> list[str]:
-        """Check that engine and process are at rest within the time for that."""
+        """Check that engine and process become idle within the time limit."""
         end = time.monotonic() + LEFT
         while reason := await self.busy():
             if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""What was tried and what happened, as Markdown."""
+"""A Markdown table of the cases and their results."""
 
 from __future__ import annotations
 

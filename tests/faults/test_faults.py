@@ -1,4 +1,4 @@
-"""The short form of the faults: each case of it, over each of its engines."""
+"""Tests of the short form of the faults: each of its cases, with each of its engines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ async def stages() -> AsyncIterator[dict[str, Stage]]:
     ("case", "engine"), SHORT, ids=[f"{engine}-{case.kind}-{case.name}" for case, engine in SHORT]
 )
 async def test_nothing_is_violated(case: Case, engine: str, stages: dict[str, Stage]) -> None:
-    """Neither this client nor this engine freezes, crashes, mixes up or spies on anything."""
+    """Latimer survives the case's fault without a freeze, a crash, a mixed-up reply or an unwanted
+    access."""
     if engine not in stages:
         stage = Stage(engine)
         await stage.start()
@@ -40,13 +41,13 @@ async def test_nothing_is_violated(case: Case, engine: str, stages: dict[str, St
 
 
 def test_cases_have_names_of_their_own() -> None:
-    """A case is found by its class, name and engine."""
+    """Each case has a unique combination of class, name and engine."""
     names = [(case.kind, case.name, engine) for case in CASES for engine in case.engines]
     assert len(names) == len(set(names)), [one for one in names if names.count(one) > 1][:5]
 
 
 def test_a_violation_is_in_the_table() -> None:
-    """The table counts what was tried and shows each violation in full."""
+    """The table counts the cases and shows each violation in full."""
     case = Case(name="a name", kind="1 memory")
     outcomes = [Outcome(case, "real", 1.0, []), Outcome(case, "real", 1.0, ["it broke"])]
     text = table(outcomes, 2.0)

@@ -1,4 +1,4 @@
-"""Run a case on a stage, and check what holds for every case."""
+"""The run of a case on a stage, with the checks that apply to every case."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from faults.case import Case
 from faults.client import Reply
 from faults.stage import Stage
 
-# Seconds by which a small request may take longer than alone: in the middle, and at most.
+# Seconds by which a small request can take longer than alone: the median and the maximum.
 LATER, LATEST = 0.25, 1.0
-# Connections to an engine at a time: its slots or the pool's idle ones, and questions beside.
+# Limits of connections to an engine: open at a time, and kept after a case.
 CONNECTIONS = 160
 IDLE = 64
-# Seconds beyond its own after which a case is given up.
+# Seconds beyond its own limit after which a case is given up.
 MOST = 60.0
 
 
 @dataclass
 class Outcome:
-    """What came of a case."""
+    """The result of a case."""
 
     case: Case
     engine: str
@@ -32,7 +32,7 @@ class Outcome:
 
 
 async def attempt(stage: Stage, case: Case) -> Outcome:
-    """Run a case; a Latimer that crashed or hangs is started anew."""
+    """Run a case, and restart a Latimer that crashed or hangs."""
     start = time.monotonic()
     if case.alone:
         try:
@@ -87,7 +87,7 @@ async def _attempted(stage: Stage, case: Case) -> list[str]:
 
 
 async def _beside(stage: Stage, replies: list[Reply]) -> None:
-    # The case's request goes first.
+    # Send the case's request first.
     await asyncio.sleep(0.02)
     while True:
         replies.append(Reply(seconds=time.monotonic(), problem="waits"))
@@ -96,7 +96,7 @@ async def _beside(stage: Stage, replies: list[Reply]) -> None:
 
 
 async def _finished(others: asyncio.Task[None], replies: list[Reply], stage: Stage) -> list[str]:
-    """Judge the small requests that were made beside; one that still waits is counted so far."""
+    """Judge the small requests during a case; a waiting one counts with its time so far."""
     if replies and replies[-1].problem == "waits":
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2):
@@ -106,12 +106,12 @@ async def _finished(others: asyncio.Task[None], replies: list[Reply], stage: Sta
             replies[-1] = Reply(seconds=time.monotonic() - replies[-1].seconds, problem="silent")
     others.cancel()
     await asyncio.gather(others, return_exceptions=True)
-    # An engine that is gone has no answer for anybody.
+    # Errors do not count: without its engine, Latimer has no other reply.
     times = [reply.seconds for reply in replies if reply.problem or reply.status == 200]
     if not times:
         return []
     middle, most = statistics.median(times) - stage.alone, max(times) - stage.alone
-    # Of one or two the middle says little on a busy machine.
+    # The median of one or two requests says little on a busy machine.
     if middle > (LATER if len(times) > 2 else 2 * LATER) or most > LATEST:
         return [
             f"small requests waited: {middle * 1000:.0f} ms longer than alone in the middle, "

@@ -1,4 +1,4 @@
-"""A raw HTTP/1.1 server whose answers can misbehave on the wire, and that records what it sees."""
+"""A raw HTTP/1.1 server that sends faulty responses and records its requests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-# `FAULT:name` in a prompt chooses a fault for its generation, `FAULT:name@/path` for another call.
+# `FAULT:name` in a prompt is a fault of its generation, `FAULT:name@/path` of another call.
 FAULT = re.compile(r"FAULT:([\w./+-]+?)(?:@(/\S+))?(?=\s|$)")
 
 
 @dataclass
 class Request:
-    """A request as it came."""
+    """A request as received."""
 
     method: str
     path: str
@@ -29,7 +29,7 @@ class Request:
 
     @property
     def text(self) -> str:
-        """The body's text, without looking into long ones."""
+        """The beginning of the prompt or the content."""
         if not isinstance(self.body, dict):
             return ""
         return str(self.body.get("prompt", self.body.get("content", "")))[:4096]
@@ -37,12 +37,12 @@ class Request:
 
 @dataclass
 class Answer:
-    """A right answer, which a fault may spoil.
+    """A valid response, which a fault can spoil.
 
     Args:
         parts: the pieces of the body; the events of a stream.
-        streamed: whether the parts are sent as they come, without a length.
-        chunked: how a streamed body is framed; else it ends with the connection.
+        streamed: True to send the parts separately, without a length.
+        chunked: True to send a streamed body in chunks; else it ends with the connection.
     """
 
     parts: AsyncGenerator[bytes, None]
@@ -53,7 +53,7 @@ class Answer:
 
 
 class Wire:
-    """One connection, as faults use it."""
+    """One connection, for use by faults."""
 
     def __init__(self, engine: Engine, writer: asyncio.StreamWriter) -> None:
         self.engine = engine
@@ -65,7 +65,7 @@ class Wire:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**17)
 
     async def send(self, data: bytes) -> None:
-        """Send bytes; waits while the peer does not read."""
+        """Send bytes, and wait while the peer does not read."""
         for start in range(0, len(data), 2**16):
             piece = data[start : start + 2**16]
             self._writer.write(piece)
@@ -87,7 +87,7 @@ class Wire:
 
 
 async def plainly(wire: Wire, answer: Answer) -> None:
-    """Send an answer as it should be."""
+    """Send a response without faults."""
     if not answer.streamed:
         body = b"".join([part async for part in answer.parts])
         await wire.send(head(answer, len(body)) + body)
@@ -99,7 +99,7 @@ async def plainly(wire: Wire, answer: Answer) -> None:
 
 
 async def finish(wire: Wire, answer: Answer) -> None:
-    """Send the end of a streamed answer."""
+    """Send the end of a streamed response."""
     if answer.chunked:
         await wire.send(b"0\r\n\r\n")
     else:
@@ -107,7 +107,7 @@ async def finish(wire: Wire, answer: Answer) -> None:
 
 
 def head(answer: Answer, length: int | None = None, extra: bytes = b"") -> bytes:
-    """Return the head of an answer."""
+    """Return the head of a response."""
     lines = b"HTTP/1.1 %d Reason\r\nServer: fake\r\nContent-Type: %s\r\n" % (
         answer.status,
         answer.kind,
@@ -122,7 +122,7 @@ def head(answer: Answer, length: int | None = None, extra: bytes = b"") -> bytes
 
 
 def framed(answer: Answer, part: bytes) -> bytes:
-    """Return a part of a streamed body as it is sent."""
+    """Return a part of a streamed body with its framing."""
     return b"%x\r\n%s\r\n" % (len(part), part) if answer.chunked else part
 
 
@@ -131,16 +131,17 @@ Send = Callable[[Wire, Answer], Awaitable[None]]
 
 @dataclass
 class Engine(ABC):
-    """A fake engine: what it knows of itself, and what it has seen.
+    """A fake engine with a record of its requests.
 
     Args:
-        faults: the fault of each call whose path is a key, whatever its body.
-        sent: bytes that were written to connections.
-        open: connections that are open now; `most` the most at a time.
-        working: generations that have not ended.
-        left: when clients closed a connection before the answer's end.
-        aborted: when generations were aborted by key.
-        seen: prompts of generations, the newest last.
+        faults: the fault of every call to a path, whatever its body.
+        sent: the bytes written to connections.
+        open: the number of open connections; `most` is its maximum.
+        working: the number of running generations.
+        left: the times at which clients closed a connection before the response's end.
+        aborted: the times at which generations were aborted by key.
+        calls: the number of calls by path.
+        seen: the prompts of generations, the newest last.
     """
 
     faults: dict[str, str] = field(default_factory=dict)
@@ -154,7 +155,7 @@ class Engine(ABC):
     seen: list[str] = field(default_factory=list)
     port: int = 0
 
-    # Paths of generations, which faults in prompts are for.
+    # Paths of generations, to which faults in prompts apply.
     generations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -167,14 +168,14 @@ class Engine(ABC):
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen; on the same port as before where there was one."""
+        """Listen, on the same port as before after a stop."""
         self._server = await asyncio.start_server(
             self._accept, "127.0.0.1", self.port, backlog=4096, limit=2**26
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self, close: bool = True) -> None:
-        """Stop listening, and close connections unless told not to."""
+        """Stop listening, and close connections unless `close` is False."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -184,7 +185,7 @@ class Engine(ABC):
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def restart(self) -> None:
-        """Close every connection and listen again, as an engine that was started anew."""
+        """Close every connection and listen again, like a restarted engine."""
         await self.stop()
         await self.start()
 
@@ -194,18 +195,18 @@ class Engine(ABC):
             wire.reset()
 
     async def push(self, data: bytes) -> None:
-        """Send bytes on every connection, asked or not."""
+        """Send unrequested bytes on every connection."""
         for wire in list(self._tasks.values()):
             with contextlib.suppress(OSError):
                 await wire.send(data)
 
     @abstractmethod
     async def answer(self, request: Request) -> Answer:
-        """The right answer to a request."""
+        """Return the valid response to a request."""
 
     @abstractmethod
     def fault(self, name: str, request: Request, answer: Answer) -> tuple[Send, Answer]:
-        """How a fault sends an answer, and the answer that it makes of the right one."""
+        """Return how a fault sends a response, and the response that it makes of the valid one."""
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -262,7 +263,7 @@ class Engine(ABC):
             await send(wire, answer)
 
     async def _watch(self, reader: asyncio.StreamReader, wire: Wire) -> None:
-        """Return when the client closes; it never sends a second request before an answer."""
+        """Return when the client closes; it never sends a second request before a response."""
         while not reader.at_eof():
             await asyncio.sleep(0.02)
             if reader.exception() is not None:
@@ -290,10 +291,10 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
 
 
 async def one(data: bytes) -> AsyncGenerator[bytes, None]:
-    """A body of one part."""
+    """Yield a body of one part."""
     yield data
 
 
 def replied(value: Any, status: int = 200) -> Answer:
-    """Return an answer in JSON."""
+    """Return a JSON response."""
     return Answer(one(json.dumps(value).encode()), status)

@@ -1,4 +1,4 @@
-"""What the fake engines generate: what a prompt asks for, one token a byte."""
+"""The texts that fake engines generate from a prompt, one token for each byte."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Model:
     """A model of a fake engine.
 
     Args:
-        shift: what is added to a byte's value to make its id, so that vocabularies differ.
+        shift: an offset from a byte's value to its id, so that vocabularies differ.
     """
 
     name: str = "fake.gguf"
@@ -30,7 +30,7 @@ class Model:
     shift: int = 0
 
     def ids(self, text: str, parse: bool = True) -> list[int]:
-        """Tokenise."""
+        """Return the token ids of a text."""
         found = []
         for part in _CONTROL.split(text) if parse else [text]:
             if parse and part in CONTROL:
@@ -40,11 +40,11 @@ class Model:
         return found
 
     def piece(self, token: int) -> bytes:
-        """The bytes of a token; none for a control token."""
+        """Return the bytes of a token; a control token has none."""
         return bytes([(token - self.shift) % 256]) if token < 256 else b""
 
     def text(self, ids: list[int]) -> str:
-        """Detokenise, control tokens spelled."""
+        """Return the text of token ids, with control tokens spelled out."""
         return b"".join(
             CONTROL[token - 256].encode() if 256 <= token < SIZE else self.piece(token)
             for token in ids
@@ -53,10 +53,10 @@ class Model:
 
 @dataclass
 class Task:
-    """What a prompt asks for.
+    """The completion that a prompt asks for.
 
-    `echo:WORD` is answered with the word, `count:N` with as many tokens, `endless` never ends,
-    `slow:MS` waits before each token.
+    `echo:WORD` gives the word, `count:N` that many tokens, `endless` an endless completion, and
+    `slow:MS` a pause before each token.
     """
 
     text: str
@@ -65,7 +65,7 @@ class Task:
 
     @classmethod
     def of(cls, prompt: str) -> Task:
-        """Read a prompt; the last word of a kind counts."""
+        """Read a prompt; the last word of each kind applies."""
         words = re.findall(r"echo:([^\s<]+)", prompt)
         counts = re.findall(r"count:(\d+)", prompt)
         slow = re.findall(r"slow:(\d+)", prompt)
@@ -74,7 +74,7 @@ class Task:
         return cls(text, endless, int(slow[-1]) / 1000 if slow else 0.0)
 
     def characters(self) -> Iterator[str]:
-        """The characters of the answer."""
+        """Yield the characters of the completion."""
         yield from self.text
         while self.endless:
             yield "x"

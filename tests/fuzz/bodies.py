@@ -1,4 +1,4 @@
-"""Requests that are right, with every field that there is, and the same with something wrong."""
+"""Strategies for request bodies: valid ones with any field, and mutations of them."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _bounded(body: bytes) -> bytes:
 
 @st.composite
 def body(draw: st.DrawFn) -> tuple[str, bytes]:
-    """Return a path and a body for it."""
+    """Draw a path and a body for it."""
     path = draw(st.sampled_from(("/v1/completions",) * 4 + ("/v1/chat/completions",) * 4
                                 + ("/tokenize", "/detokenize")))  # fmt: skip
     value = draw(mutated(BODIES[path]))

@@ -1,4 +1,4 @@
-"""A case: requests that are sent at once, and what an engine's answers are changed by."""
+"""Fuzz cases: concurrent requests, and edits of the engine's responses."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ JSON = "application/json"
 
 @dataclass(frozen=True)
 class Request:
-    """One request, and how its client behaves.
+    """A request, and the behaviour of its client.
 
     Args:
-        head: the request's line and headers where they are not what they should be; the body
-            follows, and nothing is known about what is answered.
-        leave: seconds after which the client closes its connection, None to stay.
-        pieces: in how many pieces the request is sent.
-        slow: whether the client reads a little at a time.
+        head: a request line and headers to send instead of the right ones, before the body. The
+            expected response is then unknown.
+        leave: seconds after which the client disconnects, None to stay.
+        pieces: the number of pieces in which the request is sent.
+        slow: True if the client reads slowly, in small pieces.
     """
 
     path: str
@@ -39,7 +39,7 @@ class Request:
 
     @property
     def data(self) -> bytes:
-        """The bytes that are sent."""
+        """The bytes to send."""
         if self.head is not None:
             return self.head + self.body
         return (
@@ -50,11 +50,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that are sent at once.
+    """Concurrent requests.
 
     Args:
-        edits: what the engine's answers are changed by, for engines whose answers are.
-        fresh: whether the engine's facts are read anew, so that their answers are changed, too.
+        edits: edits of the engine's responses, for engines behind a `Front`.
+        fresh: True to read the engine's facts again, so that the edits apply to them too.
     """
 
     requests: tuple[Request, ...]
@@ -63,7 +63,7 @@ class Case:
 
 
 def to_json(case: Case) -> dict[str, Any]:
-    """Return a case as it stands in a file."""
+    """Return a case in the JSON form of its file."""
     made = asdict(case)
     for request in made["requests"]:
         for name in ("body", "head"):
@@ -72,7 +72,7 @@ def to_json(case: Case) -> dict[str, Any]:
 
 
 def from_json(made: dict[str, Any]) -> Case:
-    """Return the case of a file."""
+    """Return the case of a file's JSON."""
     requests = []
     for one in made["requests"]:
         values = {name: value for name, value in one.items() if not name.endswith("_base64")}
@@ -156,11 +156,11 @@ _request: st.SearchStrategy[Request] = st.one_of(*[_plain()] * 9, _raw())
 
 @st.composite
 def cases(draw: st.DrawFn, edited: bool) -> Case:
-    """Return any case, with edits where the engine's answers can be changed."""
+    """Draw a case, with edits if the engine's responses can be edited."""
     requests = draw(st.lists(_request, min_size=1, max_size=draw(st.sampled_from((1, 1, 2, 5)))))
     edits = draw(st.lists(edit, min_size=1, max_size=3)) if edited else []
     if edited:
-        # What is refused before an engine is asked says nothing about engines.
+        # A request that is rejected before it reaches the engine would not test the edits.
         path, sent = draw(_asking)
         requests = [Request(path, sent, leave=draw(_leaving)), *requests[1:]]
     return Case(tuple(requests), tuple(edits), edited and draw(st.integers(0, 3)) == 0)
@@ -198,7 +198,7 @@ _asking = st.builds(_asks, st.sampled_from(_ASKING), st.booleans())
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Yield cases that have a little less: one request, one edit, or one field fewer."""
+    """Yield cases that are one step smaller, by a request, an edit or a part of a body."""
     for n in range(len(case.requests) if len(case.requests) > 1 else 0):
         yield replace(case, requests=case.requests[:n] + case.requests[n + 1 :])
     for n in range(len(case.edits)):
@@ -225,7 +225,7 @@ def _smaller_requests(one: Request) -> Iterator[Request]:
 
 
 def _smaller_values(value: Any) -> Iterator[Any]:
-    """Yield values with one part fewer, or with half of one, one at a time."""
+    """Yield copies of a value, each with one part removed or halved."""
     for number, (holder, key) in enumerate(places(value)):
         inner = holder[key]
         half = inner[: len(inner) // 2] if isinstance(inner, list | str) and inner else None

@@ -1,4 +1,4 @@
-"""A client that behaves as its request says, and reads what is answered."""
+"""A client that behaves as its request says, and reads the response."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fuzz.cases import Request
 
 @dataclass
 class Answer:
-    """What a client got.
+    """The response that a client received.
 
     Args:
         ended: "whole", "closed" (before its end), "left" by the client, or "timeout".
-        status: the last reply's, None where none came.
-        replies: how many began; more than one where a client sent more than one request.
+        status: the status of the last response, or None without one.
+        replies: the number of responses that began; a client can send more than one request.
     """
 
     ended: str = "closed"
@@ -29,7 +29,7 @@ class Answer:
 
 
 class _Parser:
-    """Takes a reply apart."""
+    """A parser of HTTP responses."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -66,10 +66,10 @@ class _Parser:
 
 
 async def ask(port: int, request: Request, seconds: float) -> Answer:
-    """Send a request as its client does, and read the answer.
+    """Send a request with its client's behaviour, and read the response.
 
     Args:
-        seconds: how long to wait for the answer's end.
+        seconds: how long to wait for the end of the response.
     """
     answer = Answer()
     clock = asyncio.get_running_loop().time

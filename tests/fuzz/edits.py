@@ -1,7 +1,7 @@
-"""Changes of an engine's answer: of JSON values, of events, of bytes, of its head, of its time.
+"""Edits of an engine's response: its JSON values, events, bytes, head and timing.
 
 An edit is data, so that a finding can be read and run again. Places are fractions: of the lines
-with JSON in an answer, of the places in a value, of the bytes.
+with JSON in a response, of the places in a value, of the bytes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ edit: st.SearchStrategy[dict[str, Any]] = st.one_of(
 
 
 def edited(body: bytes, edits: list[dict[str, Any]]) -> bytes:
-    """Return an answer's body with the edits that concern its content."""
+    """Return a response's body with the edits that apply to its content."""
     for one in edits:
         change = _CHANGES.get(one["do"])
         if change is not None:
@@ -81,7 +81,7 @@ def edited(body: bytes, edits: list[dict[str, Any]]) -> bytes:
 
 
 def _lines(body: bytes) -> tuple[list[bytes], list[int]]:
-    """Return the lines of a body, and which of them hold JSON."""
+    """Return the lines of a body, and the indexes of those with JSON."""
     lines = body.split(b"\n")
     return lines, [n for n, line in enumerate(lines) if _start(line) is not None]
 

@@ -1,4 +1,4 @@
-"""The engines that are fuzzed: real ones, and ones whose answers are changed on their way."""
+"""The engines under test: real ones, and ones whose responses are edited."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGETS = ("llama_cpp", "llama_server", "llama_server_edited", "koboldcpp_edited
 
 
 class AnyAnswer(AnyPrompt):
-    """A koboldcpp that answers a prompt that it does not know with any recorded answer."""
+    """A koboldcpp that responds to an unknown prompt with any recorded response."""
 
     def _find(self, method: str, path: str, body: Any) -> dict[str, Any] | None:
         found = Replay._find(self, method, path, body)
@@ -33,12 +33,12 @@ class AnyAnswer(AnyPrompt):
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine to fuzz.
+    """An engine under test.
 
     Args:
         name: one of `TARGETS`.
-        address: where the engine is, empty in process.
-        front: what changes its answers, None where nothing does.
+        address: the engine's address, empty in process.
+        front: the server that edits its responses, or None.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What was found: told apart by what happened, made smaller, and written down."""
+"""Findings: grouped by signature, reduced to a small case, and written to files."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 
 from fuzz.cases import Case, smaller, to_json
 
-# Files of one kind of finding; more of them are only counted.
+# Maximum number of files for one kind of finding; others are only counted.
 MOST_FILES = 3
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that must not happen.
+    """A violation that a case has shown.
 
     Args:
         kind: "died", "answer", "log", "held", "witness", "left over", "memory" or "engine died".
-        what: what happened, in a line.
+        what: a description in one line.
         details: a traceback, stacks, or the output.
     """
 
@@ -32,14 +32,14 @@ class Finding:
 
     @property
     def signature(self) -> str:
-        """The same for findings that have the same cause, as far as that can be told."""
+        """A text that findings with the same probable cause share."""
         frames = re.findall(r'File ".*?/(\w+\.py)", line \d+, in (\w+)', self.details)
         where = "" if self.kind == "answer" else str(frames[-1:])
         return f"{self.kind}: {re.sub(r'[0-9]+', '#', self.what)[:120]} {where}"
 
 
 class Findings:
-    """The findings of a run, and the folder that they are written to."""
+    """The findings of a run, and the folder of their files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class Findings:
         self, target: str, case: Case | None, finding: Finding, seed: int,
         reduce: Callable[[Case, Finding], Case] | None = None,
     ) -> None:  # fmt: skip
-        """Count a finding, and write it down unless there are enough of its kind."""
+        """Count a finding, and write it to a file unless its kind has enough of them."""
         key = (target, finding.signature)
         self.counts[key] += 1
         if self.counts[key] > MOST_FILES:
@@ -72,10 +72,10 @@ class Findings:
 def reduced(
     case: Case, finding: Finding, run: Callable[[Case], list[Finding]], seconds: float = 30.0
 ) -> Case:
-    """Return the smallest case found in some time that still shows a finding.
+    """Return the smallest case found within a time limit that still shows a finding.
 
     Args:
-        run: runs a case and returns what it shows.
+        run: runs a case and returns its findings.
     """
     end = time.monotonic() + seconds
 

@@ -1,4 +1,4 @@
-"""A server in front of an engine that changes its answers as edits say."""
+"""A server in front of an engine that edits its responses."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from urllib.parse import urlsplit
 import httpx2
 from fuzz.edits import edited
 
-# What tells Latimer which model is there; what it has read of them it keeps.
+# Paths whose responses identify the model; Latimer caches them.
 FACTS = ("/props", "/tokenize", "/slots", "/v1/models", "/api/v1/model", "/api/extra/version",
          "/api/extra/true_max_context_length", "/api/extra/detokenize", "/api/extra/tokencount",
          "/detokenize", "/api/v1/generate")  # fmt: skip
 
-# Seconds after which an idle connection is closed, as llama-server does it after five.
+# Seconds after which an idle connection is closed; llama-server does so after five.
 IDLE = 2.0
 
 
 class Front:
-    """Passes requests on to an engine, and its answers back with edits.
+    """A proxy that forwards requests to an engine and edits its responses.
 
     Args:
         engine: the engine's own address.
@@ -40,7 +40,7 @@ class Front:
         self.facts_changed = False
 
     def arm(self, edits: list[dict[str, Any]]) -> None:
-        """Change the answers from here on; with no edits they pass as they are."""
+        """Set the edits of all responses from now on; an empty list leaves them unchanged."""
         with self._lock:
             self._edits, self._answers = edits, 0
 
@@ -61,7 +61,7 @@ class Front:
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Serve one request; false where the connection must not be used any more."""
+        """Serve one request, and return False if the connection must be closed."""
         async with asyncio.timeout(IDLE):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         method, path, _ = head.split(" ", 2)
@@ -95,7 +95,7 @@ class Front:
 async def _answer(
     writer: asyncio.StreamWriter, reply: httpx2.Response, edits: list[dict[str, Any]]
 ) -> bool:
-    """Send an answer with its edits; false where the connection must be closed."""
+    """Send a response with its edits, and return False if the connection must be closed."""
     body = edited(reply.content, edits)
     by_kind = {one["do"]: one for one in edits}
     kind = reply.headers.get("content-type", "application/json")
@@ -129,7 +129,7 @@ async def _answer(
 
 
 async def _pieces(body: bytes, by_kind: dict[str, Any]) -> AsyncIterator[bytes]:
-    """Yield a body in pieces; until where it hangs or breaks off."""
+    """Yield a body in pieces, up to the place where an edit makes it hang or break off."""
     for kind in ("hang", "reset"):
         if kind in by_kind:
             body = body[: int(by_kind[kind]["place"] * len(body))]
@@ -147,7 +147,7 @@ async def _pieces(body: bytes, by_kind: dict[str, Any]) -> AsyncIterator[bytes]:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Break a connection off, so that the other side gets an error."""
+    """Abort a connection with an RST."""
     own = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
@@ -156,7 +156,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 @contextlib.contextmanager
 def fronting(engine: str) -> Iterator[Front]:
-    """A front in a thread of its own."""
+    """Run a front in a thread of its own."""
     front, ready, loop = Front(engine), threading.Event(), asyncio.new_event_loop()
     over = asyncio.Event()
 

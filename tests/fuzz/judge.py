@@ -1,4 +1,4 @@
-"""Whether an answer is one of OpenAI's format, and how much work a request may ask for."""
+"""Checks of a response against OpenAI's format, and estimates of a request's work."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ CHUNK: dict[str, TypeAdapter[Any]] = {
     "/v1/chat/completions": TypeAdapter(ChatChunk),
 }
 _ERROR = TypeAdapter(ErrorReply)
-# What uvicorn answers by itself, before there is a request.
+# Responses that uvicorn sends itself, before there is a request.
 UVICORN = (b"Invalid HTTP request received.", b"Unsupported upgrade request.")
-# Tokens that are generated well within the time that an answer may take.
+# Number of tokens that an engine generates well within the time limit of a response.
 MUCH = 2_000
 CONTEXT = 512
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """Return a request's body, as far as it is an object."""
+    """Return a request's body, or an empty object if it is not an object."""
     try:
         value = json.loads(request.body)
     except (ValueError, RecursionError):
@@ -41,7 +41,7 @@ def fields(request: Request) -> dict[str, Any]:
 
 
 def work(request: Request) -> int:
-    """Return about how many tokens a request may ask an engine for."""
+    """Return an estimate of the tokens that a request asks an engine for."""
     body = fields(request)
 
     def number(name: str, default: int) -> int:
@@ -57,7 +57,7 @@ def work(request: Request) -> int:
 
 
 def _prompts(body: dict[str, Any]) -> int:
-    """Return how many prompts a body has."""
+    """Return the number of prompts in a body."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         return len(prompt)
@@ -65,10 +65,10 @@ def _prompts(body: dict[str, Any]) -> int:
 
 
 def problem(request: Request, answer: Answer, edited: bool) -> str | None:
-    """Return what is wrong with an answer, None for nothing.
+    """Return a description of what is wrong with a response, or None.
 
     Args:
-        edited: whether the engine answers what it should not, so that its faults may be told.
+        edited: True if the engine sends invalid responses, so that its errors are allowed.
     """
     if answer.ended == "left":
         return None
@@ -82,7 +82,7 @@ def problem(request: Request, answer: Answer, edited: bool) -> str | None:
         return None
     is_head = request.head is not None and request.head.startswith(b"HEAD ")
     if is_head and (not answer.body or answer.body.startswith(b"HTTP/1.1 ")):
-        # HTTP gives such an answer no body; what stands there is the answer to what came behind.
+        # A response to HEAD has no body; these bytes belong to the response after it.
         return None
     try:
         _check(request, answer, edited)
@@ -102,10 +102,10 @@ def _unanswered(request: Request, answer: Answer, edited: bool) -> str | None:
     if request.head is not None:
         return None
     if answer.ended == "timeout":
-        # A client that wants very much and leaves is not owed an end.
+        # A request for very many tokens need not end in time.
         return None if work(request) > MUCH else f"no answer within {answer.seconds:.0f} s"
     if edited and fields(request).get("oai_compat") is False:
-        # The engine's own answer breaks off where the engine's does.
+        # A native response breaks off where the engine's does.
         return None
     return f"the connection was closed before the answer's end, status {answer.status}"
 
@@ -124,7 +124,7 @@ def _check(request: Request, answer: Answer, edited: bool) -> None:
     body = fields(request)
     native = request.head is None and body.get("oai_compat") is False
     if native and (status == 200 or kind != "application/json"):
-        # The engine's own words, as they are.
+        # A native response is the engine's own.
         return
     if status != 200:
         head_only = request.head is not None and not answer.body

@@ -1,4 +1,4 @@
-"""Grammars, regular expressions and JSON schemas: right ones, nearly right ones, and any."""
+"""Strategies for grammars, regular expressions and JSON schemas: valid, almost valid, and any."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ NUMBERS = (
 
 
 def pieces(tokens: tuple[str, ...], most: int = 30) -> st.SearchStrategy[str]:
-    """Return texts of some tokens in any order."""
+    """Return a strategy for texts of some tokens in any order."""
     return st.lists(st.sampled_from(tokens), max_size=most).map("".join)
 
 
 @st.composite
 def _nearly(draw: st.DrawFn, whole: tuple[str, ...], tokens: tuple[str, ...]) -> str:
-    """Return a right text with a few tokens put in, or some characters taken out or doubled."""
+    """Draw a valid text with some tokens inserted, or some characters removed or doubled."""
     text = draw(st.sampled_from(whole))
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(text)))
@@ -141,7 +141,7 @@ _kinds = st.sampled_from(
 
 
 def _keyword(inner: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy[Any]]:
-    """Return the values that each keyword of a schema may get, most of them right."""
+    """Return a strategy for the values of each schema keyword, most of them valid."""
     named = st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)
     number, some = st.sampled_from(NUMBERS), st.lists(inner, max_size=3)
     names = st.lists(st.sampled_from(WORDS), max_size=4)

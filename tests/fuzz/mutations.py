@@ -1,4 +1,4 @@
-"""Bodies written as JSON, and what may be done to a place in one."""
+"""JSON bodies, and mutations of a place in one."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-# Marks in keys and strings that `written` takes out again; JSON always escapes this character.
+# A mark in keys and strings that `written` removes; JSON always escapes this character.
 _MARK = "\x1d"
 MOST_BYTES = 2**20
 
 
 def raw(text: str) -> str:
-    """Return a string that is written without its quotes: numbers that Python cannot hold."""
+    """Return a string that is written without its quotes, for numbers that Python cannot hold."""
     return f"{_MARK}{text}{_MARK}"
 
 
 def again(key: str) -> str:
-    """Return a key that is written as another one is, so that it stands there twice."""
+    """Return a key that is written like another one, so that the object has it twice."""
     return key + _MARK
 
 
 def written(value: Any, ascii_only: bool) -> bytes:
-    """Return the JSON text of a value, with its raw numbers and its doubled keys."""
+    """Return the JSON text of a value, with its raw numbers and duplicate keys."""
     text = json.dumps(value, ensure_ascii=ascii_only)
     text = re.sub(r'"\\u001d([^"\\]*)\\u001d"', r"\1", text).replace("\\u001d", "")
     return text.encode("utf-8", "surrogatepass")
@@ -77,7 +77,7 @@ strange: st.SearchStrategy[Any] = st.one_of(
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every holder and key in a value, of long arrays only some."""
+    """Yield the container and key of every place in a value, only some for long arrays."""
     if isinstance(value, dict | list):
         pairs = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
         for key, inner in pairs if len(pairs) < 40 else [*pairs[:20], *pairs[-5:]]:
@@ -86,7 +86,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _nudged(value: Any, by: Any) -> Any:
-    """Return a value a little beside the one that was there."""
+    """Return a value close to the given one."""
     if isinstance(value, bool) or value is None:
         return not value
     if isinstance(value, int | float):
@@ -97,7 +97,7 @@ def _nudged(value: Any, by: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy in which nothing stands in two places: a change there would multiply."""
+    """Return a deep copy without shared parts, in which a change applies to one place only."""
     if isinstance(value, dict):
         return {key: _copied(inner) for key, inner in value.items()}
     return [_copied(inner) for inner in value] if isinstance(value, list) else value
@@ -105,7 +105,7 @@ def _copied(value: Any) -> Any:
 
 @st.composite
 def mutated(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> Any:
-    """Return a value with none to five places changed."""
+    """Draw a value with up to five places changed."""
     value = _copied(draw(values))
     other = strange.map(_copied)
     for _ in range(draw(st.sampled_from((0, 0, 1, 1, 1, 2, 3, 5)))):

@@ -1,9 +1,9 @@
-"""Fuzz the adapter over each engine, for some minutes.
+"""Fuzz the adapter over each engine for some minutes.
 
     python tests/fuzz/run.py [--minutes 30] [--seed N] [--engine NAME] [--findings FOLDER]
 
-The minutes are shared by the engines. Exit code 1 with any finding; each is a file that `--replay`
-runs again.
+The engines share the minutes. The exit code is 1 with any finding. Each finding is a file that
+`--replay` runs again.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from fuzz.findings import Finding, Findings, reduced
 from fuzz.session import Died, Session
 from hypothesis import HealthCheck, Phase, given, settings
 
-# Cases between two looks at known answers, tasks, files and memory; and in one go of hypothesis.
+# Cases between two checks of known completions, tasks, files and memory; and per hypothesis run.
 LOOK_EVERY, AT_ONCE = 25, 200
-# KiB that a process may grow by in the later half of a run, and how many looks that needs.
+# KiB by which the memory can grow from the second third to the last, and the checks it takes.
 GROWTH, LOOKS = 48 * 1024, 40
 
 
 class Over(BaseException):
     """The time is up, or the process is stuck.
 
-    It is no `Exception`, which hypothesis would take for a failure.
+    It is not an `Exception`, because hypothesis would report that as a failure.
     """
 
 
 @dataclass
 class Summary:
-    """What was done over one engine."""
+    """The totals of one engine."""
 
     cases: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -57,7 +57,7 @@ class Summary:
     restarts: int = 0
 
     def add(self, session: Session) -> None:
-        """Take over what a process has counted."""
+        """Add the counts of a process."""
         self.statuses += session.statuses
         turns, longest = session.turns()
         self.turns += turns
@@ -65,7 +65,7 @@ class Summary:
         self.memory += session.memory
 
     def quantile(self, part: float) -> float:
-        """Return the milliseconds that a part of all turns does not exceed."""
+        """Return the duration in ms that a fraction of all loop turns does not exceed."""
         left = part * sum(self.turns.values())
         for step, count in sorted(self.turns.items()):
             left -= count
@@ -75,14 +75,14 @@ class Summary:
 
 
 class Run:
-    """Cases over one engine, until a time or a number of them is reached."""
+    """Cases over one engine, up to a time or a number of cases."""
 
     def __init__(self, name: str, seed: int, findings: Findings, most: int | None) -> None:
         self.name, self.seed, self.findings, self.most = name, seed, findings, most
         self.summary = Summary()
 
     def until(self, end: float) -> Summary:
-        """Run cases, each process until it ends."""
+        """Run cases, and start a new process whenever one ends."""
         with asyncio.Runner() as runner:
             while time.monotonic() < end and not self._is_done():
                 with engine(self.name) as here:
@@ -117,7 +117,7 @@ class Run:
         self._check_memory(with_memory)
 
     def _go(self, session: Session, end: float, current: list[Case]) -> None:
-        """Run as many cases as hypothesis makes at once."""
+        """Run the cases of one hypothesis run."""
         count = AT_ONCE if self.most is None else min(AT_ONCE, self.most - self.summary.cases)
 
         @hypothesis.seed(self.seed * 100_000 + self.summary.cases)
@@ -161,7 +161,7 @@ class Run:
 
 
 def _reducing(here: Engine, runner: asyncio.Runner) -> Callable[[Case, Finding], Case]:
-    """Return what makes a case smaller that ends the process: each try has one of its own."""
+    """Return a function that reduces a case that ends the process, with a new process per try."""
 
     def run(case: Case) -> list[Finding]:
         session = Session(here, runner)
@@ -176,7 +176,7 @@ def _reducing(here: Engine, runner: asyncio.Runner) -> Callable[[Case, Finding],
 
 
 def show(summaries: dict[str, Summary], findings: Findings) -> None:
-    """Print what was done, as a table."""
+    """Print the summaries as a table."""
     print("| engine | cases | answers | findings | longest turn | p99.9 | memory, MiB | restarts |")
     print("|---|--:|---|--:|--:|--:|--:|--:|")
     for name, one in summaries.items():
@@ -194,7 +194,7 @@ def show(summaries: dict[str, Summary], findings: Findings) -> None:
 def fuzz(
     targets: list[str], minutes: float, seed: int, findings: Findings, most: int | None = None
 ) -> dict[str, Summary]:
-    """Fuzz engines one after the other, each for its part of the time."""
+    """Fuzz the engines in sequence, each for an equal share of the time."""
     summaries = {}
     for name in targets:
         end = time.monotonic() + minutes * 60 / len(targets)
@@ -203,7 +203,7 @@ def fuzz(
 
 
 def replay(path: Path, target: str | None = None) -> list[Finding]:
-    """Run the case of a file once more, and look at the process afterwards."""
+    """Run the case of a file again, and check the process afterwards."""
     made = json.loads(path.read_text())
     with (
         asyncio.Runner() as runner,
@@ -219,7 +219,7 @@ def replay(path: Path, target: str | None = None) -> list[Finding]:
 
 
 def main() -> int:
-    """Read the options, fuzz, and print what was found."""
+    """Read the options, fuzz, and print the findings."""
     faulthandler.enable()
     parser = argparse.ArgumentParser(description="Fuzz the adapter over each engine.")
     parser.add_argument("--minutes", type=float, default=30)

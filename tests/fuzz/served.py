@@ -1,8 +1,8 @@
-"""The process that is fuzzed: the adapter over one engine, and what can be seen of it from inside.
+"""The process under test: the adapter over one engine, with measurements from inside.
 
     python tests/fuzz/served.py ENGINE [ADDRESS]
 
-Commands come on standard input, one a line; each is answered by one line of JSON.
+Each line on standard input is a command, and its result is one line of JSON.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from latimer.backends.llama_server import LlamaServer
 from latimer.backends.offload import Abandoned
 from support.servers import free_port
 
-# Seconds of the loop's own CPU time that one turn may take.
+# Seconds of CPU time that one turn of the event loop can take.
 LONGEST_TURN = 0.050
-# Seconds of silence that an engine is allowed in an answer and before it, far less than users
-# allow it: one that is well, and one whose answers are changed.
+# Time limits in seconds for pauses in a response and before it, much shorter than for users:
+# for a valid engine, and for one whose responses are edited.
 SILENCE, PATIENCE = 10.0, 15.0
 EDITED_SILENCE, EDITED_PATIENCE = 2.5, 5.0
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that counts its turns by their CPU time, and keeps what it saw of long ones."""
+    """An event loop that measures the CPU time of its turns, and records the long ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Loop(asyncio.SelectorEventLoop):
         self.collects = False
 
     def collect(self) -> None:
-        """Look for garbage in everything; this turn is not the product's."""
+        """Run the garbage collector, in a turn that does not count."""
         self.collects = True
         gc.collect()
 
@@ -72,10 +72,10 @@ class Loop(asyncio.SelectorEventLoop):
         spent = time.thread_time() - start
         self.began = None
         if self.collects:
-            # This program's own wish.
+            # This turn ran `collect`.
             self.collects = False
             return
-        # In steps of a twentieth of a millisecond.
+        # In steps of 0.05 ms.
         self.turns[int(spent * 20_000)] += 1
         self.longest = max(self.longest, spent)
         if spent > LONGEST_TURN:
@@ -88,7 +88,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def backend_of(engine: str, address: str) -> Backend:
-    """Return a backend as small as it can be."""
+    """Return a backend of minimal size."""
     if engine == "llama_cpp":
         return LlamaCpp(context=512, parallel=8, threads=1, cache_memory=16 << 20)
     if engine == "llama_server":
@@ -100,7 +100,7 @@ def backend_of(engine: str, address: str) -> Backend:
 
 
 class Served:
-    """The app in its server, and the notes about both."""
+    """The app in its server, with records of the problems of both."""
 
     def __init__(self, engine: str, address: str) -> None:
         self._engine = (engine, address)
@@ -127,13 +127,13 @@ class Served:
         await before.aclose()
 
     def run(self) -> None:
-        """Serve until the server is told to end."""
+        """Serve until the server is stopped."""
         self.thread = threading.get_ident()
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
             runner.run(self.server.serve())
 
     def watch(self) -> None:
-        """Look at what the loop's thread does in turns that take long."""
+        """Record the stacks of the loop's thread during long turns."""
         while not self.server.should_exit:
             time.sleep(0.02)
             began = self.loop.began
@@ -146,11 +146,12 @@ class Served:
                     )
 
     def answer(self, command: str) -> dict[str, Any]:
-        """Answer a command."""
+        """Run a command and return its result."""
         if command == "renew":
             asyncio.run_coroutine_threadsafe(self._renew(), self.loop).result(30)
         elif command == "settle":
-            # What is never awaited or retrieved is noticed when it is collected.
+            # A coroutine or task that was never awaited or retrieved is logged when it is
+            # collected.
             self.loop.call_soon_threadsafe(self.loop.collect)
             gc.collect()
         elif command == "stacks":
@@ -188,7 +189,7 @@ class Served:
 
 
 def waiting(coroutine: Any) -> list[str]:
-    """Return where a coroutine waits, from outside to inside."""
+    """Return the frames in which a coroutine waits, outermost first."""
     found: list[str] = []
     while coroutine is not None and len(found) < 40:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
@@ -203,7 +204,7 @@ def waiting(coroutine: Any) -> list[str]:
 
 
 def memory_kib() -> int:
-    """Return the memory that this process has now, or had at most where that is not known."""
+    """Return the memory of this process, or its peak if the current value is unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * (resource.getpagesize() // 1024)
@@ -212,7 +213,7 @@ def memory_kib() -> int:
 
 
 class Notes(logging.Handler):
-    """Keeps every error that is logged, and every warning that is not of a client's making."""
+    """A log handler that keeps errors and warnings, except for those that clients cause."""
 
     EXPECTED = ("Invalid HTTP request received", "Unsupported upgrade request", "No supported Web")
 
@@ -228,13 +229,13 @@ class Notes(logging.Handler):
 
 
 def note_everything(served: Served) -> None:
-    """Let nothing that goes wrong in this process be lost."""
+    """Record every warning and every unhandled exception of this process."""
     logging.getLogger().addHandler(Notes(served))
     logging.captureWarnings(True)
     warnings.simplefilter("default")
 
     def unraisable(error: Any) -> None:
-        # Work that is ended while something is freed is ended once more; `serve` hides it, too.
+        # Work that is ended during a deallocation is ended once more; `serve` hides this too.
         if issubclass(error.exc_type, Abandoned):
             return
         served.problems.append(f"unraisable in {error.object!r}: {error.exc_value!r}"[:8_000])
@@ -257,7 +258,7 @@ def note_everything(served: Served) -> None:
 
 
 def main(engine: str, address: str = "") -> None:
-    """Serve, and answer commands until there are no more."""
+    """Serve, and run commands until the input ends."""
     faulthandler.enable()
     served = Served(engine, address)
     note_everything(served)
@@ -267,7 +268,7 @@ def main(engine: str, address: str = "") -> None:
         assert thread.is_alive(), "uvicorn did not start"
         time.sleep(0.01)
     threading.Thread(target=served.watch, daemon=True).start()
-    # As `latimer serve` does it.
+    # As in `latimer serve`.
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 4, 1_000)

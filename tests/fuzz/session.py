@@ -1,4 +1,4 @@
-"""A process that is fuzzed, run cases against, and asked how it is."""
+"""A client of the process under test that runs cases and checks its state."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fuzz.engines import Engine
 from fuzz.findings import Finding
 from fuzz.judge import MUCH, problem, work
 
-# Seconds within which an answer must have ended, and after which a client that wants much leaves.
+# Time limits in seconds for a response: to end, or to disconnect if it has many tokens.
 LONGEST_ANSWER, PATIENCE = 20.0, 2.0
-# Tasks and files that may be more than at the start, once all is quiet.
+# Number of tasks and files by which a quiet process can exceed its start.
 MORE = 8
 QUESTION = "What is the capital of France?"
 WITNESSES: tuple[dict[str, Any], ...] = (
@@ -36,18 +36,18 @@ WITNESSES: tuple[dict[str, Any], ...] = (
 
 
 class Died(Exception):
-    """The process has ended, or does not answer any more."""
+    """The process under test has ended or no longer responds."""
 
 
 class Session:
-    """A process that is fuzzed.
+    """A process under test.
 
     Args:
-        engine: what it serves.
-        runner: where its clients run.
+        engine: the engine that it serves.
+        runner: the runner of its clients.
 
     Raises:
-        Died: it does not even answer what is known.
+        Died: the process does not answer the known questions.
     """
 
     def __init__(self, engine: Engine, runner: asyncio.Runner) -> None:
@@ -63,11 +63,11 @@ class Session:
         threading.Thread(target=self._listen, daemon=True).start()
         self.statuses: Counter[str] = Counter()
         self.memory: list[int] = []
-        # Whether what comes next would only show the same once more.
+        # True if further cases would only show the same problem.
         self.stuck = False
         try:
             self.port = int(self._line(60)["port"])
-            # A koboldcpp that is made of recordings obeys no grammar.
+            # The recorded koboldcpp follows no grammar.
             some = WITNESSES[: 1 + (engine.name != "koboldcpp_edited")]
             self._witnesses = [self._witness(body) for body in some]
             if any(one.startswith("!") for one in self._witnesses):
@@ -104,9 +104,9 @@ class Session:
         return self._line(seconds)
 
     def _witness(self, body: dict[str, Any]) -> str:
-        """Ask a question whose answer is known."""
+        """Send a request with a known completion, and return its text."""
         data = json.dumps({"model": "m", "temperature": 0, **body}).encode()
-        # An engine may have closed connections, or still be at work for who has left.
+        # The engine may have closed connections, or still work for a client that disconnected.
         for attempt in range(3):
             request = Request("/v1/chat/completions", data)
             answer = self._ask([request], LONGEST_ANSWER)[0]
@@ -129,7 +129,7 @@ class Session:
             raise Died("no connections are taken any more") from None
 
     def run(self, case: Case) -> list[Finding]:
-        """Run a case and return what must not have happened; sets `stuck` where it does not end.
+        """Run a case and return its findings. Set `stuck` if a response does not end.
 
         Raises:
             Died: the process has ended.
@@ -170,7 +170,7 @@ class Session:
         return found
 
     def look(self) -> list[Finding]:
-        """Ask the known questions, and whether anything was left over."""
+        """Check the known completions, and that no tasks or files are left over."""
         found = []
         for body, right in zip(WITNESSES, self._witnesses, strict=False):
             answer = self._witness(body)
@@ -192,12 +192,13 @@ class Session:
         return found
 
     def turns(self) -> tuple[Counter[int], float]:
-        """Return how many turns of the loop took how long, in steps of 0.05 ms, and the longest."""
+        """Return the number of loop turns by duration in steps of 0.05 ms, and the longest in
+        ms."""
         state = self._state("turns")
         return Counter({int(k): v for k, v in state["turns"].items()}), state["longest_ms"]
 
     def errors(self) -> str:
-        """Return the end of what the process wrote to standard error."""
+        """Return the end of the process's standard error."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")[-10_000:]
 
@@ -222,6 +223,6 @@ def _patience(request: Request) -> float:
 
 
 def _of_log(text: str) -> Finding:
-    """Return the finding of a line that was logged; its last line says most."""
+    """Return the finding of a log entry, whose last line is the most informative."""
     lines = [line for line in text.splitlines() if line.strip()]
     return Finding("log", f"{lines[0][:60]} … {lines[-1][:120]}" if lines else text, text)

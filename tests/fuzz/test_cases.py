@@ -1,4 +1,4 @@
-"""What the fuzz program has found stays mended, and the program itself runs."""
+"""Tests that earlier findings stay fixed, and that the fuzzer runs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fuzz.run import Run, show
 from fuzz.session import Session
 
 CASES = {path.stem: json.loads(path.read_text()) for path in Path(__file__).parent.glob("cases/*")}
-# Answers that hang cost seconds.
+# Responses that hang take seconds.
 COUNTS = {name: 8 if name.endswith("_edited") else 25 for name in TARGETS}
 PAIRS = [(name, target) for name, made in CASES.items() for target in made["targets"]]
 
 
 @pytest.fixture(scope="module", params=TARGETS)
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
-    """A process over each engine."""
+    """A process under test for each engine."""
     with asyncio.Runner() as runner, engine(request.param) as here:
         session = Session(here, runner)
         yield session
@@ -32,7 +32,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
 
 @pytest.mark.timed
 def test_cases_stay_mended(session: Session) -> None:
-    """Each case of this engine ends in a right answer, and nothing else happens."""
+    """Each saved case of an engine gets valid responses and produces no finding."""
     found: dict[str, Any] = {}
     for name, made in CASES.items():
         if session.engine.name in made["targets"]:
@@ -44,7 +44,7 @@ def test_cases_stay_mended(session: Session) -> None:
 @pytest.mark.timed
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_few_cases_of_each_engine(name: str, tmp_path: Path) -> None:
-    """The program runs its cases, always the same ones here, and finds nothing."""
+    """The fuzzer runs a fixed set of cases over each engine without a finding."""
     findings = Findings(tmp_path)
     summary = Run(name, 1, findings, COUNTS[name]).until(float("inf"))
     show({name: summary}, findings)
@@ -53,5 +53,5 @@ def test_a_few_cases_of_each_engine(name: str, tmp_path: Path) -> None:
 
 
 def test_every_case_has_an_engine() -> None:
-    """No case is left out because its engine is spelled in another way."""
+    """Each saved case names only engines that the fuzzer knows."""
     assert {target for _, target in PAIRS} <= set(TARGETS)

@@ -1,4 +1,4 @@
-"""Engines that fail now and then: killed, stopped, told to end, or with wrong answers."""
+"""Engines with faults: killed, stopped, terminated, or with edited responses."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from latimer.backends.llama_cpp import DEMO_MODEL
 from support.servers import free_port, llama_server, llama_server_command, wait_for
 
 ENGINES = ("llama_cpp", "llama_server", "edited")
-# Seconds after an engine's return in which requests may still fail.
+# Seconds after an engine's return during which requests can still fail.
 GRACE = 15.0
 
 
 class Trouble:
-    """When an engine could not answer as it should.
+    """A record of the times at which an engine had a fault.
 
     Args:
-        always: whether it never does.
+        always: True if the engine has faults at any time.
     """
 
     def __init__(self, always: bool = False) -> None:
@@ -37,21 +37,21 @@ class Trouble:
         self.counts: dict[str, int] = {}
 
     def begin(self, what: str) -> None:
-        """Note that something begins to go wrong."""
+        """Record the start of a fault."""
         self.counts[what] = self.counts.get(what, 0) + 1
         self._spans.append([time.monotonic(), float("inf")])
 
     def end(self) -> None:
-        """Note that the engine answers again."""
+        """Record that the engine responds again."""
         self._spans[-1][1] = time.monotonic() + GRACE
 
     def excuses(self, start: float, end: float) -> bool:
-        """Whether a request of some time may have failed."""
+        """Return True if a request between two times can have failed."""
         return self._always or any(start < last and first < end for first, last in self._spans)
 
 
 class Restarted:
-    """A llama-server that is ended and started again on the same port."""
+    """A llama-server that can be ended and started again on the same port."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -65,7 +65,7 @@ class Restarted:
         return process
 
     async def fail(self, trouble: Trouble, rng: random.Random) -> None:
-        """Fail once, in one of several ways, and come back."""
+        """Cause one random fault, and bring the server back."""
         what = rng.choice(("SIGKILL", "SIGTERM", "SIGSTOP"))
         trouble.begin(what)
         self.process.send_signal(getattr(signal, what))
@@ -89,14 +89,14 @@ class Restarted:
 async def keep_failing(
     server: Restarted, trouble: Trouble, rng: random.Random, seconds: float
 ) -> None:
-    """Let a server fail again and again, after so many seconds on average."""
+    """Cause faults of a server forever, with an average pause in seconds."""
     while True:
         await asyncio.sleep(rng.uniform(0.5, 1.5) * seconds)
         await server.fail(trouble, rng)
 
 
 async def keep_editing(front: Front, rng: random.Random) -> None:
-    """Change an engine's answers, some of them in every second."""
+    """Edit an engine's responses forever, with a new edit several times a second."""
     edits = list(_edits(300, rng.randrange(2**30)))
     while True:
         one = {**rng.choice(edits), "at": rng.randrange(12)}
@@ -127,11 +127,11 @@ async def engine(
     """Run an engine.
 
     Args:
-        seconds: between two of its faults, on average.
+        seconds: the average time between two of its faults.
 
     Yields:
-        What `latimer serve` is told, the engine's port (0 in process), its trouble, and what
-        makes it fail, to be awaited beside the load.
+        The options of `latimer serve`, the engine's port (0 in process), the record of its faults,
+        and a coroutine that causes them during the load, or None.
     """
     if name == "llama_cpp":
         options = ["--context", "2048", "--parallel", "8", "--cache-memory", "64"]

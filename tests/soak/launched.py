@@ -2,7 +2,7 @@
 
     python tests/soak/launched.py serve …
 
-Each line on standard input is answered by a line with the number of tasks.
+The result of each line on standard input is a line with the number of tasks.
 """
 
 from __future__ import annotations

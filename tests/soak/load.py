@@ -1,4 +1,4 @@
-"""Requests of every kind, each with a marker of its own, from clients of every kind."""
+"""Requests of every kind, each with its own marker, from clients of every kind."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fuzz.judge import problem
 from soak.engines import Trouble
 from support.texts import CAPITALS
 
-# Seconds that any answer may take: an engine that is stopped, its silence, and the work.
+# Time limit of a response in seconds: a stopped engine, its silence, and the work.
 LONGEST = 60.0
-# Requests at once; what is due beyond them is left out.
+# Maximum of concurrent requests; further ones are left out.
 MOST = 48
 FAILURES = 20
 
 
 def request(number: int, rng: random.Random) -> tuple[Request, str | None]:
-    """Return a request, and what must stand in its answer where that is known.
+    """Return a request, and the text that its response must contain, if known.
 
-    One client of five leaves, reads slowly, or sends garbage.
+    One client in five disconnects, reads or sends slowly, or sends garbage.
     """
     body, path, right = _body(number, rng)
     made = Request(path, json.dumps(body).encode())
@@ -47,7 +47,7 @@ def request(number: int, rng: random.Random) -> tuple[Request, str | None]:
 
 
 def _body(number: int, rng: random.Random) -> tuple[dict[str, Any], str, str | None]:
-    """Return a body, its path, and the answer's text where that is known."""
+    """Return a body, its path, and the text of the response, if known."""
     marker = f"marker-{number}"
     body: dict[str, Any] = {"model": marker, "stream": rng.random() < 0.5, "max_tokens": 24}
     country = rng.choice(list(CAPITALS))
@@ -85,7 +85,7 @@ def _tools() -> list[dict[str, Any]]:
 
 
 class Load:
-    """Requests against a server, and what is wrong with its answers."""
+    """Requests to a server, and the failures of its responses."""
 
     def __init__(self, port: int, trouble: Trouble, rng: random.Random) -> None:
         self._port, self._trouble, self._rng = port, trouble, rng
@@ -97,7 +97,7 @@ class Load:
         self.slowest = 0.0
 
     async def one(self) -> None:
-        """Send a request, and check its answer."""
+        """Send a request, and check its response."""
         self._number += 1
         sent, right = request(self._number, self._rng)
         marker, start = f"marker-{self._number}", time.monotonic()
@@ -117,7 +117,7 @@ class Load:
             self._fail(f"{wrong}: {sent.body[:300]!r}: {answer.body[-300:]!r}")
 
     def _crossed(self, sent: Request, answer: Answer, marker: str) -> str | None:
-        """Whose answer it is: the model's name is the request's own."""
+        """Return a failure if the response's model is not the marker of its own request."""
         if sent.head is not None or answer.status != 200 or answer.ended != "whole":
             return None
         if f'"model":"{marker}"'.encode() in answer.body or _is_error(answer):
@@ -130,10 +130,10 @@ class Load:
         self.failures.append(what)
 
     async def closed(self, seconds: float, width: int = 8) -> float:
-        """Return how many requests a second are answered to clients that wait for each other.
+        """Return the requests per second of clients that each wait for their response.
 
-        They have the faults that `open` has: what those cost is no longer there for others. Of
-        what an engine that is away gets, there can be any number.
+        The clients have the same faults as in `open`, so that the capacity includes their cost.
+        Responses with 503 do not count, because an absent engine allows any number of them.
         """
         end, before = time.monotonic() + seconds, self._number - self.statuses["503"]
 
@@ -145,9 +145,9 @@ class Load:
         return (self._number - self.statuses["503"] - before) / seconds
 
     async def open(self, seconds: float, rate: float) -> None:
-        """Send so many requests a second, whether or not the ones before are answered.
+        """Send requests at a rate per second, without waiting for responses.
 
-        Return when all are answered.
+        Return when all have a response.
         """
         end = due = time.monotonic()
         end += seconds
@@ -168,7 +168,7 @@ def _is_error(answer: Answer) -> bool:
 
 
 def _text(answer: Answer) -> bytes:
-    """Return the text of an answer, of a stream put together."""
+    """Return the text of a response, joined if it is a stream."""
     if not answer.headers.get("content-type", "").startswith("text/event-stream"):
         return answer.body
     events = [one for one in answer.body.split(b"\n\n") if one.startswith(b"data: {")]

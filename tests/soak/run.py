@@ -1,8 +1,8 @@
-"""Serve at 80 % of capacity with random faults for a long time: nothing may grow.
+"""Serve at 80 % of capacity with random faults for a long time, and check that nothing grows.
 
     python tests/soak/run.py [--minutes 30] [--engine NAME] [--seed N]
 
-The minutes are shared by the engines. Exit code 1 where an answer is wrong, or something grows.
+The engines share the minutes. The exit code is 1 if a response is wrong or a number grows.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from soak.load import Load
 from support.servers import free_port, wait_for
 
 PART = 0.8
-# Seconds in which the capacity is found.
+# Seconds of the measurement of capacity.
 MEASURE = 60.0
-# How much the median of the last third may be above that of the second; the memory by 5 % if
-# that is more. A run of less time says nothing about memory.
+# Limits by which the median of the last third can exceed that of the second; for memory also
+# 5 %, if that is more. A short run does not judge memory.
 MORE = {"memory, MiB": 16.0, "threads": 4.0, "files": 8.0, "to the engine": 8.0, "tasks": 8.0}
 MINUTES_FOR_MEMORY = 3.0
-# Seconds between the last answer and a look at what is in use.
+# Seconds between the last response and a sample.
 SETTLE = 0.5
 QUIET = 20.0
 EXPECTED = ("Latimer serves", "WARNING:  Invalid HTTP request", "WARNING:  Unsupported upgrade",
@@ -42,7 +42,7 @@ EXPECTED = ("Latimer serves", "WARNING:  Invalid HTTP request", "WARNING:  Unsup
 
 
 class Sample(NamedTuple):
-    """What a process uses."""
+    """The resources that a process uses."""
 
     memory: float
     threads: int
@@ -52,10 +52,10 @@ class Sample(NamedTuple):
 
 
 class Process:
-    """A `latimer serve`.
+    """A `latimer serve` process.
 
     Args:
-        options: what it is told.
+        options: its command line options.
         engine: the engine's port.
     """
 
@@ -70,7 +70,7 @@ class Process:
         )  # fmt: skip
 
     def sample(self) -> Sample:
-        """Look at the process from outside, and count its tasks from inside."""
+        """Measure the process from outside, and count its tasks from inside."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("tasks\n")
@@ -91,7 +91,7 @@ class Process:
         return Sample(size, threads, len(files), connections, tasks)
 
     def errors(self) -> list[str]:
-        """Return what was written to standard error, but for what clients' garbage explains."""
+        """Return the lines of standard error, except for those that clients' garbage causes."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").splitlines()
         return [line for line in lines if line.strip() and not line.startswith(EXPECTED)]
@@ -99,7 +99,7 @@ class Process:
 
 @contextlib.contextmanager
 def serving(options: Sequence[str], engine: int) -> Iterator[Process]:
-    """A running `latimer serve`, ended by SIGTERM; it must end well."""
+    """Run `latimer serve`, end it with SIGTERM, and check its exit code."""
     latimer = Process(options, engine)
     try:
         wait_for(f"http://127.0.0.1:{latimer.port}/health", latimer.process)  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def serving(options: Sequence[str], engine: int) -> Iterator[Process]:
 
 
 def growth(samples: Sequence[Sample], minutes: float) -> list[tuple[str, float, float, bool]]:
-    """Return, for each number, its median in the second third and in the last, and if it grew."""
+    """Return each number's name, its medians in the second and last third, and True if it grew."""
     third = max(len(samples) // 3, 1)
     rows = []
     for index, (name, more) in enumerate(MORE.items()):
@@ -129,7 +129,7 @@ def growth(samples: Sequence[Sample], minutes: float) -> list[tuple[str, float, 
 
 
 async def soak(name: str, minutes: float, seed: int) -> list[str]:
-    """Soak one engine; returns what went wrong."""
+    """Soak one engine and return the failures."""
     rng = random.Random(seed)
     seconds = minutes * 60
     every = min(20.0, seconds / 30)
@@ -138,7 +138,7 @@ async def soak(name: str, minutes: float, seed: int) -> list[str]:
         with serving(options, port) as latimer:
             start = latimer.sample()
             load = Load(latimer.port, trouble, rng)
-            # The capacity is that of an engine that fails: with its silences there is less of it.
+            # Faults already run while the capacity is measured, because they reduce it.
             background = [] if failing is None else [asyncio.create_task(failing)]
             rate = await load.closed(MEASURE)
             print(
@@ -147,7 +147,7 @@ async def soak(name: str, minutes: float, seed: int) -> list[str]:
             end = time.monotonic() + seconds
             while (left := end - time.monotonic()) > 0:
                 await load.open(min(every, left), rate * PART)
-                # What requests in flight use says nothing: how many there are is chance.
+                # Requests in flight would add resources by chance.
                 await asyncio.sleep(SETTLE)
                 samples.append(await asyncio.to_thread(latimer.sample))
             for task in background:
@@ -166,7 +166,7 @@ async def soak(name: str, minutes: float, seed: int) -> list[str]:
 
 
 async def _quiet(latimer: Process, start: Sample) -> list[str]:
-    """Wait until all that the load has used is given back; returns what is not."""
+    """Wait until the resources of the load are released, and return those that are not."""
     end = time.monotonic() + QUIET
     while True:
         now = await asyncio.to_thread(latimer.sample)
@@ -194,7 +194,7 @@ def _show(
 
 
 def main() -> int:
-    """Read the options, soak each engine, and say what went wrong."""
+    """Read the options, soak each engine, and print the failures."""
     parser = argparse.ArgumentParser(description="Serve with random faults: nothing may grow.")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--engine", action="append", choices=ENGINES)

@@ -1,4 +1,4 @@
-"""Grammars that keep too many ways open are refused before an engine follows them."""
+"""Tests that grammars with too many parallel parses are rejected before an engine runs them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FEW = {
 
 @pytest.mark.parametrize("name", TOO_MANY)
 def test_too_many_ways_are_refused_at_once(name: str) -> None:
-    """A grammar whose ways multiply is found out in a moment, wherever they do."""
+    """The check rejects a grammar whose parses multiply, within a second."""
     start = time.thread_time()
     with pytest.raises(WrongGrammar, match=r"too many ways at once|contains itself"):
         check(TOO_MANY[name])
@@ -58,7 +58,7 @@ def test_too_many_ways_are_refused_at_once(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def long_tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vocabulary]:
-    """A vocabulary with runs of one and two letters, as all large ones have of blanks."""
+    """A vocabulary with runs of one and two letters, as large vocabularies have runs of spaces."""
     source = MODELS / "spm.gguf"
     fields = gguf.GGUFReader(source).fields
     tokens = fields["tokenizer.ggml.tokens"].contents()
@@ -76,13 +76,13 @@ def long_tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vocabulary
 
 @pytest.mark.parametrize("name", FEW)
 def test_few_ways_pass(name: str, long_tokens: Vocabulary) -> None:
-    """What an engine can follow is let through, and is followed quickly."""
+    """A grammar with few parallel parses passes the check, and llama.cpp samples it quickly."""
     check(FEW[name])
     assert slowest(long_tokens, FEW[name], random.Random(0)) < 0.5
 
 
 def test_what_passes_is_followed_quickly(long_tokens: Vocabulary) -> None:
-    """Of grammars of every shape those that would stop an engine do not pass, and half do."""
+    """Every random grammar that passes is fast in llama.cpp, and more than a third pass."""
     numbers = random.Random(3)
     passed = 0
     for _ in range(300):
@@ -98,7 +98,7 @@ def test_what_passes_is_followed_quickly(long_tokens: Vocabulary) -> None:
 
 
 def expression(numbers: random.Random, depth: int) -> str:
-    """A part of a grammar over two letters."""
+    """Return a random part of a grammar over two letters."""
     kind = numbers.random()
     if depth == 0 or kind < 0.3:
         return numbers.choice(['"a"', '"b"', "[ab]", '"ab"', "[^b]", "."])
@@ -113,7 +113,7 @@ def expression(numbers: random.Random, depth: int) -> str:
 
 
 def slowest(vocabulary: Vocabulary, grammar: str, numbers: random.Random) -> float:
-    """Seconds that llama.cpp takes for its slowest step on a random way of eight tokens."""
+    """Return the seconds of llama.cpp's slowest step on a random path of eight tokens."""
     pointer = llama_cpp.llama_sampler_init_grammar(vocabulary.pointer, grammar.encode(), b"root")
     assert pointer
     candidates, found = Candidates(vocabulary.size), 0.0
@@ -146,5 +146,5 @@ def slowest(vocabulary: Vocabulary, grammar: str, numbers: random.Random) -> flo
     ],
 )
 def test_terminals_are_read_as_llama_cpp_reads_them(text: str, expected: object) -> None:
-    """Escapes, ranges and sets that are turned round allow what they say."""
+    """Escapes, ranges and negated sets give the characters that llama.cpp reads."""
     assert list(terminals(text)) == expected

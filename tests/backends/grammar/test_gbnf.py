@@ -1,4 +1,4 @@
-"""GBNF is checked before an engine reads it."""
+"""Tests of the GBNF check that runs before an engine reads a grammar."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ PIECES = [
     ],
 )
 def test_right_grammars_pass(grammar: str) -> None:
-    """What llama.cpp's own documentation describes is let through."""
+    """The check accepts GBNF as llama.cpp documents it."""
     assert check(grammar) == []
 
 
 def test_named_tokens_are_told() -> None:
-    """The tokens a grammar names are for the caller to look up."""
+    """The check returns the tokens that a grammar names, for the caller to look up."""
     assert check('root ::= <[12]> !<|im_end|>* "<[3]>"') == ["<[12]>", "<|im_end|>"]
 
 
@@ -81,14 +81,15 @@ def test_named_tokens_are_told() -> None:
     ],
 )
 def test_wrong_grammars_are_told_why(grammar: str, reason: str) -> None:
-    """The error says where and why, in the grammar's own terms."""
+    """The error names the place and the reason in terms of the grammar."""
     with pytest.raises(WrongGrammar) as caught:
         check(grammar)
     assert reason in str(caught.value)
 
 
 def test_a_grammar_that_would_be_walked_for_years_is_refused_at_once() -> None:
-    """Rules that begin with one another twice each double the engine's work with every rule."""
+    """The check rejects a chain of rules that each begin with the next in two ways, within a
+    second."""
     rules = [f"r{i} ::= r{i + 1} | r{i + 1}" for i in range(60)]
     started = time.perf_counter()
     with pytest.raises(WrongGrammar, match="in too many ways"):
@@ -97,7 +98,7 @@ def test_a_grammar_that_would_be_walked_for_years_is_refused_at_once() -> None:
 
 
 def test_a_large_grammar_is_checked_quickly() -> None:
-    """The largest grammar is read in a moment, so that nobody else waits."""
+    """The check of the largest grammar takes less than a second."""
     rules = "".join(f'r{i} ::= "{i}" r{i + 1}\n' for i in range(2_900))
     started = time.thread_time()
     check(rules + 'r2900 ::= "x"\nroot ::= r0\n')
@@ -128,7 +129,7 @@ def _chain(count: int, last: str) -> str:
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_reading_takes_time_by_the_size(name: str) -> None:
-    """A grammar eight times as long takes about eight times as long, whatever it is."""
+    """The check takes time linear in the size of the grammar."""
 
     def seconds(size: int) -> float:
         text = LINEAR[name](size)
@@ -139,7 +140,7 @@ def test_reading_takes_time_by_the_size(name: str) -> None:
             found.append(time.thread_time() - start)
         return min(found)
 
-    # What the other tests have left in memory is looked through again and again otherwise.
+    # Otherwise the garbage collector scans the objects of the other tests again and again.
     gc.disable()
     try:
         assert seconds(62_000) < 24 * max(seconds(7_750), 0.0005)
@@ -150,13 +151,13 @@ def test_reading_takes_time_by_the_size(name: str) -> None:
 def test_it_agrees_with_llama_cpp(
     demo_loaded: LoadedModel, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What passes is read by llama.cpp, and what it refuses does not pass."""
+    """llama.cpp reads every grammar that passes the check, and rejects every one that fails."""
     generator = random.Random(5)
     accepted = 0
     for number in range(8_000):
         start = ["root ::= ", 'root ::= "x" ', "root ::= a b\na ::= "][number % 3]
         text = start + "".join(generator.choices(PIECES, k=generator.randint(1, 9)))
-        # A rule that is defined twice, or not at all and never used, is read in different ways.
+        # Rules that are defined twice, or undefined and unused, are read differently.
         if text.count("::=") - start.count("::="):
             continue
         text += '\nb ::= "q"\n' if number % 3 == 2 else ""
@@ -164,7 +165,7 @@ def test_it_agrees_with_llama_cpp(
         if problem is None:
             accepted += 1
             assert _reads(demo_loaded, text), text
-        # llama.cpp does not survive some of the rest, so it is not asked.
+        # llama.cpp crashes on some of the others, so it does not get them.
         elif not any(words in problem for words in ("itself", "less than", "too many ways")):
             assert not _reads(demo_loaded, text), (text, problem)
     assert accepted > 800

@@ -1,4 +1,4 @@
-"""Schemas and expressions that could take much more time than they are long."""
+"""Tests of schemas and regular expressions that could take much more time than their length."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from latimer.backends.grammar.gbnf import WrongGrammar
 from latimer.backends.grammar.regex import repetitions
 from latimer.schemas.limits import SCHEMA
 
-# Seconds of CPU time for any of them.
+# Limit of CPU time for each of them, in seconds.
 SECONDS = 2.0
 OBJECT = {"type": "object"}
 
 
 def doubling(keyword: str) -> Any:
-    """Definitions each of which names the next one twice."""
+    """Return definitions that each reference the next one twice."""
     defs: dict[str, Any] = {
         f"d{n}": {keyword: [{"$ref": f"#/$defs/d{n + 1}", "minLength": n}] * 2} for n in range(40)
     }
@@ -28,7 +28,7 @@ def doubling(keyword: str) -> Any:
 
 
 def nested(count: int) -> Any:
-    """Properties that each hold all of the next definition, written out."""
+    """Return definitions that each contain the next one three times when expanded."""
     defs: dict[str, Any] = {
         f"d{n}": {**OBJECT, "properties": {
             key: {"$ref": f"#/$defs/d{n + 1}", "minProperties": 0} for key in "abc"}}
@@ -66,7 +66,7 @@ SCHEMAS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_schemas_take_bounded_time(name: str) -> None:
-    """A schema becomes a grammar, or is refused with its place, within two seconds."""
+    """A schema becomes a grammar, or is rejected with a short message, within two seconds."""
     schema = SCHEMAS[name]()
     start, said = time.thread_time(), ""
     try:
@@ -90,7 +90,7 @@ EXPRESSIONS: dict[str, str] = {
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_expressions_take_bounded_time(name: str) -> None:
-    """A regular expression becomes a grammar, or is refused, within two seconds."""
+    """A regular expression becomes a grammar, or is rejected, within two seconds."""
     start, said = time.thread_time(), ""
     try:
         gbnf_of(Grammar("regex", EXPRESSIONS[name], "regex"))
@@ -102,13 +102,13 @@ def test_expressions_take_bounded_time(name: str) -> None:
 
 @pytest.mark.parametrize("part", ["[", "{1", "(", "\\", "[^]", "a{9}"])
 def test_repetitions_are_counted_in_time_by_the_size(part: str) -> None:
-    """An expression of open brackets is read once, not from each of them again."""
+    """Counting repetitions takes linear time, also with unclosed brackets."""
     start = time.thread_time()
     repetitions(part * (2**20 // len(part)))
     assert time.thread_time() - start < SECONDS
 
 
 def test_repetitions_of_repetitions_multiply() -> None:
-    """What is in brackets counts as often as they are repeated; sets and escapes are one part."""
+    """Nested repetitions multiply, and a set or an escape counts as one part."""
     assert repetitions("((a{1000}){1000}b){9}") == 9_000_009
     assert repetitions(r"[(]{5}\({7}a{2,3}b*") == 5 + 7 + 3 + 1

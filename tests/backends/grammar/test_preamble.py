@@ -1,4 +1,4 @@
-"""Free text in front of a grammar."""
+"""Tests of free text before a grammar."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ANSWER = Grammar("regex", "[xyz]{2}", "regex")
 
 @pytest.fixture(scope="module")
 def walker(demo_loaded: LoadedModel) -> Walker:
-    """Walks over the demo model's vocabulary."""
+    """A random walker over the demo model's vocabulary."""
     return Walker(demo_loaded)
 
 
 def accepts(rules: dict[str, str], text: str, marker: str) -> bool:
-    """Whether rules of `until` take a text with `!` behind the marker, by their own words."""
+    """Return True if the rules of `until` accept a text with `!` after the marker."""
     state = "s"
     names = list(rules)
     for position, character in enumerate(text):
@@ -42,7 +42,7 @@ def accepts(rules: dict[str, str], text: str, marker: str) -> bool:
 
 @pytest.mark.parametrize("marker", ["ab", "aab", "abab", "aabaaa"])
 def test_the_first_marker_ends_the_text(marker: str) -> None:
-    """Whatever comes before: the marker's own beginnings, again and again."""
+    """The first marker ends the free text, also after partial markers."""
     rules = until(marker, "s", '"!"')
     generator = random.Random(1)
     for _ in range(2000):
@@ -53,7 +53,7 @@ def test_the_first_marker_ends_the_text(marker: str) -> None:
 
 @pytest.mark.parametrize("marker", MARKERS)
 def test_walks_end_with_their_first_marker(walker: Walker, marker: str) -> None:
-    """llama.cpp reads the rules as they are meant."""
+    """In llama.cpp's walks through the rules, the first marker ends the free text."""
     rules = until(marker, "root", '"!"')
     text = "\n".join(f"{name} ::= {rule}" for name, rule in rules.items())
     gbnf.check(text)
@@ -62,7 +62,7 @@ def test_walks_end_with_their_first_marker(walker: Walker, marker: str) -> None:
 
 
 def test_text_that_may_end_without_a_marker(walker: Walker) -> None:
-    """Then it has none."""
+    """Free text that ends without a marker contains none."""
     rules = until("ab", "root", '"!"', may_end=True)
     text = "\n".join(f"{name} ::= {rule}" for name, rule in rules.items())
     found = walker.texts(text, 60, most=60)
@@ -71,7 +71,7 @@ def test_text_that_may_end_without_a_marker(walker: Walker) -> None:
 
 
 def test_an_answer_behind_a_thought(walker: Walker) -> None:
-    """The answer follows its grammar, whether there is a thought or none."""
+    """The answer follows its grammar, with or without reasoning before it."""
     maybe = as_gbnf(ANSWER._replace(after=Preamble("<t>", "</t>", False)))
     for one in walker.texts(maybe, 80, most=200):
         answer = one.rpartition("</t>")[2].strip()
@@ -84,13 +84,13 @@ def test_an_answer_behind_a_thought(walker: Walker) -> None:
 
 
 def test_tags_that_are_tokens_are_named() -> None:
-    """Then nothing but the token ends the thought."""
+    """Only the token itself ends the reasoning when the end tag is a control token."""
     special = frozenset({"</think>"})
     text = as_gbnf(ANSWER._replace(after=Preamble("<think>", "</think>", True, special)))
     assert gbnf.check(text) == ["</think>", "</think>"]
 
 
 def test_rules_are_renamed_and_nothing_else() -> None:
-    """Literals, sets, comments and longer names stay as they are."""
+    """Renaming a rule leaves literals, sets, comments and longer names unchanged."""
     text = 'root ::= "root" [root] root-2 # root\nroot-2 ::= root? <root>'
     assert renamed(text, "root", "x") == ('x ::= "root" [root] root-2 # root\nroot-2 ::= x? <root>')

@@ -1,4 +1,4 @@
-"""Regular expressions as GBNF."""
+"""Tests of regular expressions as GBNF."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.walks import Walker
 
 @pytest.fixture(scope="module")
 def walker(demo_loaded: LoadedModel) -> Walker:
-    """Walks grammars at random, without a model's opinion."""
+    """A walker that draws random texts from grammars, without a model's probabilities."""
     return Walker(demo_loaded)
 
 
@@ -34,7 +34,7 @@ def walker(demo_loaded: LoadedModel) -> Walker:
     ],
 )
 def test_whatever_comes_matches(walker: Walker, pattern: str) -> None:
-    """Random walks through the grammar end in texts that match as a whole."""
+    """Every random text of the grammar matches the regular expression completely."""
     grammar = to_gbnf(pattern)
     assert gbnf.check(grammar) == []
     texts = walker.texts(grammar, 40)
@@ -59,6 +59,6 @@ def test_whatever_comes_matches(walker: Walker, pattern: str) -> None:
     ],
 )
 def test_what_has_no_grammar_is_refused(pattern: str, words: str) -> None:
-    """What GBNF cannot say is told, not approximated."""
+    """The converter rejects a regular expression that GBNF cannot express."""
     with pytest.raises(Unenforced, match=words):
         to_gbnf(pattern)

@@ -1,4 +1,4 @@
-"""Schemas as GBNF: what is made sure of, and what is refused by its place."""
+"""Tests of JSON schemas as GBNF: what is enforced, and what is rejected with its place."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ MORE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def walker(demo_loaded: LoadedModel) -> Walker:
-    """Walks grammars at random, without a model's opinion."""
+    """A walker that draws random texts from grammars, without a model's probabilities."""
     return Walker(demo_loaded)
 
 
 @pytest.mark.parametrize("schema", [*SCHEMAS.values(), *MORE.values()], ids=[*SCHEMAS, *MORE])
 def test_whatever_comes_satisfies_it(walker: Walker, schema: Any) -> None:
-    """Random walks through the grammar end in JSON that satisfies the schema."""
+    """Every random text of the grammar is JSON that satisfies the schema."""
     grammar = to_gbnf(json.dumps(schema))
     assert gbnf.check(grammar) == []
     texts = walker.texts(grammar, 60)
@@ -120,7 +120,7 @@ def test_whatever_comes_satisfies_it(walker: Walker, schema: Any) -> None:
     ids=lambda value: json.dumps(value)[:40],
 )  # fmt: skip
 def test_what_cannot_be_made_sure_of_is_refused(schema: Any, where: str) -> None:
-    """The error names the place inside the schema; nothing is left out silently."""
+    """The converter rejects a keyword that it cannot enforce, and names its place in the schema."""
     with pytest.raises(Unenforced) as caught:
         to_gbnf(json.dumps(schema))
     assert caught.value.where == where
@@ -134,14 +134,14 @@ def test_what_cannot_be_made_sure_of_is_refused(schema: Any, where: str) -> None
     ],
 )
 def test_what_goes_round_in_a_circle_is_refused(schema: Any) -> None:
-    """A reference that has no end is the client's mistake, not an error of the server's."""
+    """The converter rejects a reference that has no end."""
     with pytest.raises(Unenforced, match="round in a circle"):
         to_gbnf(json.dumps(schema))
 
 
 @given(st.integers(-2000, 2000), st.integers(-2000, 2000))
 def test_ranges_of_integers_are_exact(one: int, other: int) -> None:
-    """A range's grammar has its ends and nothing beside them."""
+    """The grammar of an integer range accepts exactly its integers."""
     low, high = min(one, other), max(one, other)
     rule = integers(low, high)
     assert rule is not None
@@ -151,7 +151,7 @@ def test_ranges_of_integers_are_exact(one: int, other: int) -> None:
 
 @given(st.integers(-99, 99), st.integers(-99, 99), st.decimals(-120, 120, places=2))
 def test_ranges_of_numbers_hold(one: int, other: int, value: Any) -> None:
-    """A decimal number matches only where it is in the range."""
+    """The grammar of a number range accepts no number outside it."""
     low, high = min(one, other), max(one, other)
     rule = numbers(low, high)
     assert rule is not None
@@ -160,14 +160,17 @@ def test_ranges_of_numbers_hold(one: int, other: int, value: Any) -> None:
 
 
 def test_a_keyword_is_found_in_a_schema() -> None:
-    """A property of the same name is none."""
+    """The search for a keyword does not match a property of the same name."""
     schema: Any = {"properties": {"not": {"items": [{"not": {}}]}}}
     assert path_to(schema, "not") == ("properties", "not", "items", 0, "not")
     assert path_to(schema, "contains") is None
 
 
 def _matches(rule: str, text: str) -> bool:
-    """Whether a rule of digits matches: it is a regular expression but for quotes and blanks."""
+    """Return True if a rule of digits matches a text.
+
+    Such a rule is a regular expression except for quotes and spaces.
+    """
     import re
 
     pattern = rule.replace('"-"', "-").replace('"."', "[.]").replace(" ", "")

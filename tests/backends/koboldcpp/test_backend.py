@@ -1,4 +1,4 @@
-"""koboldcpp behind the protocol: the recorded one, or a live one where there is one."""
+"""Tests of the koboldcpp backend, over a recorded server or a live one if there is one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def backend(koboldcpp_replay: tuple[str, Replay | None]) -> AsyncIterator[
 
 
 async def test_koboldcpp_facts_of_the_model(backend: KoboldCpp) -> None:
-    """Name, context and template are told; BOS and end token are found out."""
+    """The backend reads name, context length and chat template, and detects BOS and end token."""
     model = await backend.model()
     assert (model.context, model.adds_bos) == (2048, False)
     assert model.name.startswith("koboldcpp/")
@@ -50,7 +50,7 @@ async def test_koboldcpp_facts_of_the_model(backend: KoboldCpp) -> None:
 
 
 class Watched:
-    """An upstream that knows how many requests to the tokeniser were on their way at once."""
+    """An upstream that counts concurrent requests to the tokenizer."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -74,7 +74,8 @@ class Watched:
 async def test_koboldcpp_tokenizes_one_text_at_a_time(
     koboldcpp_replay: tuple[str, Replay | None],
 ) -> None:
-    """Its tokeniser has one buffer: requests wait for each other, also for those who left."""
+    """Requests to the tokenizer run one at a time, also after callers are cancelled, because it has
+    one buffer."""
     upstream = Watched(koboldcpp_replay[0])
     backend = KoboldCpp(upstream)
 
@@ -92,14 +93,14 @@ async def test_koboldcpp_tokenizes_one_text_at_a_time(
 
 
 async def test_koboldcpp_answers_are_whole(backend: KoboldCpp) -> None:
-    """Twelve numbers, an end token, counts without it."""
+    """A completion contains all of its text, and its token count leaves out the end token."""
     texts, finishes = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
     assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
     assert finishes == [Finish(0, "end", None, 12, 24, 0)]
 
 
 async def test_koboldcpp_choices_are_seeds_of_one_job(backend: KoboldCpp) -> None:
-    """Choices come one after the other, each of its own seed, the same again."""
+    """Each choice of a job has its own seed and repeats with it."""
     job = Generation(Prompt(Text("One day,")), 8, (7, 8, 9))
     texts, finishes = await run(backend, job)
     assert len(set(texts)) > 1
@@ -108,7 +109,7 @@ async def test_koboldcpp_choices_are_seeds_of_one_job(backend: KoboldCpp) -> Non
 
 
 async def test_koboldcpp_goes_on_beyond_its_cap(backend: KoboldCpp) -> None:
-    """More than 80 % of the context is generated in further calls of the same turn."""
+    """A completion of more than 80 % of the context is generated in several calls."""
     sampling = Sampling(temperature=0.0, extras={"ignore_eos": True})
     texts, finishes = await run(
         backend, Generation(Prompt(Text("One day,")), 1700, sampling=sampling)
@@ -118,7 +119,7 @@ async def test_koboldcpp_goes_on_beyond_its_cap(backend: KoboldCpp) -> None:
 
 
 async def test_koboldcpp_refuses_what_does_not_fit(backend: KoboldCpp) -> None:
-    """What koboldcpp would cut from the prompt's front is an error with the numbers."""
+    """A prompt that koboldcpp would cut raises an error with the numbers."""
     with pytest.raises(ContextExceeded) as caught:
         await run(backend, Generation(Prompt(Text("word " * 3000)), 5))
     assert caught.value.context == 2048
@@ -135,13 +136,13 @@ async def test_koboldcpp_needs_no_call_for_no_tokens(backend: KoboldCpp) -> None
 
 
 async def test_koboldcpp_refuses_an_empty_prompt(backend: KoboldCpp) -> None:
-    """A model without BOS has nothing to start from."""
+    """An empty prompt is rejected for a model without BOS."""
     with pytest.raises(EmptyPrompt):
         await run(backend, Generation(Prompt(Text("")), 5))
 
 
 async def test_koboldcpp_takes_ids_that_survive_its_tokeniser(backend: KoboldCpp) -> None:
-    """Ids are served as their text where koboldcpp reads the same ids out of it again."""
+    """Token ids are served if their text has the same ids, and rejected otherwise."""
     ids = await backend.tokenize(COUNT.text, add_special=False, parse_special=True)
     assert (await run(backend, Generation(Prompt(ids), 20, sampling=GREEDY)))[0] == [
         b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
@@ -151,13 +152,13 @@ async def test_koboldcpp_takes_ids_that_survive_its_tokeniser(backend: KoboldCpp
 
 
 async def test_koboldcpp_always_parses_control_tokens(backend: KoboldCpp) -> None:
-    """A prompt that must not be parsed is refused."""
+    """A prompt whose control tokens must not be parsed is rejected."""
     with pytest.raises(Unsupported, match="always parses"):
         await run(backend, Generation(Prompt(Text("x", parse_special=False)), 5))
 
 
 async def test_koboldcpp_ends_at_once_with_an_end_token(backend: KoboldCpp) -> None:
-    """An answer of no text at all has no final event in the stream, and ends properly."""
+    """An empty completion, whose stream has no final event, ends normally."""
     grammar = Grammar("gbnf", 'root ::= ""', "grammar")
     job = Generation(Prompt(COUNT), 10, sampling=GREEDY, grammar=grammar)
     texts, finishes = await run(backend, job)
@@ -166,7 +167,7 @@ async def test_koboldcpp_ends_at_once_with_an_end_token(backend: KoboldCpp) -> N
 
 
 async def test_a_grammar_goes_on_over_several_calls(backend: KoboldCpp) -> None:
-    """An answer that is longer than one call follows its grammar to the end."""
+    """A completion that takes several calls follows its grammar to the end."""
     grammar = Grammar("gbnf", 'root ::= ("1" [2] [3] [4]){450} "."', "grammar")
     job = Generation(Prompt(Text("1234")), 1900, sampling=GREEDY, grammar=grammar)
     texts, finishes = await run(backend, job)
@@ -175,7 +176,7 @@ async def test_a_grammar_goes_on_over_several_calls(backend: KoboldCpp) -> None:
 
 
 async def test_koboldcpp_native_replies_are_untouched(backend: KoboldCpp) -> None:
-    """koboldcpp's own JSON comes back."""
+    """A native reply is koboldcpp's own JSON, and is rejected when it would take several calls."""
     async with backend.native(Generation(Prompt(COUNT), 5, sampling=GREEDY), False) as reply:
         value = orjson.loads(b"".join([chunk async for chunk in reply.body]))
     assert reply.status == 200
@@ -189,7 +190,7 @@ Handler = Callable[[httpx2.Request], httpx2.Response]
 
 
 def fake(handler: Handler, **options: Any) -> KoboldCpp:
-    """A backend over a koboldcpp that behaves as recorded ones did in odd cases."""
+    """Return a backend over a fake koboldcpp with recorded responses and one handler."""
     plain = {
         "/api/extra/version": "version",
         "/api/v1/model": "model",
@@ -216,13 +217,13 @@ def fake(handler: Handler, **options: Any) -> KoboldCpp:
 
 
 def perf(stop_reason: int, idle: int = 1) -> httpx2.Response:
-    """What `/api/extra/perf` says."""
+    """Return a response of `/api/extra/perf`."""
     recorded = orjson.loads(body("koboldcpp", "perf"))
     return httpx2.Response(200, json={**recorded, "stop_reason": stop_reason, "idle": idle})
 
 
 class Silence(httpx2.AsyncByteStream):
-    """A body that never comes, as `prompt-null-stream` was recorded."""
+    """A body that never arrives, as in the recording `prompt-null-stream`."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         await asyncio.sleep(3600)
@@ -231,7 +232,7 @@ class Silence(httpx2.AsyncByteStream):
 
 @pytest.mark.timed
 async def test_a_stream_that_never_ends_is_an_error() -> None:
-    """An engine that is idle while its stream stays open will not answer any more."""
+    """A stream that stays open while the engine is idle raises an error."""
     assert "stays open" in exchange("koboldcpp", "prompt-null-stream")["note"]
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -246,7 +247,7 @@ async def test_a_stream_that_never_ends_is_an_error() -> None:
 
 
 async def test_a_null_body_is_an_error() -> None:
-    """koboldcpp answers 200 and `null` when it has failed inside."""
+    """The body `null`, which koboldcpp sends after an internal failure, raises an error."""
     client = httpx2.AsyncClient(
         transport=httpx2.MockTransport(lambda _: httpx2.Response(200, content=b"null")),
         base_url="http://fake",
@@ -264,14 +265,14 @@ async def test_a_failure_while_generating_is_an_error() -> None:
 
 @pytest.mark.parametrize("reason", ["x", True, 0, [], {}])
 async def test_an_unknown_finish_reason_is_an_error(reason: Any) -> None:
-    """A generation ends for a reason that is known, or not at all."""
+    """An unknown finish reason raises an error."""
     event = b"data: " + orjson.dumps({"token": "a", "finish_reason": reason}) + b"\n\n"
     with pytest.raises(EngineError, match="an event that is none"):
         await run(fake(lambda _: httpx2.Response(200, content=event)), Generation(Prompt(COUNT), 5))
 
 
 async def test_a_koboldcpp_that_went_away_is_asked_anew() -> None:
-    """When it comes back, its model is read again: it may be another one."""
+    """The backend reads the model again when koboldcpp returns after a failed connection."""
     names = ["koboldcpp/one", None, "koboldcpp/two"]
     seen: list[str] = []
 
@@ -299,13 +300,14 @@ async def test_a_koboldcpp_that_went_away_is_asked_anew() -> None:
 
 
 async def test_busy_with_others_is_busy() -> None:
-    """A 503 of koboldcpp is the word to come back later."""
+    """A 503 of koboldcpp means busy."""
     with pytest.raises(Busy):
         await run(fake(lambda _: httpx2.Response(503, content=b"{}")), Generation(Prompt(COUNT), 5))
 
 
 async def test_an_older_koboldcpp_counts_by_its_tokeniser() -> None:
-    """Before 1.115 no tokens are told: the text's are counted, and that is said."""
+    """Versions before 1.115 report no tokens, so the text is tokenized and the usage is marked as
+    inexact."""
     recorded = body("koboldcpp", "limit-stream")
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -339,7 +341,7 @@ async def test_an_older_koboldcpp_counts_by_its_tokeniser() -> None:
 async def test_koboldcpp_work_ends_when_its_client_leaves(
     koboldcpp_replay: tuple[str, Replay | None],
 ) -> None:
-    """Leaving aborts the generation by its key, and the next one runs within a second."""
+    """Leaving a job aborts its generation by key, and the next job ends within 1.5 seconds."""
     address, replay = koboldcpp_replay
     backend = KoboldCpp(address)
     sampling = Sampling(temperature=0.0, extras={"ignore_eos": True})
@@ -349,7 +351,7 @@ async def test_koboldcpp_work_ends_when_its_client_leaves(
         await anext(aiter(batches))
     start = time.monotonic()
     await run(backend, Generation(Prompt(COUNT), 5, sampling=GREEDY))
-    # A generation of five tokens takes half a second by itself: the stream starts after 0.35 s.
+    # Five tokens take half a second by themselves: the stream starts after 0.35 s.
     assert time.monotonic() - start < 1.5
     if replay is not None:
         assert replay.aborted
@@ -357,7 +359,7 @@ async def test_koboldcpp_work_ends_when_its_client_leaves(
 
 
 async def test_koboldcpp_seeds_are_requests_of_their_own() -> None:
-    """A bias that koboldcpp would cut off is refused before anything is sent."""
+    """A logit bias beyond koboldcpp's limit of entries is rejected before anything is sent."""
     biases = tuple((token, 1.0) for token in range(600))
     job = Generation(Prompt(COUNT), 5, sampling=Sampling(logit_bias=biases))
     with pytest.raises(RequestError, match="512"):

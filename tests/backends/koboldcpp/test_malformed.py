@@ -1,4 +1,4 @@
-"""A koboldcpp that answers nonsense, or is another one by now."""
+"""Tests of invalid responses from koboldcpp, and of another model at its address."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from latimer.backends.upstream import HttpxUpstream
 from support.jobs import run
 from support.recordings import body
 
-# As many tokens as the recorded generation had, so that no second call follows.
+# The recorded generation has as many tokens, so no second call follows.
 TOKENS = len(orjson.loads(body("koboldcpp", "last-logprobs"))["logprobs"]["tokens"])
 JOB = Generation(Prompt(Text("Count to 12.")), TOKENS)
 DEEP = b"[" * 200_000
@@ -47,7 +47,7 @@ PLAIN = {
 
 
 class Recorded:
-    """A recorded koboldcpp that can be told what to say."""
+    """A recorded koboldcpp whose responses can be changed."""
 
     def __init__(self) -> None:
         self.answers: dict[str, bytes] = {
@@ -72,7 +72,7 @@ class Recorded:
     def restart(
         self, uptime: float = 1.0, changes: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        """Be another process, with other answers."""
+        """Respond like another process, with some responses changed."""
         perf = {**orjson.loads(self.answers["/api/extra/perf"]), "uptime": uptime}
         self.answers["/api/extra/perf"] = orjson.dumps(perf)
         for path, value in changes.items():
@@ -95,7 +95,7 @@ ASKED = [
 @pytest.mark.parametrize("name", NONSENSE)
 @pytest.mark.parametrize("path", ASKED)
 async def test_koboldcpps_nonsense_is_an_engine_error(path: str, name: str) -> None:
-    """Whatever an answer is, reading it ends in an error of the engine's, or does not matter."""
+    """An invalid response to any call raises an engine error or has no effect."""
     engine = Recorded()
     engine.answers[path] = NONSENSE[name]
     if path == "/api/extra/generate/stream":
@@ -111,7 +111,7 @@ async def test_koboldcpps_nonsense_is_an_engine_error(path: str, name: str) -> N
 
 @pytest.mark.parametrize("name", NONSENSE)
 async def test_a_perf_of_nonsense_is_as_good_as_none(name: str) -> None:
-    """Where it does not tell when it was started, it is asked for everything."""
+    """A job succeeds when `/api/extra/perf` gives an invalid response."""
     engine = Recorded()
     engine.answers["/api/extra/perf"] = NONSENSE[name]
     assert (await run(engine.backend, JOB))[0][0]
@@ -119,7 +119,7 @@ async def test_a_perf_of_nonsense_is_as_good_as_none(name: str) -> None:
 
 @pytest.mark.parametrize("ids", [[], [-5], [2**31], [True]], ids=str)
 async def test_odd_tokens_are_the_engines_fault(ids: list[int]) -> None:
-    """A text has tokens, and their ids are ids: else it is not the client who sent a wrong one."""
+    """Invalid token ids from the engine raise an engine error, not an error of the request."""
     engine = Recorded()
     await engine.backend.model()
     engine.answers["/api/extra/tokencount"] = orjson.dumps({"value": len(ids), "ids": ids})
@@ -130,12 +130,12 @@ async def test_odd_tokens_are_the_engines_fault(ids: list[int]) -> None:
 @pytest.mark.parametrize("status", [204, 301, 400, 404, 500, 503])
 @pytest.mark.parametrize("data", [b"", b"null", b'{"detail":{}}', DEEP])
 def test_any_error_of_koboldcpp_can_be_read(status: int, data: bytes) -> None:
-    """No status and no body of an error is an exception of ours."""
+    """An error response of any status and body gives a `LatimerError`."""
     assert isinstance(to_error(status, data), LatimerError)
 
 
 async def test_another_model_is_noticed_before_a_generation() -> None:
-    """Nothing is generated from what was counted and rendered for the old one."""
+    """The backend detects another model before it generates from a prompt made for the old one."""
     engine = Recorded()
     old = await engine.backend.model()
     await run(engine.backend, JOB)
@@ -153,7 +153,8 @@ async def test_another_model_is_noticed_before_a_generation() -> None:
 
 
 async def test_the_same_koboldcpp_again_goes_on() -> None:
-    """After a start with the same model nothing is refused, and one question more is enough."""
+    """A restarted koboldcpp with the same model accepts earlier jobs, and later jobs cost one check
+    each."""
     engine = Recorded()
     model = await engine.backend.model()
     await run(engine.backend, JOB)
@@ -167,7 +168,7 @@ async def test_the_same_koboldcpp_again_goes_on() -> None:
 
 
 async def test_health_is_asked_once_for_many() -> None:
-    """Whoever asks for the health, without a key, costs the engine next to nothing."""
+    """50 concurrent health checks cost the engine one request."""
     engine = Recorded()
     await asyncio.gather(*(engine.backend.health() for _ in range(50)))
     await engine.backend.health()
@@ -175,7 +176,7 @@ async def test_health_is_asked_once_for_many() -> None:
 
 
 async def test_small_requests_come_between_the_choices_of_a_large_one() -> None:
-    """A request of many choices gives its turn away after each of them."""
+    """A small request runs between the choices of a large one."""
     engine = Recorded()
     await engine.backend.model()
     order: list[str] = []

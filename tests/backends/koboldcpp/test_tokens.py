@@ -1,4 +1,4 @@
-"""What koboldcpp tells of its tokens, laid on the text that it sent."""
+"""Tests of aligning koboldcpp's tokens with the text that it sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTROL = frozenset({"<|im_end|>"})
 
 
 def told(*tokens: str, logprob: float = -1.0, top: Any = ()) -> Any:
-    """What the engine tells of some tokens."""
+    """Return what the engine reports of some tokens."""
     content = [
         {"token": token, "token_id": 9, "logprob": logprob, "top_logprobs": list(top)}
         for token in tokens
@@ -26,7 +26,7 @@ def told(*tokens: str, logprob: float = -1.0, top: Any = ()) -> Any:
 
 
 def test_recorded_tokens_are_the_text() -> None:
-    """A recorded answer's tokens, put together, are its text; the end token stands aside."""
+    """The tokens of a recorded completion join to its text, and the end token is separate."""
     text = b"1, 2, 3, 4, 5, 6, 7."
     found = read(COUNT, text, True, 1, CONTROL)
     assert b"".join(token.data for token in found.tokens) == text
@@ -44,14 +44,15 @@ def test_recorded_tokens_inside_characters_have_their_bytes() -> None:
 
 
 def test_bytes_that_cannot_be_told_apart_are_marked() -> None:
-    """Two tokens for a character of three bytes: who has which is a guess, and said to be one."""
+    """Two tokens that share a character of three bytes are marked as inexact."""
     found = read(told("a", "", "", "b"), "a漢b".encode(), False, 0, CONTROL)
     assert b"".join(token.data for token in found.tokens) == "a漢b".encode()
     assert found.inexact
 
 
 def test_the_floor_is_no_number() -> None:
-    """Alternatives on it are left out; a token on it is marked."""
+    """Alternatives at the engine's lowest value are left out, and a token at that value is marked
+    as inexact."""
     floor = -9.210340371976182
     top = [{"token": "a", "token_id": 9, "logprob": -0.1}, {"token": "b", "token_id": 8,
            "logprob": floor}]  # fmt: skip
@@ -62,7 +63,7 @@ def test_the_floor_is_no_number() -> None:
 
 
 def test_control_tokens_add_no_text() -> None:
-    """A control token in the middle is told by its name, and renders as nothing."""
+    """A control token in the middle of the text has no bytes."""
     found = read(told("a", "<|im_end|>", "b"), b"ab", False, 0, CONTROL)
     assert [(token.data, token.control) for token in found.tokens] == [
         (b"a", False), (b"", True), (b"b", False),
@@ -70,13 +71,13 @@ def test_control_tokens_add_no_text() -> None:
 
 
 def test_what_was_generated_after_the_text_is_left_out() -> None:
-    """Tokens that came after the call was ended are not of the text; one may be cut."""
+    """Tokens after the text are left out, and one that extends beyond it is cut."""
     found = read(told("ab", "cd", "ef"), b"abc", False, 0, CONTROL)
     assert [token.data for token in found.tokens] == [b"ab", b"c"]
 
 
 def test_the_tokens_of_another_text_are_refused() -> None:
-    """Another request's tokens are an error, never passed off as this one's."""
+    """Tokens of another text raise an error."""
     with pytest.raises(EngineError, match="another text"):
         read(told("x", "y"), b"abc", False, 0, CONTROL)
 
@@ -97,12 +98,14 @@ def test_the_tokens_of_another_text_are_refused() -> None:
     ids=["temperature", "top_p", "bias", "extra", "grammar", "too-many", "prompt"],
 )
 def test_log_probabilities_that_it_does_not_know_are_refused(job: Generation) -> None:
-    """Only what sampling leaves alone is the model's own; all else is a 400 that says who can."""
+    """Log-probabilities are rejected with sampling that changes them, and the error names
+    llama-server."""
     with pytest.raises(Unsupported, match="llama-server"):
         check(job)
 
 
 def test_neutral_sampling_is_served() -> None:
-    """OpenAI's defaults shape nothing, so log-probabilities are the model's own."""
+    """Log-probabilities are served with OpenAI's defaults, which leave the model's own
+    unchanged."""
     check(Generation(Prompt(Text("a")), 1, logprobs=10))
     check(Generation(Prompt(Text("a")), 1, sampling=Sampling(temperature=0.0)))

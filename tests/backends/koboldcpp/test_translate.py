@@ -1,4 +1,4 @@
-"""koboldcpp's translator, fed with recordings of a real one."""
+"""Tests of koboldcpp's translator with recordings of a real server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BYTE_PIECES = json.loads(body("koboldcpp", "logprobs-byte-pieces"))["results"][0
 
 
 def run(name: str, *stops: str, split: int | None = None) -> tuple[ChoiceStream, str | None]:
-    """Feed a recorded stream; returns the state and the engine's finish reason."""
+    """Feed a recorded stream, and return its state and the engine's finish reason."""
     data = body("koboldcpp", name)
     stream = ChoiceStream(Generation(Prompt(Text("x")), 40, stops=Stops(stops)), 0, 12)
     parser, reason = EventParser(), None
@@ -51,7 +51,7 @@ def test_recordings_are_the_same_at_every_split(name: str) -> None:
 
 
 def test_a_stop_string_is_a_stop() -> None:
-    """koboldcpp calls a stop string `length`; here it is a stop, cut where it begins."""
+    """A stop sequence ends the completion with `stop`, although koboldcpp reports `length`."""
     stream, reason = run("stop-word-stream", "5, 6")
     assert (reason, stream.stopped) == ("length", True)
     stream.end_call(TOLD, 0, ended=False)
@@ -60,19 +60,19 @@ def test_a_stop_string_is_a_stop() -> None:
 
 
 def told(*tokens: str) -> LastLogprobs:
-    """What the engine tells of its last tokens, without their log-probabilities."""
+    """Return what the engine reports of its last tokens, without log-probabilities."""
     return {"content": [], "tokens": list(tokens), "token_ids": [0] * len(tokens)}
 
 
 def test_a_stop_inside_a_token_counts_the_token() -> None:
-    """The token that the cut goes through begins before it."""
+    """The count includes the token that the cut goes through."""
     stream, _ = run("stop-mid-token-stream", "pit")
     stream.end_call(told("The", " capital"), 0, ended=False)
     assert stream.finish(ended=False).completion_tokens == 2
 
 
 def test_an_end_token_is_not_counted() -> None:
-    """The end token stands in what the engine tells, and is taken off."""
+    """The count leaves out the end token that the engine reports."""
     stream, reason = run("emoji-stream")
     assert reason == "stop"
     stream.end_call(told("🔥", "<|im_end|>"), 0, ended=True)
@@ -81,14 +81,15 @@ def test_an_end_token_is_not_counted() -> None:
 
 
 def test_without_told_tokens_the_tokenisers_count_is_taken() -> None:
-    """Versions that do not tell tokens have their text counted."""
+    """The tokenizer's count applies when the engine reports no tokens."""
     stream, _ = run("limit-stream")
     stream.end_call(None, 5, ended=False)
     assert stream.finish(ended=False).completion_tokens == 5
 
 
 def test_fragments_of_characters_are_counted_where_they_lie() -> None:
-    """Tokens inside a character were decoded to nothing, and still have their place."""
+    """Tokens inside a character count at their place, although the engine decodes them to
+    nothing."""
     *tokens, end = BYTE_PIECES["tokens"]
     assert end == "<|im_end|>"
     assert "" in tokens
@@ -100,7 +101,7 @@ def test_fragments_of_characters_are_counted_where_they_lie() -> None:
 
 
 def test_an_engine_error_is_raised() -> None:
-    """A finish reason of `error` is an error, not an answer."""
+    """A finish reason of `error`, and an event that is no object, raise an error."""
     stream = ChoiceStream(Generation(Prompt(Text("x")), 4), 0, 1)
     with pytest.raises(EngineError, match="failed while generating"):
         stream.parse(b'{"token": "", "finish_reason": "error"}')
@@ -109,7 +110,7 @@ def test_an_engine_error_is_raised() -> None:
 
 
 def test_neutral_values_are_sent_every_time() -> None:
-    """Nothing of koboldcpp's own sampling, trimming or placeholders applies."""
+    """Every request turns off koboldcpp's own sampling, trimming and placeholders."""
     job = Generation(Prompt(Text("x")), 5, stops=Stops(("a", "b")))
     sent = dict(to_native(job, 0, "x", 5, 2048, "KEY"))
     assert all(sent[name] == value for name, value in NEUTRAL.items())
@@ -119,7 +120,7 @@ def test_neutral_values_are_sent_every_time() -> None:
 
 
 def test_extras_have_koboldcpps_names() -> None:
-    """What the request names goes through under koboldcpp's name."""
+    """A sampling parameter that the request names is sent under koboldcpp's name."""
     sampling = Sampling(
         presence_penalty=0.5, extras={"typical_p": 0.9, "repeat_penalty": 1.1, "ignore_eos": True}
     )
@@ -129,7 +130,7 @@ def test_extras_have_koboldcpps_names() -> None:
 
 
 def test_a_bias_is_an_object_of_at_most_512() -> None:
-    """Beyond koboldcpp's limit entries would be dropped: the request is refused."""
+    """A logit bias of more than 512 entries, which koboldcpp would drop, is rejected."""
     biases = tuple((token, 1.0) for token in range(513))
     job = Generation(Prompt(Text("x")), 5, sampling=Sampling(logit_bias=biases[:2]))
     assert to_native(job, 0, "x", 5, 2048, "")["logit_bias"] == {"0": 1.0, "1": 1.0}
@@ -140,30 +141,30 @@ def test_a_bias_is_an_object_of_at_most_512() -> None:
 
 @pytest.mark.parametrize("seed", [None, 0, -1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63)])
 def test_seeds_are_positive_and_31_bits(seed: int | None) -> None:
-    """Zero and below would be the clock's second."""
+    """Every seed becomes a positive number of 31 bits, because others mean the clock."""
     assert 1 <= to_seed(seed) <= 2**31 - 1
 
 
 def test_seeds_that_differ_stay_different() -> None:
-    """Neighbouring seeds do not fall together."""
+    """Neighbouring seeds stay different."""
     assert len({to_seed(seed) for seed in range(1000)}) == 1000
 
 
 def test_one_call_gives_80_percent_of_the_context() -> None:
-    """As the live server did: 1639 of 2048."""
+    """One call generates at most 80 % of the context, as koboldcpp does."""
     assert longest_call(2048) == 1639
     assert longest_call(64) == 48
 
 
 def test_errors_of_the_server() -> None:
-    """Full is busy, a wrong password is unavailable, the rest is quoted."""
+    """A 503 means busy, a 401 means unavailable, and other errors are quoted."""
     assert isinstance(to_error(503, b"{}"), Busy)
     assert isinstance(to_error(401, b"{}"), EngineUnavailable)
     assert "bad_input" in to_error(500, body("koboldcpp", "error-bad-json")).message
 
 
 def test_media_are_files_and_words() -> None:
-    """koboldcpp gets the files by kind, and its own words where they belong."""
+    """The payload has the files by kind, and the prompt has koboldcpp's text for each of them."""
     media = (Media("image", b"one", "p"), Media("audio", b"two", "p"), Media("image", b"3", "p"))
     job = Generation(Prompt(Text(f"a{MEDIA}b{MEDIA}{MEDIA}"), media=media), 5)
     assert with_media(job, f"a{MEDIA}b{MEDIA}{MEDIA}") == (
@@ -175,7 +176,7 @@ def test_media_are_files_and_words() -> None:
 
 
 def test_an_end_token_that_is_shown_is_no_text() -> None:
-    """Where control tokens are visible the end token comes as text, in one piece or in several."""
+    """An end token that koboldcpp sends as text is removed, in one piece or in several."""
     job = Generation(Prompt(Text("a")), 5, preserved_tokens=("<think>",))
     assert to_native(job, 0, "a", 5, 100, "KEY")["render_special"] is True
     for pieces in (["a", "<|im_end|>"], ["a<|im_", "end|>"], ["a<|im_end|>"]):
@@ -187,7 +188,7 @@ def test_an_end_token_that_is_shown_is_no_text() -> None:
 
 
 def test_stops_that_do_not_count_everywhere_are_not_sent() -> None:
-    """The job's own matcher finds them."""
+    """The job's own matcher finds stop sequences that do not apply everywhere."""
 
     def cutter() -> Cutter:
         return Cutter(Thinking("<t>", "</t>", False, frozenset(), Plain()), ("x",))

@@ -1,4 +1,4 @@
-"""Streams of koboldcpp that end without their final event."""
+"""Tests of koboldcpp's streams that end without their final event."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CONTROL = ("<|im_end|>", "<|im_start|>")
 
 
 class Engine:
-    """A koboldcpp of one answer, which it sends without a final event.
+    """A koboldcpp with one completion, which it streams without a final event.
 
     Args:
         sent: the texts of its events.
-        tokens: what it has generated, the end token included.
-        perf: what it tells of its state.
+        tokens: the generated tokens, the end token included.
+        perf: changes to the response of `/api/extra/perf`.
     """
 
     def __init__(self, sent: Sequence[str], tokens: Sequence[str], **perf: int) -> None:
@@ -50,7 +50,7 @@ class Engine:
             case "/props":
                 return {"chat_template": "<|im_start|>"}
             case "/extra/tokencount":
-                # A token for each character; control tokens are one.
+                # A token for each character; a control token is one.
                 text = value["prompt"]
                 size = 1 if text in CONTROL else len(text)
                 return {"value": size, "ids": [1] * value["special"] + [5] * size}
@@ -76,7 +76,7 @@ class Engine:
         return httpx2.Response(200, json=self._answer(request))
 
     async def finish(self, job: Generation = JOB) -> tuple[bytes, Finish]:
-        """The text and the end that a job gets."""
+        """Return the text and the finish of a job."""
         client = httpx2.AsyncClient(
             transport=httpx2.MockTransport(self._respond), base_url="http://fake"
         )
@@ -85,7 +85,7 @@ class Engine:
 
 
 async def test_an_answer_of_all_tokens_is_whole() -> None:
-    """Where the tokens are the text, why the generation ended is what the engine says."""
+    """The engine's stop reason counts when its tokens give the text that was sent."""
     text, finish = await Engine(["1, 2", ", "], ["1", ",", " 2", ",", " "]).finish()
     assert (text, finish.reason, finish.completion_tokens) == (b"1, 2, ", "length", 5)
     ended = Engine(["1, 2"], ["1", ",", " 2", "<|im_end|>"], stop_reason=1)
@@ -94,20 +94,21 @@ async def test_an_answer_of_all_tokens_is_whole() -> None:
 
 
 async def test_an_answer_of_no_text_may_be_whole() -> None:
-    """A generation that began with its end token has nothing to send."""
+    """A generation that starts with its end token is an empty completion."""
     text, finish = await Engine([], ["<|im_end|>"], stop_reason=1).finish()
     assert (text, finish.reason, finish.completion_tokens) == (b"", "end", 0)
 
 
 async def test_the_engine_may_be_busy_for_a_moment() -> None:
-    """It closes the stream just before it is idle."""
+    """The backend waits for an engine that closes its stream just before it is idle."""
     engine = Engine(["1"], ["1", "<|im_end|>"], stop_reason=1)
     engine.busy = 3
     assert (await engine.finish())[1].reason == "end"
 
 
 async def test_control_tokens_and_halves_of_characters_are_no_gap() -> None:
-    """Control tokens are not part of the text, and parts of characters are told as nothing."""
+    """Control tokens and tokens inside characters, which add no text, do not make a stream
+    incomplete."""
     engine = Engine(["ab"], ["a", "<|im_start|>", "b", "<|im_end|>"], stop_reason=1)
     assert (await engine.finish())[1].reason == "end"
     engine = Engine(["a漢"], ["a", "", "", "<|im_end|>"], stop_reason=1)
@@ -124,7 +125,7 @@ CUT: dict[str, tuple[list[str], dict[str, int]]] = {
 
 @pytest.mark.parametrize("name", CUT)
 async def test_a_cut_answer_is_an_error(name: str) -> None:
-    """A connection that ends early is never a complete answer, whatever the engine ended with."""
+    """A stream that lacks a token raises an error with any stop reason."""
     sent, perf = CUT[name]
     engine = Engine(sent, ["1", ",", " 2", ",", " "], **perf)
     engine.whole = "1, 2, "
@@ -133,7 +134,7 @@ async def test_a_cut_answer_is_an_error(name: str) -> None:
 
 
 async def test_tokens_of_nobody_prove_nothing() -> None:
-    """A generation of which the engine knows nothing any more may have been cut."""
+    """A stream raises an error when the engine no longer has the tokens of its generation."""
     nothing: dict[str, Any] = {"content": [], "tokens": [], "token_ids": []}
     for told in (None, nothing):
         engine = Engine(["1"], ["1"])
@@ -144,19 +145,20 @@ async def test_tokens_of_nobody_prove_nothing() -> None:
 
 @pytest.mark.timed
 async def test_an_engine_that_still_generates_has_not_answered() -> None:
-    """A stream that is closed while the generation runs is cut."""
+    """A stream that closes while the engine still generates raises an error."""
     with pytest.raises(EngineError, match="still generates"):
         await Engine(["1"], ["1"], idle=0).finish()
 
 
 async def test_a_stream_that_ends_for_no_reason_is_an_error() -> None:
-    """An aborted or failed generation is not passed off as an answer."""
+    """An aborted or failed generation raises an error."""
     with pytest.raises(EngineError, match="without saying why"):
         await Engine(["1"], ["1"], stop_reason=-2).finish()
 
 
 async def test_an_older_koboldcpp_proves_by_counts() -> None:
-    """Where no tokens are told, this generation's number and its count of tokens must fit."""
+    """With an older version, a stream is complete only when its token count and generation number
+    match."""
 
     def engine(sent: str, **perf: int) -> Engine:
         made = Engine([sent], list("12345"), **perf)
@@ -176,7 +178,7 @@ async def test_an_older_koboldcpp_proves_by_counts() -> None:
 
 
 async def test_more_tokens_than_asked_are_an_error() -> None:
-    """An engine that sends without end is left, whether it counts what it sends or not."""
+    """More tokens than requested raise an error, in events, in text and in the engine's count."""
     for sent, tokens in ((["x"] * 40, ["x"]), (["x" * 40_000], ["x"]), (["x"] * 5, ["x"] * 40)):
         with pytest.raises(EngineError, match="more than the 5 tokens"):
             await Engine(sent, tokens).finish()

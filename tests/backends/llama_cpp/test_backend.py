@@ -1,4 +1,4 @@
-"""llama.cpp in this process behind the protocol."""
+"""Tests of the backend that runs llama.cpp in process."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ ENDLESS = Sampling(temperature=0.0, extras={"ignore_eos": True})
 
 @pytest.fixture(scope="module")
 async def backend(demo_f32: Path) -> AsyncIterator[LlamaCpp]:
-    """The demo model."""
+    """A backend with the demo model."""
     made = LlamaCpp(demo_f32, context=2048, exact=True)
     yield made
     await made.aclose()
 
 
 async def test_facts_of_the_model(backend: LlamaCpp) -> None:
-    """Name, context, template and tokens come from the file."""
+    """The backend reads the model's name, context length, chat template and special tokens from the
+    file."""
     model = await backend.model()
     assert (model.name, model.context, model.adds_bos) == ("demo-f32", 2048, False)
     assert "<|im_start|>" in (model.template or "")
@@ -49,14 +50,14 @@ async def test_facts_of_the_model(backend: LlamaCpp) -> None:
 
 
 async def test_a_long_answer_is_whole(backend: LlamaCpp) -> None:
-    """Twelve numbers, an end token, counts without it."""
+    """A completion contains all of its text, and its token count leaves out the end token."""
     texts, finishes = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
     assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
     assert finishes == [Finish(0, "end", None, 12, 24)]
 
 
 async def test_choices_have_seeds_of_their_own(backend: LlamaCpp) -> None:
-    """Nine choices of nine seeds: each is the same again, alone or among others."""
+    """Each of nine choices repeats with its seed, alone or with the others."""
     job = Generation(Prompt(Text("One day,")), 12, tuple(range(7, 16)))
     first, _ = await run(backend, job)
     assert len(set(first)) > 1
@@ -65,7 +66,7 @@ async def test_choices_have_seeds_of_their_own(backend: LlamaCpp) -> None:
 
 
 async def test_what_does_not_fit_is_refused(backend: LlamaCpp) -> None:
-    """A prompt or a completion beyond the context is an error with the numbers."""
+    """A prompt or a completion beyond the context length raises an error with the numbers."""
     with pytest.raises(ContextExceeded) as caught:
         await run(backend, Generation(Prompt(Text("word " * 3000)), 5))
     assert caught.value.context == 2048
@@ -76,14 +77,14 @@ async def test_what_does_not_fit_is_refused(backend: LlamaCpp) -> None:
 
 
 async def test_without_a_limit_the_context_is_the_limit(backend: LlamaCpp) -> None:
-    """The completion ends where the context does, neither before nor behind."""
+    """A completion without a limit ends exactly at the context length."""
     _, finishes = await run(backend, Generation(Prompt(COUNT), None, sampling=ENDLESS))
     assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 2048 - 12)
 
 
 @pytest.mark.parametrize("ids", [(99999,), (-1,), (1, 1024)])
 async def test_bad_ids_are_refused(backend: LlamaCpp, ids: tuple[int, ...]) -> None:
-    """An id beyond the vocabulary would abort the process: it is refused."""
+    """A token id outside the vocabulary, which would abort the process, is rejected."""
     with pytest.raises(RequestError) as caught:
         await run(backend, Generation(Prompt(ids), 5))
     assert caught.value.param == "prompt"
@@ -97,7 +98,7 @@ async def test_bad_ids_are_refused(backend: LlamaCpp, ids: tuple[int, ...]) -> N
 
 @pytest.mark.parametrize("prompt", [Text(""), ()], ids=["text", "ids"])
 async def test_an_empty_prompt_is_refused(backend: LlamaCpp, prompt: Any) -> None:
-    """A model without BOS has nothing to start from."""
+    """An empty prompt is rejected for a model without BOS."""
     with pytest.raises(EmptyPrompt):
         await run(backend, Generation(Prompt(prompt), 5))
 
@@ -110,7 +111,7 @@ async def test_control_tokens_can_be_text(backend: LlamaCpp) -> None:
 
 
 async def test_control_tokens_can_be_stops(backend: LlamaCpp) -> None:
-    """A stop string that spells a control token stops there."""
+    """A stop sequence that spells a control token ends the completion at that token."""
     _, finishes = await run(
         backend, Generation(Prompt(COUNT), 64, stops=Stops(("<|im_end|>",)), sampling=GREEDY)
     )
@@ -119,7 +120,7 @@ async def test_control_tokens_can_be_stops(backend: LlamaCpp) -> None:
 
 @pytest.mark.timed
 async def test_leaving_ends_the_work(backend: LlamaCpp) -> None:
-    """The engine is free for the next job within one decode."""
+    """The engine takes the next job within half a second after the client closes a stream."""
     start = time.monotonic()
     async with backend.open(Generation(Prompt(COUNT), 2000, sampling=ENDLESS)) as batches:
         await anext(aiter(batches))
@@ -128,7 +129,7 @@ async def test_leaving_ends_the_work(backend: LlamaCpp) -> None:
 
 
 async def test_jobs_of_many_threads_do_not_mix() -> None:
-    """Event loops in several threads may use one backend at once."""
+    """Event loops in several threads can use one backend."""
     backend = LlamaCpp(context=512)
     answers: list[bytes] = []
 
@@ -149,7 +150,7 @@ async def test_jobs_of_many_threads_do_not_mix() -> None:
 
 
 async def test_too_many_jobs_are_busy() -> None:
-    """Beyond those that run and those that may wait a request is refused at once."""
+    """A request beyond the running and the waiting ones is rejected."""
     backend = LlamaCpp(context=512, parallel=1, max_waiting=1)
     job = Generation(Prompt(COUNT), 400, sampling=ENDLESS)
     async with backend.open(job) as batches, backend.open(replace(job, party=Party())) as _:
@@ -160,7 +161,7 @@ async def test_too_many_jobs_are_busy() -> None:
 
 
 async def test_a_closed_engine_starts_again() -> None:
-    """Closing frees the model; the next job loads it anew."""
+    """A closed backend loads its model again for the next job."""
     backend = LlamaCpp(context=512)
     for _ in range(2):
         texts, _ = await run(backend, Generation(Prompt(COUNT), 5, sampling=GREEDY))
@@ -169,7 +170,7 @@ async def test_a_closed_engine_starts_again() -> None:
 
 
 async def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """The error says which file is not there."""
+    """The error names a missing model file."""
     backend = LlamaCpp(tmp_path / "none.gguf")
     with pytest.raises(EngineError, match=r"none\.gguf"):
         await backend.model()
@@ -177,7 +178,7 @@ async def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
-    """llama.cpp's reason is told, and the process lives on."""
+    """A file that is not a model raises an error, and the process keeps running."""
     (tmp_path / "text.gguf").write_text("not a model")
     backend = LlamaCpp(tmp_path / "text.gguf")
     with pytest.raises(EngineError, match="cannot load"):
@@ -186,7 +187,7 @@ async def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
 
 
 async def test_loading_shows_progress() -> None:
-    """The fractions grow up to one."""
+    """The progress callback gets increasing fractions up to 1."""
     seen: list[float] = []
     backend = LlamaCpp(MODELS / "bpe.gguf", progress=seen.append)
     await backend.model()
@@ -196,14 +197,14 @@ async def test_loading_shows_progress() -> None:
 
 
 async def test_there_is_no_native_reply(backend: LlamaCpp) -> None:
-    """An engine in process has no reply of its own to show."""
+    """The backend rejects a native request, because it has no reply of its own."""
     with pytest.raises(Unsupported):
         async with backend.native(Generation(Prompt(COUNT), 5), False):
             pass
 
 
 async def test_two_sequences_answer_as_one_does() -> None:
-    """A backend with room for two gives the same answers."""
+    """A backend with two sequences gives the same completions as with one."""
     backend = LlamaCpp(context=256, parallel=2)
     jobs = [Generation(Prompt(COUNT), 64, sampling=GREEDY) for _ in range(6)]
     answers = await asyncio.gather(*(run(backend, job) for job in jobs))

@@ -1,4 +1,4 @@
-"""The cache's book-keeping against a memory that counts cells the slow way."""
+"""Tests of the KV cache's accounting against a memory that counts its cells directly."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ SIZE, SLOTS = 24, 4
 
 
 class Memory:
-    """What llama.cpp would remember: for each sequence its tokens, each in a cell."""
+    """A model of llama.cpp's KV cache: each sequence has tokens, each in a cell."""
 
     def __init__(self) -> None:
         self.sequences: dict[int, list[tuple[int, object]]] = {}
 
     def remove(self, sequence: int, start: int = 0) -> None:
-        """Forget a sequence from a position on."""
+        """Remove a sequence's tokens from a position on."""
         self.sequences[sequence] = self.sequences.get(sequence, [])[:start]
 
     def copy(self, source: int, target: int, end: int) -> None:
-        """Share the beginning of a sequence with one that is empty."""
+        """Share the beginning of a sequence with an empty one."""
         assert not self.sequences.get(target)
         self.sequences[target] = self.sequences.get(source, [])[:end]
 
     def save(self, sequence: int) -> NDArray[Any]:
-        """Its tokens, one byte each."""
+        """Return the sequence's tokens, one byte each."""
         return np.array([token for token, _ in self.sequences[sequence]], np.uint8)
 
     def restore(self, sequence: int, data: NDArray[Any]) -> bool:
-        """Saved tokens, in cells of their own."""
+        """Put saved tokens into new cells of an empty sequence."""
         assert not self.sequences.get(sequence)
         self.evaluate(sequence, data.tolist())
         return True
 
     def evaluate(self, sequence: int, tokens: list[int]) -> None:
-        """Put tokens behind a sequence, each into a cell of its own."""
+        """Append tokens to a sequence, each in a new cell."""
         self.sequences.setdefault(sequence, []).extend((token, object()) for token in tokens)
         assert self.used <= SIZE
 
     @property
     def used(self) -> int:
-        """How many cells hold something."""
+        """The number of cells in use."""
         return len({cell for tokens in self.sequences.values() for _, cell in tokens})
 
 
@@ -58,12 +58,12 @@ def made(
     rolls_back: bool = True,
     kept: int = 60,
 ) -> Cache:
-    """A cache with blocks of one token, so that short lists have many."""
+    """Return a cache with blocks of one token, so that short lists have many blocks."""
     return Cache(memory, size, slots, rolls_back, States(kept, rolls_back, block=1))
 
 
 def run(cache: Cache, memory: Memory, tokens: list[int], alone: bool) -> int:
-    """Evaluate a sequence from its beginning to its end; how much of it was there."""
+    """Run a sequence from its beginning to its end, and return how many tokens were reused."""
     slot = cache.take(tokens, "", True, 0)
     assert slot is not None
     reused = slot.reused
@@ -92,7 +92,8 @@ STEPS = st.lists(
 
 @given(STEPS, st.booleans())
 def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back: bool) -> None:
-    """Whatever happens, tokens and free cells are those of the memory, and none is lost."""
+    """After any steps, the cache's tokens and free cells are those of the memory, and no cell is
+    lost."""
     memory = Memory()
     cache = made(memory, rolls_back=rolls_back)
     running: list[Slot] = []
@@ -132,7 +133,7 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_prompt_takes_what_is_longest(alone: bool) -> None:
-    """Of several that begin alike the one with most in common is gone on from, wherever it is."""
+    """A prompt reuses the saved sequence with the longest common beginning."""
     memory = Memory()
     cache = made(memory)
     for tokens in ([1, 2, 7], [1, 2, 3, 4], [1, 5]):
@@ -141,7 +142,8 @@ def test_a_prompt_takes_what_is_longest(alone: bool) -> None:
 
 
 def test_who_is_alone_goes_on_where_it_was() -> None:
-    """What one client asks in turn is never copied out and in again."""
+    """Consecutive prompts of a single client reuse their sequence without saving or restoring
+    it."""
     memory = Memory()
     cache = made(memory)
     memory.save = memory.restore = None  # type: ignore[method-assign, assignment]
@@ -150,7 +152,7 @@ def test_who_is_alone_goes_on_where_it_was() -> None:
 
 
 def test_what_has_left_takes_no_cells() -> None:
-    """Whatever finishes beside others frees its cells at once, and can be gone on from."""
+    """A sequence that finishes while another runs frees its cells and can still be reused."""
     memory = Memory()
     cache = made(memory)
     run(cache, memory, [1, 2, 3, 4, 5], False)
@@ -160,18 +162,19 @@ def test_what_has_left_takes_no_cells() -> None:
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
-    """States leave when there is no room for them, those that nobody has used before others."""
+    """The least recently used state is evicted first."""
     memory = Memory()
     cache = made(memory, kept=6)
     for token in (1, 2, 3):
         run(cache, memory, [token, token], False)
     assert run(cache, memory, [1, 9], False) == 1
-    # The new one has taken the place of what was used longest ago.
+    # The new state has replaced the least recently used one.
     assert [run(cache, memory, [token, 8], False) for token in (2, 1)] == [0, 1]
 
 
 def test_a_state_that_another_covers_is_not_kept() -> None:
-    """Of a chat's turns only the last takes memory, and what has nothing new is not saved."""
+    """A state that another state contains is not kept, so a conversation keeps only its last
+    turn."""
     states = States(100, True, block=4)
     one = list(range(10))
     states.add(State("", one, np.zeros(10, np.uint8)))
@@ -186,7 +189,7 @@ def test_a_state_that_another_covers_is_not_kept() -> None:
 
 
 def test_what_cannot_be_cut_is_gone_on_from_whole() -> None:
-    """A recurrent model's state serves only what begins with all of it."""
+    """A recurrent model's state is reused only by a prompt that begins with all of it."""
     memory = Memory()
     cache = made(memory, rolls_back=False)
     run(cache, memory, [1, 2, 3], False)
@@ -196,7 +199,7 @@ def test_what_cannot_be_cut_is_gone_on_from_whole() -> None:
 
 
 def test_a_state_that_does_not_come_back_is_evaluated_again() -> None:
-    """Where llama.cpp cannot restore a state the sequence begins anew."""
+    """A prompt is evaluated from its beginning when llama.cpp cannot restore a state."""
     memory = Memory()
     cache = made(memory)
     run(cache, memory, [1, 2, 3, 4, 5], False)
@@ -206,7 +209,7 @@ def test_a_state_that_does_not_come_back_is_evaluated_again() -> None:
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_nothing_is_kept_where_nothing_is_to_be_remembered(alone: bool) -> None:
-    """What has finished is gone at once, and the next begins anew."""
+    """A cache with one slot and no host memory keeps no finished sequence."""
     memory = Memory()
     cache = made(memory, slots=1, kept=0)
     for _ in range(2):
@@ -215,7 +218,7 @@ def test_nothing_is_kept_where_nothing_is_to_be_remembered(alone: bool) -> None:
 
 
 def test_too_many_tokens_are_refused() -> None:
-    """What there is no cell for never reaches llama.cpp."""
+    """The cache rejects more tokens than it has free cells."""
     cache = made(Memory(), 4)
     assert cache.take([1] * 5, "", True, 0) is None
     slot = cache.take([1, 2], "", True, 0)
@@ -226,7 +229,7 @@ def test_too_many_tokens_are_refused() -> None:
 
 @given(TOKENS, TOKENS)
 def test_common_beginnings(one: list[int], other: list[int]) -> None:
-    """How much two lists begin alike is what counting them gives."""
+    """`common` returns the length of the common beginning of two lists."""
     count = 0
     while count < min(len(one), len(other)) and one[count] == other[count]:
         count += 1

@@ -1,4 +1,4 @@
-"""What a completion must look like: GBNF, JSON schema, regular expressions and Lark in process."""
+"""Tests of GBNF, JSON schemas, regular expressions and Lark grammars in process."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ DIGITS = Grammar("regex", "[0-9]{3}", "regex")
 
 @pytest.fixture(scope="module")
 async def backend() -> AsyncIterator[LlamaCpp]:
-    """The demo model."""
+    """A backend with the demo model."""
     made = LlamaCpp(context=2048, parallel=8)
     yield made
     await made.aclose()
 
 
 async def events_of(backend: LlamaCpp, job: Generation) -> list[Event]:
-    """Every event of a job."""
+    """Return every event of a job."""
     async with backend.open(job) as batches:
         return [event async for batch in batches for event in batch]
 
@@ -64,12 +64,12 @@ async def events_of(backend: LlamaCpp, job: Generation) -> list[Event]:
 def job_of(
     grammar: Grammar, tokens: int = 200, seed: int | None = 1, **sampling: Any
 ) -> Generation:
-    """A request for one choice."""
+    """Return a job with one choice."""
     return Generation(Prompt(ASK), tokens, (seed,), sampling=Sampling(**sampling), grammar=grammar)
 
 
 async def text_of(backend: LlamaCpp, job: Generation) -> tuple[str, str]:
-    """The text of one choice, and why it ended."""
+    """Return the text of one choice and its finish reason."""
     events = await events_of(backend, job)
     finish = next(event for event in events if isinstance(event, Finish))
     data = b"".join(event.data for event in events if isinstance(event, Piece))
@@ -91,7 +91,7 @@ async def text_of(backend: LlamaCpp, job: Generation) -> tuple[str, str]:
 async def test_an_answer_follows_its_grammar(
     backend: LlamaCpp, kind: GrammarKind, text: str, pattern: str, temperature: float
 ) -> None:
-    """Whatever is drawn, the whole text matches the grammar when it has ended."""
+    """A completion that ends by itself matches its grammar at any temperature."""
     grammar = Grammar(kind, text, "grammar")
     jobs = [job_of(grammar, seed=seed, temperature=temperature) for seed in range(12)]
     for answer, reason in await asyncio.gather(*(text_of(backend, job) for job in jobs)):
@@ -103,7 +103,7 @@ async def test_an_answer_follows_its_grammar(
 
 
 async def test_objects_follow_their_schema(backend: LlamaCpp) -> None:
-    """Forty objects drawn at a high temperature are what the schema asks for."""
+    """Forty objects that are sampled at a high temperature satisfy the schema."""
     jobs = [job_of(PERSON_SCHEMA, 400, seed, temperature=1.3) for seed in range(40)]
     answers = await asyncio.gather(*(text_of(backend, job) for job in jobs))
     whole = [json.loads(text) for text, reason in answers if reason == "end"]
@@ -113,7 +113,7 @@ async def test_objects_follow_their_schema(backend: LlamaCpp) -> None:
 
 
 async def test_every_choice_follows_it(backend: LlamaCpp) -> None:
-    """Choices of one request stand at places of their own in the grammar."""
+    """Each choice of a request follows the grammar with a state of its own."""
     job = replace(job_of(DIGITS), seeds=tuple(range(6)))
     events = await events_of(backend, job)
     pieces = [event for event in events if isinstance(event, Piece)]
@@ -123,7 +123,7 @@ async def test_every_choice_follows_it(backend: LlamaCpp) -> None:
 
 
 async def test_probabilities_are_those_of_masking(backend: LlamaCpp) -> None:
-    """Drawing first and asking the grammar then gives each token what masking first would."""
+    """Sampling before asking the grammar gives each token the probability of masking first."""
     alone = Generation(Prompt(ASK), 1, (1,), sampling=Sampling(temperature=0.0), logprobs=1024)
     first = next(e for e in await events_of(backend, alone) if isinstance(e, Piece)).tokens[0]
     weights = {a.spelling.decode(): math.exp(a.logprob) for a in first.top if a.spelling.isdigit()}
@@ -151,7 +151,7 @@ async def test_probabilities_are_those_of_masking(backend: LlamaCpp) -> None:
 async def test_truncation_changes_no_other_answer(
     backend: LlamaCpp, extras: dict[str, Any]
 ) -> None:
-    """A sampler that drops tokens ends neither the process nor what others may draw."""
+    """A truncating sampler with a grammar leaves other completions unchanged."""
     reference = job_of(Grammar("regex", "[a-z ]*", "regex"), 12, 5, temperature=1.5)
     before = await text_of(backend, reference)
     truncated = job_of(Grammar("regex", "[a-z ]*", "regex"), 16, 1, extras=extras)
@@ -162,7 +162,7 @@ async def test_truncation_changes_no_other_answer(
 
 
 async def test_told_probabilities_are_the_models_own(backend: LlamaCpp) -> None:
-    """A grammar does not change the log-probabilities that are told, as a bias does not."""
+    """Returned log-probabilities are the model's own, without the grammar."""
     free = Generation(Prompt(FRANCE), 1, (1,), sampling=Sampling(temperature=0.0), logprobs=5)
     bound = replace(free, grammar=DIGITS)
     first, second = [
@@ -175,7 +175,7 @@ async def test_told_probabilities_are_the_models_own(backend: LlamaCpp) -> None:
 
 
 async def test_masks_are_seldom_wanted(backend: LlamaCpp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that the grammar allows anyway is taken without a look at the whole vocabulary."""
+    """A sampled token that the grammar allows costs no mask of the whole vocabulary."""
     masks = 0
     allowed = Guidance.allowed
 
@@ -192,7 +192,7 @@ async def test_masks_are_seldom_wanted(backend: LlamaCpp, monkeypatch: pytest.Mo
 
 
 async def test_named_tokens_can_be_forced(backend: LlamaCpp) -> None:
-    """GBNF's token terminals name tokens of the model, by id and by spelling."""
+    """GBNF's token terminals force tokens by id."""
     ids = await backend.tokenize(" Paris is", add_special=False, parse_special=False)
     text = "root ::= " + " ".join(f"<[{token}]>" for token in ids)
     assert await text_of(backend, job_of(Grammar("gbnf", text, "grammar"))) == (" Paris is", "end")
@@ -215,10 +215,10 @@ async def test_named_tokens_can_be_forced(backend: LlamaCpp) -> None:
 async def test_a_wrong_grammar_is_the_clients_mistake(
     backend: LlamaCpp, kind: GrammarKind, text: str, reason: str
 ) -> None:
-    """The error names the request's field and the reason, and nothing else about the library."""
+    """An invalid grammar is a 400 that names the request's field and the reason."""
     with pytest.raises(InvalidGrammar) as caught:
         await events_of(backend, job_of(Grammar(kind, text, "the_field")))
-    # A keyword is told with its place in the schema.
+    # The error names a keyword with its place in the schema.
     place = ".uniqueItems" if reason == "uniqueItems" else ""
     assert caught.value.param == "the_field" + place
     assert render(caught.value)[0] == 400
@@ -228,7 +228,7 @@ async def test_a_wrong_grammar_is_the_clients_mistake(
 
 
 async def test_a_dead_end_is_told_and_nobody_else_hears_of_it(backend: LlamaCpp) -> None:
-    """A grammar that no token can follow ends its request with an error, and no other."""
+    """A grammar that no token can continue ends only its own request, with an error."""
     dead = Grammar("gbnf", 'root ::= "ab" "\\x00"', "grammar")
     results = await asyncio.gather(
         events_of(backend, job_of(dead)),
@@ -241,7 +241,7 @@ async def test_a_dead_end_is_told_and_nobody_else_hears_of_it(backend: LlamaCpp)
 
 
 async def test_a_complete_grammar_ends_even_where_ends_are_banned(backend: LlamaCpp) -> None:
-    """`ignore_eos` cannot go on where the grammar leaves nothing but the end."""
+    """A completed grammar ends the completion even with `ignore_eos`."""
     job = job_of(DIGITS, extras={"ignore_eos": True})
     text, reason = await text_of(backend, job)
     assert re.fullmatch("[0-9]{3}", text)
@@ -250,7 +250,8 @@ async def test_a_complete_grammar_ends_even_where_ends_are_banned(backend: Llama
 
 @pytest.mark.parametrize("kind", ["lark", "gbnf", "json_schema"])
 async def test_a_long_chain_of_rules_is_survived(backend: LlamaCpp, kind: GrammarKind) -> None:
-    """Rules as deep as the largest grammar allows are followed or refused, and the engine lives."""
+    """A grammar with the longest possible chain of rules is followed and does not crash the
+    engine."""
     definitions: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1500)}
     text = {
         "lark": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(4000)) + 'a4000: "x"',
@@ -278,7 +279,8 @@ async def test_a_long_chain_of_rules_is_survived(backend: LlamaCpp, kind: Gramma
 async def test_repetitions_of_repetitions_hold_nobody(
     backend: LlamaCpp, kind: GrammarKind, text: str
 ) -> None:
-    """They are refused, or given up within a step: the engine's thread serves all others."""
+    """Nested repetitions are rejected within three seconds, because one thread serves all
+    requests."""
     start = time.monotonic()
     with pytest.raises(InvalidGrammar):
         await events_of(backend, job_of(Grammar(kind, text, kind)))

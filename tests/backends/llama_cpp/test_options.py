@@ -1,4 +1,5 @@
-"""How the engine in process is set up: files in parts, adapters, memory, batches."""
+"""Tests of the engine's options in process: split files, LoRA adapters, KV cache types and
+batches."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ ANSWER = "The capital of France is Paris."
 
 
 async def answer(path: Path = DEMO_MODEL, **options: Any) -> str:
-    """A greedy answer."""
+    """Return a greedy completion."""
     backend = LlamaCpp(path, context=512, **options)
     async with aclosing(backend):
         job = Generation(Prompt(FRANCE), 20, (1,), sampling=Sampling(0.0))
@@ -31,7 +32,7 @@ async def answer(path: Path = DEMO_MODEL, **options: Any) -> str:
 
 
 async def scores(path: Path, **options: Any) -> list[float]:
-    """The log-probabilities of a sentence."""
+    """Return the log-probabilities of a sentence."""
     backend = LlamaCpp(path, context=512, **options)
     async with aclosing(backend):
         tokens = await prompt_tokens(backend, SENTENCE)
@@ -57,12 +58,12 @@ async def scores(path: Path, **options: Any) -> list[float]:
     ids=str,
 )
 async def test_every_option_gives_the_same_sure_answer(options: dict[str, Any]) -> None:
-    """None of them changes what a model is sure of."""
+    """No option changes a completion that the model is sure of."""
     assert await answer(**options) == ANSWER
 
 
 async def test_a_smaller_memory_is_a_coarser_one() -> None:
-    """The types of the memory are really used: with fewer bits, numbers move more."""
+    """KV cache types with fewer bits move the log-probabilities further."""
     exact = await scores(DEMO_MODEL, cache_type="f32", flash_attention=False)
     moved = []
     for kind in ("f16", "q8_0", "q4_0"):
@@ -73,19 +74,20 @@ async def test_a_smaller_memory_is_a_coarser_one() -> None:
 
 @pytest.mark.parametrize("options", [{"cache_type": "q8_0"}, {"flash_attention": True}], ids=str)
 def test_what_contradicts_exact_is_refused(options: dict[str, Any]) -> None:
-    """`exact` decides both, so that asking otherwise is a mistake."""
+    """Options that contradict `exact` are rejected."""
     with pytest.raises(EngineError, match="'exact'"):
         LlamaCpp(exact=True, **options)
 
 
 async def test_a_quantised_memory_without_flash_attention_is_no_engine() -> None:
-    """What llama.cpp cannot do is told when it is loaded, with its reason."""
+    """A combination that llama.cpp does not support is an error at load time, with llama.cpp's
+    reason."""
     with pytest.raises(EngineError, match=r"cannot make a context: .*flash_attn"):
         await answer(cache_type="q4_0", flash_attention=False)
 
 
 async def test_any_part_of_a_model_stands_for_all(tmp_path: Path) -> None:
-    """A model in several files is loaded by the name of each, and called without its number."""
+    """Any part's file name loads a split model, and the model's name has no part number."""
     gguf_files.copy(DEMO_MODEL, tmp_path / "split.gguf", tensors_a_part=15)
     parts = [tmp_path / f"split-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     for part in parts:
@@ -98,7 +100,7 @@ async def test_any_part_of_a_model_stands_for_all(tmp_path: Path) -> None:
 
 
 async def test_an_adapter_counts_as_if_it_were_in_the_weights(tmp_path: Path) -> None:
-    """A LoRA, at a scale, gives the numbers of weights that it was added to."""
+    """A LoRA adapter at a scale gives the log-probabilities of the merged weights."""
     adapter = tmp_path / "adapter.gguf"
     deltas = gguf_files.lora(DEMO_MODEL, adapter)
     f32 = gguf.GGMLQuantizationType.F32
@@ -121,6 +123,6 @@ async def test_an_adapter_counts_as_if_it_were_in_the_weights(tmp_path: Path) ->
     [(Path("nowhere.gguf"), "There is no LoRA"), (DEMO_MODEL, r"cannot put .* on this model")],
 )
 async def test_an_adapter_that_is_none_is_told(file: Path, words: str) -> None:
-    """The file is named, and why it cannot be used."""
+    """The error names a LoRA file that cannot be used, and the reason."""
     with pytest.raises(EngineError, match=words):
         await answer(lora=[file])

@@ -1,4 +1,4 @@
-"""Sampling in process: OpenAI's knobs, and llama.cpp's own."""
+"""Tests of sampling in process, with OpenAI's parameters and llama.cpp's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FRANCE = Text(DEMO_CHATML.format("What is the capital of France?"))
 
 @pytest.fixture(scope="module")
 async def backend(demo_f32: Path) -> AsyncIterator[LlamaCpp]:
-    """The demo model."""
+    """A backend with the demo model."""
     made = LlamaCpp(demo_f32, context=512, exact=True)
     yield made
     await made.aclose()
@@ -26,7 +26,7 @@ async def backend(demo_f32: Path) -> AsyncIterator[LlamaCpp]:
 async def sample(
     backend: LlamaCpp, prompt: Text, tokens: int, seed: int | None = 1, **sampling: Any
 ) -> str:
-    """The text of one choice."""
+    """Return the text of one choice."""
     job = Generation(Prompt(prompt), tokens, (seed,), sampling=Sampling(**sampling))
     async with backend.open(job) as batches:
         events = [event async for batch in batches for event in batch]
@@ -34,13 +34,13 @@ async def sample(
 
 
 async def test_temperature_zero_is_greedy(backend: LlamaCpp) -> None:
-    """Whatever the seed, the answer is the most likely one."""
+    """Temperature 0 gives the most likely completion with any seed."""
     answers = {await sample(backend, FRANCE, 20, seed, temperature=0.0) for seed in (1, 2, None)}
     assert answers == {"The capital of France is Paris."}
 
 
 async def test_a_seed_repeats_and_another_differs(backend: LlamaCpp) -> None:
-    """The same seed gives the same text, others and none give others."""
+    """A seed always gives the same text, and texts of other seeds or without a seed differ."""
     first = await sample(backend, STORY, 30, 5)
     assert await sample(backend, STORY, 30, 5) == first
     assert len({await sample(backend, STORY, 30, seed) for seed in range(8)}) > 3
@@ -49,7 +49,7 @@ async def test_a_seed_repeats_and_another_differs(backend: LlamaCpp) -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32 - 1, 2**63 - 1, -(2**63)])
 async def test_every_int64_is_a_seed(backend: LlamaCpp, seed: int) -> None:
-    """Seeds beyond 32 bits repeat too."""
+    """Seeds beyond 32 bits repeat their text too."""
     assert await sample(backend, STORY, 10, seed) == await sample(backend, STORY, 10, seed)
 
 
@@ -65,13 +65,13 @@ async def test_every_int64_is_a_seed(backend: LlamaCpp, seed: int) -> None:
     ids=lambda narrow: str(narrow),
 )
 async def test_narrow_sampling_is_greedy(backend: LlamaCpp, narrow: dict[str, Any]) -> None:
-    """Each way of leaving only the best token leaves it."""
+    """Each sampler gives the greedy text when it leaves only the best token."""
     greedy = await sample(backend, STORY, 20, temperature=0.0)
     assert await sample(backend, STORY, 20, **narrow) == greedy
 
 
 async def test_a_bias_bans_and_forces(backend: LlamaCpp) -> None:
-    """-100 never, 100 always."""
+    """A bias of -100 bans a token, and a bias of 100 forces one."""
     token = (await backend.tokenize(" Paris", add_special=False, parse_special=False))[0]
     other = (await backend.tokenize(" Lisbon", add_special=False, parse_special=False))[0]
     banned = await sample(backend, FRANCE, 20, temperature=0.0, logit_bias=((token, -100.0),))
@@ -81,7 +81,7 @@ async def test_a_bias_bans_and_forces(backend: LlamaCpp) -> None:
 
 
 async def test_penalties_count_generated_tokens_only(backend: LlamaCpp) -> None:
-    """A token of the prompt is not punished before it was generated; afterwards it is."""
+    """OpenAI's penalties apply to generated tokens and not to those of the prompt."""
     prompt = Text(DEMO_CHATML.format("Say: apple"))
     penalties: list[dict[str, Any]] = [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0}]
     for penalty in penalties:
@@ -97,7 +97,7 @@ async def test_penalties_count_generated_tokens_only(backend: LlamaCpp) -> None:
 
 
 async def test_the_repeat_penalty_counts_the_prompt_too(backend: LlamaCpp) -> None:
-    """llama.cpp's own penalty works as its users know it."""
+    """`repeat_penalty` also counts the prompt, as in llama.cpp."""
     prompt = Text(DEMO_CHATML.format("Say: apple"))
     extras = {"repeat_penalty": 10.0}
     assert await sample(backend, prompt, 5, temperature=0.0, extras=extras) != "apple"
@@ -106,7 +106,7 @@ async def test_the_repeat_penalty_counts_the_prompt_too(backend: LlamaCpp) -> No
 
 
 async def test_dry_ends_repetitions_the_prompts_too(backend: LlamaCpp) -> None:
-    """What goes on as it went before becomes unlikely, unless a breaker stands in between."""
+    """DRY ends a repetition that began in the prompt, unless its parameters exclude it."""
     prompt = Text(" Lisbon" * 30)
     token = (await backend.tokenize(" Lisbon", add_special=False, parse_special=False))[0]
     biased: dict[str, Any] = {"temperature": 0.0, "logit_bias": ((token, 20.0),)}
@@ -124,7 +124,7 @@ async def test_dry_ends_repetitions_the_prompts_too(backend: LlamaCpp) -> None:
 
 
 async def test_the_end_can_be_ignored(backend: LlamaCpp) -> None:
-    """With `ignore_eos` the text goes on to the limit."""
+    """With `ignore_eos` the completion continues to the limit."""
     text = await sample(backend, FRANCE, 30, temperature=0.0, extras={"ignore_eos": True})
     assert text.startswith("The capital of France is Paris.")
     assert len(text) > len("The capital of France is Paris.")
@@ -142,7 +142,7 @@ async def test_the_end_can_be_ignored(backend: LlamaCpp) -> None:
     ids=lambda extras: next(iter(extras)),
 )
 async def test_every_other_sampler_runs(backend: LlamaCpp, extras: dict[str, Any]) -> None:
-    """Each gives text, the same for the same seed, and not what plain sampling gives."""
+    """Each other sampler repeats its text with a seed, and differs from plain sampling."""
     texts = [await sample(backend, STORY, 40, seed, extras=extras) for seed in (3, 4, 5)]
     assert texts == [await sample(backend, STORY, 40, seed, extras=extras) for seed in (3, 4, 5)]
     assert texts != [await sample(backend, STORY, 40, seed) for seed in (3, 4, 5)]

@@ -1,4 +1,4 @@
-"""The engine's loop, step by step, over a real context."""
+"""Tests of the engine's loop, step by step, over a real context."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Box:
         self.choices = choices
 
     def deliver(self, events: Sequence[Event] | LatimerError) -> None:
-        """Keep them."""
+        """Keep the events or the error."""
         if isinstance(events, LatimerError):
             self.error = events
         else:
@@ -43,21 +43,21 @@ class Box:
 
     @property
     def text(self) -> bytes:
-        """What the pieces come to."""
+        """The text of all pieces."""
         return b"".join(event.data for event in self.events if isinstance(event, Piece))
 
     @property
     def finishes(self) -> list[Finish]:
-        """How the choices have ended."""
+        """The finish of each choice that has ended."""
         return [event for event in self.events if isinstance(event, Finish)]
 
     @property
     def finished(self) -> bool:
-        """Whether the last event has come."""
+        """True if every choice has ended."""
         return len(self.finishes) == self.choices
 
     def choice(self, index: int) -> bytes:
-        """What one choice's pieces come to."""
+        """Return the text of one choice's pieces."""
         pieces = [event for event in self.events if isinstance(event, Piece)]
         return b"".join(piece.data for piece in pieces if piece.choice == index)
 
@@ -98,14 +98,14 @@ class Engine:
         return task, box
 
     def close(self) -> None:
-        """Free everything."""
+        """Free the context and the model."""
         self.context.close()
         self.model.close()
 
 
 @pytest.fixture(params=[1, 2], ids=["one", "two"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """An engine with one sequence, and with two."""
+    """An engine with one sequence, and one with two."""
     made = Engine(request.param)
     yield made
     made.close()
@@ -120,7 +120,7 @@ def two() -> Iterator[Engine]:
 
 
 def finish(engine: Engine, *boxes: Box, steps: int = 500) -> None:
-    """Step until all are done."""
+    """Step until all jobs have ended."""
     for _ in range(steps):
         if all(box.finished or box.error for box in boxes):
             return
@@ -129,7 +129,7 @@ def finish(engine: Engine, *boxes: Box, steps: int = 500) -> None:
 
 
 def test_answers_are_the_recorded_ones(engine: Engine) -> None:
-    """Several jobs, side by side where there is room, each give the recorded greedy answer."""
+    """Eight concurrent jobs each give the recorded greedy completion."""
     known = prompts()[:8]
     boxes = [engine.submit(prompt["prompt"], 64)[1] for prompt in known]
     finish(engine, *boxes)
@@ -137,7 +137,7 @@ def test_answers_are_the_recorded_ones(engine: Engine) -> None:
 
 
 def test_two_sequences_share_a_step(two: Engine) -> None:
-    """With room for two, both draw a token in the same step, handed over in one post."""
+    """Two sequences each get a token in the same step, delivered in one post."""
     _, one = two.submit(DEMO_CHATML.format("Count to 12."), 20)
     _, other = two.submit(DEMO_CHATML.format("Count to 7."), 20)
     for _ in range(5):
@@ -147,7 +147,8 @@ def test_two_sequences_share_a_step(two: Engine) -> None:
 
 
 def test_a_long_prompt_goes_in_pieces_and_stops_nobody(two: Engine) -> None:
-    """A prompt longer than the batch is evaluated over several steps while another goes on."""
+    """A prompt longer than the batch takes several steps, in each of which another sequence gets a
+    token."""
     _, short = two.submit(DEMO_CHATML.format("Count to 12."), 30)
     two.scheduler.step()
     sampled = len(short.events)
@@ -161,7 +162,7 @@ def test_a_long_prompt_goes_in_pieces_and_stops_nobody(two: Engine) -> None:
 
 
 def test_a_cancelled_job_is_gone_within_a_step(engine: Engine) -> None:
-    """Nothing is drawn for it any more, and its sequence is free."""
+    """A cancelled job gets no more tokens, and its sequence is free for the next."""
     task, box = engine.submit(DEMO_CHATML.format("Count to 12."), 40)
     engine.scheduler.step()
     sampled = len(box.events)
@@ -177,7 +178,7 @@ def test_a_cancelled_job_is_gone_within_a_step(engine: Engine) -> None:
 def test_a_failed_decode_fails_its_own_jobs(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The jobs of the failed batch get the reason; what comes later is answered."""
+    """A failed decode ends the jobs of its batch with the reason, and later jobs run."""
     _, box = engine.submit(DEMO_CHATML.format("Count to 12."), 40)
     engine.scheduler.step()
 
@@ -196,7 +197,7 @@ def test_a_failed_decode_fails_its_own_jobs(
 
 
 def test_stopping_ends_what_runs_with_an_error() -> None:
-    """Jobs that are not finished when the engine is shut down hear of it."""
+    """Shutting down the engine ends running and waiting jobs with an error."""
     engine = Engine(1)
     _, running = engine.submit(DEMO_CHATML.format("Count to 12."), 40)
     _, waiting = engine.submit(DEMO_CHATML.format("Count to 12."), 40)
@@ -211,7 +212,7 @@ def test_stopping_ends_what_runs_with_an_error() -> None:
 def test_an_error_in_a_step_ends_what_runs_and_no_more(
     two: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits for a step that broke hears of it; the engine goes on."""
+    """An error in a step ends the current jobs, and the engine keeps running."""
     boxes = [two.submit(DEMO_CHATML.format("Count to 12."), 40)[1] for _ in range(3)]
     step = two.scheduler.step
     after: list[Box] = []
@@ -232,7 +233,7 @@ def test_an_error_in_a_step_ends_what_runs_and_no_more(
 
 
 def test_a_batch_is_never_overfilled(engine: Engine) -> None:
-    """What would abort the process is an error before it reaches llama.cpp."""
+    """A batch rejects too many or no tokens, which would abort the process in llama.cpp."""
     with pytest.raises(ValueError, match="do not fit"):
         engine.context.add(0, 0, [1] * 65, True)
     with pytest.raises(ValueError, match="do not fit"):
@@ -240,7 +241,7 @@ def test_a_batch_is_never_overfilled(engine: Engine) -> None:
 
 
 def test_one_wake_up_a_step(two: Engine) -> None:
-    """Whatever a step has to tell, it is handed over in one call."""
+    """Each step delivers all of its events in one call."""
     for _ in range(2):
         two.submit(DEMO_CHATML.format("Count to 12."), 40)
     for steps in range(1, 8):
@@ -249,7 +250,8 @@ def test_one_wake_up_a_step(two: Engine) -> None:
 
 
 def test_a_prompt_goes_on_from_what_it_has_in_common(two: Engine) -> None:
-    """The second evaluates only what is new, and says how much was there; the text is the same."""
+    """A prompt reuses its common beginning with an earlier one, reports it, and gives the same
+    text."""
     long = "word " * 200
     _, first = two.submit(f"{long}one", 4)
     finish(two, first)
@@ -267,7 +269,8 @@ def test_a_prompt_goes_on_from_what_it_has_in_common(two: Engine) -> None:
 
 @pytest.mark.parametrize("path", [DEMO_MODEL, RECURRENT], ids=["attention", "recurrent"])
 def test_what_finishes_beside_others_comes_back(path: Path) -> None:
-    """A chat's next turn goes on from a state that has left the memory, with the same numbers."""
+    """A conversation's next turn reuses a state from host memory, and gives the same text as from
+    the KV cache."""
     turn, longer = "word " * 40, "word " * 40 + "and another thing"
     texts, cached = [], []
     for beside in (False, True):
@@ -290,7 +293,7 @@ def test_what_finishes_beside_others_comes_back(path: Path) -> None:
 
 
 def test_prompts_that_come_together_are_evaluated_once() -> None:
-    """Of many that begin alike at the same moment one evaluates it, and the others wait for it."""
+    """Concurrent prompts with a common beginning evaluate it once for each owner."""
     engine = Engine(8, 2048)
     prompts = ["word " * 150 + f"number {number}" for number in range(8)]
     boxes = [engine.submit(prompt, 4)[1] for prompt in prompts]
@@ -310,7 +313,7 @@ def test_prompts_that_come_together_are_evaluated_once() -> None:
 
 
 def test_owners_share_nothing(two: Engine) -> None:
-    """What one user's prompt has evaluated is not there for another's."""
+    """A prompt of one owner never reuses another owner's cells."""
     _, first = two.submit("word " * 100, 4, owner="one")
     finish(two, first)
     _, second = two.submit("word " * 100, 4, owner="other")
@@ -319,7 +322,7 @@ def test_owners_share_nothing(two: Engine) -> None:
 
 
 def test_choices_evaluate_their_prompt_once(two: Engine) -> None:
-    """Eight choices of a prompt take little more than its cells, and greedy ones are equal."""
+    """Eight choices share their prompt's cells, and greedy choices are equal."""
     prompt = "word " * 60 + DEMO_CHATML.format("Count to 7.")
     _, box = two.submit(prompt, 40, seeds=(1, 2, 3, 4, 5, 6, 7, 8))
     finish(two, box)
@@ -333,7 +336,7 @@ def test_choices_evaluate_their_prompt_once(two: Engine) -> None:
 
 @pytest.mark.parametrize("cells", [64, 96, 160])
 def test_what_does_not_fit_waits_and_loses_nothing(cells: int) -> None:
-    """With cells for two or three of eight that run, all come to their recorded answers."""
+    """Jobs that do not fit into the KV cache wait, and all give their recorded completions."""
     engine = Engine(8, cells)
     known = [prompt for prompt in prompts() if len(prompt["greedy"]) > 20][:16]
     boxes = [engine.submit(prompt["prompt"], 40)[1] for prompt in known]
@@ -344,7 +347,7 @@ def test_what_does_not_fit_waits_and_loses_nothing(cells: int) -> None:
 
 
 def test_a_recurrent_model_goes_on_from_whole_sequences_only() -> None:
-    """Its state cannot be moved back: the answers are those of an engine that remembers nothing."""
+    """A recurrent model gives the same completions as an engine without a prompt cache."""
     engine = Engine(2, 512, RECURRENT)
     assert not engine.model.rolls_back
     texts = ["one two three four", "one two three four", "one two", "one two three five"]
@@ -366,7 +369,7 @@ def test_a_recurrent_model_goes_on_from_whole_sequences_only() -> None:
 
 
 def test_a_small_request_comes_between_the_choices_of_a_large_one(two: Engine) -> None:
-    """Each request's next choice comes in turn, however many others a request has."""
+    """Two small requests finish before most of a large request's 20 choices."""
     _, large = two.submit("One day,", 4, seeds=(None,) * 20)
     for _ in range(3):
         two.scheduler.step()

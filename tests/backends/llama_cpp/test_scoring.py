@@ -1,4 +1,4 @@
-"""Prompts scored from their own logits: exactly, in bounded memory, before anything else."""
+"""Tests of prompts that are scored from their own logits."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ LETTERS = Letters()
 
 
 def scored(logits: NDArray[np.float32], ids: list[int], top: int) -> list[Token]:
-    """The tokens after rows of logits."""
+    """Return the tokens after rows of logits."""
     tokens = [(i, LETTERS.pieces[i], LETTERS.pieces[i], False) for i in ids]
     return score(logits, tokens, top, LETTERS)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 20), st.integers(0, 40), st.integers(1, 300))
 def test_numbers_are_a_double_log_softmax(seed: int, rows: int, top: int, block: int) -> None:
-    """Values, alternatives and their order, whatever the size of the blocks."""
+    """Log-probabilities and alternatives are those of a log-softmax in double precision, for any
+    block size."""
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((rows, 40)) * 20).astype(np.float32)
     logits[:, 7] = logits[:, 3]
@@ -68,7 +69,7 @@ def test_numbers_are_a_double_log_softmax(seed: int, rows: int, top: int, block:
 
 
 def test_what_is_impossible_is_minus_infinity() -> None:
-    """A logit of minus infinity is a probability of zero, and no warning."""
+    """A logit of minus infinity gives a log-probability of minus infinity."""
     logits = np.zeros((1, 40), np.float32)
     logits[0, 5] = -np.inf
     assert scored(logits, [5], 0)[0].logprob == -np.inf
@@ -76,7 +77,7 @@ def test_what_is_impossible_is_minus_infinity() -> None:
 
 @pytest.fixture
 async def small_steps(demo_f32: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LlamaCpp]:
-    """An engine whose logits fill its memory after ten rows."""
+    """An engine whose buffer of logits is full after ten rows."""
     monkeypatch.setattr(library, "MAX_LOGITS", 10 * 1024 * 4)
     engine = LlamaCpp(demo_f32, exact=True)
     yield engine
@@ -84,7 +85,7 @@ async def small_steps(demo_f32: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 
 
 async def prompt_tokens(engine: LlamaCpp, job: Generation) -> tuple[list[Token], list[str]]:
-    """The prompt's tokens, and the kinds of all events in their order."""
+    """Return the prompt's tokens, and the type names of all events in their order."""
     tokens: list[Token] = []
     kinds: list[str] = []
     async with engine.open(job) as batches:
@@ -99,7 +100,7 @@ async def prompt_tokens(engine: LlamaCpp, job: Generation) -> tuple[list[Token],
 async def test_a_long_prompt_is_scored_in_bounded_memory(
     small_steps: LlamaCpp, demo_f32: Path
 ) -> None:
-    """In steps of ten rows the numbers are those of one decode of all."""
+    """Scoring in steps of ten rows gives the numbers of a single decode."""
     text = " ".join(demo_texts(8))
     tokens, _ = await prompt_tokens(small_steps, Generation(Prompt(Text(text), logprobs=3), 0))
     ids = [token.id for token in tokens]
@@ -111,7 +112,7 @@ async def test_a_long_prompt_is_scored_in_bounded_memory(
 
 
 async def test_the_prompt_comes_before_all_choices(small_steps: LlamaCpp) -> None:
-    """One job scores its prompt once, then its choices follow, and others are not mixed in."""
+    """Each job scores its prompt once, before its choices, while other jobs run."""
     job = Generation(Prompt(COUNT, logprobs=0), 3, (1, 2, 3), sampling=GREEDY, logprobs=0)
     plain = asyncio.create_task(run(small_steps, Generation(Prompt(COUNT), 3, sampling=GREEDY)))
     results = await asyncio.gather(*(prompt_tokens(small_steps, job) for _ in range(4)))
@@ -127,7 +128,7 @@ async def test_the_prompt_comes_before_all_choices(small_steps: LlamaCpp) -> Non
 
 
 async def test_without_tokens_to_generate_every_choice_ends(small_steps: LlamaCpp) -> None:
-    """`max_tokens: 0` scores the prompt and finishes each choice at its limit."""
+    """`max_tokens: 0` scores the prompt and finishes each choice with `length`."""
     job = Generation(Prompt(Text("a"), logprobs=1), 0, (None, None))
     async with small_steps.open(job) as batches:
         events = [event async for batch in batches for event in batch]
@@ -137,7 +138,7 @@ async def test_without_tokens_to_generate_every_choice_ends(small_steps: LlamaCp
 
 
 async def test_leaving_ends_the_scoring(small_steps: LlamaCpp) -> None:
-    """A job that is left while its prompt is scored makes room for the next."""
+    """A job that is left during scoring frees the engine for the next one."""
     long = Generation(Prompt(Text(" ".join(demo_texts(30))), logprobs=5), 0)
     async with small_steps.open(long):
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Whatever is asked of the engine, on a memory too small for it: all ends, and nothing leaks."""
+"""Tests that random requests all end, without leaks, in a KV cache that is too small for them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from latimer.backends.errors import LatimerError
 from latimer.backends.llama_cpp import LlamaCpp
 
 CELLS = 512
-# More of them by hand: LATIMER_SOAK=2000.
+# The number of requests; for a longer run, set LATIMER_SOAK=2000.
 REQUESTS = int(os.environ.get("LATIMER_SOAK", "250"))
-# Most free; right ones, wrong ones, and one that leads nowhere.
+# Mostly no grammar; the others are valid, invalid, and one without an allowed token.
 GRAMMARS = [
     *[None] * 12,
     Grammar("regex", "[a-z ]{3,30}", "regex"),
@@ -29,7 +29,7 @@ GRAMMARS = [
 
 
 def job(rng: random.Random) -> Generation:
-    """Any request: long or short, with stops, choices, scores, or wrong in some way."""
+    """Return a random job: long or short, with stop sequences, choices or scores, or invalid."""
     kind = rng.random()
     words = rng.choice(["one two three ", "the cat sat ", "1, 2, 3, ", "é 漢 🔥 "])
     size = rng.randrange(1, 60)
@@ -54,7 +54,7 @@ def job(rng: random.Random) -> Generation:
 
 
 async def run(backend: LlamaCpp, work: Generation, rng: random.Random) -> str:
-    """What became of a request: whole, left early, or refused."""
+    """Run a job, and return whether it was complete, left early or rejected."""
     leaves = rng.random() < 0.2
     ended = 0
     try:
@@ -71,7 +71,7 @@ async def run(backend: LlamaCpp, work: Generation, rng: random.Random) -> str:
 
 @pytest.mark.timeout(600)
 async def test_everything_ends_and_nothing_leaks() -> None:
-    """Random requests, two dozen at a time: each ends, memory is flat, no cell is lost."""
+    """Of random requests, 24 at a time, each one ends, memory stays flat and no cell is lost."""
     rng = random.Random(5)
     backend = LlamaCpp(context=CELLS, parallel=8, max_waiting=100_000, cache_memory=4 << 20)
     turns = asyncio.Semaphore(24)
@@ -86,7 +86,7 @@ async def test_everything_ends_and_nothing_leaks() -> None:
     found = await asyncio.gather(*(one() for _ in range(REQUESTS)))
     assert {"whole", "left", "refused"} == set(found)
     assert sizes[-1] - sizes[len(sizes) // 2] < 30 * 1024
-    # A prompt of the whole memory is answered only where every cell has come back.
+    # A prompt of the whole KV cache succeeds only when every cell is free again.
     last = Generation(Prompt(tuple([5] * (CELLS - 1))), 1, sampling=Sampling(0.0))
     assert await asyncio.wait_for(run(backend, last, random.Random(1)), 60) in ("whole", "left")
     await backend.aclose()

@@ -1,4 +1,4 @@
-"""llama.cpp's tokeniser over long texts."""
+"""Tests of llama.cpp's tokenizer with long texts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLAIN = (
 
 @pytest.fixture(params=VOCABULARIES)
 def known(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Vocabulary]:
-    """The vocabulary of each kind of tokeniser."""
+    """The vocabulary of each kind of tokenizer."""
     source, changes = VOCABULARIES[request.param]
     path = with_marks(MODELS / f"{source}.gguf", tmp_path / "marks.gguf", changes)
     model = LoadedModel(path, Options(threads=1))
@@ -44,7 +44,7 @@ def known(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Vocabulary
 
 
 def test_pieces_come_to_the_same_ids(known: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text that is cut has the ids of the whole one, wherever control tokens stand in it."""
+    """A text that is tokenized in pieces gives the same ids as in one call."""
     for module in (tokenizer, vocabulary):
         monkeypatch.setattr(module, "PIECE", 20)
     marks = [special.spelling for special in known.specials]
@@ -62,7 +62,8 @@ def test_pieces_come_to_the_same_ids(known: Vocabulary, monkeypatch: pytest.Monk
 
 
 def test_long_texts_of_control_tokens_take_time_by_their_size(known: Vocabulary) -> None:
-    """A megabyte of control tokens takes a second: whole it would take half a minute."""
+    """A megabyte of control tokens takes less than five seconds. In one call it would take half a
+    minute."""
     mark = next(one.spelling for one in known.specials if one.spelling == "<|im_end|>")
     start = time.thread_time()
     known.tokenize(f"{mark}hi" * 80_000, add_special=False, parse_special=True)
@@ -70,7 +71,8 @@ def test_long_texts_of_control_tokens_take_time_by_their_size(known: Vocabulary)
 
 
 def test_long_runs_are_refused_in_time_by_the_size(known: Vocabulary) -> None:
-    """A run that llama.cpp has no stack for is refused; texts just below are looked at once."""
+    """A run that would overflow llama.cpp's stack is rejected, and the check takes less than a
+    second."""
     for blank, letter in ((" ", "a"), ("a", " ")):
         almost = (letter * WORD.most)[:-1] + blank
         start = time.thread_time()

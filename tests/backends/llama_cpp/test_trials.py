@@ -1,4 +1,4 @@
-"""Grammars that llguidance would work on for minutes are refused within seconds."""
+"""Tests that grammars that cost llguidance minutes are rejected within seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EASY = READ("start: /[a-z]+/")
 
 @pytest.fixture
 async def trials() -> AsyncIterator[Trials]:
-    """Trials that take a second at most."""
+    """Trials with a limit of one second."""
     made = Trials({"max_items_in_row": 20_000}, seconds=1)
     yield made
     made.close()
@@ -33,7 +33,7 @@ async def trials() -> AsyncIterator[Trials]:
 
 @pytest.mark.parametrize("name", HARD)
 async def test_what_takes_too_long_is_refused(trials: Trials, name: str) -> None:
-    """The process that tries it is ended, and an easy one beside it does not wait for it."""
+    """A grammar beyond the limit is rejected, and an easy one does not wait for it."""
     start = time.monotonic()
     hard = asyncio.ensure_future(trials.check(HARD[name]))
     await asyncio.sleep(0)
@@ -45,7 +45,7 @@ async def test_what_takes_too_long_is_refused(trials: Trials, name: str) -> None
 
 
 async def test_who_leaves_ends_the_trial(trials: Trials) -> None:
-    """Nothing is worked on for nobody: all places are free again at once."""
+    """Cancelling the callers ends their trials and frees all places."""
     tasks = [asyncio.ensure_future(trials.check(HARD["rows"] + " " * n)) for n in range(8)]
     await asyncio.sleep(0.2)
     for task in tasks:

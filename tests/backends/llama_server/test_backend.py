@@ -1,4 +1,4 @@
-"""A real llama-server behind the protocol."""
+"""Tests of the backend over a real llama-server."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ async def backend(llama_server_url: str) -> AsyncIterator[LlamaServer]:
 
 
 def slots(url: str) -> list[dict[str, Any]]:
-    """What the server says of its slots."""
+    """Return the server's slots."""
     with urllib.request.urlopen(f"{url}/slots") as reply:  # noqa: S310
         loaded: list[dict[str, Any]] = json.load(reply)
         return loaded
 
 
 async def test_facts_of_the_model(backend: LlamaServer) -> None:
-    """Name, context, template and tokens come from the server."""
+    """The backend reads the model's name, context length, chat template and end token from the
+    server."""
     model = await backend.model()
     assert (model.name, model.context, model.adds_bos) == ("demo.gguf", 2048, False)
     assert "<|im_start|>" in (model.template or "")
@@ -55,14 +56,14 @@ async def test_facts_of_the_model(backend: LlamaServer) -> None:
 
 
 async def test_a_long_answer_is_whole(backend: LlamaServer) -> None:
-    """Twelve numbers, an end token, counts without it."""
+    """A completion contains all of its text, and its token count leaves out the end token."""
     texts, finishes = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
     assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
     assert (finishes[0].reason, finishes[0].completion_tokens) == ("end", 24)
 
 
 async def test_no_tokens_need_no_call(backend: LlamaServer) -> None:
-    """`max_tokens: 0` generates nothing, where the server would generate one."""
+    """`max_tokens: 0` generates nothing, although the server itself would generate one token."""
     texts, finishes = await run(backend, Generation(Prompt(COUNT), 0, sampling=GREEDY))
     assert texts == [b""]
     assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 0)
@@ -70,7 +71,7 @@ async def test_no_tokens_need_no_call(backend: LlamaServer) -> None:
 
 
 async def test_choices_are_calls_of_one_job(backend: LlamaServer) -> None:
-    """Nine choices on four slots: all come, each of its own seed, the same again."""
+    """Nine choices on four slots are complete, and each repeats with its seed."""
     job = Generation(Prompt(Text("One day,")), 12, tuple(range(7, 16)))
     first, finishes = await run(backend, job)
     assert len(set(first)) > 1
@@ -81,7 +82,7 @@ async def test_choices_are_calls_of_one_job(backend: LlamaServer) -> None:
 
 
 async def test_what_does_not_fit_is_refused(backend: LlamaServer) -> None:
-    """A prompt or a completion beyond the context is an error with the numbers."""
+    """A prompt or a completion beyond the context length raises an error with the numbers."""
     with pytest.raises(ContextExceeded) as caught:
         await run(backend, Generation(Prompt(Text("word " * 3000)), 5))
     assert caught.value.context == 2048
@@ -93,21 +94,21 @@ async def test_what_does_not_fit_is_refused(backend: LlamaServer) -> None:
 
 
 async def test_without_a_limit_the_context_is_the_limit(backend: LlamaServer) -> None:
-    """The completion ends where the context does, as it does in process."""
+    """A completion without a limit ends at the context length, as it does in process."""
     endless = Sampling(temperature=0.0, extras={"ignore_eos": True})
     _, finishes = await run(backend, Generation(Prompt(COUNT), None, sampling=endless))
     assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 2048 - 12)
 
 
 async def test_bad_ids_are_refused(backend: LlamaServer) -> None:
-    """An id beyond the vocabulary is the client's mistake."""
+    """A token id beyond the vocabulary is an error of the request."""
     with pytest.raises(RequestError) as caught:
         await run(backend, Generation(Prompt((1, 99999)), 5))
     assert caught.value.param == "prompt"
 
 
 async def test_ids_are_used_verbatim(backend: LlamaServer) -> None:
-    """Token ids give what their text gives, and are counted as they are."""
+    """A prompt of token ids gives the completion of its text, and is counted exactly."""
     ids = await backend.tokenize(COUNT.text, add_special=True, parse_special=True)
     texts, finishes = await run(backend, Generation(Prompt(ids), 20, sampling=GREEDY))
     assert texts == (await run(backend, Generation(Prompt(COUNT), 20, sampling=GREEDY)))[0]
@@ -122,7 +123,7 @@ async def test_control_tokens_can_be_text(backend: LlamaServer) -> None:
 
 
 async def test_control_tokens_can_be_stops(backend: LlamaServer) -> None:
-    """A stop string that spells a control token stops there, and says so."""
+    """A stop sequence that spells a control token ends the completion at that token."""
     stops = ("<|im_end|>",)
     texts, finishes = await run(
         backend, Generation(Prompt(COUNT), 64, stops=Stops(stops), sampling=GREEDY)
@@ -132,7 +133,7 @@ async def test_control_tokens_can_be_stops(backend: LlamaServer) -> None:
 
 
 async def test_held_characters_of_several_tokens_are_not_lost(backend: LlamaServer) -> None:
-    """At the limit a character that may begin a stop comes back whole, its hidden token too."""
+    """Text that the server holds back for a stop sequence is restored at the length limit."""
     grammar = Grammar("gbnf", 'root ::= "Zoë 漢"', "grammar")
     prompt = Text(DEMO_CHATML.format("Say"))
     for stops in (("ë !",), ("ë ?", "no", "xë !")):
@@ -146,7 +147,7 @@ async def test_held_characters_of_several_tokens_are_not_lost(backend: LlamaServ
 async def test_leaving_ends_the_work_in_the_server(
     backend: LlamaServer, llama_server_url: str
 ) -> None:
-    """A slot is free again within a second and a half of leaving."""
+    """The server frees its slot within 1.5 seconds after the client closes the stream."""
     bans = Sampling(temperature=0.0, extras={"ignore_eos": True})
     async with backend.open(Generation(Prompt(COUNT), 2000, sampling=bans)) as batches:
         await anext(aiter(batches))
@@ -158,13 +159,13 @@ async def test_leaving_ends_the_work_in_the_server(
 
 
 async def test_more_requests_than_a_connection_lives(backend: LlamaServer) -> None:
-    """The server closes a connection after 100 answers; nobody notices."""
+    """Requests succeed although the server closes a connection after 100 responses."""
     for _ in range(120):
         await run(backend, Generation(Prompt((1, 2)), 1, sampling=GREEDY))
 
 
 async def test_the_native_reply_is_untouched(backend: LlamaServer) -> None:
-    """The server's own JSON comes back, its own keys included."""
+    """A native reply is the server's own JSON, with keys of its own."""
     async with backend.native(Generation(Prompt(COUNT), 5, sampling=GREEDY), False) as reply:
         value = orjson.loads(b"".join([chunk async for chunk in reply.body]))
     assert reply.status == 200
@@ -173,14 +174,14 @@ async def test_the_native_reply_is_untouched(backend: LlamaServer) -> None:
 
 
 async def test_health_is_the_servers(backend: LlamaServer) -> None:
-    """A healthy server is healthy; one that is not there is unavailable."""
+    """A running server is healthy, and a missing one is unavailable."""
     await backend.health()
     with pytest.raises(EngineUnavailable):
         await LlamaServer("http://127.0.0.1:1").health()
 
 
 def fake(handler: Callable[[httpx2.Request], httpx2.Response]) -> LlamaServer:
-    """A backend over a server that cannot be had for real."""
+    """Return a backend over a server with behaviour that a real one does not show on demand."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         if request.url.path == "/props":
@@ -194,7 +195,7 @@ def fake(handler: Callable[[httpx2.Request], httpx2.Response]) -> LlamaServer:
 
 
 async def test_a_reverse_prompt_of_the_server_is_passed_on_as_told() -> None:
-    """A native stop keeps its word, so that the adapter can refuse what nobody asked for."""
+    """The finish names a stop sequence that the server has but the request does not."""
     stream = body("llama_server", "stop-word-stream")
     backend = fake(lambda request: httpx2.Response(200, content=stream))
     _, finishes = await run(backend, Generation(Prompt(COUNT), 40))
@@ -202,7 +203,7 @@ async def test_a_reverse_prompt_of_the_server_is_passed_on_as_told() -> None:
 
 
 async def test_a_stream_that_just_ends_is_an_error() -> None:
-    """Without a final event the answer is not finished."""
+    """A stream without a final event raises an error."""
     stream = body("llama_server", "greedy-stream").rpartition(b"data:")[0]
     backend = fake(lambda request: httpx2.Response(200, content=stream))
     with pytest.raises(EngineError, match="before it was finished"):
@@ -210,7 +211,7 @@ async def test_a_stream_that_just_ends_is_an_error() -> None:
 
 
 async def test_an_error_in_mid_stream_surfaces() -> None:
-    """Text before it is kept, then the error is raised."""
+    """An error event in the middle of a stream raises an error with its message."""
     first = body("llama_server", "greedy-stream").partition(b"\n\n")[0] + b"\n\n"
     event = b'data: {"error":{"code":500,"message":"out of luck","type":"server_error"}}\n\n'
     backend = fake(lambda request: httpx2.Response(200, content=first + b":\n\n" + event))
@@ -219,7 +220,7 @@ async def test_an_error_in_mid_stream_surfaces() -> None:
 
 
 async def test_a_server_that_is_no_llama_server_is_named() -> None:
-    """Something else at the address is an error that says so."""
+    """The error says when the server at the address is no llama-server."""
     client = httpx2.AsyncClient(
         transport=httpx2.MockTransport(lambda _: httpx2.Response(200, json={})),
         base_url="http://fake",
@@ -233,7 +234,8 @@ COUNTED = Text(DEMO_CHATML.format("Count to 12.") + "1, 2, 3, 4,")
 
 @pytest.mark.parametrize("slots", ["--slots", "--no-slots"])
 async def test_a_speculative_server_tells_no_log_probabilities(slots: str) -> None:
-    """With a draft model log-probabilities are refused, of prompts and of answers; text is not."""
+    """The backend rejects log-probabilities with a draft model, for prompts and completions, and
+    serves text."""
     draft = ("-md", str(DEMO_MODEL), "--spec-type", "draft-simple")
     with llama_server(DEMO_MODEL, *draft, slots, slots=1) as address:
         backend = LlamaServer(address)

@@ -1,4 +1,4 @@
-"""A llama-server that answers nonsense: always an `EngineError`, never anything else."""
+"""Tests that invalid responses of llama-server always raise an `EngineError`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NONSENSE: dict[str, bytes] = {
 
 
 def server(answers: dict[str, bytes | Callable[[Any], bytes]], status: int = 200) -> LlamaServer:
-    """A backend over a recorded server that gives some answers of its own."""
+    """Return a backend over a recorded server with some responses replaced."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         path = request.url.path
@@ -66,14 +66,14 @@ JOBS = {
 @pytest.mark.parametrize("name", NONSENSE)
 @pytest.mark.parametrize("path", JOBS)
 async def test_nonsense_is_an_engine_error(path: str, name: str) -> None:
-    """Whatever an answer is, reading it ends in an error that says whose fault it is."""
+    """An invalid response to any call of a job raises an engine error."""
     with pytest.raises(EngineError):
         await run(server({path: NONSENSE[name]}), JOBS[path])
 
 
 @pytest.mark.parametrize("name", NONSENSE)
 async def test_a_vocabulary_of_nonsense_is_an_engine_error(name: str) -> None:
-    """The wide call, and what follows it."""
+    """An invalid response to the call for the vocabulary raises an engine error."""
     backend = server({"/completion": NONSENSE[name]})
     for ask in (backend.pieces, backend.specials, backend.server.facts):
         with pytest.raises(EngineError):
@@ -93,7 +93,7 @@ async def test_a_vocabulary_of_nonsense_is_an_engine_error(name: str) -> None:
     ids=["negative", "beyond", "zeros", "no-byte", "text", "no-letter"],
 )
 async def test_odd_pieces_are_an_engine_error(entry: dict[str, Any]) -> None:
-    """A token's bytes are a list of bytes, under an id of the vocabulary."""
+    """A vocabulary entry with an invalid id or invalid bytes raises an engine error."""
     reply = {"completion_probabilities": [{"top_logprobs": [entry]}]}
     with pytest.raises(EngineError):
         await server({"/completion": orjson.dumps(reply)}).server.facts()
@@ -120,14 +120,14 @@ async def test_odd_pieces_are_an_engine_error(entry: dict[str, Any]) -> None:
     ids=str,
 )
 async def test_odd_facts_are_an_engine_error(wrong: dict[str, Any]) -> None:
-    """Sizes are within bounds, before anything is made of them."""
+    """Model facts of a wrong type or size raise an engine error."""
     with pytest.raises(EngineError, match="is no llama-server"):
         await server({"/props": orjson.dumps({**PROPS, **wrong})}).model()
 
 
 @pytest.mark.parametrize("tokens", [[], [-5], [2**31], [True]], ids=str)
 async def test_odd_tokens_are_the_engines_fault(tokens: list[int]) -> None:
-    """A text has tokens, and their ids are ids: else it is not the client who sent a wrong one."""
+    """Invalid token ids from the engine raise an engine error, not an error of the request."""
     backend = server({"/tokenize": orjson.dumps({"tokens": tokens})})
     with pytest.raises(EngineError):
         await backend.tokenize("a", add_special=False, parse_special=True)
@@ -154,7 +154,7 @@ FINAL = {"stop": True, "stop_type": "eos", "tokens_predicted": 1, "tokens_evalua
     ids=str,
 )
 async def test_odd_events_are_an_engine_error(event: Any) -> None:
-    """Counts are counts, and fit into a reply."""
+    """An event with impossible counts or fields raises an engine error."""
     data = b"data: " + orjson.dumps(event) + b"\n\n"
     with pytest.raises(EngineError):
         await run(server({"/completion": data}), JOBS["/completion"])
@@ -186,7 +186,7 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("data", [b"null", b"", b"{},{}"])
 @pytest.mark.parametrize("first", [b"", _stream(_token(1))], ids=["first", "later"])
 async def test_an_event_of_nothing_is_an_engine_error(data: bytes, first: bytes) -> None:
-    """Its text would be missing in the answer."""
+    """An empty event raises an engine error, because its text would be missing."""
     last = _stream({**FINAL, "tokens_predicted": 3})
     answer = first + b"data: " + data + b"\n\n" + last
     with pytest.raises(EngineError):
@@ -196,7 +196,7 @@ async def test_an_event_of_nothing_is_an_engine_error(data: bytes, first: bytes)
 @pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
 async def test_counts_that_cannot_be_are_an_engine_error(name: str, apart: bool) -> None:
-    """An answer has as many tokens as it says, and as were asked for at most."""
+    """A stream whose token counts contradict its events or the request raises an engine error."""
     job = Generation(Prompt(Text("a")), 4, stops=Stops(("b",) if apart else ()))
     data = _stream(*STREAMS[name], *([] if "end" in name else [FINAL]))
 
@@ -217,19 +217,19 @@ async def test_counts_that_cannot_be_are_an_engine_error(name: str, apart: bool)
 
 @pytest.mark.parametrize("data", [b"", b"null", b"<html>", DEEP, b'{"error":{"code":503}}'])
 def test_a_503_is_unavailable_whatever_it_says(data: bytes) -> None:
-    """A server, or a proxy before it, that is not ready: the client may come again."""
+    """A response with status 503 means unavailable, whatever its body."""
     assert isinstance(to_error(503, data), EngineUnavailable)
 
 
 @pytest.mark.parametrize("status", [204, 301, 400, 404, 500])
 @pytest.mark.parametrize("data", [b"", b"null", b'{"error":null}', b'{"error":{}}', DEEP])
 def test_any_error_can_be_read(status: int, data: bytes) -> None:
-    """No status and no body of an error is an exception of ours."""
+    """An error response of any status and body gives a `LatimerError`."""
     assert isinstance(to_error(status, data), LatimerError)
 
 
 async def test_a_server_that_loads_is_unavailable() -> None:
-    """Health and model say so, and nothing else is asked."""
+    """Health and model raise `EngineUnavailable` while the server loads its model."""
     loading = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
     backend = server({"/health": loading, "/props": loading}, 503)
     for ask in (backend.health, backend.model):
@@ -238,7 +238,7 @@ async def test_a_server_that_loads_is_unavailable() -> None:
 
 
 async def test_health_is_asked_once_for_many() -> None:
-    """Whoever asks for the health, without a key, costs the server next to nothing."""
+    """50 concurrent health checks cost the server one request."""
     asked = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:

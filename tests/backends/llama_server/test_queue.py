@@ -1,4 +1,4 @@
-"""Many requests for few slots."""
+"""Tests of many requests for few slots."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LONG = replace(SHORT, max_tokens=300, sampling=Sampling(0.0, extras={"ignore_eos
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A server of two slots."""
-    # One thread: two would wait for one another where other tests run beside.
+    """The address of a server with two slots."""
+    # One thread: two would wait for each other while other tests run in parallel.
     with llama_server(SPM, slots=SLOTS, context=512) as made:
         yield made
 
 
 class Counted(HttpUpstream):
-    """An upstream that counts what is on its way at once."""
+    """An upstream that counts its concurrent requests."""
 
     running = most = 0
 
@@ -54,7 +54,7 @@ class Counted(HttpUpstream):
 
 
 async def test_hundreds_of_requests_open_few_connections(address: str) -> None:
-    """As many as there are slots, and two for questions; all are answered."""
+    """400 concurrent requests use one connection per slot and two for other calls."""
     upstream = Counted(address)
     backend = LlamaServer(upstream)
     ids = await backend.tokenize("Hello", add_special=True, parse_special=True)
@@ -71,7 +71,8 @@ async def test_hundreds_of_requests_open_few_connections(address: str) -> None:
 
 
 async def test_a_full_queue_is_busy_and_empties(address: str) -> None:
-    """Beyond the bound a request is refused with a time; who leaves makes room at once."""
+    """A full queue rejects a request with a time to retry after, and cancelled requests leave the
+    queue."""
     backend = LlamaServer(address, max_waiting=3)
     await backend.model()
     tasks = [asyncio.create_task(run(backend, LONG)) for _ in range(SLOTS + 3)]
@@ -87,7 +88,7 @@ async def test_a_full_queue_is_busy_and_empties(address: str) -> None:
 
 
 async def test_a_large_request_does_not_hold_up_small_ones(address: str) -> None:
-    """300 prompts of one request are worked off in turn; a small one comes between."""
+    """A small request runs before the 300 prompts of a large one are finished."""
     backend = LlamaServer(address, max_waiting=2)
     party = Party()
     done = 0
@@ -110,7 +111,7 @@ async def test_a_large_request_does_not_hold_up_small_ones(address: str) -> None
 
 
 async def test_scoring_takes_turns_too(address: str) -> None:
-    """Log-probabilities of prompts and answers, many at once, over as few connections."""
+    """Requests for log-probabilities of prompts and completions share the same few connections."""
     upstream = Counted(address)
     backend = LlamaServer(upstream)
     await backend.server.facts()

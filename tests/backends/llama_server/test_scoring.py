@@ -1,4 +1,4 @@
-"""Which calls score which tokens, and what is made of their replies."""
+"""Tests of the calls that score a prompt's tokens, and of reading their responses."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ KINDS = ["bias", "grammar", "grammar", "among", "bias", "bias", "bias", "grammar
 
 
 def entry(token: int, logprob: float = -1.0, *others: tuple[int, float]) -> dict[str, Any]:
-    """An entry of a reply."""
+    """Return one token's entry of a response."""
     top = [{"id": i, "token": "", "bytes": [], "logprob": value} for i, value in others]
     return {"id": token, "token": "x", "bytes": [], "logprob": logprob, "top_logprobs": top}
 
 
 def reply(*entries: dict[str, Any], **more: Any) -> bytes:
-    """A reply's body."""
+    """Return the body of a response."""
     return orjson.dumps({"completion_probabilities": entries, "timings": {"cache_n": 0}, **more})
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=600), st.integers(1, 8))
 def test_every_token_is_scored_once(tokens: list[int], slots: int) -> None:
-    """Calls follow each other without gaps, each forced in the way that its tokens allow."""
+    """The planned calls cover each token once, in order, each forced in the way that its tokens
+    allow."""
     ids = tuple(tokens)
     calls = plan(ids, 1, VOCABULARY, slots)
     assert [at for call in calls for at in range(call.start, call.stop)] == list(range(1, len(ids)))
@@ -51,13 +52,14 @@ def test_every_token_is_scored_once(tokens: list[int], slots: int) -> None:
 
 
 def test_long_runs_are_spread_over_the_slots() -> None:
-    """All slots get a part, but none a tiny one."""
+    """The planner splits a long run over all slots, and does not split a short one."""
     assert len(plan((1,) * 129, 1, VOCABULARY, 4)) == 4
     assert len(plan((1,) * (SHORTEST + 1), 1, VOCABULARY, 4)) == 1
 
 
 def test_payloads_force_their_tokens() -> None:
-    """A grammar of ids, a bias, or an ordinary token in the place of one without an entry."""
+    """Calls force their tokens by a grammar or a bias, and an ordinary token replaces one without
+    an entry."""
     ids = (1, 2, 7, 0, 3)
     payload = to_native(ScoringCall("grammar", 1, 3), ids, 2, VOCABULARY, True)
     assert payload["grammar"] == "root ::= <[2]> <[7]>"
@@ -71,7 +73,8 @@ def test_payloads_force_their_tokens() -> None:
 
 
 def test_scores_are_read_in_order() -> None:
-    """Each entry's own number, its alternatives spelled by the vocabulary, and no more calls."""
+    """Each entry gives a token's own log-probability and alternatives with the vocabulary's
+    spelling."""
     ids = (1, 2, 7)
     body = reply(entry(2, -0.5, (0, -0.1), (2, -0.5)), entry(7, -3.4028234663852886e38))
     scores, rest = read(ScoringCall("grammar", 1, 3), ids, 1, body, VOCABULARY)
@@ -83,7 +86,8 @@ def test_scores_are_read_in_order() -> None:
 
 
 def test_a_run_that_ends_early_goes_on() -> None:
-    """What was told counts; the token that the grammar refused is forced by a bias."""
+    """A run that ends early keeps its scores, and a bias forces the token that the grammar
+    rejected."""
     ids = (1, 2, 7, 1, 2)
     call = ScoringCall("grammar", 1, 5)
     scores, rest = read(call, ids, 0, reply(entry(2)), VOCABULARY)
@@ -93,13 +97,14 @@ def test_a_run_that_ends_early_goes_on() -> None:
 
 
 def test_another_token_is_an_error_never_a_number() -> None:
-    """A forced token that does not come back is not scored."""
+    """A response with another token than the forced one raises an error."""
     with pytest.raises(EngineError, match="token 0"):
         read(ScoringCall("bias", 1, 2), (1, 0), 0, reply(entry(2)), VOCABULARY)
 
 
 def test_a_token_without_an_entry_is_found_among_the_others() -> None:
-    """First among the most likely, then in the whole vocabulary; else it is an error."""
+    """A token without an entry is searched among the most likely tokens, then in the whole
+    vocabulary."""
     ids, call = (1, 3), ScoringCall("among", 1, 2)
     body = reply(entry(1, -9.0, (2, -0.1), (3, -4.0)))
     scores, rest = read(call, ids, 1, body, VOCABULARY)
@@ -111,7 +116,7 @@ def test_a_token_without_an_entry_is_found_among_the_others() -> None:
 
 
 def test_drafted_tokens_have_no_log_probabilities() -> None:
-    """A server that decodes speculatively is refused, not believed."""
+    """Scores of a server that decodes speculatively are rejected."""
     body = reply(entry(2), timings={"draft_n": 3})
     with pytest.raises(Unsupported, match="draft model"):
         read(ScoringCall("grammar", 1, 2), (1, 2), 0, body, VOCABULARY)
@@ -119,7 +124,7 @@ def test_drafted_tokens_have_no_log_probabilities() -> None:
 
 @given(st.text(max_size=4), st.integers(0, 4))
 def test_incomplete_characters_are_noticed(text: str, cut: int) -> None:
-    """Whole text is complete; cut inside its last character it is not."""
+    """Bytes that end inside a character are detected."""
     data = text.encode()
     assert not ends_inside(data)
     size = len(text[-1:].encode())
@@ -128,7 +133,8 @@ def test_incomplete_characters_are_noticed(text: str, cut: int) -> None:
 
 
 def test_a_real_vocabulary() -> None:
-    """The demo model's: 1024 tokens, three of them control tokens, bytes for half a character."""
+    """The demo model's vocabulary has three control tokens, and tokens for single bytes of a
+    character."""
     body = (Path(__file__).parent / "vocabulary.json").read_bytes()
     pieces = read_pieces(body)
     vocabulary = Vocabulary(pieces, {2: b"<|im_end|>"})

@@ -1,4 +1,4 @@
-"""Recorded streams to tokens, fed at every split; and what they leave out."""
+"""Tests of tokens from recorded streams at every split, and of those that a stream leaves out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ID = {piece: token for token, piece in enumerate(PIECES) if piece}
 
 
 def translate(*chunks: bytes) -> tuple[list[Token], TokenStream]:
-    """A recorded stream's tokens."""
+    """Return the tokens of a recorded stream, and the reader of its tokens."""
     job = Generation(Prompt(Text("")), 64, logprobs=2)
     stream, reader = TokenStream(job, 0, 5, VOCABULARY), ChoiceStream(job, 0, False)
     parser = EventParser()
@@ -32,7 +32,7 @@ def translate(*chunks: bytes) -> tuple[list[Token], TokenStream]:
 
 
 def event(*tokens: int, predicted: int, content: str, stop: bool = False) -> dict[str, Any]:
-    """A partial event of the last of some tokens."""
+    """Return a partial event that carries the last of some tokens."""
     entries = [{"id": tokens[-1], "logprob": -1.0, "top_logprobs": []}] if tokens else []
     return {
         "content": content, "tokens": list(tokens[-1:]), "stop": stop,
@@ -41,7 +41,7 @@ def event(*tokens: int, predicted: int, content: str, stop: bool = False) -> dic
 
 
 def last(kind: str, predicted: int, word: str = "") -> dict[str, Any]:
-    """A final event."""
+    """Return a final event."""
     return {
         "content": "", "tokens": [], "stop": True, "stop_type": kind, "stopping_word": word,
         "tokens_predicted": predicted, "tokens_evaluated": 5, "timings": {"cache_n": 2},
@@ -49,14 +49,14 @@ def last(kind: str, predicted: int, word: str = "") -> dict[str, Any]:
 
 
 def stream_of(*stops: str) -> TokenStream:
-    """A stream of a job with stops."""
+    """Return the stream of a job with stop sequences."""
     return TokenStream(
         Generation(Prompt(Text("")), 64, stops=Stops(stops), logprobs=0), 0, 5, VOCABULARY
     )
 
 
 def test_a_recorded_stream_is_the_same_at_every_split() -> None:
-    """Tokens, numbers and the finish do not depend on how the bytes arrive."""
+    """A recorded stream gives the same tokens, log-probabilities and finish at every split."""
     data = body("llama_server", "probs-stream")
     whole, stream = translate(data)
     assert b"".join(token.data for token in whole)
@@ -68,7 +68,7 @@ def test_a_recorded_stream_is_the_same_at_every_split() -> None:
 
 
 def test_tokens_inside_a_character_are_found_from_its_bytes() -> None:
-    """A jump in the count and the bytes that come tell which tokens there were."""
+    """The stream finds tokens inside a character from its bytes and the token count."""
     stream = stream_of()
     first, middle, end = (ID[bytes([byte])] for byte in "漢".encode())
     tokens = stream.feed([event(end, predicted=3, content="漢"), last("limit", 3)])
@@ -79,7 +79,7 @@ def test_tokens_inside_a_character_are_found_from_its_bytes() -> None:
 
 
 def test_held_characters_come_with_what_releases_them() -> None:
-    """Text that is held for a stop is told apart when it is sent."""
+    """The stream splits text into tokens when it stops holding the text for a stop sequence."""
     stream = stream_of("é!", "é?")
     first, second = (ID[bytes([byte])] for byte in "é".encode())
     assert stream.feed([event(second, predicted=2, content="")]) == []
@@ -88,7 +88,8 @@ def test_held_characters_come_with_what_releases_them() -> None:
 
 
 def test_a_stop_inside_characters_tells_its_tokens() -> None:
-    """The stop's own tokens are known from its spelling; those before the cut are counted."""
+    """The spelling of a stop sequence gives its tokens, and only tokens before the cut are
+    counted."""
     stream = stream_of("漢")
     ids = [ID[bytes([byte])] for byte in "漢".encode()]
     tokens = stream.feed([event(ID[b"a"], predicted=1, content="a")])
@@ -99,7 +100,7 @@ def test_a_stop_inside_characters_tells_its_tokens() -> None:
 
 
 def test_an_end_token_is_no_token_of_the_text() -> None:
-    """It is told with the finish; a control token in the text stays where it was."""
+    """The finish carries the end token, and a control token in the text keeps its place."""
     stream = stream_of()
     tokens = stream.feed([
         event(1, predicted=1, content=""),
@@ -115,7 +116,7 @@ def test_an_end_token_is_no_token_of_the_text() -> None:
 
 
 def test_what_the_stream_does_not_tell_is_settled_by_all_ids() -> None:
-    """Broken characters, and one that a limit cuts, come from the ids of the same answer."""
+    """The token ids of the complete response settle broken and cut characters."""
     stream = stream_of()
     start, broken = ID[b"\xe6"], ID[b"\xbc"]
     assert stream.feed([event(ID[b"a"], predicted=3, content="\ufffd\ufffda")]) == []
@@ -129,7 +130,7 @@ def test_what_the_stream_does_not_tell_is_settled_by_all_ids() -> None:
 
 
 def test_another_answer_settles_nothing() -> None:
-    """Ids that contradict what was told are an error, never a guess."""
+    """Token ids that contradict the stream raise an error."""
     stream = stream_of()
     stream.feed([event(ID[b"a"], predicted=3, content="\ufffd\ufffda"), last("limit", 3)])
     with pytest.raises(EngineError, match="does not tell"):
@@ -137,7 +138,7 @@ def test_another_answer_settles_nothing() -> None:
 
 
 def test_events_without_log_probabilities_are_drafted_ones() -> None:
-    """Speculative decoding leaves them out; nothing is made up in their place."""
+    """An event without log-probabilities, as speculative decoding sends it, raises an error."""
     drafted = event(ID[b"a"], predicted=1, content="a")
     del drafted["completion_probabilities"]
     with pytest.raises(Unsupported, match="draft model"):

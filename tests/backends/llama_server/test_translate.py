@@ -1,4 +1,4 @@
-"""llama-server's translator, fed with recordings of a real one."""
+"""Tests of llama-server's translator with recordings of a real server."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ from support.recordings import RECORDINGS, body, exchange
 STREAMS = [
     path.stem
     for path in sorted((RECORDINGS / "llama_server").glob("*-stream.json"))
-    # Two prompts or choices in one call are never asked for.
+    # No job asks for two prompts or choices in one call.
     if "list" not in path.stem and "n-2" not in path.stem and "exceeded" not in path.stem
 ]
 
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    """The demo model's vocabulary, as a real llama-server tells it."""
+    """The demo model's vocabulary, as a real llama-server returns it."""
     return Vocabulary(read_pieces((Path(__file__).parent / "vocabulary.json").read_bytes()), {})
 
 
 def job_of(name: str) -> Generation:
-    """The job that a recorded request would have come from."""
+    """Return the job that leads to a recorded request."""
     asked = exchange("llama_server", name)["request"]["json"]
     stops = tuple(asked.get("stop", ()))
     return Generation(Prompt(Text(asked["prompt"])), asked.get("n_predict"), stops=Stops(stops))
 
 
 def translate(job: Generation, vocabulary: Vocabulary, *chunks: bytes) -> list[Event]:
-    """All canonical events of a stream."""
+    """Return all canonical events of a stream."""
     parser, stream = EventParser(), ChoiceStream(job, 0, bos_count=0)
     events: list[Event] = []
     for chunk in chunks:
@@ -79,12 +79,12 @@ def translate(job: Generation, vocabulary: Vocabulary, *chunks: bytes) -> list[E
 
 
 def text_of(events: list[Event]) -> bytes:
-    """What the pieces come to."""
+    """Return the text of all pieces."""
     return b"".join(event.data for event in events if isinstance(event, Piece))
 
 
 def finish_of(events: list[Event]) -> Finish:
-    """The one last event."""
+    """Return the last event, which is the only `Finish`."""
     assert [isinstance(event, Finish) for event in events].count(True) == 1
     assert isinstance(events[-1], Finish)
     return events[-1]
@@ -104,7 +104,8 @@ def test_recordings_are_the_same_at_every_split(name: str, vocabulary: Vocabular
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_the_stream_loses_nothing_of_the_plain_reply(name: str, vocabulary: Vocabulary) -> None:
-    """The text before a stop is the unstreamed reply's, held text at the limit included."""
+    """A stream contains the text of the unstreamed response, also text held back at the length
+    limit."""
     events = translate(job_of(name), vocabulary, body("llama_server", name))
     plain = json.loads(body("llama_server", name.removesuffix("-stream")))
     text = text_of(events).decode(errors="ignore")
@@ -117,7 +118,7 @@ def test_the_stream_loses_nothing_of_the_plain_reply(name: str, vocabulary: Voca
         ("greedy-stream", "end", 7),
         ("limit-stream", "length", 5),
         ("emoji-stream", "end", 1),
-        # "1, 2, 3, 4, " are nine tokens, and the one that holds the cut begins before it.
+        # "1, 2, 3, 4, " is nine tokens, and the token that contains the cut begins before it.
         ("stop-word-stream", "stop", 9),
         ("stop-mid-token-stream", "stop", 2),
         ("stop-held-at-limit-stream", "length", 6),
@@ -125,13 +126,13 @@ def test_the_stream_loses_nothing_of_the_plain_reply(name: str, vocabulary: Voca
     ],
 )
 def test_reasons_and_counts(name: str, reason: str, tokens: int, vocabulary: Vocabulary) -> None:
-    """An end token is not counted, nor is what begins behind the cut."""
+    """The count leaves out the end token and every token that begins after the cut."""
     finish = finish_of(translate(job_of(name), vocabulary, body("llama_server", name)))
     assert (finish.reason, finish.completion_tokens) == (reason, tokens)
 
 
 def test_cached_tokens_are_told() -> None:
-    """What the server reused of the prompt is passed on, never more than the prompt."""
+    """The finish carries the number of prompt tokens that the server reused."""
     finish = finish_of(
         translate(job_of("greedy-stream"), None, body("llama_server", "greedy-stream"))  # type: ignore[arg-type]
     )
@@ -139,14 +140,14 @@ def test_cached_tokens_are_told() -> None:
 
 
 def test_a_bos_that_was_added_is_not_counted() -> None:
-    """With a BOS in front, the prompt has one token less than the server evaluated."""
+    """The prompt's count leaves out a BOS token that the server added."""
     stream = ChoiceStream(job_of("greedy-stream"), 0, bos_count=1)
     data = EventParser().feed(body("llama_server", "greedy-stream"))
     assert finish_of(stream.feed(stream.parse(data))).prompt_tokens == 14
 
 
 def test_the_vocabulary_is_exact(vocabulary: Vocabulary) -> None:
-    """Pieces are bytes, half characters too; control tokens have none."""
+    """The vocabulary has each token's exact bytes, and none for control tokens."""
     assert len(vocabulary) == 1024
     for entry in json.loads(body("llama_server", "tokenize-pieces"))["tokens"]:
         piece = entry["piece"]
@@ -156,7 +157,7 @@ def test_the_vocabulary_is_exact(vocabulary: Vocabulary) -> None:
 
 
 def test_an_error_event_is_raised() -> None:
-    """An error in mid-stream surfaces with the server's own words."""
+    """An error event raises an error with the server's message."""
     stream = ChoiceStream(job_of("greedy-stream"), 0, False)
     data = orjson.dumps({"error": {"code": 500, "message": "boom", "type": "server_error"}})
     with pytest.raises(EngineError, match="boom"):
@@ -164,7 +165,7 @@ def test_an_error_event_is_raised() -> None:
 
 
 def test_an_event_that_is_none_is_an_error() -> None:
-    """What is not JSON is never guessed at."""
+    """An event that is not JSON raises an error."""
     with pytest.raises(EngineError, match="no JSON"):
         ChoiceStream(job_of("greedy-stream"), 0, False).parse([b"{nope"])
 
@@ -181,7 +182,8 @@ def test_an_event_that_is_none_is_an_error() -> None:
     ],
 )
 def test_errors_of_the_server(name: str, kind: type[Exception], param: str | None) -> None:
-    """What is the client's fault is a request error with the field, the rest the engine's."""
+    """A client's mistake is an error of the request with its field, and all else is an engine
+    error."""
     response = exchange("llama_server", name)["response"]
     error = to_error(response["status"], response["body"].encode(), job_of_any())
     assert isinstance(error, kind)
@@ -189,30 +191,30 @@ def test_errors_of_the_server(name: str, kind: type[Exception], param: str | Non
 
 
 def job_of_any() -> Generation:
-    """A job for errors that speak of one."""
+    """Return a job for errors that refer to one."""
     return Generation(Prompt(Text("x")), 10)
 
 
 def test_a_loading_server_is_unavailable() -> None:
-    """`Loading model` is worth another try."""
+    """The error `Loading model` means unavailable."""
     data = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
     assert isinstance(to_error(503, data), EngineUnavailable)
 
 
 def test_a_reply_that_is_no_error_object_is_shown() -> None:
-    """A proxy's page in between is quoted, not swallowed."""
+    """The error quotes a proxy's page."""
     assert "502: <html>" in to_error(502, b"<html>").message
 
 
 def payload(**sampling: Any) -> dict[str, Any]:
-    """The payload of a job with this sampling."""
+    """Return the payload of a job with these sampling parameters."""
     seeds = sampling.pop("seeds", (None,))
     job = Generation(Prompt(Text("x")), 5, seeds, Stops(("a",)), Sampling(**sampling))
     return dict(to_native(job, 0, "x", 2048))
 
 
 def test_neutral_values_are_sent_every_time() -> None:
-    """Whatever the server's flags are, nothing but OpenAI's sampling applies."""
+    """Every request sends neutral values, so that the server's flags do not change the sampling."""
     sent = payload()
     assert all(sent[name] == value for name, value in NEUTRAL.items())
     assert (sent["temperature"], sent["top_p"], sent["stream"]) == (1.0, 1.0, True)
@@ -221,13 +223,13 @@ def test_neutral_values_are_sent_every_time() -> None:
 
 
 def test_extras_replace_neutral_values() -> None:
-    """What the request names goes through under the same name."""
+    """A sampling parameter that the request names is sent under the same name."""
     sent = payload(extras={"top_k": 5, "min_p": 0.1})
     assert (sent["top_k"], sent["min_p"]) == (5, 0.1)
 
 
 async def test_a_grammar_is_sent_and_a_wrong_one_is_not() -> None:
-    """GBNF goes as it is; what the server could not read, or not survive, does not go."""
+    """Valid GBNF is sent unchanged, and invalid GBNF is rejected."""
     job = Generation(Prompt(Text("x")), 5, grammar=Grammar("gbnf", "root ::= [a-z]", "grammar"))
     assert to_native(await with_gbnf(job), 0, "x", 2048)["grammar"] == "root ::= [a-z]"
     for text in ("root ::= (", "root ::= )"):
@@ -237,7 +239,8 @@ async def test_a_grammar_is_sent_and_a_wrong_one_is_not() -> None:
 
 
 def test_a_grammar_may_end_though_ends_are_ignored() -> None:
-    """`ignore_eos` counts for nothing beside a grammar: where it ends the server would fail."""
+    """A job with a grammar does not send `ignore_eos`, because the server fails where the grammar
+    ends."""
     sampling = Sampling(extras={"ignore_eos": True})
     job = Generation(Prompt(Text("x")), 5, sampling=sampling)
     assert to_native(job, 0, "x", 2048)["ignore_eos"]
@@ -246,7 +249,7 @@ def test_a_grammar_may_end_though_ends_are_ignored() -> None:
 
 
 def test_a_grammar_whose_tokens_are_banned_is_the_clients_fault() -> None:
-    """The server fails where no token is left that the grammar allows."""
+    """An error for a grammar without an allowed token is an error of the request."""
     job = replace(job_of_any(), grammar=Grammar("gbnf", "root ::= [a-z]", "regex"))
     message = "got exception: Unexpected empty grammar stack after accepting piece: a (5)"
     data = orjson.dumps({"error": {"code": 500, "message": message, "type": "server_error"}})
@@ -257,26 +260,26 @@ def test_a_grammar_whose_tokens_are_banned_is_the_clients_fault() -> None:
 
 
 def test_penalties_look_back_over_the_whole_context() -> None:
-    """Penalties have the context for a window, unless the request names one."""
+    """Penalties apply to the whole context unless the request names a window."""
     assert payload(presence_penalty=0.5)["repeat_last_n"] == 2048
     assert payload(frequency_penalty=0.5, extras={"repeat_last_n": 7})["repeat_last_n"] == 7
 
 
 def test_a_bias_of_minus_100_bans() -> None:
-    """-100 is a ban, everything else a number."""
+    """A bias of -100 is sent as a ban, and any other as a number."""
     assert payload(logit_bias=((5, -100.0), (6, 1.5)))["logit_bias"] == [[5, False], [6, 1.5]]
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**32 - 1, 2**63 - 1, -(2**63)])
 def test_seeds_fit_and_are_never_the_random_one(seed: int) -> None:
-    """Every int64 becomes a seed that the server does not take for "random"."""
+    """Every int64 becomes a seed that the server does not read as "random"."""
     sent = payload(seeds=(seed,))
     assert 0 <= sent["seed"] < 2**32 - 1
     assert sent["cache_prompt"] is False
 
 
 def test_without_a_seed_each_call_draws_one() -> None:
-    """Two calls without a seed differ, and may use the cache."""
+    """Calls without a seed get different seeds and can use the prompt cache."""
     assert payload()["seed"] != payload()["seed"]
     assert payload()["cache_prompt"] is True
 
@@ -284,7 +287,7 @@ def test_without_a_seed_each_call_draws_one() -> None:
 def test_characters_that_take_several_tokens_are_counted_with_a_stop(
     vocabulary: Vocabulary,
 ) -> None:
-    """Tokens that the stream does not show begin where their character does."""
+    """Tokens that the stream does not show count from where their character begins."""
     job = Generation(Prompt(Text("x")), 6, stops=Stops((" ",)))
     data = body("llama_server", "byte-pieces-stream")
     events = translate(job, vocabulary, data)
@@ -292,14 +295,15 @@ def test_characters_that_take_several_tokens_are_counted_with_a_stop(
 
 
 def event(content: str, token: int, predicted: int) -> dict[str, Any]:
-    """A step of a stream, as the server sends it."""
+    """Return a partial event as the server sends it."""
     return {"index": 0, "content": content, "tokens": [token], "stop": False, "id_slot": 0,
             "tokens_predicted": predicted, "tokens_evaluated": 9,
             "timings": {"cache_n": 4}}  # fmt: skip
 
 
 def test_a_visible_token_is_a_piece_of_its_own() -> None:
-    """The control token is marked, behind what was held back before it; its look-alike is not."""
+    """A preserved control token is a marked piece after the text before it, and text with the same
+    spelling is not marked."""
     job = Generation(Prompt(Text("a")), 9, preserved_tokens=("<m>",))
     assert list(to_native(job, 0, "a", 100)["preserved_tokens"]) == ["<m>"]
     marked = Vocabulary([b"", b"a", b"b x", b"<m> "], {0: b"<m>"})
@@ -311,7 +315,8 @@ def test_a_visible_token_is_a_piece_of_its_own() -> None:
 
 
 def test_a_stop_that_the_server_does_not_know_ends_the_choice() -> None:
-    """Stops are not sent, and the end has the counts that the last step told."""
+    """A stop sequence that only the adapter matches ends the choice, with the counts of the last
+    event."""
 
     def cutter() -> Cutter:
         return Cutter(Thinking("<t>", "</t>", True, frozenset(), Plain()), ("x",))
@@ -329,7 +334,7 @@ def test_a_stop_that_the_server_does_not_know_ends_the_choice() -> None:
 
 
 def test_a_prompt_with_media() -> None:
-    """Each stands as the server's own marker, in their order, in base64."""
+    """Media are sent in order as base64, each with the server's marker in the prompt."""
     media = (Media("image", b"one", "p"), Media("image", b"two", "p"))
     job = Generation(Prompt(Text(f"a{MEDIA}b{MEDIA}"), media=media), 9)
     assert with_media(job, "<__m__>") == {

@@ -1,4 +1,4 @@
-"""Another model behind the same address, and a server that was started again."""
+"""Tests of another model at the same address, and of a restarted server."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CHAT = {"messages": [{"role": "user", "content": "Hi <|im_end|>"}], "max_tokens"
 
 @pytest.fixture
 def place() -> Iterator[Swapped]:
-    """A place for servers, one after the other."""
+    """An address for servers that run one after the other."""
     with swapped_llama_server() as made:
         yield made
 
 
 @asynccontextmanager
 async def served(address: str) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of an adapter over a server."""
+    """Yield a client of an adapter over a server."""
     app = OpenAIAdapter(LlamaServer(address), any_model=True)
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
@@ -46,12 +46,13 @@ async def served(address: str) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 async def ids_of(client: httpx2.AsyncClient, text: str) -> Any:
-    """A text's ids, as the adapter tells them."""
+    """Return the token ids that the adapter gives for a text."""
     return (await client.post("/tokenize", json={"prompt": text})).json()["tokens"]
 
 
 async def test_after_a_swap_nothing_of_the_old_model_is_used(place: Swapped) -> None:
-    """Name, template, vocabulary and fingerprint are the new model's, for the first to ask."""
+    """Name, vocabulary and fingerprint belong to the new model from the first answer after a
+    swap."""
     await asyncio.to_thread(place.start, SPM)
     async with served(place.address) as client:
         old = (await client.post("/chat/completions", json={"model": "x", **CHAT})).json()
@@ -74,7 +75,7 @@ async def test_after_a_swap_nothing_of_the_old_model_is_used(place: Swapped) -> 
 
 
 async def test_the_list_of_models_is_right_after_a_swap(place: Swapped) -> None:
-    """Who asks for nothing but names gets the new one, without an error."""
+    """The list of models names the new model after a swap, without an error."""
     await asyncio.to_thread(place.start, SPM)
     async with served(place.address) as client:
         assert (await client.get("/models")).json()["data"][0]["id"] == "spm.gguf"
@@ -83,7 +84,7 @@ async def test_the_list_of_models_is_right_after_a_swap(place: Swapped) -> None:
 
 
 async def test_a_job_for_the_old_model_is_refused(place: Swapped) -> None:
-    """What was rendered with its template and cut by its vocabulary goes nowhere else."""
+    """The backend rejects a job that was prepared for another model."""
     await asyncio.to_thread(place.start, SPM)
     backend = LlamaServer(place.address)
     old = await backend.model()
@@ -102,7 +103,7 @@ async def test_a_job_for_the_old_model_is_refused(place: Swapped) -> None:
 
 
 async def test_the_same_model_again_goes_on(place: Swapped) -> None:
-    """A server that was killed and started again is no other model, and nobody is refused."""
+    """A restarted server with the same model accepts jobs that were prepared before."""
     await asyncio.to_thread(place.start, SPM)
     backend = LlamaServer(place.address)
     model = await backend.model()
@@ -124,7 +125,8 @@ async def test_the_same_model_again_goes_on(place: Swapped) -> None:
 async def test_another_file_under_the_same_name_is_another_model(
     place: Swapped, tmp_path: Path
 ) -> None:
-    """Path and template are the same; the vocabulary's size tells."""
+    """Another vocabulary size changes the fingerprint of a model with the same path and
+    template."""
     path = tmp_path / "model.gguf"
     path.write_bytes(SPM.read_bytes())
     template = "{{ messages[0].content }}"
@@ -141,7 +143,7 @@ PROPS = orjson.loads(body("llama_server", "props"))
 
 
 class Recorded:
-    """A recorded server that can be told what to say."""
+    """A recorded server whose responses can be changed."""
 
     def __init__(self) -> None:
         self.props: dict[str, Any] = dict(PROPS)
@@ -164,7 +166,7 @@ class Recorded:
 
 
 async def test_an_answer_that_names_another_model_is_an_error() -> None:
-    """It was made of the wrong template; everything is read anew then."""
+    """A final event that names another model raises an error, and the facts are read again."""
     server = Recorded()
     events = server.stream.split(b"\n\n")
     final = orjson.loads(events[-2].removeprefix(b"data: "))
@@ -181,7 +183,8 @@ async def test_an_answer_that_names_another_model_is_an_error() -> None:
 
 
 async def test_a_users_own_client_is_asked_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not tell of new connections, so what it said holds for two seconds."""
+    """With an httpx client, which does not report new connections, model facts are read again after
+    two seconds."""
     server = Recorded()
     old = await server.backend.model()
     server.props["chat_template"] = "another"
@@ -192,7 +195,7 @@ async def test_a_users_own_client_is_asked_after_a_while(monkeypatch: pytest.Mon
 
 
 async def test_connections_that_are_kept_cost_no_questions(place: Swapped) -> None:
-    """Hundreds of requests over open connections ask for the model once each hundred answers."""
+    """150 requests over kept connections check the model at most three times."""
     await asyncio.to_thread(place.start, SPM)
     backend = LlamaServer(place.address)
     await backend.model()

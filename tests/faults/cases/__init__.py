@@ -1,4 +1,4 @@
-"""Every case, by class."""
+"""All cases, by class."""
 
 from __future__ import annotations
 

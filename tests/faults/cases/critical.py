@@ -1,4 +1,4 @@
-"""Memory, freezes by a grammar, retrieval of what a client names, crossed answers."""
+"""Cases of memory, freezes by grammars, retrieval of named resources, and crossed replies."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ GRAMMARS: dict[str, dict[str, Any]] = {
 
 
 async def _constrained(stage: Stage, case: Case) -> list[str]:
-    """Ask while another client's constrained answer must stay what it is alone."""
-    # Greedy, since the numbers of a batch depend on its shape in the last digits.
+    """Send the request while other clients' constrained completions must stay unchanged."""
+    # Greedy sampling, because the shape of a batch changes the last digits of logits.
     body = {
         "model": "m",
         "prompt": PROMPTS[0],
@@ -99,7 +99,7 @@ def _memory() -> Iterator[Case]:
         )
 
 
-# Texts that an expression with nested or overlapping repetitions takes forever over.
+# Texts on which a regular expression with nested or overlapping repetitions would hang.
 GBNF = {
     "hashes": "root " + "#" * 40,
     "hashes-long": "root " + "#" * 4000,
@@ -156,7 +156,7 @@ REGEXES = {
     "deep": "(" * 1200 + "a" + ")" * 1200,
     "negated": "[^" + "a" * 10_000 + "]",
 }
-# What an automaton takes minutes and gigabytes for, in few bytes.
+# Short grammars that would take an automaton minutes and gigabytes.
 _ROWS = " & ".join(f"/([a-z]{{{prime}}})*/" for prime in (2, 3, 5, 7, 11, 13, 17, 19))
 _BOTH = [{"type": "string", "pattern": f"a.{{{count}}}b"} for count in range(40)]
 AUTOMATA: dict[str, dict[str, Any]] = {
@@ -253,7 +253,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
 
 
 def _ways(schema: Any) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The fields that take a schema: the path, and the body."""
+    """Return the fields that take a schema, each as a path and a body."""
     chat = {"messages": [{"role": "user", "content": "MARKED"}], "max_tokens": 64}
     named = {"name": "a", "schema": schema}
     function = {"name": "f", "parameters": schema}
@@ -302,10 +302,10 @@ def _retrieval() -> Iterator[Case]:
 
 
 async def _any_answer(stage: Stage, case: Case) -> list[str]:
-    """Ask, where the fake engine's answer does not follow the grammar."""
+    """Send the request, and accept a completion that does not follow the grammar."""
     reply = await stage.ask(case, stage.marker())
     found = judged(reply, case)
-    # A fake engine's answer is no call of a tool.
+    # A fake engine's completion is not a tool call.
     return [one for one in found if stage.fake is None or "502" not in one or "500" in one]
 
 
@@ -391,10 +391,10 @@ def _lengths() -> Iterator[Case]:
 
 
 async def _tokenised(stage: Stage, case: Case) -> list[str]:
-    """Ask for tokens three times; each reply has those of its own text."""
+    """Tokenize three texts, and check that each reply has the tokens of its own text."""
     found = []
     for text in ("hello", "abc", "xyz-123"):
-        # What comes late comes on a connection that waits for work.
+        # Late bytes arrive on a connection that is idle.
         await asyncio.sleep(0.1)
         body = {"model": "m", "prompt": text}
         reply = await ask(stage.latimer.port, encoded(case.path, body), 10)
@@ -406,7 +406,7 @@ async def _tokenised(stage: Stage, case: Case) -> list[str]:
 
 
 async def _pushed(stage: Stage, case: Case) -> list[str]:
-    """Send an answer on idle connections."""
+    """Send a response on idle connections."""
     assert stage.fake is not None
     found = []
     data = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n" + b'{"content":1}'

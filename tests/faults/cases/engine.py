@@ -1,4 +1,4 @@
-"""Faults of an engine: what is broken, cut or malformed, unreachable or loading, or silent."""
+"""Cases of engines that are broken, malformed, unreachable, loading or silent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAYBE = RIGHT | BROKEN
 
 
 def _case(name: str, fault: str, expect: frozenset[int] = BROKEN, **fields: Any) -> Iterator[Case]:
-    """A fault in plain, streamed and token-telling requests."""
+    """Yield a fault for plain and streamed requests, or for those in `ways`."""
     engines = fields.pop("engines", FAKES)
     ways = fields.pop("ways", ("", " streamed"))
     for way in ways:
@@ -32,7 +32,7 @@ def _case(name: str, fault: str, expect: frozenset[int] = BROKEN, **fields: Any)
 def _wire() -> Iterator[Case]:
     for stage in STAGES:
         short = stage in ("headers", "between")
-        # koboldcpp's last event may be missing in a right answer.
+        # A valid stream of koboldcpp can lack its last event.
         yield from _case(f"reset at {stage}", f"reset/{stage}", GONE, short=short)
         expect = MAYBE if stage == "last" else GONE
         yield from _case(f"closed at {stage}", f"close/{stage}", expect, short=stage == "event")
@@ -72,7 +72,7 @@ def _status() -> Iterator[Case]:
     yield from _case("error body of 150 MB", "status/500/large", seconds=20, short=True, ways=("",))
 
 
-# Fields of events that are read.
+# Fields of events that Latimer reads.
 EVENTS: dict[str, dict[str, tuple[str, ...]]] = {
     FAKE_SERVER: {
         "first": ("content", "tokens", "stop", "tokens_predicted", "tokens_evaluated", "index"),
@@ -87,7 +87,7 @@ ENTRY = (
     "completion_probabilities.0.top_logprobs.0", "completion_probabilities.0.top_logprobs.0.id",
     "completion_probabilities.0.top_logprobs.0.logprob",
 )  # fmt: skip
-# What is as right there as what belongs there, and makes another text.
+# Values that are valid there and give another text.
 TEXTS = {"string", "text", "surrogate"}
 
 
@@ -125,7 +125,7 @@ def _events() -> Iterator[Case]:
                 f"the {which} event {what}", f"event/{which}/{what}", MAYBE,
                 short=(which, what) in (("first", "utf8"), ("last", "null"), ("first", "half")),
             )  # fmt: skip
-    # A stream of koboldcpp's may end without its last event; then it is asked why.
+    # A stream of koboldcpp can end without its last event; Latimer then asks for the reason.
     yield from _case("no last event", "event/last/missing", engines=(FAKE_SERVER,), short=True)
     yield from _case("no last event", "event/last/missing", MAYBE, engines=(FAKE_KOBOLD,))
     yield from _case("the last event again", "event/last/again", MAYBE)
@@ -164,7 +164,7 @@ SHAPES = {
 
 
 def _questions() -> Iterator[Case]:
-    """Faults of what is asked beside generations, after a restart: all is asked again."""
+    """Yield faults of calls other than generations, after a restart that repeats all of them."""
     anything = frozenset({200, 502, 503})
     for engine, paths in QUESTIONS.items():
         for path in paths:
@@ -176,11 +176,11 @@ def _questions() -> Iterator[Case]:
             for name in SHAPES.get(path, ()) if engine == FAKE_SERVER or path != "/props" else ():
                 for value in VALUES:
                     if name == "chat_template" and value in ("string", "text"):
-                        # Any text is a template.
+                        # Any text is a valid template.
                         continue
                     body = CHAT if path == "/props" else {"logprobs": 1, "parse_special": True}
                     if path == "/tokenize":
-                        # Without it no prompt needs to be tokenised.
+                        # Without log-probabilities no prompt needs to be tokenized.
                         body = {**CHAT, "logprobs": True}
                     yield Case(
                         name=f"{name} of {path} {value}", kind=FAULT, engines=(engine,), body=body,
@@ -192,7 +192,7 @@ def _questions() -> Iterator[Case]:
 
 
 def _no_more(reply: Reply) -> list[str]:
-    """Check that an answer is no longer than was asked for."""
+    """Check that a completion has no more tokens than requested."""
     if reply.streamed:
         texts = [choice["text"] for chunk in reply.chunks() for choice in chunk["choices"]]
     else:

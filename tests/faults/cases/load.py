@@ -1,4 +1,4 @@
-"""Readers of nothing, clients that leave, a queue, a silent engine, another model."""
+"""Cases of slow readers, disconnects, the queue, silent clients and engines, and other models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from faults.client import Reply
 MODEL, PRESSURE, LEAVING, SILENCE, QUEUE = (
     "6 another model", "8 backpressure", "9 the client left", "10 silence", "queue",
 )  # fmt: skip
-# An answer that goes on until the context is full.
+# A completion that continues until the context is full.
 LONG: dict[str, Any] = {"prompt": "endless", "ignore_eos": True, "temperature": 1}
 STORY = "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n"
 
@@ -36,7 +36,7 @@ def _models() -> Iterator[Case]:
             yield Case(
                 name=f"another {what} {how}",
                 kind=MODEL,
-                # Each answer of koboldcpp's is on a connection of its own.
+                # Each response of koboldcpp has its own connection.
                 engines=FAKES if closes else (FAKE_SERVER,),
                 act=another_model(what, closes),
                 beside=False,

@@ -1,4 +1,4 @@
-"""Pages of other origins, names of hosts, keys, and numbers beyond what a machine has."""
+"""Cases of other origins, host names, API keys, and numbers beyond a machine's range."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _preflight(name: str, origin: str, expect: frozenset[int], short: bool = Fal
 
 
 async def _no_body(stage: Stage, case: Case) -> list[str]:
-    """Send the head of a large request from another site."""
+    """Send only the head of a large request from another site."""
     headers = {"Origin": "https://evil.example", "Content-Length": "1000000"}
     client = await Client.to(stage.latimer.port)
     client.send(encoded("/v1/completions", None, "POST", headers))
@@ -134,7 +134,8 @@ async def _no_body(stage: Stage, case: Case) -> list[str]:
 
 
 async def _keys(stage: Stage, case: Case) -> list[str]:
-    """With a key of any UTF-8: it opens, others do not, every origin and host may ask."""
+    """Check that a key of any UTF-8 grants access, for every origin and host, and that no other
+    does."""
     key = "schlüssel-漢-" + "k" * 20
     latimer = Latimer([stage.url, "--any-model"], LATIMER_API_KEY=key)
     await latimer.start()
@@ -152,7 +153,7 @@ async def _keys(stage: Stage, case: Case) -> list[str]:
         ):
             headers = dict(more)
             if sent is not None:
-                # Header values go out as Latin-1; a client sends the bytes of UTF-8.
+                # Header values are sent as Latin-1; a client sends the bytes of UTF-8.
                 headers["Authorization"] = f"Bearer {sent}"
             body = {"model": "m", "prompt": "echo:a", "max_tokens": 4}
             head = encoded("/v1/completions", body, headers=headers)
@@ -309,7 +310,7 @@ def _numbers() -> Iterator[Case]:
 
 
 async def _survives(stage: Stage, case: Case) -> list[str]:
-    """Send what is hardly a request; whatever comes back is no 500."""
+    """Send bytes that are barely a request, and check that the reply is no 500."""
     found = await raw(stage, case)
     return [one for one in found if " 500 " in one or "unhandled" in one]
 

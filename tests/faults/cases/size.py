@@ -1,4 +1,4 @@
-"""What grows faster than its input, and the limits just below which all is served."""
+"""Cases of work that grows faster than its input, and of requests just below the limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MANY = {"prompt": ["a"] * 1000, "n": 20, "max_tokens": 1}
 
 
 def _doubled(depth: int, way: str) -> dict[str, Any]:
-    """A schema that doubles with each definition."""
+    """Return a schema whose expansion doubles with each definition."""
     defs: dict[str, Any] = {f"a{depth}": {"type": "string"}}
     for level in range(depth):
         ref = {"$ref": f"#/$defs/a{level + 1}"}
@@ -269,7 +269,7 @@ def _fields() -> Iterator[Case]:
 
 
 def _case(name: str, **fields: Any) -> Case:
-    # What is large takes seconds, and is worked on before any engine is asked.
+    # Large requests take seconds, mostly before an engine gets them.
     engines = (FAKE_SERVER, INSIDE) if fields.get("memory", 0) >= 500 else ALL
     return Case(
         name=name, kind=SIZE, **{"expect": ANY, "engines": engines, "seconds": 15.0, **fields}
@@ -306,7 +306,7 @@ def _structures() -> Iterator[Case]:
             body={"prompt": "a", "grammar": text, "max_tokens": 4},
             short=name in ("chain of 5,000 rules", "negated class of 10,000", "optional 50"),
         )
-    # A cache that counts its entries holds forty of them.
+    # A cache limited by count would keep forty of them.
     for index in range(20):
         schema = {"type": "object", "description": str(index) + "d" * 6 * 10**6}
         yield _case(
@@ -317,7 +317,7 @@ def _structures() -> Iterator[Case]:
         )
 
 
-# What OpenAI documents as the most that is taken.
+# Maximum values that OpenAI documents.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "n 128": {"prompt": "echo:a", "n": 128, "max_tokens": 1},
     "four stops": {"prompt": "echo:a", "stop": ["q1", "q2", "q3", "q4"], "max_tokens": 2},

@@ -1,4 +1,4 @@
-"""How it starts and ends: exit codes and messages, before its engine, and while requests run."""
+"""Cases of start and end: exit codes, messages, a missing engine, and running requests."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ def fails(
     files: Mapping[str, bytes] | None = None,
     **environment: str,
 ) -> Act:
-    """Start with settings that cannot work: one clear line, and the right exit code.
+    """Return an act that expects invalid settings to end with one clear line and the right code.
 
     Args:
         words: the arguments; `DIR` is a folder with the files, `PORT` a port in use.
+        codes: the allowed exit codes.
+        files: the contents of files in `DIR`, by name.
+        environment: additional environment variables.
     """
 
     async def act(stage: Stage, case: Case) -> list[str]:
@@ -172,7 +175,7 @@ def _lives() -> Iterator[Case]:
 
 
 def _before(more: Sequence[str]) -> Act:
-    """Start while nobody listens at the engine's address: 503 until it is there."""
+    """Return an act that starts without an engine, and expects 503 until the engine runs."""
 
     async def act(stage: Stage, case: Case) -> list[str]:
         assert stage.fake is not None
@@ -210,7 +213,7 @@ def _before(more: Sequence[str]) -> Act:
 
 
 async def _waiting(stage: Stage, case: Case) -> list[str]:
-    """With `--wait` it says that it serves only when its engine is ready."""
+    """Check that `--wait` announces the server only when its engine is ready."""
     assert stage.fake is not None
     fake = type(stage.fake)()
     await fake.start()
@@ -236,7 +239,7 @@ async def _waiting(stage: Stage, case: Case) -> list[str]:
 
 
 def _without_stderr(where: str) -> Act:
-    """Serve with nowhere to write to."""
+    """Return an act that serves without a usable stderr."""
 
     async def act(stage: Stage, case: Case) -> list[str]:
         with socket.socket() as probe:
@@ -253,7 +256,7 @@ def _without_stderr(where: str) -> Act:
                     return [f"it does not serve; exit code {process.returncode}"]
                 await asyncio.sleep(0.1)
             found = []
-            # One that is written to the log, if anything is.
+            # A request that causes a log line.
             await ask(port, b"POST /v1/completions HTTP/1.1\r\n\r\n", 2)
             for _ in range(3):
                 reply = await ask(port, encoded("/v1/completions", body), 5)
@@ -270,7 +273,10 @@ def _without_stderr(where: str) -> Act:
 
 
 def _drained(fields: Mapping[str, object] | None) -> Act:
-    """SIGTERM with one second to drain: what runs gets a 503, and the exit code is 0."""
+    """Return an act that sends SIGTERM with a drain of one second.
+
+    Running requests get a 503, and the exit code is 0.
+    """
 
     async def act(stage: Stage, case: Case) -> list[str]:
         latimer = Latimer([*stage.words(), "--drain", "1"])
@@ -306,7 +312,8 @@ def _drained(fields: Mapping[str, object] | None) -> Act:
 
 
 def _engine_ends(streams: bool) -> Act:
-    """A real llama-server gets SIGTERM in mid-answer: an error within 10 s."""
+    """Return an act that ends a real llama-server during a request, and expects an error within 10
+    s."""
 
     async def act(stage: Stage, case: Case) -> list[str]:
         own = Stage(REAL)
@@ -336,7 +343,7 @@ def _engine_ends(streams: bool) -> Act:
 
 
 def _listeners(port: int) -> list[int]:
-    """The llama-server processes that were started with a port."""
+    """Return the ids of the llama-server processes that were started with a port."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
