@@ -187,7 +187,7 @@ async def test_markers_that_are_tokens_begin_calls(asking: Any) -> None:
 
 
 async def test_text_spelled_like_a_marker_is_content(asking: Any) -> None:
-    """Where the marker is a token, the same text in other tokens is content."""
+    """Text that spells a marker is content if the marker is a token."""
     script = ("<tool", "_call>", *CALL)
     async with asking(script, scripted.HERMES, CALL_TAGS) as ask:
         expected = '<tool_call>{"name": "f", "arguments": {"a": 5}}'

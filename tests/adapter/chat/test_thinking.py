@@ -56,7 +56,7 @@ def test_thoughts_are_read_alike_in_every_split(
 
 
 def test_tags_that_are_tokens() -> None:
-    """Where the reasoning tags are tokens, text that spells them is ordinary text."""
+    """Text that spells reasoning tags is ordinary text if the tags are tokens."""
     special = frozenset({"<think>", "</think>"})
     chunks = [(b"<think>", True), (b"a </think> b", False), (b"</think>", True), (b"\nc", False)]
     assert whole(read(False, chunks, special)) == ["(a </think> b)", "c"]
