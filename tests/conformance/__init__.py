@@ -1,4 +1,5 @@
-"""The judge: what clients of OpenAI's API depend on, checked against any server that claims it.
+"""A conformance suite for servers that implement OpenAI's API.
 
-Nothing here knows Latimer's own code: a server is judged by what it sends.
+The checks cover the behaviour that clients depend on. The suite judges a server by its replies
+alone, and does not import Latimer's own code.
 """

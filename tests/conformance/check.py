@@ -1,4 +1,4 @@
-"""Checks and verdicts: what a promise is, and what became of it."""
+"""Checks, their levels and their verdicts."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ Body: TypeAlias = "Callable[[Api], Awaitable[None]]"
 
 
 class Fail(Exception):
-    """The promise is broken; the message says what was expected and what came."""
+    """A broken promise. The message names the expected and the actual behaviour."""
 
 
 class Unsupported(Exception):
-    """The server refused a valid request cleanly: by an error object that names what it lacks."""
+    """A clean rejection of a valid request, by an error object that names the missing feature."""
 
 
 class Diverges(Exception):
-    """The server does otherwise than OpenAI, where the contract is silent or tolerant."""
+    """A difference from OpenAI's behaviour where the contract is silent or tolerant."""
 
 
 class Skip(Exception):
-    """Nothing could be found out: the model's answer did not come to the point in question."""
+    """An inconclusive run: the model's answer did not reach the behaviour in question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise.
+    """A check of one promise.
 
     Args:
-        id: `group.name`, stable over versions.
-        promise: what holds, in one sentence.
-        level: must: clients break without it; should: OpenAI does it; may: told, never blamed.
-        source: the contract's section, and the mark of where that has it from.
-        run: raises `Fail`, `Unsupported`, `Diverges` or `Skip`; returns where the promise holds.
-        alone: whether it must not run beside others.
-        seconds: how long it may take.
+        id: `group.name`, stable across versions.
+        promise: the promised behaviour, in one sentence.
+        level: must: clients break without it; should: OpenAI does it; may: reported only.
+        source: the section of the contract, with the mark of its origin, such as `[SPEC]`.
+        run: raises `Fail`, `Unsupported`, `Diverges` or `Skip`; returns if the promise holds.
+        alone: True if no other check may run at the same time.
+        seconds: the time limit.
     """
 
     id: str
@@ -54,18 +54,18 @@ class Check:
 
     @property
     def group(self) -> str:
-        """The first part of its id."""
+        """The group of the check, which is the first part of its id."""
         return self.id.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a check.
+    """The result of a check.
 
     Args:
-        detail: what was expected and what came, or why nothing was found out; empty for a pass.
-        runs, passes: how often it was tried, and how often it held.
-        seconds: how long the last run took.
+        detail: the expected and the actual behaviour, or the reason for a skip; empty for a pass.
+        runs, passes: the number of runs, and of runs that passed.
+        seconds: the duration of the last run.
         exchanges: the requests of the last run and their replies.
     """
 
@@ -79,7 +79,7 @@ class Verdict:
 
     @property
     def broken(self) -> bool:
-        """Whether a client that depends on the promise would suffer."""
+        """True if a client that depends on the promise can break."""
         return self.outcome in ("fail", "flaky", "timeout")
 
 
@@ -106,13 +106,16 @@ def check(
 
 
 def all_checks() -> list[Check]:
-    """Every check, in the order in which the groups are told."""
+    """Return all checks, in the order of their groups."""
     from . import checks
 
     return sorted(_checks.values(), key=lambda one: checks.GROUPS.index(one.group))
 
 
 def expect(condition: object, message: str) -> None:
-    """Raise `Fail` unless a condition holds; the message says what was expected and what came."""
+    """Raise `Fail` with a message unless a condition is true.
+
+    The message names the expected and the actual behaviour.
+    """
     if not condition:
         raise Fail(message)

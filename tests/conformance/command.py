@@ -1,6 +1,7 @@
 """`latimer conform`: judge a server, or compare two reports.
 
-Exit codes: 0 every must holds or is refused by name, 1 one does not, 2 usage.
+Exit codes: 0 if no `must` check is broken, 1 if one is, 2 for a usage error. A `must` check whose
+feature the server rejects by name is not broken.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def _notes(path: Path) -> dict[str, str]:
 
 
 def _json(path: Path) -> Any:
-    """The value in a JSON file."""
+    """Return the value in a JSON file."""
     try:
         return json.loads(path.read_text())
     except OSError as error:
@@ -181,7 +182,7 @@ def _json(path: Path) -> Any:
 
 
 def _check_address(url: str) -> None:
-    """Refuse what is no address; what it is is not shown, as it may hold a password."""
+    """Reject an invalid address. The message omits the address, which may contain a password."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -193,13 +194,13 @@ def _check_address(url: str) -> None:
 
 
 def _without_user(url: str) -> str:
-    """An address without the name and password that may stand in it."""
+    """Return an address without its user name and password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _plain(text: str) -> str:
-    """Text without what would steer a terminal."""
+    """Replace unprintable characters, which could control a terminal."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 

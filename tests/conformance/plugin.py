@@ -1,4 +1,4 @@
-"""The suite as pytest's own tests: `pytest --pyargs latimer.conformance --openai-url URL`."""
+"""A pytest plugin for the suite: `pytest --pyargs latimer.conformance --openai-url URL`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options that name the server."""
+    """Add the options that name the server."""
     group = parser.getgroup("openai conformance")
     group.addoption("--openai-url", help="Base URL of the server to judge, with its /v1.")
     group.addoption("--openai-model", help="What requests name; the first that it lists.")

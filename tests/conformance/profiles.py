@@ -1,6 +1,6 @@
-"""What clients depend on: for each, the checks that must hold for it to work.
+"""Profiles of clients: the checks that must pass for each client to work.
 
-Read off the clients' own code; patterns are shell-like.
+They are derived from the clients' own code. Patterns are shell-style.
 """
 
 from __future__ import annotations
@@ -83,17 +83,17 @@ PROFILES: Mapping[str, Sequence[str]] = {
 
 
 def needed(name: str, checks: Sequence[Check]) -> list[Check]:
-    """The checks that a client depends on."""
+    """Return the checks that a client depends on."""
     patterns = PROFILES[name]
     return [one for one in checks if any(fnmatchcase(one.id, pattern) for pattern in patterns)]
 
 
 def works(name: str, verdicts: Sequence[Verdict]) -> tuple[str, list[Verdict]]:
-    """Whether a client works, and what is in its way.
+    """Return how well a client works, with the verdicts that prevent more.
 
     Returns:
-        `works`, `works except` (shoulds or flaky ones fail, or features are refused), or
-        `does not work` (a must fails); and the verdicts that say so.
+        `does not work` if a `must` check fails; `works except` if other checks fail, or checks are
+        flaky or unsupported; else `works`. The verdicts are the broken and unsupported ones.
     """
     ids = {check.id for check in needed(name, [verdict.check for verdict in verdicts])}
     broken = [

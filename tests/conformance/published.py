@@ -1,7 +1,8 @@
-"""Replies against OpenAI's own published types: the models of its `openai` package, strictly.
+"""Strict validation of replies by the published types of OpenAI's `openai` package.
 
-Two exceptions, where the published types contradict what OpenAI sends: the first entry of echoed
-log-probabilities is null, and so is `finish_reason` in chunks of completions that are not the last.
+Two exceptions apply where the published types contradict OpenAI's replies. The first entry of
+echoed log-probabilities may be null. `finish_reason` may be null in all chunks of a completion
+except the last.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def problem(path: str, body: Any, sent: Mapping[str, Any]) -> str | None:
-    """The first thing that is wrong with a reply, None where nothing is."""
+    """Return the first error in a reply, or None if it is valid."""
     model = REPLIES.get(path)
     if model is None:
         return None
@@ -37,7 +38,7 @@ def problem(path: str, body: Any, sent: Mapping[str, Any]) -> str | None:
 
 
 def chunk_problem(path: str, chunk: Any) -> str | None:
-    """The same for a chunk of a stream."""
+    """Return the first error in a chunk of a stream, or None if it is valid."""
     if path == "/chat/completions":
         return first_wrong(ChatCompletionChunk, chunk)
     chunk = _without_nulls(copy.deepcopy(chunk))
@@ -47,7 +48,7 @@ def chunk_problem(path: str, chunk: Any) -> str | None:
 
 
 def _without_nulls(body: Any) -> Any:
-    """An echoed reply whose first entries are what the types want them to be."""
+    """Replace null in the first entries of log-probabilities with values that the types accept."""
     for choice in body.get("choices", ()):
         logprobs = choice.get("logprobs")
         if isinstance(logprobs, dict):
@@ -59,12 +60,12 @@ def _without_nulls(body: Any) -> Any:
 
 
 def event_problem(event: Any) -> str | None:
-    """The same for an event of a streamed response."""
+    """Return the first error in an event of a streamed response, or None if it is valid."""
     return _first(lambda: _EVENT.validate_python(event, strict=True))
 
 
 def first_wrong(model: type[BaseModel], body: Any) -> str | None:
-    """The first thing that is wrong with a body of a published type, None where nothing is."""
+    """Return the first error in a body of a published type, or None if it is valid."""
     return _first(lambda: model.model_validate(body, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""A request over a bare socket: what arrives, byte by byte and when."""
+"""Requests over a bare socket, for checks of the bytes that arrive and of their timing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .target import Api
 
 @dataclass(frozen=True, slots=True)
 class RawReply:
-    """An answer as it was sent: status, lower-case headers, and the body with chunks undone."""
+    """A reply as sent: status, lower-case headers, and the body without chunked encoding."""
 
     status: int
     headers: Mapping[str, str]
@@ -27,10 +27,10 @@ class RawReply:
 async def connected(
     api: Api, method: str, path: str, body: Mapping[str, Any] | bytes, bearer: str | None = None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Send a request on a connection of its own; leaving closes it, whatever is on its way.
+    """Send a request on a new connection, which closes on exit even if the reply is incomplete.
 
     Args:
-        bearer: sent as `Authorization` in the place of the client's own.
+        bearer: sent as `Authorization` instead of the client's own value.
     """
     host, port, prefix = api.address
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -58,7 +58,7 @@ async def connected(
 async def exchange(
     api: Api, method: str, path: str, body: Mapping[str, Any] | bytes, bearer: str | None = None
 ) -> RawReply:
-    """Send a request and read the answer to its end; see `connected`."""
+    """Send a request and read the complete reply; see `connected`."""
     async with connected(api, method, path, body, bearer) as (reader, _writer):
         data = await reader.read()
     head, separator, rest = data.partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Runs checks against a server: side by side where they may, again where they fail."""
+"""Running of checks against a server: concurrently where possible, repeatedly on failure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import httpx2
 from .check import Check, Diverges, Fail, Outcome, Skip, Unsupported, Verdict
 from .target import Api
 
-# How often a check that fails is tried before it counts as failed.
+# The number of times that a check runs before it counts as failed.
 TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is judged, and how.
+    """The server to judge, and the settings of the run.
 
     Args:
         url: the base URL, with its `/v1`.
-        model: what requests name; the first that `/models` lists where it is None.
-        key: sent as a bearer, where there is one.
-        hint: `demo` where the demo model answers.
-        at_once: how many checks run side by side.
-        breaks: a command that ends the engine behind the server, and has it started again.
+        model: the model that requests name; None for the first that `/models` lists.
+        key: sent as a bearer token, if given.
+        hint: `demo` if the demo model answers.
+        at_once: the number of checks that run concurrently.
+        breaks: a command that ends the engine behind the server and has it restarted.
     """
 
     url: str
@@ -40,15 +40,15 @@ class Settings:
 
 
 class Unreachable(Exception):
-    """Nothing can be judged: the server does not answer, or lists no model."""
+    """A server that cannot be judged: it does not answer, or lists no model."""
 
 
 @asynccontextmanager
 async def connected(settings: Settings) -> AsyncIterator[tuple[httpx2.AsyncClient, str]]:
-    """A client of the server, and the model that requests name.
+    """Yield a client of the server, and the model that requests name.
 
     Raises:
-        Unreachable: nobody answers, or there is no model to name.
+        Unreachable: the server does not answer, or lists no model.
     """
     headers = {"authorization": f"Bearer {settings.key}"} if settings.key else {}
     limits = httpx2.Limits(max_connections=None)
@@ -74,7 +74,10 @@ async def judge(
     checks: Sequence[Check],
     report: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
-    """Run checks; `report` is told each verdict as it comes. The result is in the checks' order."""
+    """Run checks and return their verdicts in the same order.
+
+    `report` receives each verdict as soon as its check ends.
+    """
     async with connected(settings) as (client, model):
         verdicts: dict[str, Verdict] = {}
         wrong: dict[str, str] = {}
@@ -99,7 +102,7 @@ async def judge(
 
 
 async def _patience(client: httpx2.AsyncClient, model: str, at_once: int) -> float:
-    """By how much checks may take longer than they say: a slow engine's queue is no fault."""
+    """Return the factor by which time limits are extended: a slow engine's queue is no fault."""
     start = time.monotonic()
     body = {"model": model, "prompt": "Hello", "max_tokens": 4}
     with contextlib.suppress(httpx2.HTTPError):
@@ -110,7 +113,7 @@ async def _patience(client: httpx2.AsyncClient, model: str, at_once: int) -> flo
 async def run(
     check: Check, make: Callable[[], Api], patience: float = 1.0, tries: int = TRIES
 ) -> Verdict:
-    """Judge one check; one that fails and then holds is flaky."""
+    """Judge one check. A check that fails and then passes is flaky."""
     passes = 0
     for runs in range(1, tries + 1):
         verdict = await _once(check, make(), patience)

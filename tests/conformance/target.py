@@ -1,4 +1,4 @@
-"""The server that is judged: requests to it, its replies, and what they have in common."""
+"""The server under test: requests to it, its replies, and tests that many checks share."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import httpx2
 from .check import Fail, Skip, Unsupported, expect
 from .published import chunk_problem, problem
 
-# What no server of this kind can be without.
+# The endpoints that every server must have.
 BASIC = {"/completions", "/chat/completions"}
 ERROR_KEYS = {"message", "type", "param", "code"}
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request and its reply, as they were sent; keys are never in it."""
+    """A request and its reply, as sent. API keys are not recorded."""
 
     method: str
     path: str
@@ -33,7 +33,7 @@ class Exchange:
 
 
 class Reply:
-    """What a server answered."""
+    """A reply of the server."""
 
     def __init__(
         self, status: int, headers: httpx2.Headers, body: bytes, path: str, sent: Mapping[str, Any]
@@ -50,7 +50,7 @@ class Reply:
         return self.body.decode(errors="replace")
 
     def json(self) -> Any:
-        """The body as JSON without NaN and its kin; anything else breaks the promise."""
+        """Return the body as JSON; raise `Fail` if it is invalid or contains NaN or infinity."""
 
         def refuse(word: str) -> None:
             raise Fail(f"the body has {word}, which is no JSON")
@@ -61,7 +61,7 @@ class Reply:
             raise Fail(f"expected a JSON body, but got {self.body[:200]!r}") from None
 
     def error(self, *statuses: int) -> dict[str, Any]:
-        """The error object under one of some statuses; keys that it lacks are null here."""
+        """Return the error object of a reply with one of the statuses; missing keys are None."""
         expect(
             self.status in statuses,
             f"expected status {' or '.join(map(str, statuses))}, but got {self.status}: "
@@ -75,7 +75,7 @@ class Reply:
         return {**dict.fromkeys(ERROR_KEYS), **error}
 
     def ok(self) -> Any:
-        """The body of a request that was served; a clean refusal is `Unsupported`."""
+        """Return the body of a successful reply; raise `Unsupported` for a clean rejection."""
         if self.status == 200:
             return self.json()
         refusal = self._refusal()
@@ -84,10 +84,9 @@ class Reply:
         raise Fail(f"expected status 200, but got {self.status}: {self.text[:300]}")
 
     def _refusal(self) -> str | None:
-        """What the server says it lacks, if it says so by an error object that names it.
+        """Return the message of an error object that names a missing feature, or None.
 
-        An endpoint that is not there needs no object: what unknown paths are answered is judged
-        by a check of its own.
+        A missing endpoint needs no error object: a separate check covers unknown paths.
         """
         absent = self.status in (404, 405, 501)
         if not absent and self.status not in (400, 422):
@@ -107,14 +106,14 @@ class Reply:
 
 
 class Api:
-    """One check's way to the server; keeps what went over it.
+    """The access of one check to the server, with a record of its requests and replies.
 
     Args:
         client: shared by all checks; its base URL ends in `/v1/`.
-        model: what requests name.
-        hint: `demo` where the demo model answers, so that what it says can be counted on.
-        wrong: what of any body of the run is not of OpenAI's published types, by endpoint.
-        breaks: a command that ends the engine behind the server, and has it started again.
+        model: the model that requests name.
+        hint: `demo` if the demo model answers, whose answers are known.
+        wrong: the first violation of OpenAI's published types in the run, by endpoint.
+        breaks: a command that ends the engine behind the server and has it restarted.
     """
 
     def __init__(
@@ -134,19 +133,19 @@ class Api:
 
     @property
     def address(self) -> tuple[str, int, str]:
-        """Host, port and path prefix, for raw connections."""
+        """The host, port and path prefix, for raw connections."""
         parts = urlsplit(str(self.client.base_url))
         return parts.hostname or "", parts.port or 80, parts.path.rstrip("/")
 
     def demo(self) -> None:
-        """Go on only where the demo model answers."""
+        """Skip the check unless the demo model answers."""
         if self.hint != "demo":
             raise Skip("needs a model that answers surely: --model-hint demo")
 
     def sure(self, prompt: str, question: str = "Count to 12.") -> str:
-        """A prompt whose greedy answer does not turn with what else the engine computes.
+        """Return a prompt whose greedy completion does not depend on concurrent requests.
 
-        The demo model's answers to questions do not; of another nothing is known.
+        This is known only of the demo model's answers to questions. Other models get `prompt`.
         """
         turn = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         return turn if self.hint == "demo" else prompt
@@ -159,14 +158,14 @@ class Api:
         headers: Mapping[str, str] | None = None,
         sent: Mapping[str, Any] | None = None,
     ) -> Reply:
-        """Send bytes as they are."""
+        """Send bytes unchanged."""
         given = {"content-type": "application/json", **(headers or {})} if body is not None else {}
         all_headers = {**given, **(headers or {})}
         where = path.lstrip("/")
         try:
             reply = await self.client.request(method, where, content=body, headers=all_headers)
         except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
-            # A connection that was kept may be closed just now; clients send once more, too.
+            # The server may just have closed a kept-alive connection. Clients retry once, too.
             reply = await self.client.request(method, where, content=body, headers=all_headers)
         data = reply.content
         self.exchanges.append(
@@ -177,10 +176,10 @@ class Api:
         return Reply(reply.status_code, reply.headers, data, path, sent or {})
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Reply:
-        """Send JSON; whether what comes back is of OpenAI's published types is noted."""
+        """Send JSON, and record a reply that violates OpenAI's published types."""
         reply = await self.send("POST", path, json.dumps(body).encode(), sent=body)
         if reply.status == 200 and not body.get("stream"):
-            # Those who look into a body that is no JSON say so.
+            # A check that reads a body reports invalid JSON itself.
             with contextlib.suppress(ValueError):
                 self._note(path, problem(path, json.loads(reply.body), body))
         return reply
@@ -190,23 +189,23 @@ class Api:
             self.wrong.setdefault(path, wrong)
 
     async def get(self, path: str) -> Reply:
-        """Ask for something."""
+        """Send a GET request."""
         return await self.send("GET", path)
 
     async def complete(self, prompt: Any = "Hello", **body: Any) -> Any:
-        """The body of a completion that must be served."""
+        """Return the body of a completion that the server must support."""
         full = {"model": self.model, "prompt": prompt, **body}
         return (await self.post("/completions", full)).ok()
 
     async def chat(self, messages: Any = "Hello", **body: Any) -> Any:
-        """The body of a chat completion that must be served."""
+        """Return the body of a chat completion that the server must support."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         full = {"model": self.model, "messages": messages, **body}
         return (await self.post("/chat/completions", full)).ok()
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> list[Any]:
-        """The chunks of a stream that must be served, and be whole."""
+        """Return the chunks of a stream that the server must support and complete."""
         full = {"model": self.model, "stream": True, **body}
         reply = await self.send("POST", path, json.dumps(full).encode(), sent=full)
         if reply.status != 200:
@@ -217,18 +216,18 @@ class Api:
         return chunks
 
     async def complete_stream(self, prompt: Any = "Hello", **body: Any) -> list[Any]:
-        """The chunks of a streamed completion."""
+        """Return the chunks of a streamed completion."""
         return await self.stream("/completions", {"prompt": prompt, **body})
 
     async def chat_stream(self, messages: Any = "Hello", **body: Any) -> list[Any]:
-        """The chunks of a streamed chat completion."""
+        """Return the chunks of a streamed chat completion."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return await self.stream("/chat/completions", {"messages": messages, **body})
 
 
 def events(reply: Reply) -> list[Any]:
-    """The JSON of a stream's events; the stream must end in `[DONE]`."""
+    """Return the JSON of a stream's events; raise `Fail` unless the stream ends in `[DONE]`."""
     kind = reply.headers.get("content-type", "")
     expect(kind.startswith("text/event-stream"), f"expected an event stream, but got {kind!r}")
     datas = [
@@ -247,6 +246,6 @@ def events(reply: Reply) -> list[Any]:
 
 
 def only(items: Sequence[Any], what: str) -> Any:
-    """The one item of a list that must have one."""
+    """Return the only item of a list; raise `Fail` if there are more or none."""
     expect(len(items) == 1, f"expected one of {what}, but got {len(items)}")
     return items[0]

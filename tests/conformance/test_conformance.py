@@ -1,4 +1,4 @@
-"""One test for each check; skipped where no server is named."""
+"""One test for each check. All are skipped if no server is named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .runner import Settings, judge
 
 @pytest.fixture(scope="session")
 def verdicts(request: pytest.FixtureRequest) -> dict[str, Verdict]:
-    """The whole suite's verdicts, found out once."""
+    """Run the selected checks once, and return their verdicts by id."""
     url = request.config.getoption("--openai-url", default=None)
     if not url:
         pytest.skip("name a server: --openai-url http://127.0.0.1:8080/v1")
@@ -31,7 +31,10 @@ def verdicts(request: pytest.FixtureRequest) -> dict[str, Verdict]:
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.id)
 def test_promise(check: Check, verdicts: dict[str, Verdict]) -> None:
-    """The promise holds; what is no must, or was refused by name, is skipped with its reason."""
+    """A server that breaks the promise of a `must` check fails its test.
+
+    Any other verdict except a pass skips the test, with the reason.
+    """
     verdict = verdicts[check.id]
     if verdict.broken and check.level == "must":
         pytest.fail(f"{check.promise} ({check.source})\n{verdict.detail}", pytrace=False)

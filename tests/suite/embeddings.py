@@ -1,4 +1,4 @@
-"""Vectors: each text has its own, of length 1, drawn by its bytes."""
+"""Embeddings of the toy server: vectors of length 1, generated from the bytes of each text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 2048
 
 
 def check(body: dict[str, Any]) -> list[Any]:
-    """The inputs of a request; raises `Refused` for what is wrong with it."""
+    """Return the inputs of a request; raise `Refused` if it is invalid."""
     given = body.get("input")
     if isinstance(given, str) or (isinstance(given, list) and given and _ids(given)):
         given = [given]
@@ -46,7 +46,7 @@ def _ids(given: list[Any]) -> bool:
 
 
 def answer(body: dict[str, Any], given: list[Any]) -> dict[str, Any]:
-    """The reply to a valid request."""
+    """Return the reply to a valid request."""
     lists = [model.tokenize(one, True) if isinstance(one, str) else one for one in given]
     count = sum(map(len, lists))
     data = [

@@ -1,6 +1,6 @@
-"""Which checks each fault must fail; anything else that fails is an error of the suite.
+"""The checks that each fault must fail; any other failure is an error of the suite.
 
-Written down in `expected.json` after each list was looked through.
+They are listed in `expected.json`, and each list was reviewed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which tools and forms of answers are refused, by the contract's tables."""
+"""Validation of tools and response formats by the contract's tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHOICES = ("none", "auto", "required")
 
 
 def check(body: dict[str, Any]) -> None:
-    """Raise `Refused` for the first thing that is wrong."""
+    """Raise `Refused` for the first error in a request."""
     _check_tools(body.get("tools"))
     _check_choice(body)
     _check_form(body.get("response_format"))

@@ -1,7 +1,7 @@
-"""A toy language model over bytes: deterministic, quick, with everything that checks look at.
+"""A toy language model over bytes: deterministic, fast, and with every feature that checks need.
 
-Tokens are the 256 bytes and three control tokens. What comes next follows from what stands before
-alone: a chat turn is answered by a script, other text goes on by a hash of its last bytes.
+Its tokens are the 256 bytes and three control tokens. The next token depends only on the tokens
+before it. A script answers chat messages; a hash of its last bytes continues any other text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ANSWERS = {
 
 
 def tokenize(text: str, parse: bool) -> list[int]:
-    """Bytes, and control tokens where their spelling is to be parsed."""
+    """Return the bytes of a text as tokens; with `parse`, control tokens become their ids."""
     if not parse:
         return list(text.encode())
     ids: list[int] = []
@@ -42,13 +42,13 @@ def tokenize(text: str, parse: bool) -> list[int]:
 
 
 def piece(token: int) -> bytes:
-    """A token's bytes, or a control token's name."""
+    """Return a token's byte, or a control token's name."""
     return bytes([token]) if token < 256 else SPELLINGS[token]
 
 
 @lru_cache(maxsize=4096)
 def script(question: str) -> bytes:
-    """What a question is answered."""
+    """Return the answer to a question."""
     count = re.match(r"Count (?:from 1 )?to (\d+)", question)
     if count:
         return (", ".join(map(str, range(1, int(count.group(1)) + 1))) + ".").encode()
@@ -58,13 +58,13 @@ def script(question: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _question(before: tuple[int, ...]) -> str:
-    """The last thing that the user said."""
+    """Return the user's last message."""
     said = bytes(token if token < 256 else 0 for token in before)
     return said[:-2].rpartition(b"user\n")[2].decode(errors="replace")
 
 
 def expected(ids: Sequence[int]) -> int:
-    """The likeliest next token."""
+    """Return the likeliest next token."""
     begins = len(ids) - 1 - ids[::-1].index(TURN) if TURN in ids else -1
     head = bytes(token for token in ids[begins + 1 : begins + 11] if token < 256)
     if begins >= 0 and head == b"assistant\n":
@@ -82,7 +82,7 @@ def _key(ids: Sequence[int]) -> int:
 def _logits(best: int, key: int) -> tuple[float, ...]:
     rng = random.Random(key)
     logits = [rng.uniform(-3.0, 0.0) for _ in range(SIZE)]
-    # Second and third choices, so that warm answers differ.
+    # Three likely alternatives, so that completions differ at temperatures above 0.
     for other in rng.sample(_LETTERS, 3):
         logits[other] = rng.uniform(3.5, 4.5)
     logits[best] = 8.0
@@ -90,13 +90,13 @@ def _logits(best: int, key: int) -> tuple[float, ...]:
 
 
 def logits(ids: Sequence[int]) -> tuple[float, ...]:
-    """Of every token to come next."""
+    """Return the logits of the next token, one for each token of the vocabulary."""
     return _logits(expected(ids), _key(ids) % 997)
 
 
 @lru_cache(maxsize=20_000)
 def log_softmax(values: tuple[float, ...]) -> list[float]:
-    """Natural logarithms of the probabilities."""
+    """Return the natural logarithms of the probabilities."""
     highest = max(values)
     norm = highest + math.log(math.fsum(math.exp(value - highest) for value in values))
     return [value - norm for value in values]
@@ -112,7 +112,7 @@ def draw(
     presence: float,
     frequency: float,
 ) -> int:
-    """The next token, as OpenAI's parameters shape it."""
+    """Sample the next token by OpenAI's parameters."""
     shaped = list(values)
     for token, value in bias.items():
         if token < SIZE:
@@ -129,7 +129,7 @@ def draw(
 def _nucleus(
     values: tuple[float, ...], temperature: float, top_p: float
 ) -> tuple[list[int], list[float]]:
-    """Return the likeliest tokens whose chances add up to `top_p`, with cumulative weights."""
+    """Return the likeliest tokens that together reach `top_p`, with their cumulative weights."""
     chances = log_softmax(tuple(value / temperature for value in values))
     kept, sums, mass = [], [], 0.0
     for token in sorted(range(SIZE), key=chances.__getitem__, reverse=True):

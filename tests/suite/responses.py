@@ -1,4 +1,4 @@
-"""Responses: a request as a chat's, and a chat's choice as output items and events."""
+"""The Responses API of the toy server, on top of its chat completions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _numbers = itertools.count(1)
 
 
 def check(body: Mapping[str, Any]) -> None:
-    """Raise `Refused` for the first thing that is wrong."""
+    """Raise `Refused` for the first error in a request."""
     if not isinstance(body.get("input"), str | list):
         raise Refused("Invalid type for 'input'.", "input", "invalid_type")
     limit = body.get("max_output_tokens")
@@ -28,10 +28,10 @@ def check(body: Mapping[str, Any]) -> None:
 
 
 def as_chat(body: Mapping[str, Any], before: list[Any]) -> dict[str, Any]:
-    """The chat that a request asks for.
+    """Return a request as a chat request.
 
     Args:
-        before: the messages of the response that it goes on from.
+        before: the messages up to and including the previous response.
     """
     told = {"role": "system", "content": body.get("instructions")}
     messages = [told] if body.get("instructions") else []
@@ -65,7 +65,7 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer(body: Mapping[str, Any], chat: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """The response, whole."""
+    """Return the complete response."""
     work = Work(CHAT, chat)
     work.check_context()
     choice = work.choices()[0]
@@ -107,7 +107,7 @@ def _output(choice: Any, status: str) -> list[Any]:
 
 
 def events(whole: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The events of a streamed response."""
+    """Return the events of a streamed response."""
     begun = {**whole, "status": "in_progress", "output": [], "usage": None,
              "incomplete_details": None}  # fmt: skip
     found: list[dict[str, Any]] = [
@@ -150,7 +150,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def turn_of(body: Mapping[str, Any]) -> list[Any]:
-    """A response as the messages of an earlier turn."""
+    """Return a response as messages of the conversation."""
     return [
         {"role": "assistant", "content": "".join(part["text"] for part in item["content"])}
         for item in body["output"]

@@ -1,4 +1,4 @@
-"""Which requests are refused, by the contract's tables."""
+"""Validation of requests by the contract's tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Refused(Exception):
-    """A request that is answered by an error object."""
+    """The rejection of a request by an error object."""
 
     def __init__(
         self, message: str, param: str | None = None, code: str | None = None, status: int = 400
@@ -33,7 +33,7 @@ ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """The body's object."""
+    """Return the JSON object of a body."""
 
     def refuse(word: str) -> None:
         raise Refused(f"{word} is no JSON.")
@@ -51,7 +51,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def check_body(path: str, body: dict[str, Any]) -> None:
-    """Raise `Refused` for the first thing that is wrong."""
+    """Raise `Refused` for the first error in a request."""
     if "model" not in body:
         raise Refused("you must provide a model parameter")
     if body["model"] != "org/toy":
@@ -128,7 +128,7 @@ def _check_results(messages: list[Any]) -> None:
 
 
 def check_metadata(metadata: Any) -> None:
-    """Raise `Refused` unless it is null, or 16 pairs of short strings at most."""
+    """Raise `Refused` unless metadata is null or has at most 16 pairs of short strings."""
     if metadata is None:
         return
     if not isinstance(metadata, dict) or len(metadata) > 16:

@@ -1,4 +1,4 @@
-"""The smallest instance of a JSON schema, and what is wrong with one."""
+"""Instances and validation of JSON schemas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 
 
 def instance(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
-    """A value that is valid."""
+    """Return a small instance of a schema."""
     root = schema if root is None else root
     if "$ref" in schema:
         target: Any = root
@@ -29,7 +29,7 @@ def instance(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -
 
 
 def problem(schema: Any) -> str | None:
-    """What is wrong with a schema, None where nothing is."""
+    """Return the error in a schema, or None if it is valid."""
     if not isinstance(schema, dict):
         return "a schema is an object"
     kind = schema.get("type")

@@ -1,6 +1,6 @@
 """A small server that keeps every promise, with hooks where a fault can break one.
 
-It is written from the contract alone: what is judged by the suite must not be what wrote it.
+It is written from the contract alone, independently of the checks that judge it.
 """
 
 from __future__ import annotations
@@ -24,77 +24,77 @@ from suite.work import CHAT, Work
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 COMPLETIONS, EMBEDDINGS, RESPONSES = "/completions", "/embeddings", "/responses"
 POSTED = {COMPLETIONS, CHAT, EMBEDDINGS, RESPONSES, f"{RESPONSES}/input_tokens"}
-# How many requests are refused after the engine was ended.
+# The number of requests that are rejected after the engine died.
 DOWN = 2
-# How many long streams the engine works on at once.
+# The number of long streams that the engine runs concurrently.
 SLOTS = 8
 GONE = {"message": "The engine is gone.", "type": "server_error", "param": None, "code": None}
 
 
 class Fault:
-    """Nothing is wrong; a fault overrides what it breaks.
+    """The hooks and flags of the correct server. A fault overrides those that it breaks.
 
-    The server reads a flag only where nothing else decides: a check that never leads it there
+    The server reads a flag only where nothing else decides. A check that never reaches that place
     does not run with the fault.
     """
 
     fails: frozenset[str] = frozenset()
     # The seconds for which a stream occupies the engine after its client has disconnected.
     stays: float = 0
-    # The connection outlasts a stream; a long stream is sent only when it is complete.
+    # The connection stays open after a stream; a long stream is sent only when it is complete.
     lingers: bool = False
     buffers: bool = False
-    # The status of a request that comes while twenty others run; 0 serves it.
+    # The status of a request while more than 20 run; 0 serves it.
     crowded: int = 0
-    # Of two requests that come at once, one gets the other's answer.
+    # Of two concurrent requests, one gets the other's answer.
     mixes: bool = False
-    # What comes at the end of a stream whose engine is gone, and the status of a request then.
+    # The last event of a stream whose engine died, and the status of requests after that.
     on_break: Any = staticmethod(lambda chunk: {"error": GONE})
     down: int = 503
     # The status of a request with a wrong key.
     wrong_key: int = 401
 
     def head(self, method: str, path: str, headers: dict[str, str]) -> None:
-        """Look at a request before its body is read; may raise `Refused`."""
+        """Inspect a request before its body is read; may raise `Refused`."""
 
     def raw(self, body: bytes) -> bytes:
-        """The body as it came."""
+        """Return the body of a request, before parsing."""
         return body
 
     def request(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """A request before it is validated."""
+        """Return a request, before validation."""
         return body
 
     def valid(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """A request after it was validated."""
+        """Return a request, after validation."""
         return body
 
     def reply(self, path: str, body: dict[str, Any], sent: Mapping[str, Any]) -> Any:
-        """The body of a plain reply."""
+        """Return the body of a plain reply."""
         return body
 
     def chunks(self, path: str, chunks: list[Any], sent: Mapping[str, Any]) -> list[Any]:
-        """The chunks of a stream."""
+        """Return the chunks of a stream."""
         return chunks
 
     def events(self, events: list[Any]) -> list[Any]:
-        """The events of a streamed response."""
+        """Return the events of a streamed response."""
         return events
 
     def event(self, data: bytes) -> bytes:
-        """An event of a stream, as bytes."""
+        """Return the bytes of one event of a stream."""
         return data
 
     def query(self, query: dict[str, str]) -> dict[str, str]:
-        """The query of a request for what is stored."""
+        """Return the query of a request for stored completions."""
         return query
 
     def error(self, status: int, error: dict[str, Any], sent: Mapping[str, Any]) -> tuple[int, Any]:
-        """A refusal's status and body."""
+        """Return the status and the body of a rejection."""
         return status, {"error": error}
 
     def headers(self, status: int, headers: dict[str, str]) -> dict[str, str]:
-        """The headers of a reply."""
+        """Return the headers of a reply."""
         return headers
 
 
@@ -135,7 +135,7 @@ class Server:
     async def _route(
         self, scope: Any, headers: dict[str, str], sent: dict[str, Any], receive: Any, send: Send
     ) -> None:
-        """Answer a request; what it sent is put into `sent`, also where it is refused."""
+        """Answer a request, and copy its body into `sent` even if the request is rejected."""
         method = scope["method"]
         path = scope["raw_path"].decode().split("?")[0].removeprefix("/v1")
         self.fault.head(method, path, headers)
@@ -294,7 +294,7 @@ class Server:
     async def _serve(self, path: str, sent: dict[str, Any], send: Send, receive: Any) -> None:
         series = re.fullmatch(r"\d, \d+, \d+,", str(sent.get("prompt")))
         if series and sent.get("max_tokens") in (0, 6) and self.fault.mixes:
-            # Two that come at once get the later one's answer.
+            # Two concurrent requests get the later one's answer.
             self._last = sent
             await asyncio.sleep(0.005)
             sent = self._last if self._last.get("stream") == sent.get("stream") else sent
@@ -340,15 +340,15 @@ class Server:
         await send({"type": "http.response.body", "body": b""})
 
     def _turn(self, sent: dict[str, Any]) -> int:
-        """Count how often a request has come: without a seed, each time draws other tokens."""
+        """Count the repetitions of a request: without a seed, each one samples other tokens."""
         asked = json.dumps(sent)
         self._turns[asked] += 1
         return self._turns[asked]
 
     async def _unless_ended(self, seconds: float) -> None:
-        """Take the time of a long answer; refuse it if the engine is ended meanwhile.
+        """Wait as long as a long answer takes; reject the request if the engine dies meanwhile.
 
-        The second answer takes long enough to be cut off on a busy machine, too.
+        A repeated request takes long enough to be interrupted on a busy machine, too.
         """
         start = time.monotonic()
         while time.monotonic() < start + seconds:
@@ -357,7 +357,10 @@ class Server:
                 raise Refused("The engine is gone.", status=self.fault.down)
 
     async def _paced(self, chunks: list[Any], slow: bool, receive: Any) -> AsyncIterator[bytes]:
-        """Events; a long answer takes its time, and the engine, until its client leaves."""
+        """Yield the events of a stream.
+
+        A long stream takes time, and occupies the engine until it ends or its client disconnects.
+        """
         gone = asyncio.ensure_future(receive())
         start = time.monotonic()
         try:

@@ -14,7 +14,7 @@ from suite.server import Server
 
 
 class Stage:
-    """An ASGI app with a server for each run of a check; the first part of a path is its number."""
+    """An ASGI app with one server for each run of a check, selected by the first part of a path."""
 
     def __init__(self) -> None:
         self.servers: dict[str, Server] = {}
@@ -33,7 +33,7 @@ class _Uvicorn(uvicorn.Server):
 
 @asynccontextmanager
 async def listening(app: Any) -> AsyncIterator[str]:
-    """Serve an app in the running event loop; yields its address."""
+    """Serve an app in the running event loop, and yield its address."""
     config = uvicorn.Config(app, port=0, lifespan="off", ws="none", log_level="critical",
                             timeout_graceful_shutdown=1)  # fmt: skip
     server = _Uvicorn(config)
@@ -48,7 +48,7 @@ async def listening(app: Any) -> AsyncIterator[str]:
 
 
 class Direct:
-    """A client that calls an app in process; has what checks use of `httpx2.AsyncClient`."""
+    """An in-process client for an app, with the part of `httpx2.AsyncClient` that checks use."""
 
     def __init__(self, app: Any, base_url: httpx2.URL, headers: Mapping[str, str]) -> None:
         self._app = app
@@ -58,7 +58,7 @@ class Direct:
     async def request(
         self, method: str, path: str, *, content: bytes | None, headers: Mapping[str, str]
     ) -> httpx2.Response:
-        """Send a request and return the whole response."""
+        """Send a request and return the complete response."""
         raw, _, query = f"{self.base_url.path}{path}".encode().partition(b"?")
         sent = {**self.headers, **headers}
         scope = {
@@ -87,7 +87,7 @@ class Direct:
 
 
 def _received(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return headers as a client reads them: a line end in a value begins another header."""
+    """Return headers as a client parses them: a line break in a value starts another header."""
     lines = b"\r\n".join(b": ".join(pair) for pair in headers).split(b"\r\n")
     pairs = (line.partition(b":") for line in lines)
     return [(name, value.strip()) for name, _, value in pairs]

@@ -1,4 +1,4 @@
-"""What is kept: chat completions and responses, by id, oldest first."""
+"""Stored chat completions and responses, by id, oldest first."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ Query = Mapping[str, str]
 
 
 class Store:
-    """Completions and their requests."""
+    """Stored completions with their requests."""
 
     def __init__(self) -> None:
         self.items: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
 
     def keep(self, body: dict[str, Any], sent: dict[str, Any]) -> None:
-        """Keep a completion with its request."""
+        """Store a completion with its request."""
         self.items[body["id"]] = (body, sent)
 
     def one(self, name: str) -> dict[str, Any]:
-        """A completion, with what its request said."""
+        """Return a completion with parameters and metadata of its request."""
         body, sent = self.get(name)
         told = {key: sent.get(key) for key in ("temperature", "top_p", "seed")}
         return {**body, **told, "metadata": sent.get("metadata") or {}}
 
     def get(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A completion and its request."""
+        """Return a completion and its request."""
         if name not in self.items:
             raise Refused(f"No completion found with id '{name}'.", status=404)
         return self.items[name]
 
     def update(self, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the metadata."""
+        """Replace the metadata of a completion, and return the completion."""
         body, sent = self.get(name)
         if "metadata" not in change:
             missing = "missing_required_parameter"
@@ -43,13 +43,13 @@ class Store:
         return self.one(name)
 
     def delete(self, name: str) -> dict[str, Any]:
-        """Forget a completion."""
+        """Delete a completion, and return the confirmation."""
         self.get(name)
         del self.items[name]
         return {"object": "chat.completion.deleted", "id": name, "deleted": True}
 
     def list(self, query: Query) -> dict[str, Any]:
-        """A page of completions."""
+        """Return a page of completions."""
 
         def wanted(name: str) -> bool:
             body, sent = self.items[name]
@@ -63,7 +63,7 @@ class Store:
         return _page([self.one(name) for name in self.items if wanted(name)], query)
 
     def messages(self, name: str, query: Query) -> dict[str, Any]:
-        """A page of the messages that were sent."""
+        """Return a page of the messages of a completion's request."""
         _body, sent = self.get(name)
         items = [
             {"id": f"{name}-{at}", "role": one["role"], "content": one.get("content"),

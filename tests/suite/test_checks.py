@@ -1,8 +1,9 @@
-"""The suite judges rightly: what is right passes, and each fault is caught by its own checks.
+"""Tests of the checks: the correct server passes them, and each fault fails exactly its own.
 
-A check runs with a fault only if the fault can reach it (`suite.witness` says why that suffices),
-and in process except for what it sends over bare sockets. `LATIMER_FULL=1` in the environment runs
-every check with every fault over sockets, which takes ten minutes on two cores: for releases.
+A check runs with a fault only if the fault can reach it (`suite.witness` explains why that
+suffices). It runs in process, except for its requests over bare sockets. `LATIMER_FULL=1` in the
+environment runs every check with every fault over sockets. This takes ten minutes on two cores
+and is meant for releases.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SAMPLE, FAILING = 200, 50
 
 @pytest.fixture(scope="module")
 async def trial() -> AsyncIterator[Trial]:
-    """The toy server, with the records of each check's run without a fault."""
+    """Yield a trial with the recorded run of each check on the correct server."""
     async with opened(FULL) as trial:
         yield trial
 
@@ -41,7 +42,7 @@ async def test_what_is_right_passes(trial: Trial) -> None:
     assert trial.complaints() == []
 
 
-# Faults that show only in how long something takes.
+# Faults that only timing reveals.
 TIMED = {fault for faults in SLOW.values() for fault in faults} | {"lingers"}
 
 
@@ -50,7 +51,7 @@ TIMED = {fault for faults in SLOW.values() for fault in faults} | {"lingers"}
     [pytest.param(one, marks=pytest.mark.timed) if one in TIMED else one for one in FAULTS],
 )
 async def test_a_fault_fails_its_own_checks(trial: Trial, fault: str) -> None:
-    """Each fault is noticed by the checks that it breaks, and by no other."""
+    """A fault fails the checks that it is expected to fail, and no others."""
     assert await trial.failed(fault) == sorted(EXPECTED[fault])
 
 
@@ -72,13 +73,13 @@ async def test_shortcuts_change_no_verdict(trial: Trial) -> None:
 
 
 def test_every_check_has_a_fault() -> None:
-    """No check passes whatever a server does."""
+    """Every check fails with at least one fault."""
     caught = {check for name in FAULTS for check in EXPECTED[name]}
     assert [check.id for check in CHECKS if check.id not in caught] == []
 
 
 def test_checks_say_what_they_promise() -> None:
-    """Ids are `group.name`, promises are sentences, sources say where they are from."""
+    """An id is `group.name`, a promise ends in a full stop, and a source names a section."""
     for check in CHECKS:
         assert re.fullmatch(r"[a-z_]+\.[a-z0-9-]+", check.id), check.id
         assert check.promise.endswith("."), check.id
@@ -86,7 +87,7 @@ def test_checks_say_what_they_promise() -> None:
 
 
 def test_profiles_name_checks_that_there_are() -> None:
-    """Each pattern of a client's profile stands for at least one check."""
+    """Each pattern of a client's profile matches at least one check."""
     for name, patterns in PROFILES.items():
         assert needed(name, CHECKS), name
         for pattern in patterns:
@@ -96,7 +97,7 @@ def test_profiles_name_checks_that_there_are() -> None:
 
 @pytest.mark.parametrize("path", sorted(SUITE.rglob("*.py")), ids=lambda path: path.name)
 def test_the_judge_knows_nothing_of_latimer(path: Path) -> None:
-    """The suite imports nothing of the adapter, the backends or the schemas."""
+    """No module of the conformance suite imports Latimer, or is longer than 500 lines."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert not (node.module or "").startswith("latimer"), path

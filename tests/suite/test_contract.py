@@ -1,4 +1,4 @@
-"""Every must and should of the contract is held by a check, and every check holds something."""
+"""Tests that the checks cover the contract, and that each check belongs to a promise of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "conformance" / "contr
 LEVELS = {"must": ("must",), "should": ("must", "should"), "may": ("must", "should", "may")}
 SECTIONS = (
     *(f"1.{i}" for i in range(1, 8)), *(f"2.{i}" for i in range(1, 9)),
-    # 3.8 is what models without a reasoning part cannot show.
+    # Models without reasoning cannot show section 3.8.
     *(f"3.{i}" for i in (1, 2, 3, 4, 5, 6, 7, 9)), "4", "5", "6", "7",
 )  # fmt: skip
 CHECKS = {check.id: check for check in all_checks()}
 
 
 def rows() -> list[tuple[list[str], str, str, list[str]]]:
-    """Sections, level, promise and checks of each row."""
+    """Return the sections, the level, the promise and the check ids of each row."""
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in DOCUMENT.read_text().splitlines()
@@ -32,19 +32,19 @@ def rows() -> list[tuple[list[str], str, str, list[str]]]:
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[2])
 def test_a_promise_is_held(row: tuple[list[str], str, str, list[str]]) -> None:
-    """The checks of each promise exist, and one of them is of its level."""
+    """The checks of each promise exist, and one of them has its level or a stricter one."""
     _sections, level, _promise, ids = row
     assert [name for name in ids if name not in CHECKS] == []
     assert any(CHECKS[name].level in LEVELS[level] for name in ids)
 
 
 def test_no_section_is_left_out() -> None:
-    """Each section of the contract, and each of its 95 checks, stands in the document."""
+    """The document lists each section of the contract, and each of its 95 checks."""
     named = {section for sections, *_ in rows() for section in sections}
     assert sorted({*SECTIONS, *(f"10.{number}" for number in range(1, 96))} - named) == []
 
 
 def test_every_check_stands_for_a_promise() -> None:
-    """No must or should of the suite is there to make a number."""
+    """Every `must` and `should` check belongs to a promise in the document."""
     held = {name for *_, ids in rows() for name in ids}
     assert [name for name, one in CHECKS.items() if one.level != "may" and name not in held] == []

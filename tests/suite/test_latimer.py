@@ -1,4 +1,4 @@
-"""Latimer itself before the judge: every must holds, every should or it is explained."""
+"""Tests of Latimer by the conformance suite, over two engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from latimer.conformance.check import Verdict, all_checks
 from latimer.conformance.runner import Settings, judge
 from support.servers import restarted_llama_server, serving
 
-# What is not as OpenAI does it, and why: docs/conformance/README.md says more.
+# Checks that do not pass, with the reasons; docs/conformance/README.md says more.
 EXPLAINED = {
     "errors.unknown-field": "unknown fields are ignored and listed, unless the server is strict",
     "completions.suffix": "the demo model has no tokens for filling in the middle",
@@ -22,13 +22,13 @@ EXPLAINED = {
     "tools.several": "the demo model makes one call only",
     "tools.stream-order": "the demo model makes one call only",
 }
-# What is refused by name, as long as it is not built.
+# Groups of APIs that are not implemented. The server rejects them by name.
 UNBUILT = ("embeddings", "stored", "responses")
 
 
 @pytest.fixture(scope="module", params=["in process", "llama-server"])
 def address(request: pytest.FixtureRequest, llama_server_url: str) -> Iterator[str]:
-    """Latimer over an engine."""
+    """Serve Latimer over an engine, and yield its address."""
 
     def make() -> OpenAIAdapter:
         local = request.param == "in process"
@@ -40,15 +40,15 @@ def address(request: pytest.FixtureRequest, llama_server_url: str) -> Iterator[s
 
 @pytest.mark.timed
 async def test_every_must_holds(address: str) -> None:
-    """What is not a pass is known, and no must is broken.
+    """Latimer passes every check that it supports, except for the explained ones.
 
-    llama-server gives another greedy answer once in many runs while it is under load, behind its
-    own API too: a check that holds when it is tried again is no failure here.
+    Under load, llama-server gives a different greedy answer once in many runs, through its own API
+    as well. Up to two checks may therefore be flaky.
     """
     checks = [check for check in all_checks() if check.group != "engine"]
     settings = Settings(f"{address}/v1", hint="demo")
     verdicts = await judge(settings, checks)
-    # What found nothing out was not tried again, and another answer may be the reason.
+    # The runner does not repeat a skipped check, and a different answer may have caused the skip.
     skipped = [v.check for v in verdicts if v.outcome == "skip" and v.check.id not in EXPLAINED]
     if skipped:
         verdicts = [v for v in verdicts if v.check not in skipped]
@@ -64,13 +64,13 @@ async def test_every_must_holds(address: str) -> None:
 
 
 def unbuilt(verdict: Verdict) -> bool:
-    """Whether a check is of what is refused by name as long as it is not built."""
+    """Return whether a check concerns an API that is not implemented and is rejected by name."""
     return verdict.check.group in UNBUILT and verdict.outcome == "unsupported"
 
 
 @pytest.mark.timed
 async def test_an_engine_that_dies_is_told(tmp_path: Path) -> None:
-    """When llama-server is killed in mid-stream, clients are told, and the next is answered."""
+    """If llama-server dies during a stream, clients get an error, and later requests succeed."""
     checks = [check for check in all_checks() if check.group == "engine"]
     with (
         restarted_llama_server(DEMO_MODEL, tmp_path / "pid") as (engine, kill),

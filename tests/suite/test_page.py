@@ -1,4 +1,4 @@
-"""The HTML report in a real browser: narrow and wide, light and dark, its filters at work."""
+"""Tests of the HTML report in a real browser: layout, colour schemes and filters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = needs_chromium
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    """A headless Chromium that shows a report."""
+    """Open a report in a headless Chromium, and yield its driver."""
     import dataclasses
 
     many = [verdict(f"echo.check-{n}", "pass") for n in range(60)]
@@ -31,7 +31,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
 def test_it_fits_and_is_quiet(browser: webdriver.Chrome, width: int, scheme: str) -> None:
-    """Nothing is wider than the window, the colours follow the scheme, the console is silent."""
+    """The page fits the window, follows the colour scheme, and logs nothing to the console."""
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -44,7 +44,7 @@ def test_it_fits_and_is_quiet(browser: webdriver.Chrome, width: int, scheme: str
 
 
 def test_filters_hide_and_show(browser: webdriver.Chrome) -> None:
-    """A verdict that is unticked is gone; a cell of the grid brings its check back, open."""
+    """A cleared filter hides its checks, and a cell of the grid shows its check again, opened."""
     box = browser.find_element(By.CSS_SELECTOR, 'input[data-outcome="pass"]')
     passed = browser.find_elements(By.CSS_SELECTOR, 'details[data-outcome="pass"]')
     failed = browser.find_elements(By.CSS_SELECTOR, 'details[data-outcome="fail"]')
@@ -61,5 +61,5 @@ def test_filters_hide_and_show(browser: webdriver.Chrome) -> None:
 
 
 def test_no_script_comes_from_a_reply(browser: webdriver.Chrome) -> None:
-    """The page has one script, its own, whatever the judged server sends."""
+    """The page has exactly one script, even if a reply contains another."""
     assert len(browser.find_elements(By.TAG_NAME, "script")) == 1

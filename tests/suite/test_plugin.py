@@ -1,4 +1,4 @@
-"""The suite as pytest's own tests, from an installed package."""
+"""Tests of the pytest plugin of the conformance suite, outside the checkout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.servers import serving
 
 
 async def pytest_on(tmp_path: Path, *arguments: str) -> tuple[int | None, str]:
-    """Run pytest outside the checkout."""
+    """Run pytest outside the checkout, and return its exit code and its output."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs",
         "latimer.conformance", "-k", "models", *arguments,
@@ -22,7 +22,7 @@ async def pytest_on(tmp_path: Path, *arguments: str) -> tuple[int | None, str]:
 
 
 async def test_a_server_is_judged_by_pytest(tmp_path: Path) -> None:
-    """Each check is a test of a server that is named on the command line."""
+    """Each check is a pytest test of the server that `--openai-url` names."""
     with serving(Server) as address:
         code, out = await pytest_on(tmp_path, "--openai-url", f"{address}/v1")
     assert code == 0, out
@@ -30,7 +30,7 @@ async def test_a_server_is_judged_by_pytest(tmp_path: Path) -> None:
 
 
 async def test_without_a_server_everything_is_skipped(tmp_path: Path) -> None:
-    """Nobody's test run fails because the suite is installed."""
+    """Without `--openai-url`, pytest skips every check."""
     code, out = await pytest_on(tmp_path)
     assert code == 0, out
     assert "8 skipped" in out

@@ -1,4 +1,4 @@
-"""Reports: complete, whole in themselves, and silent about keys."""
+"""Tests of the reports and of `latimer conform`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KEY = "sk-very-secret"
 
 
 async def _nothing(api: Api) -> None:
-    """A check's body that is never run here."""
+    """Do nothing: this check never runs."""
 
 
 def verdict(name: str, outcome: str, level: str = "must") -> Verdict:
-    """A verdict with an exchange that could break a report."""
+    """Return a verdict with an exchange that could break a report."""
     check = Check(name, 'It <holds> & "stands".', level, "1.2 [SPEC]", _nothing)  # type: ignore[arg-type]
     exchange = Exchange("POST", "/completions", b'{"a": "\'</pre>"}', 200, (), b"\x00\xff<script>")
     return Verdict(check, outcome, "expected | <b>, got \x07", 3, 1, 0.5, (exchange,))  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ RUN = Run(
 
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_every_format_is_written(tmp_path: Path, suffix: str) -> None:
-    """Each format tells the server's name and survives whatever a reply holds."""
+    """No format breaks on the bytes of a reply, and each except the badge names the server."""
     path = tmp_path / f"report{suffix}"
     write(RUN, path)
     text = path.read_text()
@@ -65,7 +65,7 @@ def test_every_format_is_written(tmp_path: Path, suffix: str) -> None:
 
 
 def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
-    """No address is fetched by the page; every failure comes with a command that repeats it."""
+    """The HTML page loads nothing from other addresses, and shows a command to repeat a failure."""
     write(RUN, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert not re.search(r'(src|href)="(https?:)?//', page)
@@ -75,7 +75,7 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
 
 
 def test_the_json_has_a_versioned_schema(tmp_path: Path) -> None:
-    """A program finds each check's id, level and verdict."""
+    """The JSON report has a schema version, and each check's id, level and verdict."""
     write(RUN, tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["schema"] == 1
@@ -87,14 +87,14 @@ def test_the_json_has_a_versioned_schema(tmp_path: Path) -> None:
 
 
 def test_content_can_be_left_out(tmp_path: Path) -> None:
-    """On request neither prompts nor answers are shown."""
+    """A report without content shows the sizes of requests and replies only."""
     write(dataclasses.replace(RUN, content=False), tmp_path / "report.html")
     assert "[16 bytes]" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("suffix", [".json", ".md", ".html"])
 def test_notes_stand_beside_what_they_explain(tmp_path: Path, suffix: str) -> None:
-    """A note is told with each verdict that its patterns fit, unless that is a pass."""
+    """A report shows a note with each verdict that its patterns match, except for passes."""
     path = tmp_path / f"report{suffix}"
     write(dataclasses.replace(RUN, notes={"headers.* echo.*": "It has none."}), path)
     assert path.read_text().count("It has none.") == 2
@@ -102,7 +102,7 @@ def test_notes_stand_beside_what_they_explain(tmp_path: Path, suffix: str) -> No
 
 @pytest.mark.parametrize("text", ["{", '["a"]', '{"a": 1}'])
 def test_notes_that_are_none_are_refused(url: str, tmp_path: Path, text: str) -> None:
-    """A file of notes that is not an object of texts is a mistake in the call."""
+    """A file of notes that is not an object of strings is a usage error."""
     path = tmp_path / "notes.json"
     path.write_text(text)
     arguments = [url, "--only", "models.list", "--notes", str(path)]
@@ -111,7 +111,7 @@ def test_notes_that_are_none_are_refused(url: str, tmp_path: Path, text: str) ->
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
 def test_what_peers_fail_is_explained(path: Path) -> None:
-    """Each fail of the published reports has its note; Latimer's own have none to explain."""
+    """Every broken check in the published reports has a note, and Latimer has no broken check."""
     checks = json.loads(path.read_text())["checks"]
     broken = [check for check in checks if check["verdict"] in ("fail", "flaky", "timeout")]
     assert [check["id"] for check in broken if not check["note"]] == []
@@ -121,13 +121,13 @@ def test_what_peers_fail_is_explained(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """The right server."""
+    """Serve the correct server, and yield its base URL."""
     with serving(Server) as address:
         yield f"{address}/v1"
 
 
 def test_the_command_judges_and_reports(url: str, tmp_path: Path) -> None:
-    """A server that keeps the promises asked for is exit code 0; keys are in no report."""
+    """The command exits with 0 if all selected checks pass, and never shows the API key."""
     report = tmp_path / "report.html"
     arguments = [url, "--group", "models", "--group", "errors", "--api-key", KEY]
     done = CliRunner().invoke(conform, [*arguments, "--report", str(report)])
@@ -147,19 +147,19 @@ def test_the_command_judges_and_reports(url: str, tmp_path: Path) -> None:
     ],
 )
 def test_exit_codes(arguments: list[str], code: int, says: str) -> None:
-    """2 for a mistake in the call, and the message says which."""
+    """The command exits with 2 and a message for a usage error, and with 0 for a list of checks."""
     done = CliRunner().invoke(conform, arguments)
     assert (done.exit_code, says in done.output) == (code, True), done.output
 
 
 def test_a_broken_must_is_exit_code_1(url: str) -> None:
-    """A server that lists no such model breaks what follows."""
+    """The command exits with 1 if a `must` check fails."""
     done = CliRunner().invoke(conform, [url, "--only", "completions.object", "--model", "nobody"])
     assert done.exit_code == 1
 
 
 def test_two_reports_are_compared(tmp_path: Path) -> None:
-    """Each verdict that differs is a line, and any is exit code 1."""
+    """`--diff` prints each verdict that differs, and exits with 1 if any does."""
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     write(RUN, before)
     text = before.read_text()

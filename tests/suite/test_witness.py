@@ -1,4 +1,4 @@
-"""A witness keeps what a server asks of its fault, and any other answer is noticed."""
+"""Tests of the witness: it records hooks and flags, and notices a fault that differs."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ BODY = {"count": 1, "items": ["a"]}
     ],
 )
 def test_a_hook_is_compared_by_what_it_does(fault: Fault, noticed: bool) -> None:
-    """A result that serialises differently, a changed argument and an exception are noticed."""
+    """A witness notices changed arguments, exceptions and results that serialise differently."""
     witness = Witness()
     assert cast(Fault, witness).reply("/completions", {**BODY}, {}) == BODY
     assert notices(witness.uses, fault) == noticed
 
 
 def test_a_flag_is_compared_by_its_value() -> None:
-    """A flag is noticed if the server reads it."""
+    """A fault that sets a flag is noticed only if the server reads that flag."""
     witness = Witness()
     assert cast(Fault, witness).crowded == 0
     assert notices(witness.uses, Crowded())

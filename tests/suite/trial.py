@@ -1,4 +1,4 @@
-"""Trials: the checks on the toy server, right or with a fault."""
+"""Trials of the checks on the toy server, with and without a fault."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from suite.server import Fault, Server
 from suite.stage import Direct, Stage, listening
 from suite.witness import Use, Witness, notices
 
-# Checks that take seconds, or measure them, judge only the faults that they are made for.
+# Checks that take seconds, or measure them, run only with the faults that they are made for.
 SLOW = {
     "streaming.disconnect": ("stays-after-disconnect",),
     "streaming.first-chunk": ("waits-till-the-end",),
 }
-# How many checks run at the same time.
+# The number of checks that run concurrently.
 AT_ONCE = 8
-# A busy machine can stop a process for longer than a check's limit.
+# A busy machine can suspend a process for longer than a check's limit.
 PATIENCE = 5.0
 HEADERS = {"authorization": "Bearer sk-right"}
-# Ends a server's engine over a bare socket: a process that imports more starts too slowly.
+# Ends a server's engine over a bare socket. A process with more imports starts too slowly.
 BREAK = """
 import socket
 connection = socket.create_connection(({host!r}, {port}))
@@ -41,23 +41,23 @@ connection.recv(1)
 
 
 class Noted(dict[str, str]):
-    """The bodies of a run that are not of the published types, and whether a check reads them."""
+    """The type errors in the replies of a run, by endpoint, and whether a check reads them."""
 
     was_read = False
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, and note that it was read."""
+        """Return a value, and record that it was read."""
         self.was_read = True
         return super().get(key, default)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A check's run on the right server.
+    """A check's run on the correct server.
 
     Args:
         uses: the hooks and flags that the server used.
-        joint: whether the verdict also depends on the bodies that other checks receive.
+        joint: True if the verdict also depends on the bodies that other checks receive.
     """
 
     verdict: Verdict
@@ -71,7 +71,7 @@ class Trial:
     Args:
         full: run every check with every fault, over sockets.
 
-    `records` has each check's run on the right server, by the check's id.
+    `records` has each check's run on the correct server, by the check's id.
     """
 
     def __init__(self, stage: Stage, address: str, sockets: httpx2.AsyncHTTPTransport,
@@ -85,7 +85,7 @@ class Trial:
         self.records: dict[str, Record] = {}
 
     async def record(self) -> None:
-        """Run every check on the right server."""
+        """Run every check on the correct server."""
         found: dict[str, str] = {}
 
         async def one(check: Check, wrong: Noted) -> None:
@@ -102,12 +102,12 @@ class Trial:
                 await one(check, Noted(found))
 
     def complaints(self) -> list[str]:
-        """List what the checks have against the right server."""
+        """List the checks that do not pass on the correct server."""
         verdicts = [self.records[check.id].verdict for check in all_checks()]
         return [f"{v.check.id} {v.outcome}: {v.detail}" for v in verdicts if v.outcome != "pass"]
 
     async def judged(self, name: str) -> list[Verdict]:
-        """Run the checks that a fault reaches."""
+        """Run the checks that a fault reaches, and return their verdicts."""
         wrong: dict[str, str] = {}
         checks = [check for check in all_checks() if judges(check, name)]
         reached = [check for check in checks if self._full or self.reaches(name, check)]

@@ -1,9 +1,9 @@
-"""A record of the hooks and flags that a check makes the server use, compared with a fault's own.
+"""Records of the hooks and flags that the server uses during a check.
 
-A server with a fault differs from the right server in the hooks and flags of `Fault` alone. If a
-fault answers every use in a check's recorded run as the right server does, the recorded run is
-also a run of the server with the fault, whatever the check drew, overlapped or measured in it.
-The verdict holds, and the check need not run again.
+A server with a fault differs from the correct server only in the hooks and flags of `Fault`. A
+fault may answer every recorded use as the correct server does. The recorded run is then also a
+run of the server with the fault, including its random draws, concurrency and timing. The verdict
+is the same, and the check need not run again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Use:
 
 
 class Witness:
-    """A stand-in for the right server's fault that records each use."""
+    """A substitute for the correct server's fault that records each use."""
 
     def __init__(self) -> None:
         self.uses: list[Use] = []
@@ -55,7 +55,7 @@ class Witness:
 
 
 def notices(uses: Iterable[Use], fault: Fault) -> bool:
-    """Return whether a fault answers any use differently from the right server."""
+    """Return whether a fault answers any use differently from the correct server."""
     own = vars(type(fault))
     return any(_differs(use, fault) for use in uses if use.name in own)
 
@@ -75,7 +75,7 @@ def _differs(use: Use, fault: Fault) -> bool:
 def _dump(value: Any) -> bytes:
     """Serialise JSON, bytes or tuples so that 1, 1.0 and True differ, and the order of keys counts.
 
-    Version 2 of the format has no references: equal values have equal bytes, even if one of them
-    contains the same object twice.
+    Version 2 of the format has no references. Equal values therefore have equal bytes, even if one
+    of them contains the same object twice.
     """
     return marshal.dumps(value, 2)

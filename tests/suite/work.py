@@ -1,4 +1,4 @@
-"""A valid request, worked out: its choices, whole and in chunks."""
+"""Generation for a valid request: its choices, complete and in chunks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CHAT = "/chat/completions"
 
 
 class Work:
-    """A valid request, worked out.
+    """A valid request and its generated choices.
 
     Args:
-        turn: how often the request has come; without a seed, each turn draws other tokens.
+        turn: how often the request was sent; without a seed, each turn samples other tokens.
     """
 
     def __init__(self, path: str, sent: Mapping[str, Any], turn: int = 1) -> None:
@@ -39,7 +39,7 @@ class Work:
         self.prompts = self._chat_prompt() if self.chat else self._prompts()
 
     def _forced(self) -> bytes | None:
-        """What is written whatever the model would: calls, or what keeps to a form."""
+        """Return the bytes that replace the model's completion for calls or formats, or None."""
         if self.calls is not None:
             return "".join(call.text for call in self.calls).encode()
         form = (self.sent.get("response_format") or {"type": "text"}) if self.chat else {}
@@ -93,7 +93,7 @@ class Work:
                 )  # fmt: skip
 
     def choices(self) -> list[Choice]:
-        """Every choice that is kept."""
+        """Generate all choices, and return the best `n` for each prompt."""
         kept: list[Choice] = []
         self.generated = 0
         for ids, text in self.prompts:
@@ -182,7 +182,10 @@ class Choice:
         self.score = sum(own) / len(own) if own else -9999.0
 
     def entries(self) -> list[tuple[int, list[float] | None, int]]:
-        """Tokens with the distribution of their place, and their offsets."""
+        """Return each token with the log-probabilities at its position and its text offset.
+
+        The first token of a prompt has None instead of log-probabilities.
+        """
         listed: list[tuple[int, list[float] | None]] = []
         echo = self.work.sent.get("echo")
         if echo:
@@ -242,7 +245,7 @@ class Choice:
                 "logprobs": self.legacy(self.entries())}  # fmt: skip
 
     def chunks(self, index: int) -> list[Any]:
-        """A chunk for each character, with the tokens that are its bytes."""
+        """Return a chunk for each character, with the log-probabilities of its tokens."""
         parts: list[Any] = []
         if self.calls:
             parts = [_delta(index, delta, None, None) for delta in calls.deltas(self.calls)]

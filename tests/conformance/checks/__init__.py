@@ -1,4 +1,4 @@
-"""The checks, one module for each group, in the order in which they are told."""
+"""The checks, one module for each group, in the order in which reports list them."""
 
 from __future__ import annotations
 

@@ -143,5 +143,5 @@ async def default_prompt(api: Api) -> None:
     body = {"model": api.model, "max_tokens": 1}
     reply = await api.post("/completions", body)
     if reply.status != 200:
-        # Without a token to begin with, a model cannot.
+        # A model without a BOS token cannot serve this.
         reply.error(400)

@@ -1,4 +1,4 @@
-"""Many requests at once: nobody gets another's answer (contract 10.86, 10.87)."""
+"""Concurrent requests: each gets its own answer (contract 10.86, 10.87)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def answers(api: Api) -> None:
     alone = [await ask(prompt) for prompt in PROMPTS]
     together = await asyncio.gather(*(ask(prompt) for prompt in PROMPTS))
     wrong = [(a, b) for a, b in zip(alone, together, strict=True) if a != b]
-    # One may turn at a place where two tokens are equally likely.
+    # One answer may differ, where two tokens are equally likely.
     expect(len(wrong) <= 1, f"expected the same answers, but got {wrong}")
 
 
@@ -54,7 +54,7 @@ async def streams(api: Api) -> None:
     expect(len(wrong) <= 1, f"expected the same answers, but got {wrong}")
 
 
-# A longer `retry-after` and OpenAI's own client does not try again (contract 1.5).
+# In seconds: OpenAI's client does not retry after a longer `retry-after` (contract 1.5).
 MOST_PATIENT = 120
 
 

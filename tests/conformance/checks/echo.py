@@ -1,4 +1,4 @@
-"""`echo`, with log-probabilities and without (contract 2.4): what evaluation harnesses need."""
+"""`echo`, with and without log-probabilities (contract 2.4), as evaluation harnesses need it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def id_lists(api: Api) -> None:
 async def chain(api: Api) -> None:
     short, _usage = await _scored(api, "A B", max_tokens=0)
     long, _usage = await _scored(api, "A B C D", max_tokens=0)
-    # What else is generated stands behind the prompt. Its last token may be another in the longer.
+    # Later offsets belong to generated tokens. The last prompt token may differ in the longer one.
     size = sum(offset < len("A B") for offset in short["logprobs"]["text_offset"]) - 1
     pairs = [one["logprobs"]["token_logprobs"][1:size] for one in (short, long)]
     far = [abs(a - b) for a, b in zip(*pairs, strict=True)]

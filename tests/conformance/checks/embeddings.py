@@ -16,7 +16,7 @@ TEXTS = ("The sky is blue.", "A cat sleeps.", "1, 2, 3")
 
 
 async def embed(api: Api, given: Any, **body: Any) -> Any:
-    """The body of a request for embeddings that must be served."""
+    """Return the body of a reply with embeddings that the server must support."""
     full = {"model": api.model, "input": given, **body}
     found = (await api.post(E, full)).ok()
     empty = not found["data"] or any(not item["embedding"] for item in found["data"])
@@ -29,7 +29,7 @@ async def _vectors(api: Api, given: Any, **body: Any) -> list[Any]:
 
 
 def _close(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two vectors are the same, but for what batching changes in the last digits."""
+    """Return True if two vectors are equal except for the rounding errors of batching."""
     return len(one) == len(other) and all(
         math.isclose(a, b, rel_tol=1e-2, abs_tol=1e-3) for a, b in zip(one, other, strict=True)
     )
@@ -151,7 +151,7 @@ async def context(api: Api) -> None:
     reply.error(400)
 
 
-# Each: the id, what is wrong with a request, level, source, the word named.
+# Each row: the id, the invalid fields, level, source, the word that the error must contain.
 WRONG: Sequence[tuple[str, Mapping[str, Any], str, str, str]] = (
     ("empty-string", {"input": ""}, "should", "6 10.83", "input"),
     ("empty-list", {"input": []}, "should", "6 10.83", "input"),

@@ -1,6 +1,6 @@
-"""What clients see when the engine dies while it answers (contract 1.7).
+"""Behaviour towards clients when the engine dies during a response (contract 1.7).
 
-Judged with `--break COMMAND` only: nobody else can make a server fail at the right moment.
+These checks need `--break COMMAND`: the suite cannot make a server fail at the right moment.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..raw import connected
 from ..target import Api, Reply
 
 H = "/chat/completions"
-# How long an engine may take to end, and to come back, in seconds.
+# The seconds that an engine may take to end, and to come back.
 ENDS, BACK = 30.0, 60.0
-# The pause between requests to a server whose engine may not be back, in seconds.
+# The seconds between requests to a server whose engine may not be back.
 PAUSE = 0.1
 
 
 def _long(api: Api, **more: Any) -> dict[str, Any]:
-    """A request that takes its time: the demo model's answers are short, so there are many."""
+    """Return a long request: the demo model's answers are short, so it asks for many choices."""
     messages = [{"role": "user", "content": "Count to 1000."}]
     size = {"n": 64, "max_tokens": 60} if api.hint == "demo" else {"max_tokens": 1500}
     return {"model": api.model, "messages": messages, "temperature": 0, **size, **more}
@@ -38,7 +38,7 @@ async def _end_engine(api: Api) -> None:
 
 
 async def _answers(api: Api) -> list[Reply]:
-    """Replies until one is an answer: what came without an engine, and then the answer."""
+    """Repeat a request until it succeeds, and return all replies; the last is the answer."""
     end = time.monotonic() + BACK
     body = _long(api, n=1, max_tokens=1)
     replies = []
@@ -51,10 +51,10 @@ async def _answers(api: Api) -> list[Reply]:
 
 
 async def _broken(api: Api) -> tuple[list[str], str]:
-    """The data of a stream's events, whose engine died when the first had come.
+    """Return the data of the events of a stream whose engine died after the first event.
 
     Returns:
-        The events, and the text that each choice would have had.
+        The events, and the complete text of each choice.
     """
     if api.breaks is None:
         raise Skip("needs a command that ends the engine: --break COMMAND")

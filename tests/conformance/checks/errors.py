@@ -1,4 +1,4 @@
-"""Error objects: which request is refused how (contract 1.2 to 1.4)."""
+"""Error objects: the status and fields of each rejection (contract 1.2 to 1.4)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ C, H = "/completions", "/chat/completions"
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 WRITE: dict[str, Any] = {"prompt": "Hello", "max_tokens": 1}
 
-# What is wrong with a request, and which field its error must name.
+# Each row: the id, the endpoint, the invalid fields, the field that the error must name, source.
 INVALID: tuple[tuple[str, str, dict[str, Any], str, str], ...] = (
     ("temperature-above", C, {"temperature": 3}, "temperature", "2.1"),
     ("temperature-below", H, {"temperature": -0.5}, "temperature", "3.1"),
@@ -94,7 +94,7 @@ async def unknown_model(api: Api) -> None:
     expect(error["code"] == "model_not_found", f"expected code model_not_found, but got {error}")
 
 
-# What any server has a reason to refuse: one of it may be taken by one that looks at little.
+# Requests that any server has a reason to reject. A lenient server may accept some of them.
 REFUSED = (
     (H, {"messages": None}), (C, {**WRITE, "temperature": 3}), (H, {"messages": "Hello"}),
     (C, {"prompt": 5}), (H, {**ASK, "n": "many"}), (C, {**WRITE, "top_p": 2}),
@@ -102,7 +102,7 @@ REFUSED = (
 
 
 async def _refusal(api: Api, **more: Any) -> Reply:
-    """The reply to the first of them that is refused."""
+    """Return the reply to the first of these requests that the server rejects."""
     for path, body in REFUSED:
         full = {name: value for name, value in body.items() if value is not None}
         reply = await api.post(path, {"model": api.model, **full, **more})
@@ -145,7 +145,7 @@ async def stream(api: Api) -> None:
 
 @check("errors.context", "A prompt beyond the context is context_length_exceeded.", "must", "1.4")
 async def context(api: Api) -> None:
-    # Two million words: more than any context, less than any limit on bodies.
+    # Two million words: more than any context length, less than any limit on bodies.
     reply = await api.post(C, {**WRITE, "model": api.model, "prompt": "a b " * 1_000_000})
     if reply.status == 413:
         raise Diverges("the server refuses the body before it counts its tokens")

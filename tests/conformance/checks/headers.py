@@ -63,7 +63,7 @@ async def no_cache(api: Api) -> None:
     expect(kept, f"expected no-cache or no-store, but got {value!r}")
 
 
-# A server on one's own machine may refuse pages of websites, but not those of apps on it.
+# A local server may reject requests from websites, but not from apps on the same machine.
 APP = "app://obsidian.md"
 
 

@@ -73,7 +73,7 @@ async def top_count(api: Api) -> None:
     for count in (1, 5):
         _text, arrays = await _arrays(api, logprobs=count)
         for top in arrays["top_logprobs"]:
-            # Tokens that are spelled alike share a key.
+            # Tokens with the same text share a key.
             expect(1 <= len(top) <= count + 1, f"expected {count} alternatives, but got {top}")
         longest = max(len(top) for top in arrays["top_logprobs"])
         expect(longest >= count, f"expected {count} alternatives, but got {longest} at most")

@@ -22,7 +22,7 @@ WEATHER = {"type": "function", "name": "get_weather", "strict": True,
 
 
 async def respond(api: Api, given: Any = ASK, **body: Any) -> Any:
-    """The body of a response that must be made; nothing of it is stored."""
+    """Return the body of a response that the server must support; the response is not stored."""
     full = {"model": api.model, "input": given, "store": False, "temperature": 0, **body}
     return (await api.post(R, full)).ok()
 
@@ -33,12 +33,12 @@ def _message(body: Any) -> Any:
 
 
 def text_of(body: Any) -> str:
-    """All text of a response's messages."""
+    """Return the text of a response's only message."""
     return "".join(part["text"] for part in _message(body)["content"])
 
 
 async def _events(api: Api, given: Any = ASK, **body: Any) -> list[tuple[str, Any]]:
-    """A streamed response's events: the name of each, and its data."""
+    """Return the name and the data of each event of a streamed response."""
     full = {"model": api.model, "input": given, "store": False, "temperature": 0, "stream": True,
             **body}  # fmt: skip
     reply = await api.send("POST", R, json.dumps(full).encode(), sent=full)
@@ -325,7 +325,7 @@ async def input_tokens(api: Api) -> None:
     expect(counted["input_tokens"] == used, f"expected {used}, but got {counted}")
 
 
-# Each: the id, what is wrong with a request, status, level, the word named.
+# Each row: the id, the invalid fields, statuses, level, the word that the error must contain.
 WRONG: Sequence[tuple[str, Mapping[str, Any], Sequence[int], str, str]] = (
     ("temperature-above", {"temperature": 3}, [400], "must", "temperature"),
     ("input-number", {"input": 5}, [400], "must", "input"),

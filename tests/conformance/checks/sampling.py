@@ -71,9 +71,9 @@ async def bias_fraction(api: Api) -> None:
     await api.complete(logit_bias={"70": 0.5}, max_tokens=1)
 
 
-# What repeats itself, with no token left out.
+# Prompts whose completions repeat tokens. These run without a bias.
 REPEATING = ("1, 2, 3,", "la la la la", "a, a, a, a,", "the cat and the dog and the")
-# Two tokens are left; which of them is likelier differs from place to place, and not by much.
+# The bias leaves two tokens. The likelier one varies with the position, by a small margin.
 TWO: Mapping[str, Any] = {"logit_bias": {"70": 100, "71": 100}, "temperature": 0, "max_tokens": 6}
 PROMPTS = (
     "Hello",
@@ -88,7 +88,7 @@ PROMPTS = (
 
 
 async def _changes(api: Api, **penalty: float) -> bool:
-    """Whether a penalty makes any difference."""
+    """Return True if a penalty changes any completion."""
     free: Mapping[str, Any] = {"temperature": 0, "max_tokens": 24}
     for prompt, full in (*((p, TWO) for p in PROMPTS), *((p, free) for p in REPEATING)):
         texts = [

@@ -1,4 +1,4 @@
-"""What must not be possible: injected control tokens, broken headers, bodies that hurt."""
+"""Protection against injected control tokens, broken headers and harmful bodies."""
 
 from __future__ import annotations
 

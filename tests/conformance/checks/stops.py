@@ -1,4 +1,4 @@
-"""Stop strings (contract 2.5)."""
+"""Stop sequences (contract 2.5)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROMPT = "1, 2, 3, 4, 5,"
 
 
 async def _text(api: Api, prompt: str | None = None, **body: Any) -> str:
-    """What is written after the prompt without a stop."""
+    """Return the completion of the prompt without a stop sequence."""
     full = {"temperature": 0, "max_tokens": 24, **body}
     reply = await api.complete(prompt or api.sure(PROMPT), **full)
     text: str = reply["choices"][0]["text"]
@@ -76,7 +76,7 @@ async def four(api: Api) -> None:
 
 @check("stops.not-prompt", "A stop in the prompt stops nothing.", "must", "2.5 10.36")
 async def not_prompt(api: Api) -> None:
-    # A few tokens: the longer it goes on, the likelier a near tie turns the other way.
+    # A few tokens: the longer the completion, the likelier a near tie changes it.
     text = await _text(api, PROMPT, max_tokens=8)
     choice = await _stopped(api, "1, 2, 3", PROMPT, max_tokens=8)
     if "1, 2, 3" in text:

@@ -1,6 +1,6 @@
-"""Chat completions that are kept: `store: true`, and what can be done with them (contract 4).
+"""Stored chat completions: `store: true` and the operations on them (contract 4).
 
-Each check marks what it stores by a value of its own in the metadata, and takes it away again.
+Each check marks its completions with a unique value in the metadata, and deletes them afterwards.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ASK = "Hello"
 
 
 async def _there(api: Api) -> None:
-    """Go on only where stored completions can be listed: else 404 is no fault, but a refusal."""
+    """Require a list of stored completions: without one, a 404 is a rejection and not a fault."""
     (await api.get(f"{H}?limit=1")).ok()
 
 
 @asynccontextmanager
 async def _kept(api: Api, **body: Any) -> AsyncIterator[tuple[Any, str]]:
-    """A completion that is stored under a mark, and taken away at the end."""
+    """Store a completion, yield it with the mark in its metadata, and delete it at the end."""
     mark = uuid.uuid4().hex
     metadata = {"mark": mark, **body.pop("metadata", {})}
     full = {"store": True, "metadata": metadata, "max_tokens": 3, **body}
@@ -159,10 +159,10 @@ async def _in_order(api: Api, one: Any, two: Any, mark: str) -> None:
 
 
 def _apart(one: Any, two: Any) -> bool:
-    """Return whether two completions differ by more than a second.
+    """Return True if the second completion was created more than a second after the first.
 
-    A server may sort by whole seconds, and by the end of an answer instead of `created`: a smaller
-    difference can be a tie.
+    A server may sort by whole seconds, and by the end of a completion instead of `created`. A
+    smaller difference can therefore be a tie.
     """
     times = [made.get("created") for made in (one, two)]
     return all(type(time) is int for time in times) and times[1] - times[0] > 1
@@ -216,7 +216,7 @@ async def messages(api: Api) -> None:
 async def messages_type(api: Api) -> None:
     async with _kept(api) as (made, _mark):
         for item in (await _found(api, f"{made['id']}/messages"))["data"]:
-            # The published type has the assistant's role only; any role can be listed.
+            # The published type allows only the assistant's role, but a list may contain any role.
             wrong = first_wrong(ChatCompletionStoreMessage, {**item, "role": "assistant"})
             expect(wrong is None, f"it is not of OpenAI's published type: {wrong}")
 
@@ -272,7 +272,7 @@ async def delete(api: Api) -> None:
         expect(found == [], f"it is still listed: {found}")
 
 
-# Metadata that is too much: pairs, the length of a key, the length of a value (contract 3.1).
+# Excessive metadata: too many pairs, a long key, a long value, a number (contract 3.1).
 TOO_MUCH = ({f"k{i}": "v" for i in range(17)}, {"k" * 65: "v"}, {"k": "v" * 513}, {"k": 1})
 
 

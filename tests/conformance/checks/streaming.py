@@ -1,4 +1,4 @@
-"""Streams, byte by byte (contract 1.7, 2.7, 3.5)."""
+"""Streams, down to the byte (contract 1.7, 2.7, 3.5)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..target import Api
 
 H, C = "/chat/completions", "/completions"
 ASK = "Count to 12."
-# What takes less says nothing about when its parts came, in seconds.
+# In seconds: the timing of the chunks of a shorter answer proves nothing.
 QUICK = 0.9
 
 

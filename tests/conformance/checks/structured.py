@@ -1,4 +1,4 @@
-"""`response_format`: answers that keep to a form (contract 3.7)."""
+"""`response_format`: answers that match a format (contract 3.7)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLOUR = one_of(colour=("red", "blue"), sure=(True, False))
 
 
 def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
-    """A response_format of a schema."""
+    """Return a response_format with a schema."""
     inner = {"name": "answer", "strict": True, "schema": schema, **more}
     return {"type": "json_schema", "json_schema": inner}
 
@@ -87,7 +87,7 @@ async def ten(api: Api) -> None:
         _valid(await _content(api, schema_format(COLOUR), **full), COLOUR)
 
 
-# Schemas with little to choose: what is in each, and where the answer may not leave it.
+# Schemas that leave little choice, by the feature that each one contains.
 KINDS: Mapping[str, Any] = {
     "nested": {
         "type": "object",
@@ -165,7 +165,7 @@ async def logprobs(api: Api) -> None:
     expect(data.decode() == content, f"expected the bytes of {content!r}, but got {data!r}")
 
 
-# Each: the id, a form that is wrong, level, source.
+# Each row: the id, an invalid response_format, level, source.
 WRONG: Sequence[tuple[str, Any, str, str]] = (
     ("bad-schema", schema_format({"type": "no_type"}), "must", "3.7 10.74"),
     ("schema-list", schema_format([]), "must", "3.7 10.74"),

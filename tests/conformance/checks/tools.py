@@ -1,7 +1,7 @@
 """Tool calls, plain and streamed (contract 3.1, 3.2, 3.6).
 
-Calls are forced by `tool_choice`, and arguments by schemas that leave little to choose, so that
-a model of any cleverness comes to the point.
+`tool_choice` forces the calls, and narrow schemas constrain the arguments, so that the checks do
+not depend on the ability of the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIMIT = 256
 
 
 def tool(name: str, parameters: Any = None) -> dict[str, Any]:
-    """A function tool; without parameters it has no such key."""
+    """Return a function tool; None for `parameters` leaves the key out."""
     function = {"name": name, "description": f"Call {name}."}
     if parameters is not None:
         function["parameters"] = parameters
@@ -30,7 +30,7 @@ def tool(name: str, parameters: Any = None) -> dict[str, Any]:
 
 
 def one_of(**values: Sequence[Any]) -> dict[str, Any]:
-    """A schema of an object whose properties have a few values each."""
+    """Return the schema of an object whose properties each allow a few values."""
     return {
         "type": "object",
         "properties": {name: {"enum": list(allowed)} for name, allowed in values.items()},
@@ -54,7 +54,7 @@ async def _choice(api: Api, messages: Any = ASK, **body: Any) -> Any:
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Any]:
-    """The calls of a message that must have some."""
+    """Return the tool calls of a message that must have some."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         expect(False, f"expected tool calls, but got {message}")
@@ -80,7 +80,7 @@ def _valid(call: Mapping[str, Any], schemas: Mapping[str, Any] = SCHEMAS) -> Non
 
 
 async def _deltas(api: Api, messages: Any = ASK, **body: Any) -> list[Any]:
-    """The choices of a streamed call's chunks."""
+    """Return the choices of a streamed call's chunks."""
     full = {"tools": [WEATHER, TIME], "tool_choice": "required", "temperature": 0,
             "max_tokens": LIMIT, **body}  # fmt: skip
     found = [c["choices"][0] for c in await api.chat_stream(messages, **full) if c["choices"]]
@@ -288,7 +288,7 @@ async def result_parts(api: Api) -> None:
     for content in ("21 degrees and a light wind, later", parts):
         body = await api.chat(_turns(content), tools=[WEATHER], max_tokens=1)
         counts.append(body["usage"]["prompt_tokens"])
-    # Some put a line end between them.
+    # Some servers put a newline between the parts.
     near = abs(counts[0] - counts[1]) <= 4
     expect(near, f"expected the prompt of one text, but got {counts} tokens")
 
@@ -314,7 +314,8 @@ async def empty_list(api: Api) -> None:
     reply.error(400)
 
 
-# Each: the id, what is wrong with a request that has a good tool, level, source, the word named.
+# Each row: the id, the invalid fields of a request with a valid tool, level, source, the word
+# that the error must contain.
 WRONG: Sequence[tuple[str, Mapping[str, Any], str, str, str]] = (
     ("choice-word", {"tool_choice": "sometimes"}, "must", "3.1", "tool_choice"),
     ("choice-unknown", {"tool_choice": {"type": "function", "function": {"name": "no_tool"}}},

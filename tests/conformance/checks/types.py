@@ -1,4 +1,4 @@
-"""Every body of the run against OpenAI's published types (contract 10.95)."""
+"""Validation of every body of the run by OpenAI's published types (contract 10.95)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found out, written down: JSON, Markdown, HTML, JUnit, and a badge."""
+"""Reports of a run: JSON, Markdown, HTML, JUnit XML, and a badge."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ WRITERS: Mapping[str, Callable[[Run], str]] = {
 
 
 def write(run: Run, path: Path) -> None:
-    """Write a report in the format that its name ends in."""
+    """Write a report in the format that the file's suffix names."""
     path.write_text(WRITERS[path.suffix](run), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A badge that says how many of the musts hold."""
+"""A badge with the number of `must` checks that pass."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .run import Run
 
 
 def render(run: Run) -> str:
-    """The badge as SVG."""
+    """Return the badge as SVG."""
     musts = [verdict for verdict in run.verdicts if verdict.check.level == "must"]
     held = sum(verdict.outcome == "pass" for verdict in musts)
     broken = len(run.broken_musts)

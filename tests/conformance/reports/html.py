@@ -1,4 +1,4 @@
-"""The report that people look at: one file, no network, no script but for the filters."""
+"""The HTML report: one file that loads nothing, with a script for its filters only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .run import OUTCOMES, Run
 
 
 def render(run: Run) -> str:
-    """The run as a page."""
+    """Return the run as an HTML page."""
     template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     parts = {
         "NAME": escape(run.name),

@@ -1,4 +1,4 @@
-"""The report that programs read; `schema` counts up when a field changes its meaning."""
+"""The JSON report, for programs. `schema` increases when a field changes its meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEMA = 1
 
 
 def render(run: Run) -> str:
-    """The run as JSON."""
+    """Return the run as JSON."""
     return json.dumps(_document(run), ensure_ascii=False, indent=1) + "\n"
 
 
@@ -45,7 +45,7 @@ def _document(run: Run) -> Mapping[str, Any]:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What differs between two reports: a line for each check whose verdict is another."""
+    """Return one line for each check whose verdict differs between two reports."""
     first = {check["id"]: check for check in before["checks"]}
     second = {check["id"]: check for check in after["checks"]}
     lines = []

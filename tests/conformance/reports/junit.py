@@ -1,4 +1,4 @@
-"""The report that CI systems read."""
+"""The JUnit XML report, for CI systems."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from xml.sax.saxutils import escape, quoteattr
 
 from .run import Run
 
-# What XML 1.0 cannot hold.
+# Characters that XML 1.0 does not allow.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(run: Run) -> str:
-    """The run as JUnit's XML; a should that does not hold is skipped, with its reason."""
+    """Return the run as JUnit XML.
+
+    A broken `must` check is a failure. Any other check that did not pass is skipped, with its
+    reason.
+    """
     failed = len(run.broken_musts)
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',

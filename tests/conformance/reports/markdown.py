@@ -1,4 +1,4 @@
-"""The report that people read in a repository."""
+"""The Markdown report, for repositories."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .run import OUTCOMES, Run
 
 
 def render(run: Run) -> str:
-    """The run as Markdown."""
+    """Return the run as Markdown."""
     lines = [
         f"# {run.name}",
         "",

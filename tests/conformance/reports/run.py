@@ -1,4 +1,4 @@
-"""A run of the suite: what was judged, when, and what came of it."""
+"""A run of the suite: the server, the date, and the verdicts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MOST = 2000
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One server's verdicts.
+    """The verdicts on one server.
 
     Args:
-        name: what the server is called in reports, with its version.
-        url: where it was.
-        model: what requests named.
-        date: the day, as in 2026-01-31.
-        content: whether prompts and answers are shown; keys never are.
-        notes: what lies behind a verdict, by the check's id or a pattern; the first that fits.
+        name: the name of the server in reports, with its version.
+        url: the base URL of the server.
+        model: the model that requests named.
+        date: the day of the run, such as 2026-01-31.
+        content: True if reports show prompts and answers. They never show keys.
+        notes: explanations of verdicts, by id or pattern of checks; the first match applies.
     """
 
     name: str
@@ -40,16 +40,16 @@ class Run:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many checks came to which verdict."""
+        """The number of checks with each outcome."""
         return Counter(verdict.outcome for verdict in self.verdicts)
 
     @property
     def broken_musts(self) -> list[Verdict]:
-        """The musts that do not hold."""
+        """The verdicts on `must` checks that are broken."""
         return [v for v in self.verdicts if v.broken and v.check.level == "must"]
 
     def note(self, verdict: Verdict) -> str:
-        """What lies behind a verdict that is no pass, where somebody found out; else empty."""
+        """Return the note on a verdict that is not a pass, or an empty string."""
         if verdict.outcome == "pass":
             return ""
         found = (
@@ -60,22 +60,22 @@ class Run:
         return next(found, "")
 
     def groups(self) -> dict[str, list[Verdict]]:
-        """Verdicts by group, in the groups' order."""
+        """Return the verdicts by group, in the order of the groups."""
         found: dict[str, list[Verdict]] = {}
         for verdict in self.verdicts:
             found.setdefault(verdict.check.group, []).append(verdict)
         return found
 
     def request(self, exchange: Exchange) -> str:
-        """A request's body, shortened."""
+        """Return a request's body, shortened."""
         return self._shown(exchange.request)
 
     def reply(self, exchange: Exchange) -> str:
-        """A reply's body, shortened."""
+        """Return a reply's body, shortened."""
         return self._shown(exchange.reply)
 
     def command(self, exchange: Exchange) -> str:
-        """A command that sends the request again; the key is the reader's to put in."""
+        """Return a command that repeats a request, with the key read from the environment."""
         url = self.url.rstrip("/") + exchange.path
         parts = ["curl", "-sS", "-X", exchange.method, shlex.quote(url)]
         parts += ["-H", "'Authorization: Bearer '\"$OPENAI_API_KEY\""]

@@ -1,4 +1,4 @@
-"""What can be wrong with a server, one thing at a time, and the checks that must notice it."""
+"""Faults of a server, to switch on one at a time."""
 
 from __future__ import annotations
 

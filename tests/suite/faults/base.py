@@ -1,4 +1,4 @@
-"""How a fault is made: the hooks of the right server, with one thing changed."""
+"""Building blocks of faults: hooks of the correct server, each with one change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAULTS: dict[str, Fault] = {}
 
 
 def broken(name: str, **hooks: Any) -> None:
-    """A fault that overrides some of the server's hooks."""
+    """Register a fault that overrides some of the server's hooks and flags."""
     assert name not in FAULTS, name
     plain = {"stays", "lingers", "buffers", "crowded", "mixes", "down", "wrong_key"}
     body = {key: hook if key in plain else staticmethod(hook) for key, hook in hooks.items()}
@@ -23,17 +23,17 @@ def broken(name: str, **hooks: Any) -> None:
 
 
 def without(*names: str) -> Callable[[str, dict[str, Any]], dict[str, Any]]:
-    """A request hook that overlooks fields."""
+    """Return a request hook that drops fields."""
     return lambda path, body: {k: v for k, v in body.items() if k not in names}
 
 
 def only(path: str, change: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook for one endpoint."""
+    """Return a hook that changes values of one endpoint only."""
     return lambda at, value, *rest: change(value) if at == path else value
 
 
 def choices(change: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
-    """A hook for replies or chunks that changes each choice in its place."""
+    """Return a hook for replies or chunks that changes each choice in place."""
 
     def hook(path: str, found: Any, sent: Mapping[str, Any]) -> Any:
         for body in found if isinstance(found, list) else [found]:
@@ -45,7 +45,7 @@ def choices(change: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
 
 
 def arrays(change: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
-    """A hook that changes legacy log-probabilities in their place."""
+    """Return a hook that changes legacy log-probabilities in place."""
 
     def one(choice: dict[str, Any]) -> None:
         if isinstance(choice.get("logprobs"), dict) and "tokens" in choice["logprobs"]:
@@ -55,7 +55,7 @@ def arrays(change: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
 
 
 def content(change: Callable[[list[Any]], Any]) -> Callable[..., Any]:
-    """A hook that changes the entries of chat's log-probabilities."""
+    """Return a hook that replaces the entries of chat's log-probabilities."""
 
     def one(choice: dict[str, Any]) -> None:
         if isinstance(choice.get("logprobs"), dict) and "content" in choice["logprobs"]:
@@ -65,7 +65,7 @@ def content(change: Callable[[list[Any]], Any]) -> Callable[..., Any]:
 
 
 def header(name: str, value: str | None = None) -> Callable[[int, dict[str, str]], dict[str, str]]:
-    """A hook that leaves a header out, or gives it another value."""
+    """Return a hook that drops a header, or gives it another value."""
 
     def hook(status: int, headers: dict[str, str]) -> dict[str, str]:
         rest = {key: one for key, one in headers.items() if key != name}
@@ -75,7 +75,7 @@ def header(name: str, value: str | None = None) -> Callable[[int, dict[str, str]
 
 
 def in_stream(name: str) -> Callable[[int, dict[str, str]], dict[str, str]]:
-    """A hook that leaves a header out of streams."""
+    """Return a hook that drops a header from streams."""
     drop = header(name)
     return lambda status, headers: (
         drop(status, headers) if headers["content-type"].startswith("text/event") else headers
@@ -83,41 +83,41 @@ def in_stream(name: str) -> Callable[[int, dict[str, str]], dict[str, str]]:
 
 
 def status(code: int, when: Callable[[Mapping[str, Any], int], bool]) -> Callable[..., Any]:
-    """An error hook that answers some refusals with another status."""
+    """Return an error hook that gives some rejections another status."""
     return lambda found, error, sent: ((code if when(error, found) else found), {"error": error})
 
 
 def as_body(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
-    """An error hook that makes another body of an error."""
+    """Return an error hook that gives errors another body."""
     return lambda found, error, sent: (found, change(error))
 
 
 def says(*words: str) -> Callable[[Mapping[str, Any], int], bool]:
-    """Whether an error's message has one of some words."""
+    """Return a condition for error messages that contain one of the words."""
     return lambda error, found: any(word in error["message"] for word in words)
 
 
 def fail(error: Exception) -> Any:
-    """Raise, where only an expression may stand."""
+    """Raise an exception where only an expression is allowed."""
     raise error
 
 
 def usage(usage: dict[str, int], more: int) -> dict[str, int]:
-    """A usage with more prompt tokens, or fewer."""
+    """Return a usage with a different number of prompt tokens."""
     prompt = usage["prompt_tokens"] + more
     return {**usage, "prompt_tokens": prompt,
             "total_tokens": prompt + usage["completion_tokens"]}  # fmt: skip
 
 
 def in_message(body: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """A chat reply whose messages are changed in their place."""
+    """Change the messages of a chat completion in place, and return its body."""
     for choice in body["choices"]:
         change(choice["message"])
     return body
 
 
 def messages(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
-    """A reply hook that changes each chat message in its place."""
+    """Return a reply hook that changes each chat message in place."""
 
     def hook(path: str, body: dict[str, Any], sent: Mapping[str, Any]) -> Any:
         return in_message(body, change) if path == CHAT else body
@@ -126,7 +126,7 @@ def messages(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
 
 
 def calls(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
-    """A reply hook that changes each call of a chat in its place."""
+    """Return a reply hook that changes each tool call of a chat completion in place."""
 
     def each(message: dict[str, Any]) -> None:
         for call in message.get("tool_calls") or ():
@@ -136,7 +136,7 @@ def calls(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
 
 
 def deltas(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
-    """A chunks hook that changes each delta of a chat in its place."""
+    """Return a chunks hook that changes each delta of a chat completion in place."""
 
     def hook(path: str, chunks: list[Any], sent: Mapping[str, Any]) -> list[Any]:
         for chunk in chunks if path == CHAT else ():
@@ -148,7 +148,7 @@ def deltas(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
 
 
 def parts(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
-    """A chunks hook that changes each part of a call in its place."""
+    """Return a chunks hook that changes each part of a tool call in place."""
 
     def each(delta: dict[str, Any]) -> None:
         for part in delta.get("tool_calls") or ():
@@ -158,7 +158,7 @@ def parts(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
 
 
 def refuse(when: Callable[[Mapping[str, Any]], Any], path: str, code: int = 500) -> Any:
-    """A request hook that refuses what the contract does not."""
+    """Return a request hook that rejects what the contract allows."""
 
     def hook(at: str, body: dict[str, Any]) -> dict[str, Any]:
         if at == path and when(body):
@@ -169,7 +169,7 @@ def refuse(when: Callable[[Mapping[str, Any]], Any], path: str, code: int = 500)
 
 
 def take(when: Callable[[Mapping[str, Any]], Any], path: str, **instead: Any) -> Any:
-    """A request hook that lets through what the contract refuses, with good values instead."""
+    """Return a request hook that replaces fields the contract rejects with valid ones."""
 
     def hook(at: str, body: dict[str, Any]) -> dict[str, Any]:
         return {**body, **instead} if at == path and when(body) else body

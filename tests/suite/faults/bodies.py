@@ -1,4 +1,4 @@
-"""What replies look like."""
+"""Faults in the bodies of replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings that are not as promised."""
+"""Faults in embeddings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suite.server import EMBEDDINGS
 
 
 def reply(change: Any) -> Any:
-    """A reply hook that changes the body of embeddings in its place."""
+    """Return a reply hook that changes the body of embeddings in place."""
     return only(EMBEDDINGS, lambda body: (change(body), body)[1])
 
 
@@ -22,7 +22,7 @@ def _given(when: Any) -> Any:
 
 
 def items(change: Any) -> Any:
-    """A reply hook that changes each embedding in its place."""
+    """Return a reply hook that changes each embedding in place."""
     return reply(lambda body: [change(item) for item in body["data"]])
 
 
@@ -129,7 +129,7 @@ def _recode(item: Any, form: str) -> None:
 
 
 def _counted(path: str, body: Any) -> Any:
-    """Another vector each time."""
+    """Replace each embedding with a different one every time."""
     if path != EMBEDDINGS:
         return body
     _count[0] += 1

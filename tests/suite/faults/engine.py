@@ -1,4 +1,4 @@
-"""What servers do when their engine dies."""
+"""Faults after the death of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that are overlooked, or refused where they must not be."""
+"""Faults that ignore request fields, or reject valid ones."""
 
 from __future__ import annotations
 

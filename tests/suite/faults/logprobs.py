@@ -1,4 +1,4 @@
-"""Log-probabilities of both endpoints, echo, and stops."""
+"""Faults in the log-probabilities of both endpoints, in echo, and in stop sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses that are not as promised."""
+"""Faults in responses."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from suite.server import RESPONSES
 
 
 def change(**values: Any) -> Any:
-    """A reply hook that gives other values to keys of a response."""
+    """Return a reply hook that replaces values of a response."""
     return only(RESPONSES, lambda body: {**body, **values})
 
 
 def parts(**values: Any) -> Any:
-    """A reply hook that gives other values to keys of a message's parts."""
+    """Return a reply hook that replaces values of a message's parts."""
 
     def hook(path: str, body: Any, sent: Any) -> Any:
         for item in body["output"] if path == RESPONSES else ():
@@ -26,7 +26,7 @@ def parts(**values: Any) -> Any:
 
 
 def items(kind: str, **values: Any) -> Any:
-    """A reply hook that gives other values to keys of output items."""
+    """Return a reply hook that replaces values of output items of one type."""
 
     def hook(path: str, body: Any, sent: Any) -> Any:
         for item in body["output"] if path == RESPONSES else ():
@@ -42,7 +42,7 @@ def _has(key: str, value: Any) -> Any:
 
 
 def each(edit: Any) -> Any:
-    """An events hook that makes another of each event."""
+    """Return an events hook that replaces each event."""
     return lambda found: [edit(event) for event in found]
 
 

@@ -1,4 +1,4 @@
-"""Stored completions that are not as promised."""
+"""Faults in stored completions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from suite.work import CHAT
 
 
 def change(kind: str, **values: Any) -> Any:
-    """A reply hook that gives another value to a key of what is stored."""
+    """Return a reply hook that replaces values of a reply about stored completions."""
     return only(f"stored {kind}", lambda body: {**body, **values})
 
 

@@ -1,4 +1,4 @@
-"""Streams, byte by byte; and what happens under load."""
+"""Faults in streams, and faults under load."""
 
 from __future__ import annotations
 

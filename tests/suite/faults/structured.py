@@ -1,4 +1,4 @@
-"""Answers that do not keep to the form that was asked for."""
+"""Faults in answers with a response format."""
 
 from __future__ import annotations
 

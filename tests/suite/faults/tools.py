@@ -1,4 +1,4 @@
-"""Tool calls that are not as promised."""
+"""Faults in tool calls."""
 
 from __future__ import annotations
 

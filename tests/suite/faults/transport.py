@@ -1,4 +1,4 @@
-"""Routes, errors, headers and the list of models."""
+"""Faults in routes, errors, headers and the list of models."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ broken("ignores-metadata", request=without("metadata"))
 
 
 def _accepts(path: str, changes: Mapping[str, Any]) -> Callable[..., Any]:
-    """A request hook that overlooks an invalid value."""
+    """Return a request hook that ignores invalid values."""
 
     def hook(at: str, body: dict[str, Any]) -> dict[str, Any]:
         if at != path or any(body.get(name) != value for name, value in changes.items()):
