@@ -66,8 +66,8 @@ class Sink(Protocol):
         """Take the end of every choice; return the response object if one was made."""
         ...
 
-    async def fail(self, error: LatimerError) -> None:
-        """Send the error if the response has started; otherwise raise it."""
+    async def fail(self, error: LatimerError) -> bool:
+        """Send the error if the response has started; return False if it has not."""
         ...
 
 
@@ -98,8 +98,10 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
             await _count_reasoning(usage, choices, backend)
         reply = await sink.finish(finishes, usage)
     except LatimerError as error:
-        await sink.fail(plan.translate(error))
-        return
+        if await sink.fail(plan.translate(error)):
+            return
+        # Raised by a frame that holds it in a variable, it would hold the whole request.
+        raise plan.translate(error) from None
     for one in observers:
         one.finish(usage, reply)
 

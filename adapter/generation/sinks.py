@@ -164,9 +164,9 @@ class Collected:
         reply = self._answer.whole(results, usage)
         return reply, orjson.dumps(reply)
 
-    async def fail(self, error: LatimerError) -> None:
-        """See `run.Sink`: the response has not started."""
-        raise error
+    async def fail(self, error: LatimerError) -> bool:
+        """See `run.Sink`; the response starts at its end."""
+        return False
 
 
 class Streamed:
@@ -230,11 +230,12 @@ class Streamed:
         await self._exchange.chunk(self._last + self._frames.close(usage), more=False)
         return reply
 
-    async def fail(self, error: LatimerError) -> None:
-        """See `run.Sink`: an error before the first event becomes a plain response."""
+    async def fail(self, error: LatimerError) -> bool:
+        """See `run.Sink`."""
         if not self._exchange.started:
-            raise error
+            return False
         await self._exchange.chunk(self._last + self._frames.error(error), more=False)
+        return True
 
     def _written(self, batch: Batch) -> bytes:
         out: list[bytes] = []

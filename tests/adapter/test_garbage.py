@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 USER = [{"role": "user", "content": "What is the capital of France?"}]
+LONG = [{"role": "user", "content": "word " * 4_000}]
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", {"prompt": "One day", "stop": ["zzz"]}),
@@ -19,6 +20,10 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "tokens": ("/v1/completions", {"prompt": ["One day", "a"], "logprobs": 2, "n": 2}),
     "chat": ("/v1/chat/completions", {"messages": USER, "stream": True}),
     "calls": ("/v1/chat/completions", {"messages": USER, "tools": [FUNCTION]}),
+    "a long chat": ("/v1/chat/completions", {"messages": LONG}),
+    "a long streamed chat": ("/v1/chat/completions", {"messages": LONG, "stream": True}),
+    "a long prompt": ("/v1/completions", {"prompt": "word " * 4_000}),
+    "too many tokens": ("/v1/chat/completions", {"messages": USER, "max_tokens": 90_000}),
     "a wrong request": ("/v1/completions", {"prompt": "One day", "temperature": 9}),
 }
 
