@@ -86,12 +86,12 @@ class Exchange:
             InvalidRequest: the content type is not JSON; 413 for more than `limit` bytes.
             Disconnected: the client disconnected before the end of the body.
         """
-        found = dict(self.scope["headers"])
-        kind, length = found.get(b"content-type", JSON), found.get(b"content-length", b"")
-        if kind != JSON:
-            _check_type(kind)
-        if length.isdigit() and int(length[:20]) > limit:
-            raise _too_large(limit)
+        for key, value in self.scope["headers"]:
+            if key == b"content-type":
+                if value != JSON:
+                    _check_type(value)
+            elif key == b"content-length" and value.isdigit() and int(value[:20]) > limit:
+                raise _too_large(limit)
         more = True
         while more:
             message = await self._receive()

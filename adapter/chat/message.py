@@ -75,7 +75,8 @@ class MessageDeltas:
         try:
             text = orjson.loads("".join(arguments))[INPUT]
         except (orjson.JSONDecodeError, KeyError, TypeError):
-            return []
+            # Its tokens were generated all the same.
+            return [({}, entries)] if entries else []
         call = {"index": self._calls - 1, "custom": {"input": text}}
         return [({"tool_calls": [call]}, entries)]
 

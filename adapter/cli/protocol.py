@@ -62,7 +62,7 @@ class _Cycle(RequestResponseCycle):
         self.waiting_for_100_continue = False
         lines = [*map(b": ".join, self.default_headers), *map(b": ".join, headers)]
         head = b"\r\n".join([STATUS_LINE[status].rstrip(), *lines])
-        if head.count(b"\n") != len(lines):
+        if not head.count(b"\n") == head.count(b"\r") == len(lines):
             raise RuntimeError("a header of a reply has a line end")
         if b"\r\nconnection: close" in head:
             self.keep_alive = False
@@ -134,6 +134,11 @@ class Protocol(HttpToolsProtocol):
         """Take a part of the body."""
         self._unread = 0
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note the end of a request."""
+        self._unread = 0
+        super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         """Take the end of a request's head."""

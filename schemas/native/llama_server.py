@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 
 class MultimodalPrompt(TypedDict):
@@ -59,48 +59,6 @@ class Timings(TypedDict):
     cache_n: int
     prompt_n: int
     predicted_n: int
-
-
-class PartialEvent(TypedDict):
-    """One event of the stream; `content` is the text that is sent, not the token's spelling."""
-
-    index: int
-    content: str
-    tokens: list[int]
-    stop: Literal[False]
-    id_slot: int
-    tokens_predicted: int
-    tokens_evaluated: int
-    timings: NotRequired[Timings]
-
-
-class FinalEvent(TypedDict):
-    """The last event; in a stream its `content` is empty, even if text was held back."""
-
-    index: int
-    content: str
-    tokens: list[int]
-    stop: Literal[True]
-    id_slot: int
-    model: str
-    tokens_predicted: int
-    tokens_evaluated: int
-    truncated: bool
-    stop_type: Literal["none", "eos", "limit", "word"]
-    stopping_word: str
-    tokens_cached: int
-    timings: Timings
-    generation_settings: dict[str, Any]
-
-
-class NativeError(TypedDict):
-    """The `error` of a rejected request, or of an event in the middle of a stream."""
-
-    code: int
-    message: str
-    type: str
-    n_prompt_tokens: NotRequired[int]
-    n_ctx: NotRequired[int]
 
 
 class GenerationDefaults(TypedDict):

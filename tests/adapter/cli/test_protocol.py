@@ -142,3 +142,21 @@ async def test_small_chunks_are_no_trailers() -> None:
         writer.write(head + body + b"0\r\n\r\n")
         assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
         writer.close()
+
+
+async def test_trailers_are_not_part_of_the_next_head() -> None:
+    """A connection takes 40 KB of trailers, and then a head of 40 KB."""
+    with serving(Waiting) as address:
+        port = int(address.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST /now HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        lines = b"a: b\r\n" * 6_600
+        for data in (head, b"1\r\nx\r\n0\r\n", lines + b"\r\n"):
+            writer.write(data)
+            await asyncio.sleep(0.05)
+        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        for data in (b"GET /now HTTP/1.1\r\nHost: a\r\n", lines, b"\r\n"):
+            writer.write(data)
+            await asyncio.sleep(0.05)
+        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()

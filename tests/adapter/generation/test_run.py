@@ -27,6 +27,10 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/chat/completions",
         {"messages": USER, "tools": [CUSTOM], "tool_choice": "required"},
     ),
+    "the tokens of a custom tool that is cut off": (
+        "/v1/chat/completions",
+        {"messages": USER, "tools": [CUSTOM], "tool_choice": "required", "logprobs": True},
+    ),
     "a deprecated call": (
         "/v1/chat/completions",
         {"messages": USER, "functions": [FUNCTION["function"]], "function_call": {"name": "f"}},
