@@ -10,7 +10,9 @@ from support.documents import Block, blocks
 from support.reader import Reader
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("serving", "chat", "tools", "structured", "images", "evaluate", "logprobs")
+PAGES = (
+    "serving", "chat", "tools", "structured", "images", "evaluate", "logprobs", "security",
+)  # fmt: skip
 DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PAGES)]
 # Its shell blocks need this checkout's own environment; CI runs their commands.
 EXAMPLES = [one for one in blocks(ROOT / "CONTRIBUTING.md") if one.language == "python"]
