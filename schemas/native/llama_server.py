@@ -53,14 +53,6 @@ class CompletionPayload(TypedDict):
     response_fields: NotRequired[list[str]]
 
 
-class Timings(TypedDict):
-    """Token counts; `cache_n` is the number of prompt tokens that came from the prompt cache."""
-
-    cache_n: int
-    prompt_n: int
-    predicted_n: int
-
-
 class GenerationDefaults(TypedDict):
     """The settings of a slot in `/props`; `n_ctx` is per slot."""
 
