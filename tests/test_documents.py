@@ -11,7 +11,7 @@ from support.reader import Reader
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
-    "serving", "chat", "tools", "structured", "images", "evaluate", "logprobs", "security",
+    "serving", "chat", "tools", "structured", "images", "evaluate", "logprobs", "engine", "security",
     "performance", "architecture", "conformance/README",
 )  # fmt: skip
 DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PAGES)]
