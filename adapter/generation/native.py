@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from ...backends.base import Backend, Generation
-from ...backends.errors import LatimerError
+from ...backends.errors import EngineError, LatimerError
 from ...backends.upstream import whole
 from ..errors import error_event
 from ..exchange import Exchange
 
 
 async def pass_native(exchange: Exchange, backend: Backend, job: Generation, stream: bool) -> None:
-    """Send the engine's native response: its status, its content type, its body as it arrives."""
+    """Send the engine's native response: its status, its content type, its body as it arrives.
+
+    Raises:
+        EngineError: the status is none of HTTP's final ones.
+    """
     async with backend.native(job, stream) as reply:
+        if not 200 <= reply.status <= 599:
+            raise EngineError(f"The engine responded with the invalid HTTP status {reply.status}.")
         content_type = reply.content_type.encode("latin-1")
         if not stream:
             # The body is read first, so that a truncated one becomes an error response.
