@@ -62,32 +62,36 @@ class Settings(BaseSettings):
     _given: frozenset[str] = PrivateAttr(frozenset())
 
     # A URL can contain a password.
-    model: str | None = Field(None, repr=False, description="A GGUF file or an engine's URL.")
-    backend: BackendName = Field("auto", description="Which engine it is; found out by default.")
+    model: str | None = Field(None, repr=False, description="A GGUF file, or the URL of an engine.")
+    backend: BackendName = Field("auto", description="The engine; detected by default.")
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    model_name: Words = Field(default_factory=list, description="How clients call the model.")
+    model_name: Words = Field(default_factory=list, description="Model names for clients.")
     any_model: bool = False
     api_key: Annotated[list[SecretStr], NoDecode] = Field(default_factory=list)
-    api_key_file: Path | None = Field(None, description="A file with one key a line.")
-    cors_origin: Words = Field(default_factory=list, description="Web pages that may call it.")
-    allowed_host: Words = Field(default_factory=list, description="Own names, without a key.")
+    api_key_file: Path | None = Field(None, description="A file with one API key per line.")
+    cors_origin: Words = Field(
+        default_factory=list, description="Origins of web pages that may call the server."
+    )
+    allowed_host: Words = Field(
+        default_factory=list, description="Other host names of this server, without an API key."
+    )
     max_body: Annotated[int, Field(ge=1)] = limits.BODY.most
     strict: bool = False
     parse_content: bool = False
     fetch_images: bool = False
-    chat_format: str | None = Field(None, description="An instruct format, by its name.")
+    chat_format: str | None = Field(None, description="The name of an instruct format.")
     share_prefixes: bool = False
     drain: Annotated[int, Field(ge=0, le=DAY)] = Field(
-        30, description="Seconds that running requests get to end after SIGTERM."
+        30, description="Seconds that running requests get after SIGTERM."
     )
-    wait: bool = Field(False, description="Wait for the engine before anything is served.")
-    engine_key: SecretStr | None = Field(None, description="The engine's own API key.")
+    wait: bool = Field(False, description="Wait for the engine before accepting requests.")
+    engine_key: SecretStr | None = Field(None, description="API key of the engine.")
     engine_timeout: Annotated[float, Field(gt=0, le=DAY, allow_inf_nan=False)] = Field(
-        60.0, description="Seconds of silence after which llama-server's answer is lost."
+        60.0, description="Seconds without data before a response of llama-server fails."
     )
     queue: Annotated[int, Field(ge=0, le=2**20)] = Field(
-        QUEUE, description="Requests that may wait."
+        QUEUE, description="Requests that may wait for the engine."
     )
     context: Annotated[int, Field(ge=1, le=2**24)] | None = None
     parallel: Annotated[int, Field(ge=1, le=256)] = 16
@@ -97,16 +101,16 @@ class Settings(BaseSettings):
     gpu_layers: Annotated[int, Field(ge=-1, le=2**20)] = -1
     cache_type: CacheType | None = None
     cache_memory: Annotated[int, Field(ge=0, le=2**30)] | None = Field(
-        None, description="MiB for what has finished, so that prompts can go on from it."
+        None, description="Host memory for saved prompts, in MiB."
     )
     flash_attention: bool | None = None
     mmap: bool | None = None
     mlock: bool = False
-    mmproj: Path | None = Field(None, description="A projector, for images and audio.")
+    mmproj: Path | None = Field(None, description="Multimodal projector, for images or audio.")
     lora: Words = Field(default_factory=list, description="LoRA adapters, FILE or FILE=SCALE.")
     exact: bool = False
     logit_bias_vocabulary: str | None = Field(
-        None, description="Whose token ids clients send: cl100k_base, o200k_base …"
+        None, description="Vocabulary of the token ids in requests: cl100k_base, o200k_base …"
     )
 
     @field_validator("model_name", "cors_origin", "allowed_host", "api_key", "lora", mode="before")
@@ -123,21 +127,23 @@ class Settings(BaseSettings):
     @classmethod
     def _number(cls, value: Any) -> Any:
         if isinstance(value, bool):
-            raise PydanticCustomError("int_type", "a boolean is no number")
+            raise PydanticCustomError("int_type", "expected a number, but got a boolean")
         return value
 
     @field_validator("chat_format")
     @classmethod
     def _known(cls, value: str | None) -> str | None:
         if value is not None and value not in FORMATS:
-            raise ValueError(f"there is no {value!r}; there are {', '.join(FORMATS)}")
+            raise ValueError(
+                f"unknown format {value!r}; supported formats are {', '.join(FORMATS)}"
+            )
         return value
 
     @field_validator("model_name")
     @classmethod
     def _named(cls, value: list[str]) -> list[str]:
         if not all(name.strip() for name in value):
-            raise ValueError("a name is empty")
+            raise ValueError("a model name is empty")
         return value
 
     @field_validator("cors_origin")
@@ -243,7 +249,7 @@ class Settings(BaseSettings):
             keys += keys_of(self.api_key_file)
         if not keys and "api_key" in self.model_fields_set:
             # `LATIMER_API_KEY=$UNSET` must not result in a server without keys.
-            raise UnusableKey("api_key: there is no key in it. Leave it out to serve without one.")
+            raise UnusableKey("api_key: no key is set. Omit it to serve without API keys.")
         for key in keys:
             check_key(key, "api_key")
         if self.engine_key:
@@ -261,10 +267,12 @@ def read_file(file: Path) -> dict[str, Any]:
         with file.open("rb") as opened:
             data = opened.read(MOST_FILE + 1)
         if len(data) > MOST_FILE:
-            raise WrongSettings(f"{file} is larger than {MOST_FILE} bytes, too large for settings.")
+            raise WrongSettings(
+                f"{file} is too large for settings; at most {MOST_FILE} bytes are allowed."
+            )
         return tomllib.loads(data.decode())
     except tomllib.TOMLDecodeError as error:
-        raise WrongSettings(f"{file} is no valid TOML: {error}.") from None
+        raise WrongSettings(f"{file} is not valid TOML: {error}.") from None
     except RecursionError:
         raise WrongSettings(f"{file} is nested too deeply; settings are not nested.") from None
     except (OSError, UnicodeError) as error:
@@ -273,7 +281,7 @@ def read_file(file: Path) -> dict[str, Any]:
         raise
     except ValueError:
         # Python parses no integer of more than 4,300 digits.
-        raise WrongSettings(f"{file} holds a number or a date that cannot be read.") from None
+        raise WrongSettings(f"{file} contains an invalid number or date.") from None
 
 
 def _place(name: str, given: frozenset[str], file: Path | None) -> str:

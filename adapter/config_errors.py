@@ -71,7 +71,7 @@ def _line(
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(name, known, 1)
         hint = f" (did you mean '{near[0]}'?)" if near else ""
-        return f"{file}: there is no setting '{printable(name[:_LONGEST])}'{hint}"
+        return f"{file}: unknown setting '{printable(name[:_LONGEST])}'{hint}"
     where = place(name) + "".join(
         f"[{step}]" for step in detail["loc"][1:] if isinstance(step, int)
     )

@@ -120,16 +120,16 @@ def _preflight(headers: Sequence[Header], granted: Sequence[Header]) -> Verdict:
     if method not in METHODS:
         allowed = b", ".join(METHODS).decode()
         error = InvalidRequest(
-            f"The method '{_shown(method.decode('latin-1'))}' is not allowed for requests of web "
-            f"pages. Allowed are {allowed}.",
+            f"The method '{_shown(method.decode('latin-1'))}' is not allowed for cross-origin "
+            f"requests. Allowed methods are {allowed}.",
             code="method_not_allowed",
         )
         return Verdict(granted, error)
     names = asked.get(b"access-control-request-headers")
     if names is not None and not _NAMES.fullmatch(names):
         error = InvalidRequest(
-            "The header 'Access-Control-Request-Headers' is malformed. Send names of headers, with "
-            "commas between them.",
+            "The header 'Access-Control-Request-Headers' is malformed. Expected header names, "
+            "separated by commas.",
             code="header_not_allowed",
         )
         return Verdict(granted, error)
@@ -150,14 +150,14 @@ def _origin_error(origin: str, is_keyless: bool) -> InvalidRequest:
     if is_keyless:
         name = origin if is_origin(origin) else "ORIGIN"
         message = (
-            f"The origin '{_shown(origin)}' may not use this server. Without an API key only local "
-            f"pages and apps may. To allow it, start the server with --cors-origin {_shown(name)}, "
-            "or with --api-key."
+            f"The origin '{_shown(origin)}' is not allowed. Without an API key, this server allows "
+            "local pages and apps only. To allow it, start the server with --cors-origin "
+            f"{_shown(name)}, or with --api-key."
         )
     else:
         message = (
-            f"The origin '{_shown(origin)}' may not use this server. To allow it, name it in "
-            "cors_origins (--cors-origin)."
+            f"The origin '{_shown(origin)}' is not allowed. To allow it, add it to cors_origins "
+            "(--cors-origin)."
         )
     return InvalidRequest(message, code="origin_not_allowed", status=403)
 
@@ -165,9 +165,9 @@ def _origin_error(origin: str, is_keyless: bool) -> InvalidRequest:
 def _host_error(host: str) -> InvalidRequest:
     name = host_name(host) or "NAME"
     return InvalidRequest(
-        f"The host '{_shown(host)}' is not a known name of this server. Without an API key it "
-        "answers to addresses, localhost, names without a dot and its machine's name. To allow "
-        f"another one, start the server with --allowed-host {_shown(name)}, or with --api-key.",
+        f"The host '{_shown(host)}' is not allowed. Without an API key, this server allows IP "
+        "addresses, localhost, names without a dot and the name of its machine. To allow it, "
+        f"start the server with --allowed-host {_shown(name)}, or with --api-key.",
         code="host_not_allowed",
         status=403,
     )

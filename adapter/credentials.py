@@ -25,12 +25,12 @@ def check_key(key: str, setting: str) -> None:
     elif any(unicodedata.category(one) == "Cs" for one in key):
         reason = "is not valid UTF-8"
     elif any(unicodedata.category(one) == "Cc" for one in key):
-        reason = "has a line end or another control character"
+        reason = "contains a line break or another control character"
     elif key != key.strip(" "):
-        reason = "begins or ends with a blank"
+        reason = "starts or ends with whitespace"
     else:
         return
-    raise UnusableKey(f"{setting}: a key {reason}. Keys go into an HTTP header as they are.")
+    raise UnusableKey(f"{setting}: a key {reason}. Keys are sent unchanged in an HTTP header.")
 
 
 def keys_of(file: Path) -> list[str]:
@@ -48,5 +48,5 @@ def keys_of(file: Path) -> list[str]:
     found = [line for line in lines if line]
     if not found:
         # An empty file must not result in a server without keys.
-        raise UnusableKey(f"api_key_file: {file} has no key.")
+        raise UnusableKey(f"api_key_file: {file} contains no key.")
     return found

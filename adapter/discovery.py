@@ -55,7 +55,7 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         return Deferred(_finder(settings, model), _name(settings))
     if settings.backend not in ("auto", "llama-cpp"):
         address = _EXAMPLES.get(settings.backend, _EXAMPLE)
-        wanted = f"The backend {settings.backend} needs the URL of its engine, like {address}"
+        wanted = f"The backend {settings.backend} needs the URL of its engine, such as {address}"
         raise WrongSetup(
             f"{wanted}." if model is None else f"{wanted}, not '{shown_address(model)}'."
         )
@@ -94,11 +94,11 @@ def is_elsewhere(settings: Settings) -> bool:
 def unused(settings: Settings) -> str | None:
     """Return a line that names the settings without effect, or None if all have one."""
     if is_elsewhere(settings):
-        names, why = IN_PROCESS, "the engine at a URL keeps its own; these are for a GGUF file"
+        names, why = IN_PROCESS, "only for a GGUF file"
     else:
-        names, why = ELSEWHERE, "the model runs in process; these are for an engine at a URL"
+        names, why = ELSEWHERE, "only for an engine at a URL"
     given = [settings.place(name) for name in names if name in settings.model_fields_set]
-    return f"Not used: {', '.join(given)} ({why})." if given else None
+    return f"Ignored: {', '.join(given)} ({why})." if given else None
 
 
 def _name(settings: Settings) -> str:
@@ -110,13 +110,15 @@ def _check_file(model: str) -> None:
     try:
         path = Path(model)
         if path.is_dir():
-            raise WrongSetup(f"'{model}' is a folder. Name the GGUF file in it.")
+            raise WrongSetup(f"'{model}' is a directory. Specify a GGUF file.")
         if not path.exists() and _HOST_AND_PORT.fullmatch(model):
             raise WrongSetup(f"There is no model at {model}. Did you mean http://{model}?")
         # This check comes before that for the extra: a mistyped name is no reason to install it.
         with parts_of(path)[0].open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise WrongSetup(f"'{model}' is no GGUF file. Other formats must be converted.")
+                raise WrongSetup(
+                    f"'{model}' is not a GGUF file. Convert other formats to GGUF first."
+                )
     except EngineError as error:
         raise WrongSetup(error.message) from None
     except (OSError, ValueError) as error:
@@ -130,27 +132,27 @@ def _check_address(address: str) -> None:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         # The text that urlsplit takes for a port can be the beginning of a password.
-        reason = str(error) if "@" not in address else "its user and password must be left out"
+        reason = str(error) if "@" not in address else "it must not contain a user name or password"
     else:
         if "@" in parts.netloc:
             raise WrongSetup(
-                "The engine's address must hold no user name or password, which would not be sent. "
-                "Give the engine's API key as --engine-key."
+                "The engine's address must not contain a user name or password, which would not be "
+                "sent. Set the engine's API key with --engine-key."
             )
         if parts.scheme not in ("http", "https"):
-            reason = "it must begin with http:// or https://"
+            reason = "it must start with http:// or https://"
         elif not host or port == 0:
-            reason = "it names no host, or port 0"
+            reason = "it has no host, or port 0"
         elif not address.isascii() or not address.isprintable() or " " in address:
-            reason = "it must be ASCII without spaces; a host's name can be written as xn--…"
+            reason = "it must be ASCII without spaces; write other host names as xn--…"
         elif not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
-            reason = "a part of its host's name is empty or longer than 63 characters"
+            reason = "a label of its host name is empty or longer than 63 characters"
         elif parts.query or parts.fragment:
-            reason = "it must end before '?' or '#'"
+            reason = "it must not contain '?' or '#'"
         else:
             return
-    shown = "What was given" if "@" in address else f"'{address}'"
-    raise WrongSetup(f"{shown} is no address like {_EXAMPLE}: {reason}.")
+    shown = "The engine's URL" if "@" in address else f"'{address}'"
+    raise WrongSetup(f"{shown} is not a valid address such as {_EXAMPLE}: {reason}.")
 
 
 def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]]:
@@ -193,7 +195,7 @@ async def _probe(address: str, key: str | None) -> BackendName:
                 return "llama-server"
     except TimeoutError:
         raise EngineUnavailable(
-            f"The engine at {address} does not say what it is within {_PROBE_SECONDS:g} s."
+            f"The engine at {address} did not identify itself within {_PROBE_SECONDS:g} s."
         ) from None
     finally:
         await upstream.aclose()
@@ -201,11 +203,11 @@ async def _probe(address: str, key: str | None) -> BackendName:
         raise EngineUnavailable(f"The engine at {address} is loading its model.")
     if status in (401, 403):
         raise EngineError(
-            f"The engine at {address} wants {'another' if key else 'an'} API key. Start Latimer "
-            "with --engine-key."
+            f"The engine at {address} requires {'another' if key else 'an'} API key. Set it with "
+            "--engine-key."
         )
-    hint = " Leave /v1 out of its address." if address.rstrip("/").endswith("/v1") else ""
-    raise EngineError(f"What answers at {address} is neither a llama-server nor a koboldcpp.{hint}")
+    hint = " Remove /v1 from the address." if address.rstrip("/").endswith("/v1") else ""
+    raise EngineError(f"The server at {address} is neither llama-server nor koboldcpp.{hint}")
 
 
 async def _get(upstream: HttpUpstream, path: str) -> tuple[int, dict[str, Any]]:
@@ -236,15 +238,18 @@ async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
         ("chat template", "the model's own" if model.template else "none: Alpaca is used"),
         ("adds BOS", f"yes ({model.bos_token})" if model.adds_bos else "no"),
         ("fingerprint", model.fingerprint),
-        ("engine's own replies", "yes (oai_compat: false)" if capabilities.native else "no"),
+        ("native responses", "yes (oai_compat: false)" if capabilities.native else "no"),
         ("sampling extras", ", ".join(sorted(capabilities.extras))),
         (
             "message content",
-            "is text" if capabilities.plain_text else "is text: spelled marks get a U+200B",
+            "is text" if capabilities.plain_text else "is text: control tokens get a U+200B",
         ),
-        ("beside text", ", ".join(sorted(model.media)) or "-"),
+        ("media", ", ".join(sorted(model.media)) or "-"),
         ("grammars", ", ".join(sorted(capabilities.grammars)) or "-"),
-        ("refused", "; ".join(f"{k}: {v}" for k, v in sorted(capabilities.refused.items())) or "-"),
-        ("only nearly", ", ".join(sorted(capabilities.inexact)) or "-"),
+        (
+            "not supported",
+            "; ".join(f"{k}: {v}" for k, v in sorted(capabilities.refused.items())) or "-",
+        ),
+        ("approximated", ", ".join(sorted(capabilities.inexact)) or "-"),
     ]
     return True, rows

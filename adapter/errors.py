@@ -110,7 +110,7 @@ def unexpected() -> tuple[int, ErrorReply]:
     """Return the status and the body for an unexpected exception."""
     message = (
         "The server had an error while processing your request. Sorry about that! The server's log "
-        "says more."
+        "has the details."
     )
     return 500, _body(message, "server_error", None, None)
 
@@ -172,8 +172,7 @@ _WORDS: Mapping[type[RequestError], Callable[[Any], tuple[str, str | None]]] = {
     ),
     ContextExceeded: lambda error: (_context(error), "context_length_exceeded"),
     EmptyPrompt: lambda _error: (
-        "Invalid 'prompt': empty. This model has no BOS token to start from; send at least one "
-        "token.",
+        "Invalid 'prompt': empty prompt. This model has no BOS token, so send at least one token.",
         "empty_string",
     ),
     InvalidGrammar: lambda error: (
@@ -181,29 +180,29 @@ _WORDS: Mapping[type[RequestError], Callable[[Any], tuple[str, str | None]]] = {
         "invalid_value",
     ),
     UnreadableMedia: lambda error: (
-        f"Invalid '{error.param}': it cannot be read. Pictures may be PNG, JPEG, GIF or BMP, "
-        "sounds WAV, MP3 or FLAC.",
+        f"Invalid '{error.param}': the file cannot be read. Supported formats are PNG, JPEG, GIF "
+        "and BMP for images, and WAV, MP3 and FLAC for audio.",
         "image_parse_error",
     ),
     UnknownToken: lambda error: (
-        f"Invalid '{error.param}': {error.token} is not a token id of this model; ids go from 0 "
-        f"to {error.size - 1}.",
+        f"Invalid '{error.param}': {error.token} is not a token id of this model. Expected an id "
+        f"from 0 to {error.size - 1}.",
         "invalid_value",
     ),
     WordTooLong: lambda error: (
-        f"Invalid 'prompt': it has more than {error.most} characters without a change between "
-        f"words and blanks, from {error.beginning!r} on. Send less of them.",
+        f"Invalid 'prompt': a word or a run of whitespace is longer than {error.most} characters, "
+        f"starting with {error.beginning!r}. Send a shorter one.",
         "string_above_max_length",
     ),
     TooMany: lambda error: (
-        f"Invalid '{error.param}': {error.engine} takes at most {error.most} entries, but got "
-        f"{error.count} instead.",
+        f"Invalid '{error.param}': too many entries. {error.engine} supports at most "
+        f"{error.most}, but got {error.count} instead.",
         "object_above_max_properties",
     ),
-    Refused: lambda error: (f"{error.engine} refused the request: {error.reason}", None),
+    Refused: lambda error: (f"{error.engine} rejected the request: {error.reason}", None),
     TooComplex: lambda error: (
-        f"This request takes more than {error.seconds:g} s to prepare. Send a smaller one: fewer "
-        "or shorter messages, a simpler schema or grammar.",
+        f"This request takes more than {error.seconds:g} s to prepare. Send fewer or shorter "
+        "messages, or a simpler schema or grammar.",
         "request_too_complex",
     ),
 }

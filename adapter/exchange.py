@@ -251,11 +251,11 @@ def _object(parts: list[bytes]) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(_NOT_JSON + f"It says: {error}.") from None
+        raise InvalidRequest(_NOT_JSON + f"The parser reports: {error}.") from None
     if not isinstance(value, dict):
-        raise InvalidRequest(_NOT_JSON + "It must be an object.")
+        raise InvalidRequest(_NOT_JSON + "The body must be an object.")
     if body.count(b"[") + body.count(b"{") > MAX_NESTING and _depth(value) > MAX_NESTING:
-        raise InvalidRequest(_NOT_JSON + f"It is nested deeper than {MAX_NESTING} levels.")
+        raise InvalidRequest(_NOT_JSON + f"The body is nested deeper than {MAX_NESTING} levels.")
     return value
 
 
@@ -282,7 +282,7 @@ def _values(body: bytes) -> int:
 
 def _too_large(limit: int) -> InvalidRequest:
     return InvalidRequest(
-        f"The request's body is larger than {limit} bytes, the most this server takes.",
+        f"The request body is too large. This server accepts at most {limit} bytes.",
         code="request_too_large",
         status=413,
     )

@@ -49,8 +49,8 @@ class Keys:
         matches = [owner for known, owner in self._owners if hmac.compare_digest(digest, known)]
         if not matches:
             raise InvalidRequest(
-                f"Incorrect API key provided: {_redacted(key)}. Ask whoever runs this server for "
-                "one.",
+                f"Incorrect API key provided: {_redacted(key)}. Ask the operator of this server "
+                "for a valid key.",
                 code="invalid_api_key",
                 status=401,
             )

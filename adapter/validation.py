@@ -97,7 +97,7 @@ def sampling_of(request: CompletionRequest | ChatRequest, capabilities: Capabili
         if value is None:
             continue
         if name not in capabilities.extras:
-            hint = capabilities.refused.get(name, "Leave it out, or use an engine that takes it.")
+            hint = capabilities.refused.get(name, "Omit it, or use an engine that supports it.")
             raise Unsupported(name, capabilities.engine, hint)
         extras[name] = value
     for name in ("presence_penalty", "frequency_penalty"):
@@ -181,7 +181,9 @@ def note_inexact(
     listed = sorted(names)
     if strict:
         raise Unsupported(
-            listed[0], capabilities.engine, "It does so only nearly, and the server is strict."
+            listed[0],
+            capabilities.engine,
+            "This engine only approximates it, and --strict rejects approximations.",
         )
     exchange.headers.append((b"x-latimer-inexact", _listed(listed)))
 

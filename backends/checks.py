@@ -153,12 +153,13 @@ class Known:
     def changed(self) -> EngineUnavailable:
         """Return the error for a request that was made for the previous model."""
         return EngineUnavailable(
-            f"The engine at {self._address} serves another model now; ask again."
+            f"The engine at {self._address} has loaded another model. Send the request again."
         )
 
 
 def changed(address: str, now: str, before: str) -> EngineUnavailable:
     """Return the error for a request that was made for the model `before`."""
     return EngineUnavailable(
-        f"The engine at {address} serves another model now ({now}, was {before}); ask again."
+        f"The engine at {address} has loaded another model ({now} instead of {before}). Send the "
+        "request again."
     )

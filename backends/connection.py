@@ -195,7 +195,11 @@ class Connection(asyncio.Protocol):
             if not self.complete:
                 changes = isinstance(error, httptools.HttpParserUpgrade)
                 reason = "an upgrade" if changes else str(error)
-                self._fail(EngineError(f"The engine at {self._address} answers no HTTP: {reason}."))
+                self._fail(
+                    EngineError(
+                        f"The engine at {self._address} sent an invalid HTTP response: {reason}."
+                    )
+                )
             self.close()
             # The reader still waits for the last data of a complete response.
             self._wake()
@@ -203,7 +207,9 @@ class Connection(asyncio.Protocol):
         if not self.headers_complete:
             self._head_size += len(data)
             if self._head_size > MOST_HEAD:
-                self._fail(EngineError(f"The engine at {self._address} sends headers without end."))
+                self._fail(
+                    EngineError(f"The engine at {self._address} sent headers that are too large.")
+                )
                 self.close()
                 return
         else:
@@ -236,7 +242,7 @@ class Connection(asyncio.Protocol):
             self._fail(Dropped())
         else:
             self._fail(
-                EngineError(f"The connection to the engine at {self._address} broke: {error!r}.")
+                EngineError(f"The connection to the engine at {self._address} was lost: {error!r}.")
             )
 
     # httptools

@@ -85,7 +85,7 @@ class Deferred:
             async with asyncio.timeout(None if self._was_ready else PATIENCE):
                 await self._answered.wait()
         except TimeoutError:
-            raise EngineUnavailable("The engine has not answered yet.") from None
+            raise EngineUnavailable("The engine has not responded yet.") from None
 
     def _lost(self, error: LatimerError) -> LatimerError:
         """Return the error for a failed call; note if another engine may answer now."""

@@ -224,9 +224,7 @@ def read_from(engine: str, what: str) -> Iterator[None]:
 
 def malformed(engine: str, what: str, error: Exception) -> EngineError:
     """Return the error for a response with a missing field or a wrong type."""
-    return EngineError(
-        f"{engine} answered {what} with something else than it documents: {error!r:.200}"
-    )
+    return EngineError(f"{engine} sent an invalid response for {what}: {error!r:.200}")
 
 
 def ids_of(value: Any) -> tuple[int, ...]:
@@ -237,9 +235,9 @@ def ids_of(value: Any) -> tuple[int, ...]:
         ValueError: a number is out of range.
     """
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        raise TypeError(f"a {type(value).__name__} is no list of token ids")
+        raise TypeError(f"expected a list of token ids, but got {type(value).__name__}")
     if value and not (min(value) >= 0 and max(value) <= LARGEST):
-        raise ValueError("a token id is negative, or larger than there are any")
+        raise ValueError("a token id is negative or too large")
     return tuple(value)
 
 
@@ -255,10 +253,10 @@ def ids_of_text(value: Any, text: str, size: int = LARGEST) -> tuple[int, ...]:
     """
     ids = ids_of(value)
     if ids and max(ids) >= size:
-        raise ValueError(f"{max(ids)} is not an id of {size} tokens")
+        raise ValueError(f"{max(ids)} is not one of {size} token ids")
     # Some tokenizers drop blanks.
     if not ids and text.strip():
-        raise ValueError("a text has no tokens")
+        raise ValueError("no tokens for a text that is not empty")
     return ids
 
 
@@ -270,7 +268,7 @@ def whole_of(value: Any, least: int = 0, most: int = LARGEST) -> int:
         ValueError: the value is out of bounds.
     """
     if type(value) is not int:
-        raise TypeError(f"a {type(value).__name__} is no whole number")
+        raise TypeError(f"expected an integer, but got {type(value).__name__}")
     if not least <= value <= most:
         raise ValueError(f"{value} is not between {least} and {most}")
     return value
@@ -284,14 +282,14 @@ def told_logprob(value: Any) -> float:
     """
     logprob = float(value)
     if not logprob < MOST_LOGPROB:
-        raise ValueError(f"{logprob} is the logarithm of no probability")
+        raise ValueError(f"{logprob} is not a log-probability")
     return logprob
 
 
 def text_of(value: Any) -> str:
     """Return a string of a response; raise `TypeError` for any other type."""
     if not isinstance(value, str):
-        raise TypeError(f"a {type(value).__name__} is no text")
+        raise TypeError(f"expected a string, but got {type(value).__name__}")
     return value
 
 

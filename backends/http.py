@@ -67,7 +67,7 @@ class HttpUpstream:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             shown = shown_address(address)
-            raise ValueError(f"{shown!r} is no address like http://127.0.0.1:8080")
+            raise ValueError(f"{shown!r} is not a valid address such as http://127.0.0.1:8080")
         self.address = shown_address(address)
         self.silence = silence
         self.patience = patience
@@ -209,7 +209,7 @@ class HttpUpstream:
                 # The reader is slow, not the engine.
                 continue
             if quiet > limit:
-                connection.lose(f"was silent for {limit:g} s")
+                connection.lose(f"sent nothing for {limit:g} s")
             elif quiet > PROBE_AFTER and self._probe and connection not in self._probes:
                 self._probes[connection] = loop.create_task(self._ask_whether_alive(connection))
         self._sweep = loop.call_later(self._interval, self._look, loop) if self._busy else None
@@ -223,7 +223,7 @@ class HttpUpstream:
             if not await self._is_alive():
                 break
             await asyncio.sleep(PROBE_AFTER)
-        connection.lose("does not take connections any more, and its answer has stopped")
+        connection.lose("no longer accepts connections, and its response has stopped")
 
     async def _is_alive(self) -> bool:
         for _ in range(2):
@@ -258,7 +258,7 @@ class HttpUpstream:
                     lambda: Connection(loop), self._host, self._port, ssl=self._ssl
                 )
         except (OSError, TimeoutError) as error:
-            reason = str(error) or f"no answer within {CONNECT_SECONDS} s"
+            reason = str(error) or f"no response within {CONNECT_SECONDS} s"
             raise EngineUnavailable(
                 f"The engine at {self.address} cannot be reached: {reason}. Is it running?"
             ) from error
@@ -310,7 +310,8 @@ class HttpReply:
                     raise
                 if fresh:
                     raise EngineError(
-                        f"The engine at {upstream.address} closed the connection without an answer."
+                        f"The engine at {upstream.address} closed the connection without a "
+                        "response."
                     ) from error
                 connection, fresh = None, True
                 continue

@@ -91,7 +91,7 @@ class EventParser:
         if name != b"data":
             if name and name not in _OTHER_FIELDS:
                 # It may be a data line with a corrupt start, and skipping it would lose text.
-                raise EngineError(f"The engine sent a line that is no event's: {line[:100]!r}.")
+                raise EngineError(f"The engine sent an invalid event line: {line[:100]!r}.")
             return
         self._data.append(value.removeprefix(b" "))
         self._size += len(line) + 1

@@ -67,7 +67,10 @@ class Turns:
             return
         # OpenAI's clients do not retry after a delay of more than two minutes (contract 1.5).
         wait = min(max(self._seconds * waiting / 2, 0.1), 60.0)
-        raise Busy(f"{waiting} requests are waiting for the engine already; ask again later.", wait)
+        raise Busy(
+            f"{waiting} requests are already waiting for the engine. Send the request again later.",
+            wait,
+        )
 
     def try_take(self) -> bool:
         """Take a place if one is free and no request waits; return True if taken."""

@@ -63,9 +63,11 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
     lines = []
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a name of an HTTP header")
+            raise ValueError(f"{name!r} is not the name of an HTTP header")
         if _CONTROL.search(value):
-            raise ValueError(f"the value of the header {name} has a line end or control character")
+            raise ValueError(
+                f"the value of the header {name} contains a line break or control character"
+            )
         try:
             lines.append(f"{name}: {value}\r\n".encode())
         except UnicodeEncodeError:
@@ -103,7 +105,7 @@ async def whole(status: int, chunks: AsyncIterator[bytes]) -> bytes:
         if status >= 400 and size > MOST_ERROR:
             break
         if size > MOST_BODY:
-            raise EngineError(f"The engine's answer is larger than {MOST_BODY} bytes.")
+            raise EngineError(f"The engine's response is larger than {MOST_BODY} bytes.")
     return b"".join(parts)
 
 
@@ -159,7 +161,7 @@ class _HttpxReply:
         except Exception as error:
             if not _is_transport_error(error):
                 raise
-            message = f"The connection to the engine at {self._address} broke: {error!r}."
+            message = f"The connection to the engine at {self._address} was lost: {error!r}."
             raise EngineError(message) from error
 
     async def read(self) -> bytes:

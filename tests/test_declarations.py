@@ -202,9 +202,9 @@ def test_messages_know_the_packages_of_their_extras() -> None:
 
 
 MISSING = [
-    ("openai", ["conform", "--help"], 3, "'latimer conform' needs the extra 'conformance'"),
-    ("jsonschema", ["conform", "http://127.0.0.1:1/v1"], 3, "needs the extra 'conformance'"),
-    ("llguidance", ["serve"], 3, "llama.cpp in this process needs the extra 'llama-cpp'"),
+    ("openai", ["conform", "--help"], 3, "'latimer conform' requires the extra 'conformance'"),
+    ("jsonschema", ["conform", "http://127.0.0.1:1/v1"], 3, "requires the extra 'conformance'"),
+    ("llguidance", ["serve"], 3, "llama.cpp in process requires the extra 'llama-cpp'"),
     ("tiktoken", ["serve", "--logit-bias-vocabulary", "p50k_base"], 3, "the extra 'tiktoken'"),
     ("latimer.conformance.runner", ["conform", "--help"], 1, "ModuleNotFoundError"),
 ]

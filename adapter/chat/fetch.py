@@ -68,7 +68,7 @@ class _Network(httpcore2.AnyIOBackend):
         addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
         allowed = [address for address in addresses if self._allows(address)]
         if not allowed:
-            raise _Refused(f"'{shortened(host)}' is no public address")
+            raise _Refused(f"'{shortened(host)}' is not a public address")
         for address in allowed[:-1]:
             try:
                 return await super().connect_tcp(
@@ -108,9 +108,9 @@ class Fetcher:
         except _Refused as error:
             reason = str(error)
         except TimeoutError:
-            reason = f"there was no answer within {SECONDS} seconds"
+            reason = f"the server did not respond within {SECONDS} seconds"
         except _ERRORS as error:
-            reason = f"it cannot be fetched ({shortened(str(error))})"
+            reason = f"the image cannot be fetched ({shortened(str(error))})"
         raise InvalidRequest(f"Invalid '{param}': {reason}.", param, "invalid_image_url")
 
     async def _followed(self, url: str) -> bytes:
@@ -127,34 +127,37 @@ class Fetcher:
                     here = here.join(headers["location"])
                     continue
                 if reply.status != 200:
-                    raise _Refused(f"it answers with status {reply.status}")
+                    raise _Refused(f"the server responded with status {reply.status}")
                 content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
                 if not content_type.startswith("image/"):
-                    raise _Refused(f"what is there is '{shortened(content_type)}', no image")
+                    raise _Refused(f"the content type is '{shortened(content_type)}', not an image")
                 if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
-                    raise _Refused("it is compressed although the request asked for it as it is")
+                    raise _Refused(
+                        "the server compressed the response, although the request does not accept "
+                        "compression"
+                    )
                 return await self._body(reply)
-        raise _Refused(f"it redirects more than {MOST_REDIRECTS} times")
+        raise _Refused(f"the URL redirects more than {MOST_REDIRECTS} times")
 
     def _check(self, url: httpx2.URL) -> None:
         """Reject other schemes, invalid ports, and IP addresses that are not allowed."""
         if url.scheme not in ("http", "https") or not url.host:
-            raise _Refused("only http and https are fetched")
+            raise _Refused("only http and https URLs are supported")
         if url.port is not None and not 0 < url.port < 65_536:
-            raise _Refused(f"there is no port {url.port}")
+            raise _Refused(f"{url.port} is not a valid port")
         try:
             public = self._allows(url.host)
         except ValueError:
             return
         if not public:
-            raise _Refused(f"'{shortened(url.host)}' is no public address")
+            raise _Refused(f"'{shortened(url.host)}' is not a public address")
 
     async def _body(self, reply: httpcore2.Response) -> bytes:
         body = bytearray()
         async for chunk in reply.aiter_stream():
             body += chunk
             if len(body) > self._most_bytes:
-                raise _Refused(f"it is larger than {self._most_bytes} bytes")
+                raise _Refused(f"the image is larger than {self._most_bytes} bytes")
         return bytes(body)
 
 

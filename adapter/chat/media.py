@@ -60,17 +60,17 @@ async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, 
             here = f"messages[{index}].content[{number}]"
             if len(found) == limits.IMAGES.most:
                 raise InvalidRequest(
-                    f"Invalid '{here}': at most {limits.IMAGES.most} images and sounds are allowed "
-                    "in one request.",
+                    f"Invalid '{here}': at most {limits.IMAGES.most} images and audio files are "
+                    "allowed in one request.",
                     here,
                     "array_above_max_length",
                 )
             engine = served.capabilities.engine
             if isinstance(part, FilePart):
-                raise Unsupported(f"{here}.type", engine, "Send what the file says as text.")
+                raise Unsupported(f"{here}.type", engine, "Send the content of the file as text.")
             kind: MediaKind = "image" if isinstance(part, ImagePart) else "audio"
             if kind not in served.model.media:
-                hint = f"The model that it serves takes no {_NAMES[kind]}; send text parts only."
+                hint = f"The loaded model does not support {_NAMES[kind]}. Send text parts only."
                 raise Unsupported(f"{here}.type", engine, hint)
             if isinstance(part, AudioPart):
                 param = f"{here}.input_audio.data"
@@ -95,7 +95,7 @@ async def _image(url: str, param: str, served: Served) -> bytes:
         raise _no_image_url(url, param)
     if served.policy.fetch is None:
         engine = served.capabilities.engine
-        hint = "This server fetches no addresses; send a data: URL, 'data:image/png;base64,…'."
+        hint = "This server does not fetch images. Send a data URL, 'data:image/png;base64,…'."
         raise Unsupported(param, engine, hint)
     return await served.policy.fetch(url, param)
 
@@ -126,15 +126,15 @@ def _check_pixels(data: bytes, param: str) -> None:
         raise UnreadableMedia(param)
     if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > limits.SCANS.most:
         raise InvalidRequest(
-            f"Invalid '{param}': at most {limits.SCANS.most} scans of a progressive JPEG are "
-            "allowed. Save it with fewer.",
+            f"Invalid '{param}': the progressive JPEG has too many scans; at most "
+            f"{limits.SCANS.most} are allowed. Save it with fewer scans.",
             param,
             "image_too_large",
         )
     if width * height > limits.PIXELS.most:
         raise InvalidRequest(
             f"Invalid '{param}': the image has {width} x {height} pixels; at most "
-            f"{limits.PIXELS.most} are allowed. Send a smaller one.",
+            f"{limits.PIXELS.most} are allowed. Send a smaller image.",
             param,
             "image_too_large",
         )
@@ -155,15 +155,15 @@ def _check_length(data: bytes, param: str) -> None:
         raise UnreadableMedia(param)
     if sound.samplerate < LOWEST_RATE:
         raise InvalidRequest(
-            f"Invalid '{param}': the sound has {sound.samplerate} samples a second; at least "
-            f"{LOWEST_RATE} are needed.",
+            f"Invalid '{param}': the sample rate of the audio is {sound.samplerate} Hz; at least "
+            f"{LOWEST_RATE} Hz is required.",
             param,
             "image_parse_error",
         )
     if sound.duration > limits.SOUND.most:
         raise InvalidRequest(
-            f"Invalid '{param}': the sound is {sound.duration:.0f} s long; at most "
-            f"{limits.SOUND.most} s are allowed. Send a shorter one.",
+            f"Invalid '{param}': the audio is {sound.duration:.0f} s long; at most "
+            f"{limits.SOUND.most} s are allowed. Send shorter audio.",
             param,
             "audio_too_long",
         )
@@ -171,7 +171,7 @@ def _check_length(data: bytes, param: str) -> None:
 
 def _no_image_url(url: str, param: str) -> InvalidRequest:
     return InvalidRequest(
-        f"Invalid '{param}': '{url[:60]}' is no image URL. Send a data: URL, "
+        f"Invalid '{param}': '{url[:60]}' is not an image URL. Send a data URL, "
         "'data:image/png;base64,…'.",
         param,
         "invalid_image_url",

@@ -171,8 +171,8 @@ def _check_media(text: str, media: Sequence[Media]) -> None:
     """Reject images and sounds that the chat template leaves out."""
     if media and text.count(MEDIA) != len(media):
         raise InvalidRequest(
-            "The model's chat template leaves out some of the images or sounds of these messages. "
-            "Send them in a user's message.",
+            "The model's chat template omits some of the images or audio of these messages. Send "
+            "them in a user message.",
             "messages",
         )
 
@@ -257,8 +257,8 @@ async def _grammar(
     alone = answer is None or (forced and answer.param.startswith("response_format"))
     if answer is not None and not alone and not answer.param.startswith("response_format"):
         raise InvalidRequest(
-            f"Invalid '{answer.param}': with tools an answer may be a call, which follows another "
-            "grammar. Leave one of them out, or send a 'response_format'.",
+            f"Invalid '{answer.param}': not supported together with tools, because a tool call "
+            "follows another grammar. Omit one of them, or send a 'response_format' instead.",
             answer.param,
             "invalid_value",
         )
@@ -277,8 +277,8 @@ async def _grammar(
         if not forced and alone:
             return None, False
         raise InvalidRequest(
-            f"Invalid '{param}': no grammar can be made for so many functions at once. Offer fewer "
-            "that are strict, or leave the choice to the model.",
+            f"Invalid '{param}': the grammar for these functions is too large. Send fewer strict "
+            "functions, or let the model choose ('auto').",
             param,
             "array_above_max_length",
         ) from None

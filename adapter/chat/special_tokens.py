@@ -198,7 +198,7 @@ async def _special_tokens_of(backend: Backend, model: Model) -> _SpecialTokens:
     if found is None or found.fingerprint != model.fingerprint:
         specials = await backend.specials()
         if (await backend.model()).fingerprint != model.fingerprint:
-            raise EngineUnavailable("The engine serves another model now; ask again.")
+            raise EngineUnavailable("The engine has loaded another model. Send the request again.")
         # Some vocabularies have a thousand special tokens; their pattern is slow to compile.
         found = await offload.run(64 * len(specials), _SpecialTokens, specials, model)
         _known[backend] = found
@@ -269,9 +269,9 @@ class _Cutter:
         self._pieces += pieces
         if self._pieces > limits.SPELLED.most:
             raise InvalidRequest(
-                "Invalid 'messages': they spell the model's control tokens too often: their text "
-                f"comes to more than {limits.SPELLED.most} pieces. Spell them less often, or in "
-                "fewer messages.",
+                "Invalid 'messages': they contain too many control tokens as text; at most "
+                f"{limits.SPELLED.most} pieces are allowed. Remove some of them, or send fewer "
+                "messages.",
                 "messages",
                 "string_above_max_length",
             )

@@ -74,8 +74,8 @@ def render(model: Model, conversation: Conversation) -> str:
     prompt, found, _rest = _rendered(model, conversation, marked, False).partition(here)
     if not found:
         raise InvalidRequest(
-            "The model's chat template leaves out the assistant's last message, which is to go "
-            "on. Leave it out, or let a user's follow.",
+            "The model's chat template omits the final assistant message, so it cannot be "
+            "continued. Remove it, or add a user message after it.",
             "messages",
         )
     return without_bos(prompt, model)
@@ -103,7 +103,7 @@ def _rendered(
         return "".join(template.root_render_func(context))
     except _TemplateError as error:
         raise InvalidRequest(
-            f"The model's chat template refuses these messages: {summed_up(str(error))}", "messages"
+            f"The model's chat template rejects these messages: {summed_up(str(error))}", "messages"
         ) from None
     except Exception as error:
         raise InvalidRequest(
@@ -129,8 +129,7 @@ def variables_of(
     for name in OWN if given else ():
         if name in variables:
             raise InvalidRequest(
-                f"Invalid 'chat_template_kwargs.{name}': the template is given '{name}' by itself. "
-                "Leave it out.",
+                f"Invalid 'chat_template_kwargs.{name}': the server sets '{name}' itself. Omit it.",
                 f"chat_template_kwargs.{name}",
                 "invalid_value",
             )
@@ -141,7 +140,7 @@ def variables_of(
     if "enable_thinking" in source:
         return {"enable_thinking": effort != "none", **variables}
     if effort != "none":
-        hint = "This model's chat template knows no reasoning effort; leave it out."
+        hint = "This model's chat template has no reasoning effort. Omit it."
         raise Unsupported("reasoning_effort", engine, hint)
     return variables
 
@@ -158,7 +157,7 @@ def _compile(source: str) -> jinja2.Template:
     try:
         template = _environment().from_string(source)
     except jinja2.TemplateError as error:
-        raise EngineError(f"The model's chat template is broken: {error}") from error
+        raise EngineError(f"The model's chat template is invalid: {error}") from error
     # Jinja has a `ChainMap` here, which is slow to copy for each rendering.
     template.globals = dict(template.globals)
     return template

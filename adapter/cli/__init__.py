@@ -36,31 +36,35 @@ def _options(command: Command) -> Command:
     decorators = (
         click.argument("model", required=False, metavar="[MODEL.gguf | URL]"),
         click.option(
-            "--config", type=click.Path(path_type=Path), help="A TOML file with the same settings."
+            "--config", type=click.Path(path_type=Path), help="Read settings from this TOML file."
         ),
         click.option(
             "--backend",
             type=click.Choice(["auto", "llama-cpp", "llama-server", "koboldcpp"]),
-            help="Which engine it is; found out by default.",
+            help="The engine; detected by default.",
         ),
-        click.option("--engine-key", help="The engine's own API key."),
+        click.option("--engine-key", help="API key of the engine."),
         click.option(
             "--engine-timeout",
             type=float,
             metavar="SECONDS",
-            help="llama-server: seconds of silence in an answer after which it is lost.  [60]",
+            help="llama-server: seconds without data before a response fails.  [60]",
         ),
         click.option(
-            "--context", type=int, help="In process: tokens of all that runs side by side."
+            "--context",
+            type=int,
+            help="In process: size of the KV cache in tokens, shared by parallel choices.",
         ),
-        click.option("--parallel", type=int, help="In process: choices side by side.  [16]"),
+        click.option(
+            "--parallel", type=int, help="In process: choices that run in parallel.  [16]"
+        ),
         _memory,
         _files,
         click.option(
             "--exact",
             is_flag=True,
             default=None,
-            help="In process: log-probabilities that do not depend on what else runs; slower.",
+            help="In process: logprobs that are independent of other requests; slower.",
         ),
     )
     return _decorated(command, decorators)
@@ -69,24 +73,27 @@ def _options(command: Command) -> Command:
 def _memory(command: Command) -> Command:
     """Add the options for the CPU, GPU and memory use of the in-process engine."""
     decorators = (
-        click.option("--threads", type=int, help="CPU threads, in process."),
-        click.option("--batch", type=int, help="In process: tokens of one step.  [512]"),
-        click.option("--gpu-layers", help="Layers on the GPU: a number, or all (the default)."),
+        click.option("--threads", type=int, help="In process: number of CPU threads."),
+        click.option("--batch", type=int, help="In process: batch size in tokens.  [512]"),
+        click.option(
+            "--gpu-layers", help="In process: number of layers on the GPU, or all.  [all]"
+        ),
         click.option(
             "--cache-type",
             metavar="TYPE",
-            help="How the context is remembered: f32, f16, bf16, q8_0, q4_0 …  [f16]",
+            help="In process: KV cache type: f32, f16, bf16, q8_0, q4_0 …  [f16]",
         ),
         click.option(
             "--cache-memory",
             type=int,
             metavar="MIB",
-            help="In process: memory for what has finished.  [a quarter of what is free, 8192]",
+            help="In process: host memory for saved prompts.  [a quarter of the free memory, "
+            "at most 8192]",
         ),
         click.option(
             "--flash-attention",
             type=click.Choice(["auto", "on", "off"]),
-            help="Attention in one go; by default where it can be.",
+            help="In process: flash attention.  [auto]",
         ),
     )
     return _decorated(command, decorators)
@@ -96,22 +103,24 @@ def _files(command: Command) -> Command:
     """Add the options for the files of the in-process engine."""
     decorators = (
         click.option(
-            "--mmap/--no-mmap", default=None, help="Map the model's file; by default where best."
+            "--mmap/--no-mmap",
+            default=None,
+            help="In process: memory-map the model file.  [where it helps]",
         ),
         click.option(
-            "--mlock", is_flag=True, default=None, help="Keep the weights from being swapped out."
+            "--mlock", is_flag=True, default=None, help="In process: lock the weights in RAM."
         ),
         click.option(
             "--mmproj",
             metavar="FILE",
             type=click.Path(path_type=Path),
-            help="In process: a projector, so that the model takes images or audio.",
+            help="In process: multimodal projector, for images or audio.",
         ),
         click.option(
             "--lora",
             multiple=True,
             metavar="FILE[=SCALE]",
-            help="A LoRA adapter on the model; repeatable.",
+            help="In process: LoRA adapter; repeatable.",
         ),
     )
     return _decorated(command, decorators)
@@ -173,11 +182,11 @@ def main() -> None:
     \b
     Examples:
       latimer serve                                 the bundled demo model, in process
-      latimer serve model.gguf --gpu-layers all     a model of yours, in process
-      latimer serve http://127.0.0.1:8080           in front of a llama-server
-      latimer serve http://127.0.0.1:5001           in front of a koboldcpp
-      latimer check http://127.0.0.1:8080           what that engine can do
-      latimer conform http://127.0.0.1:8080/v1      what its OpenAI API is worth
+      latimer serve model.gguf --gpu-layers all     your own model, in process
+      latimer serve http://127.0.0.1:8080           in front of llama-server
+      latimer serve http://127.0.0.1:5001           in front of koboldcpp
+      latimer check http://127.0.0.1:8080           what this engine supports
+      latimer conform http://127.0.0.1:8080/v1      how well it conforms to OpenAI's API
     """
 
 
@@ -185,60 +194,74 @@ def main() -> None:
 @_options
 @click.option("--host", help="Address to listen on.  [127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen on.  [8000]")
-@click.option("--model-name", multiple=True, help="How clients call the model; repeatable.")
+@click.option("--model-name", multiple=True, help="Model name for clients; repeatable.")
 @click.option("--any-model", is_flag=True, default=None, help="Accept every model name.")
-@click.option("--api-key", multiple=True, help="A key that clients must send; repeatable.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="A file, one key a line.")
+@click.option("--api-key", multiple=True, help="API key that clients must send; repeatable.")
+@click.option(
+    "--api-key-file", type=click.Path(path_type=Path), help="File with one API key per line."
+)
 @click.option(
     "--cors-origin",
     multiple=True,
     metavar="ORIGIN",
-    help="Web pages that may call it: https://chat.example, null, *; repeatable.  [local pages and "
-    "apps; with a key all]",
+    help=(
+        "Origin of web pages that may call the server: https://chat.example, null, *; "
+        "repeatable.  [local pages and apps; with an API key: all]"
+    ),
 )
 @click.option(
     "--allowed-host",
     multiple=True,
     metavar="NAME",
-    help="Without a key: another name of this server, when it has a dot; repeatable.",
+    help="Without an API key: another host name of this server; repeatable.",
 )
 @click.option("--max-body", type=int, help="Largest request body in bytes.  [33554432]")
-@click.option("--strict", is_flag=True, default=None, help="Refuse unknown fields and near misses.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    default=None,
+    help="Reject unknown fields, and fields that the engine only approximates.",
+)
 @click.option(
     "--chat-format",
     metavar="NAME",
-    help="An instruct format instead of the model's template: alpaca, chatml, llama-3 …",
+    help="Instruct format to use instead of the chat template: alpaca, chatml, llama-3 …",
 )
 @click.option(
     "--parse-content",
     is_flag=True,
     default=None,
-    help="Let control tokens in messages count as such; by default they are text.",
+    help="Parse control tokens in messages; by default they are text.",
 )
 @click.option(
     "--fetch-images",
     is_flag=True,
     default=None,
-    help="Fetch images that a request names by http, from public addresses.",
+    help="Fetch images from http and https URLs with public addresses.",
 )
 @click.option(
     "--logit-bias-vocabulary",
     metavar="NAME",
-    help="Token ids of requests are of this vocabulary: cl100k_base, o200k_base …",
+    help="Vocabulary of the token ids in requests: cl100k_base, o200k_base …",
 )
 @click.option(
     "--share-prefixes",
     is_flag=True,
     default=None,
-    help="In process: go on from what prompts of other keys have evaluated.",
+    help="In process: share the prompt cache across API keys.",
 )
-@click.option("--queue", type=int, metavar="N", help="Requests that may wait; more: 429.  [1024]")
-@click.option("--drain", type=int, help="Seconds for running requests after SIGTERM.  [30]")
+@click.option(
+    "--queue",
+    type=int,
+    metavar="N",
+    help="Requests that may wait for the engine; more get status 429.  [1024]",
+)
+@click.option("--drain", type=int, help="Seconds that running requests get after SIGTERM.  [30]")
 @click.option(
     "--wait",
     is_flag=True,
     default=None,
-    help="Wait for the engine before serving; by default answer 503 until it is ready.",
+    help="Accept requests only when the engine is ready; by default respond with 503 until then.",
 )
 @_loading
 def serve(settings: Settings) -> None:
@@ -252,7 +275,7 @@ def serve(settings: Settings) -> None:
       LATIMER_API_KEY=one,two latimer serve --config latimer.toml
 
     Every setting can come from a flag, from the environment (LATIMER_PORT=8080), or from the
-    TOML file of --config (port = 8080), in this order.
+    TOML file of --config (port = 8080), in this order of precedence.
     """
     from ..config import WrongSettings
     from . import serving
@@ -267,7 +290,7 @@ def serve(settings: Settings) -> None:
 @_options
 @_loading
 def check(settings: Settings) -> None:
-    """Show what an engine can do, as a table.
+    """Show the capabilities of an engine as a table.
 
     The exit code is 1 if it cannot be reached.
 
@@ -287,8 +310,8 @@ class _Conform(click.Command):
         """See `click.Command.make_context`."""
         if not all(map(find_spec, CONFORMANCE)):
             click.echo(
-                "'latimer conform' needs the extra 'conformance': "
-                "pip install 'latimer[conformance]'.",
+                "'latimer conform' requires the extra 'conformance': pip install "
+                "'latimer[conformance]'.",
                 err=True,
             )
             sys.exit(EXIT_START)
@@ -297,7 +320,9 @@ class _Conform(click.Command):
         return conform.make_context(*args, **kwargs)
 
 
-main.add_command(_Conform("conform", short_help="Judge any server that claims OpenAI's API."))
+main.add_command(
+    _Conform("conform", short_help="Test any server for conformance with OpenAI's API.")
+)
 
 
 async def _check(settings: Settings) -> int:

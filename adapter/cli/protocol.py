@@ -53,7 +53,7 @@ class _Cycle(RequestResponseCycle):
         elif not self.response_started:
             self._start(message["status"], message["headers"])
         elif self.response_complete:
-            raise RuntimeError("more of a reply comes behind its end")
+            raise RuntimeError("the response continues after its end")
         else:
             self._write(message.get("body", b""), message.get("more_body", False))
 
@@ -63,7 +63,7 @@ class _Cycle(RequestResponseCycle):
         lines = [*map(b": ".join, self.default_headers), *map(b": ".join, headers)]
         head = b"\r\n".join([STATUS_LINE[status].rstrip(), *lines])
         if not head.count(b"\n") == head.count(b"\r") == len(lines):
-            raise RuntimeError("a header of a reply has a line end")
+            raise RuntimeError("a response header contains a line break")
         if b"\r\nconnection: close" in head:
             self.keep_alive = False
         elif not self.keep_alive:
@@ -116,7 +116,9 @@ class Protocol(HttpToolsProtocol):
         # These bytes are a head, trailers, or the header of a chunk.
         if self._unread > MOST_HEAD and not self.transport.is_closing():
             self._refuse(
-                f"The request's line, headers and trailers are larger than {MOST_HEAD} bytes.", 431
+                "The request line, headers and trailers are too large. This server accepts at most "
+                f"{MOST_HEAD} bytes.",
+                431,
             )
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -136,8 +136,8 @@ def _sockets(settings: Settings) -> list[socket.socket]:
         reason = error.strerror or str(error)
     except ValueError:
         # The host has empty or overlong labels, so it cannot be resolved.
-        reason = "it is no name of a host"
-    fail(f"{settings.host}:{settings.port} cannot be listened on: {reason}.")
+        reason = "it is not a valid host name"
+    fail(f"cannot listen on {settings.host}:{settings.port}: {reason}.")
 
 
 def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
@@ -147,7 +147,7 @@ def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
             one.listen(_BACKLOG)
     except OSError as error:
         # Two processes can bind the same port as long as neither listens.
-        fail(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}.")
+        fail(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}.")
 
 
 def _load_vocabulary(settings: Settings) -> None:
@@ -176,7 +176,7 @@ async def _tell_when_ready(
     asking = asyncio.ensure_future(backend.model())
     while True:
         await asyncio.wait([asking], timeout=None if said else _FIRST)
-        reason = f"The engine at {settings.model} has not answered yet."
+        reason = f"The engine at {settings.model} has not responded yet."
         if asking.done():
             try:
                 model = asking.result()
@@ -184,9 +184,9 @@ async def _tell_when_ready(
             except LatimerError as error:
                 reason = error.message
         if not said and settings.wait:
-            _say(f"Latimer waits for its engine before it serves. {reason}")
+            _say(f"Latimer waits for the engine before it accepts requests. {reason}")
         elif not said:
-            until = "answers 503 until its engine is ready"
+            until = "responds with 503 until the engine is ready"
             _say(f"Latimer listens at {listening} and {until}. {reason}")
             told.set()
         elif reason != said:
@@ -257,8 +257,8 @@ class _Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._end)
         elif running := len(self.server_state.tasks):
             requests = "1 request" if running == 1 else f"{running} requests"
-            end = f"for {self._drain} s at most; a second signal ends it"
-            line = f"Latimer lets {requests} end, {end}."
+            end = f"at most {self._drain} s; a second signal stops it"
+            line = f"Latimer waits for {requests}, {end}."
             self._loop.call_soon_threadsafe(_say, line)
         self.should_exit = True
 

@@ -40,7 +40,7 @@ from .turns import turn_of
 
 _REQUEST = TypeAdapter(ChatRequest)
 
-_LEAVE_OUT = "Leave it out."
+_LEAVE_OUT = "Omit it."
 
 
 def _never(_value: Any) -> bool:
@@ -53,7 +53,7 @@ def _falsy(value: Any) -> bool:
 
 _UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "audio": (_never, _LEAVE_OUT),
-    "modalities": (lambda value: "audio" not in value, "Ask for text only."),
+    "modalities": (lambda value: "audio" not in value, "Request text only."),
     "moderation": (_never, _LEAVE_OUT),
     "store": (_falsy, _LEAVE_OUT),
     "web_search_options": (_never, _LEAVE_OUT),
@@ -167,7 +167,7 @@ def _check_combinations(request: ChatRequest) -> None:
     if None not in both and both[0] != both[1]:
         raise InvalidRequest(
             f"Invalid 'max_tokens': {both[0]} differs from 'max_completion_tokens', {both[1]}. "
-            "Send 'max_completion_tokens' only; 'max_tokens' is its older name.",
+            "Send only 'max_completion_tokens'; 'max_tokens' is its deprecated name.",
             "max_tokens",
             "invalid_value",
         )
@@ -202,8 +202,8 @@ def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
                 )
     if parts > limits.PARTS.most:
         raise InvalidRequest(
-            f"Invalid 'messages': their content has {parts} parts; at most {limits.PARTS.most} "
-            "are allowed. Send fewer, larger ones.",
+            f"Invalid 'messages': they have {parts} content parts; at most {limits.PARTS.most} "
+            "are allowed. Send fewer, larger parts.",
             "messages",
             "array_above_max_length",
         )
@@ -214,7 +214,7 @@ def _check_native(job: Generation, capabilities: Capabilities) -> None:
     if not capabilities.native:
         hint = capabilities.refused["oai_compat"]
     elif len(job.seeds) > 1:
-        hint = "One native call gives one choice."
+        hint = "A native response has one choice. Omit 'n'."
     else:
         return
     raise Unsupported("oai_compat", capabilities.engine, hint)

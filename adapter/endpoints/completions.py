@@ -79,8 +79,8 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         param = "n" if best is None else "best_of"
         raise InvalidRequest(
             f"Invalid '{param}': {len(prompts)} prompts with {candidates} choices each are "
-            f"{len(prompts) * candidates} choices; one request may have {MOST_CHOICES}. Send "
-            "fewer prompts at once.",
+            f"{len(prompts) * candidates} choices; at most {MOST_CHOICES} are allowed. Send fewer "
+            "prompts.",
             param,
             "invalid_value",
         )
@@ -223,8 +223,8 @@ def _job(
     suffix = request.suffix or None
     if suffix is not None and request.echo and request.logprobs is not None:
         raise InvalidRequest(
-            "Invalid 'suffix': 'echo' with 'logprobs' cannot show a prompt that goes on after the "
-            "completion. Leave one of them out.",
+            "Invalid 'suffix': not supported together with 'echo' and 'logprobs'. Omit one of "
+            "them.",
             "suffix",
             "invalid_value",
         )
@@ -268,9 +268,9 @@ def _check_native(
     if not capabilities.native:
         hint = capabilities.refused["oai_compat"]
     elif len(jobs) > 1 or len(jobs[0].seeds) > 1:
-        hint = "One native call gives one choice of one prompt."
+        hint = "A native response has one choice of one prompt. Send one prompt, and omit 'n'."
     elif request.echo or jobs[0].max_tokens == 0 or jobs[0].prompt.suffix is not None:
-        hint = "No native call does 'echo' or 'suffix', or generates nothing."
+        hint = "A native response supports neither 'echo' nor 'suffix' nor 'max_tokens': 0."
     else:
         return
     raise Unsupported("oai_compat", capabilities.engine, hint)

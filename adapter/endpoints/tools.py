@@ -33,7 +33,7 @@ def tool_set_of(request: ChatRequest, engine: str) -> ToolSet | None:
             functions.append(tool.function)
             continue
         if (tool.custom.format or {}).get("type", "text") != "text":
-            hint = "Leave it out, or say in the description what the text looks like."
+            hint = "Omit it, or describe the format in the tool's description."
             raise Unsupported(f"tools[{index}].custom.format", engine, hint)
         functions.append(_taking_text(tool.custom))
         custom.add(tool.custom.name)
@@ -50,8 +50,8 @@ def tool_set_of(request: ChatRequest, engine: str) -> ToolSet | None:
         if unknown:
             source = "functions" if legacy else "tools"
             raise InvalidRequest(
-                f"Invalid value for '{param}': '{shortened(min(unknown))}' is not among the "
-                f"{source} of the request; there are {shortened(', '.join(known))}.",
+                f"Invalid value for '{param}': '{shortened(min(unknown))}' is not one of the "
+                f"{source} of the request. Expected one of: {shortened(', '.join(known))}.",
                 param,
             )
         allowed = [one for one in allowed if one[1].name in names]

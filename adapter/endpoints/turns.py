@@ -28,7 +28,7 @@ async def turn_of(
     capabilities, size = served.capabilities, exchange.size
     own = _format(request, served)
     if own is not None and request.chat_template_kwargs:
-        hint = "An instruct format has no variables; leave one of them out."
+        hint = "An instruct format has no template variables. Omit one of them."
         raise Unsupported("chat_template_kwargs", capabilities.engine, hint)
     tool_set = None
     if request.tools or request.functions:
@@ -75,8 +75,8 @@ def format_of(adapter: InstructAdapter) -> InstructFormat:
         flat = (getattr(adapter, f"{role}_start"), getattr(adapter, f"{role}_end"))
         if nested is not None and flat != (None, None):
             raise InvalidRequest(
-                f"Invalid 'adapter.{role}_start': 'adapter.templates.{role}' says it already. "
-                "Leave one of them out.",
+                f"Invalid 'adapter.{role}_start': 'adapter.templates.{role}' sets it already. "
+                "Omit one of them.",
                 f"adapter.{role}_start",
                 "invalid_value",
             )
@@ -87,8 +87,8 @@ def format_of(adapter: InstructAdapter) -> InstructFormat:
         )
     if not (turns["user"].start or turns["user"].end or turns["assistant"].start):
         raise InvalidRequest(
-            "Invalid 'adapter': nothing stands between the user's turns and the assistant's. Send "
-            "'user_start' and 'assistant_start' at least, or 'templates' with both.",
+            "Invalid 'adapter': no text separates user and assistant messages. Send at least "
+            "'user_start' and 'assistant_start', or 'templates' with both.",
             "adapter",
             "invalid_value",
         )

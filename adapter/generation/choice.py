@@ -125,8 +125,8 @@ class Choice:
         stop = self._assembler.stop if parts is None else parts.stop
         if stop is None and event.reason == "stop" and event.stop not in self._stops:
             raise EngineError(
-                f"The engine stopped at {event.stop!r}, which the request does not name: is a "
-                "reverse prompt set on the server?"
+                f"The engine stopped at {event.stop!r}, which is not a stop sequence of the "
+                "request. Is a reverse prompt set on the engine?"
             )
         if parts is None:
             rest = self._rest(event)

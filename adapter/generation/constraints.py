@@ -41,15 +41,15 @@ def grammar_of(
     if len(found) > 1:
         first, second = found[0].param, found[1].param
         raise InvalidRequest(
-            f"Invalid '{second}': a completion follows one grammar, and '{first}' is one already. "
-            "Leave one of them out.",
+            f"Invalid '{second}': only one grammar is allowed, and '{first}' is set already. Omit "
+            "one of them.",
             second,
             "invalid_value",
         )
     grammar = found[0]
     if grammar.kind not in capabilities.grammars:
         taken = sorted(n for n, k in GRAMMAR_FIELDS.items() if k in capabilities.grammars)
-        hint = f"It takes {' or '.join(taken)}; the in-process engine takes all."
+        hint = f"Use {' or '.join(taken)}, or the in-process engine, which supports all."
         raise Unsupported(grammar.param, capabilities.engine, hint)
     return grammar
 

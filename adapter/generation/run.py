@@ -123,7 +123,7 @@ def _made(plan: Plan) -> list[Choice]:
 def _finishes(choices: Sequence[Choice]) -> list[Finish]:
     finishes: list[Finish] = [*filter(None, map(_FINISH, choices))]
     if len(finishes) != len(choices):
-        raise EngineError("The engine ended its answer before every choice was finished.")
+        raise EngineError("The engine ended its response before every choice was finished.")
     return finishes
 
 

@@ -119,8 +119,8 @@ async def _waited(name: str, load: _Load) -> Any:
         hint = error.message if isinstance(error, LatimerError) else repr(error)
     else:
         hint = (
-            f"The vocabulary {name} is not there after {PATIENCE:g} s. Ask again later, or put its "
-            "file into a folder and name that in TIKTOKEN_CACHE_DIR."
+            f"The vocabulary {name} was not downloaded within {PATIENCE:g} s. Send the request "
+            "again later, or put its file into a directory and set TIKTOKEN_CACHE_DIR to it."
         )
     raise Unsupported("logit_bias_vocabulary", "this server", hint)
 
@@ -130,7 +130,7 @@ def _names() -> Collection[str]:
         import tiktoken
     except ImportError:
         raise EngineError(
-            "logit_bias_vocabulary needs the extra 'tiktoken': pip install 'latimer[tiktoken]'."
+            "logit_bias_vocabulary requires the extra 'tiktoken': pip install 'latimer[tiktoken]'."
         ) from None
     return sorted(tiktoken.list_encoding_names())
 
@@ -153,7 +153,7 @@ def _encoding(name: str) -> Encoding:
     except Exception as error:
         raise EngineError(
             f"The vocabulary {name} cannot be loaded: {error}. Without a network, put its file "
-            "into a folder and name that in TIKTOKEN_CACHE_DIR."
+            "into a directory and set TIKTOKEN_CACHE_DIR to it."
         ) from error
 
 
@@ -202,8 +202,8 @@ def to_text(encoding: Encoding, ids: Sequence[int]) -> Text:
         return Text(data.decode())
     except UnicodeDecodeError:
         raise InvalidRequest(
-            f"Invalid 'prompt': these ids of {encoding.name} are no whole characters, so no other "
-            "model can read them. Send text.",
+            f"Invalid 'prompt': these token ids of {encoding.name} do not decode to complete "
+            "characters. Send text.",
             "prompt",
             "invalid_value",
         ) from None
@@ -214,8 +214,8 @@ def _bytes_of(encoding: Encoding, token: int, param: str) -> bytes:
         return encoding.decode_single_token_bytes(token)
     except KeyError:
         raise InvalidRequest(
-            f"Invalid '{param}': {token} is not a token id of {encoding.name}; ids go from 0 to "
-            f"{encoding.max_token_value}.",
+            f"Invalid '{param}': {token} is not a token id of {encoding.name}. Expected an id "
+            f"from 0 to {encoding.max_token_value}.",
             param,
             "invalid_value",
         ) from None
@@ -258,7 +258,7 @@ async def _first(
         if (token := ids.get(data[:end])) is not None:
             return token
     raise InvalidRequest(
-        f"Invalid 'logit_bias': no token of the model begins like {data!r}.",
+        f"Invalid 'logit_bias': this model has no token for the text {data!r}.",
         "logit_bias",
         "invalid_value",
     )

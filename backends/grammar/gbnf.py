@@ -98,7 +98,7 @@ def check(text: str, most: int = MAX_SIZE) -> list[str]:
     if len(text) > most:
         raise WrongGrammar(f"it is {len(text)} characters long; at most {most} are allowed")
     if "\0" in text:
-        raise WrongGrammar("it holds a NUL character; write \\x00")
+        raise WrongGrammar("it contains a NUL character; write \\x00")
     reader = _Reader(text)
     rules = reader.rules()
     if "root" not in rules:
@@ -108,7 +108,9 @@ def check(text: str, most: int = MAX_SIZE) -> list[str]:
             if item.rule is not None and item.rule not in rules:
                 raise WrongGrammar(f"there is no rule '{shortened(item.rule)}'")
             if item.endless and item.rule is not None and _is_empty(rules[item.rule]):
-                raise WrongGrammar(f"rule '{group.shown}' repeats without end what may be nothing")
+                raise WrongGrammar(
+                    f"rule '{group.shown}' repeats an item that can be empty, without a maximum"
+                )
     _check_size(rules)
     _check_left_recursion(rules)
     _check_open_recursion(rules)
@@ -139,13 +141,13 @@ class _Reader:
         while self._position < len(self._text):
             rule = _RULE.match(self._text, self._position)
             if rule is None:
-                raise self._error("a rule is expected, 'name ::= …'")
+                raise self._error("expected a rule, 'name ::= …'")
             self._position = rule.end()
             for group in self._body(rule["name"]):
                 found[group.name] = group
             end = _LINE_END.match(self._text, self._position)
             if end is None:
-                raise self._error("the rule's end or another item is expected")
+                raise self._error("expected another item or the end of the rule")
             self._position = end.end()
             self._skip(_BLANK_LINES)
         return found
@@ -158,12 +160,12 @@ class _Reader:
             group = open_groups[-1]
             if kind == "close":
                 if len(open_groups) == 1:
-                    raise self._error("there is no '(' for this ')'")
+                    raise self._error("this ')' has no matching '('")
                 yield open_groups.pop()
                 open_groups[-1].alternates[-1].append(_Item(group.name))
             elif kind == "open":
                 if len(open_groups) > MAX_NESTING:
-                    raise self._error(f"brackets are nested more than {MAX_NESTING} deep")
+                    raise self._error(f"groups are nested more than {MAX_NESTING} levels deep")
                 self._groups += 1
                 open_groups.append(_Group(f"{name}({self._groups}"))
             elif kind == "or":
@@ -181,25 +183,27 @@ class _Reader:
             self._position = match.end()
             self._skip(_BLANK_LINES if len(open_groups) > 1 or kind == "or" else _BLANK)
         if len(open_groups) > 1:
-            raise self._error("')' or another item is expected")
+            raise self._error("expected ')' or another item")
         yield open_groups[0]
 
     def _repeat(self, alternate: list[_Item], match: re.Match[str]) -> None:
         if not alternate or alternate[-1] is _NOTHING:
-            raise self._error(f"there is nothing that '{shortened(match[0])}' could repeat")
+            raise self._error(f"there is no item before '{shortened(match[0])}' to repeat")
         least, most = {"*": (0, 1), "+": (1, 2), "?": (0, 1)}.get(match[0], (0, 0))
         if match["min"] is not None:
             least = int(match["min"][:9])
             most = int((match["max"] or "1")[:9]) if match["range"] else least
             if match["max"] is not None and most < least:
-                raise self._error(f"'{shortened(match[0])}' asks for at most less than at least")
+                raise self._error(
+                    f"the maximum of '{shortened(match[0])}' is less than its minimum"
+                )
         if least > MAX_REPETITION:
             raise self._error(f"at most {MAX_REPETITION} repetitions are allowed")
         item = alternate.pop()
         # llama.cpp ignores an upper bound above its limit.
         endless = match[0] in "*+" or (match["range"] and not match["max"]) or most > MAX_REPETITION
         if endless and item.optional:
-            raise self._error("what may be nothing cannot be repeated without end")
+            raise self._error("an item that can be empty needs a maximum of repetitions")
         times = item.times * max(least, 1 if endless else most, 1)
         if times > MAX_REPETITION:
             raise self._error(f"at most {MAX_REPETITION} repetitions are allowed")
@@ -236,7 +240,7 @@ def _check_size(rules: dict[str, _Group]) -> None:
     size = sum(item.times for group in rules.values() for item in _items(group))
     if size > MAX_ITEMS:
         raise WrongGrammar(
-            f"its repetitions are {size} items when written out; at most {MAX_ITEMS} are allowed"
+            f"its repetitions expand to {size} items; at most {MAX_ITEMS} are allowed"
         )
 
 
@@ -257,8 +261,8 @@ def _check_ways(rules: dict[str, _Group]) -> None:
         check_ways(parts)
     except TooManyWays:
         raise WrongGrammar(
-            "what it allows can be read in too many ways at once; write what alternatives begin "
-            "with alike only once, and give fewer parts that may be missing"
+            "it is too ambiguous; write the common beginning of alternatives only once, and use "
+            "fewer optional items"
         ) from None
 
 
@@ -316,12 +320,12 @@ def _check_left_recursion(rules: dict[str, _Group]) -> None:
                 open_rules.pop()
             elif follow in ahead:
                 shown = rules[current].shown
-                raise WrongGrammar(f"rule '{shown}' begins with itself; let it end so instead")
+                raise WrongGrammar(f"rule '{shown}' is left-recursive; use right recursion instead")
             else:
                 open_rules.append((follow, iter(begins[follow])))
                 ahead.add(follow)
     if sum(paths.values()) > MAX_PATHS:
-        raise WrongGrammar("its rules begin with one another in too many ways")
+        raise WrongGrammar("too many paths lead from its rules to their first items")
 
 
 def _check_open_recursion(rules: dict[str, _Group]) -> None:
@@ -338,8 +342,8 @@ def _check_open_recursion(rules: dict[str, _Group]) -> None:
     for name, group in rules.items():
         if any(more and circle[rule] == circle[name] for rule, more in follow[name].items()):
             raise WrongGrammar(
-                f"rule '{group.shown}' contains itself and goes on with what may be missing; let "
-                "it end with itself, or put something behind that must come"
+                f"rule '{group.shown}' contains itself, followed only by optional items; end it "
+                "with itself, or add a required item after it"
             )
 
 

@@ -100,7 +100,9 @@ def _both(key: str, one: Any, other: Any, path: Sequence[str | int]) -> Any:
         return min(one, other)
     if key == "additionalProperties" and False in (one, other):
         return False
-    raise Unenforced(f"two schemas for '{key}' that must both hold are not enforced", (*path, key))
+    raise Unenforced(
+        f"two different values of '{key}' that both apply are not enforced", (*path, key)
+    )
 
 
 def _identity(value: Any) -> bytes:
@@ -119,7 +121,7 @@ def _check_closed(
             continue
         if open_.get("properties", {}).keys() - closed.get("properties", {}).keys():
             raise Unenforced(
-                "'additionalProperties' beside properties of another schema is not enforced",
+                "'additionalProperties' together with properties of another schema is not enforced",
                 (*path, "additionalProperties"),
             )
 
@@ -167,7 +169,7 @@ def allowed(schema: Any, values: Sequence[Any], path: Sequence[str | int]) -> li
         )
         return [value for value in values if validator.is_valid(value)]
     except (jsonschema_rs.ReferencingError, jsonschema_rs.ValidationError, ValueError):
-        reason = "listed values beside references or broken patterns are not enforced"
+        reason = "'enum' or 'const' together with references or invalid patterns is not enforced"
         raise Unenforced(reason, path) from None
 
 

@@ -58,13 +58,13 @@ def _converted(pattern: str, one: Callable[[Sequence[Range]], str], around: str)
             warnings.simplefilter("ignore")
             parsed = parser.parse(pattern)
         if parsed.state.flags & ~re.UNICODE:
-            raise Unenforced("a regular expression with flags of its own is not enforced")
+            raise Unenforced("a regular expression with inline flags is not enforced")
         tree = list(parsed)
         return _Converter(one).found(tree, around, around) or _NOTHING
     except RecursionError:
-        raise Unenforced("a regular expression nested so deeply is not enforced") from None
+        raise Unenforced("a regular expression that is nested so deeply is not enforced") from None
     except (re.error, OverflowError, ValueError) as error:
-        raise Unenforced(f"'{pattern:.100}' is no regular expression: {error}") from None
+        raise Unenforced(f"'{pattern:.100}' is not a valid regular expression: {error}") from None
 
 
 class _Converter:
@@ -105,13 +105,13 @@ class _Converter:
             return _any([self._sequence(list(branch)) for branch in value[1]])
         if code is codes.SUBPATTERN:
             if value[1] or value[2]:
-                raise Unenforced("a regular expression with flags of its own is not enforced")
+                raise Unenforced("a regular expression with inline flags is not enforced")
             inner = self._sequence(list(value[3]))
             return f"({inner})" if inner else ""
         if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
             return self._repeated(*value)
         raise Unenforced(
-            "a regular expression that looks around, refers back, or has an anchor inside is not "
+            "a regular expression with lookaround, a backreference or an inner anchor is not "
             "enforced"
         )
 

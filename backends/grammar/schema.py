@@ -175,7 +175,7 @@ class _Converter:
         """Return GBNF for a schema."""
         # A reference with other keywords is expanded, so a reference to itself would never end.
         if self._depth == MOST_DEEP:
-            reason = f"it goes more than {MOST_DEEP} schemas deep, or round in a circle"
+            reason = f"it is nested more than {MOST_DEEP} schemas deep, or is circular"
             raise Unenforced(reason, path[:8])
         self._visits += 1
         self._depth += 1
@@ -187,14 +187,14 @@ class _Converter:
         self._size += len(found)
         if self._visits > MOST_VISITS or self._size > MOST_DEEP * MOST_SIZE:
             reason = f"its grammar is longer than {MOST_SIZE} characters"
-            raise Unenforced(f"{reason}; let it name fewer properties and values", path[:8])
+            raise Unenforced(f"{reason}; use fewer properties and values", path[:8])
         return found
 
     def _visited(self, schema: Any, path: Path) -> str:
         if schema is True:
             return self._primitive("value")
         if schema is False:
-            raise Unenforced("nothing satisfies it", path)
+            raise Unenforced("no value satisfies it", path)
         for keyword in schema:
             if keyword in CONSTRAINTS - KEYWORDS and not _says_nothing(keyword, schema[keyword]):
                 raise Unenforced(f"'{keyword}' is not enforced", (*path, keyword))
@@ -232,11 +232,11 @@ class _Converter:
             rest = {key: value for key, value in schema.items() if key != "$ref"}
             found = self._found(schema["$ref"], path)
             schema = merged([found, rest], path) if rest.keys() & CONSTRAINTS else found
-        raise Unenforced("'$ref' goes round in a circle", (*path, "$ref"))
+        raise Unenforced("'$ref' is circular", (*path, "$ref"))
 
     def _found(self, target: str, path: Path) -> Any:
         if target != "#" and not target.startswith("#/"):
-            raise Unenforced(f"'$ref' leads out of the schema: '{target:.100}'", (*path, "$ref"))
+            raise Unenforced(f"'$ref' points outside the schema: '{target:.100}'", (*path, "$ref"))
         found = self._root
         for key in _pointer(target):
             if isinstance(found, list) and isinstance(key, int) and key < len(found):
@@ -244,7 +244,7 @@ class _Converter:
             elif isinstance(found, dict) and str(key) in found:
                 found = found[str(key)]
             else:
-                raise Unenforced(f"'$ref' leads nowhere: '{target:.100}'", (*path, "$ref"))
+                raise Unenforced(f"'$ref' cannot be resolved: '{target:.100}'", (*path, "$ref"))
         return found
 
     def _alternatives(self, schema: Schema, keyword: str, path: Path) -> str:
@@ -257,7 +257,7 @@ class _Converter:
             for index, option in enumerate(options):
                 for other in options[:index]:
                     if not are_disjoint(option, other, path):
-                        reason = "'oneOf' is enforced where no two of its schemas can both hold"
+                        reason = "'oneOf' is enforced only if its schemas exclude each other"
                         raise Unenforced(f"{reason}; use 'anyOf'", (*path, keyword))
         found = []
         for index, (option, given) in enumerate(zip(options, schema[keyword], strict=True)):
@@ -307,7 +307,7 @@ class _Converter:
             if name not in properties:
                 properties[name] = schema.get("additionalProperties", True)
             if properties[name] is False:
-                reason = f"'{name}' is required and not allowed"
+                reason = f"'{name}' is required but not allowed"
                 raise Unenforced(reason, (*path, "required"))
         most = len(properties) if extra is False else None
         _check_count(schema, len(required), most, path)
@@ -322,7 +322,7 @@ class _Converter:
         more = ""
         if extra is not False:
             if any(len(name) > MOST_KEY for name in properties):
-                reason = f"beside other keys, names of up to {MOST_KEY} characters are enforced"
+                reason = f"with other properties, names of up to {MOST_KEY} characters are enforced"
                 raise Unenforced(reason, (*path, "additionalProperties"))
             inner = self.visit(extra, (*path, "additionalProperties"))
             key = f'"\\"" {_other_keys(list(properties))} "\\""'
@@ -374,7 +374,7 @@ class _Converter:
         ):  # fmt: skip
             item = self._rule(self.visit(items, (*path, "items")))
         elif least > len(places):
-            raise Unenforced("no array has so many items", (*path, "minItems"))
+            raise Unenforced("no array has such a length", (*path, "minItems"))
         rest = None if most is None else most - len(places)
         body = _listed(places, item, least, rest, comma)
         return f'"[" {ws} {body} {ws} "]"' if body else f'"[" {ws} "]"'
@@ -392,7 +392,7 @@ class _Converter:
                 if pattern not in FORMATS:
                     listed = ", ".join(sorted(FORMATS))
                     raise Unenforced(
-                        f"the format '{pattern}' is not enforced; these are: {listed}",
+                        f"the format '{pattern}' is not enforced; supported formats are: {listed}",
                         (*path, "format"),
                     )
                 pattern = FORMATS[pattern]
@@ -419,7 +419,7 @@ class _Converter:
         make = integers if kind == "integer" else numbers
         found = make(max(lows, default=None), min(highs, default=None))
         if found is None:
-            raise Unenforced("ranges are enforced where a whole number is in them", path)
+            raise Unenforced("a range is enforced only if it contains an integer", path)
         return self._rule(found)
 
     def _rule(self, body: str) -> str:
@@ -448,10 +448,10 @@ def _says_nothing(keyword: str, value: Any) -> bool:
 def _check_count(schema: Schema, least: int, most: int | None, path: Path) -> None:
     """Reject limits of the number of properties that the properties do not already satisfy."""
     if schema.get("minProperties", 0) > least:
-        reason = "'minProperties' is enforced where as many are required"
+        reason = "'minProperties' is enforced only up to the number of required properties"
         raise Unenforced(reason, (*path, "minProperties"))
     if "maxProperties" in schema and (most is None or most > schema["maxProperties"]):
-        reason = "'maxProperties' is enforced where no more are allowed"
+        reason = "'maxProperties' is enforced only if no more properties are allowed"
         raise Unenforced(reason, (*path, "maxProperties"))
 
 

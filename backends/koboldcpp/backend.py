@@ -72,8 +72,12 @@ class KoboldCpp:
         server.turns.check(job.party)
         model = await server.known.get_for(job)
         if job.logprobs is not None and not server.tells_tokens:
-            raise Unsupported("logprobs", f"this {ENGINE}", "Versions before 1.115 tell none.")
-        with read_from(ENGINE, "questions to its tokeniser"):
+            raise Unsupported(
+                "logprobs",
+                f"this {ENGINE}",
+                "Versions before 1.115 do not return them. Update koboldcpp.",
+            )
+        with read_from(ENGINE, "its tokenizer"):
             prompt, count, tokens = await counted(server, job, model)
         job = await with_gbnf(job)
         max_tokens = model.context - count if job.max_tokens is None else job.max_tokens
@@ -94,13 +98,13 @@ class KoboldCpp:
         server = self.server
         server.turns.check(job.party)
         model = await server.known.get_for(job)
-        with read_from(ENGINE, "questions to its tokeniser"):
+        with read_from(ENGINE, "its tokenizer"):
             prompt, count, _tokens = await counted(server, job, model)
         job = await with_gbnf(job)
         room = model.context - count if job.max_tokens is None else job.max_tokens
         cap = longest_call(model.context)
         if job.max_tokens is not None and room > cap:
-            raise Unsupported("oai_compat", ENGINE, f"One call generates at most {cap} tokens.")
+            raise Unsupported("oai_compat", ENGINE, f"A native response has at most {cap} tokens.")
         genkey = new_genkey()
         payload = await payload_of(job, 0, prompt, min(room, cap), model.context, genkey)
         path = "/api/extra/generate/stream" if stream else "/api/v1/generate"

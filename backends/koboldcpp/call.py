@@ -121,7 +121,7 @@ class Run:
 
     def _laid(self, told: LastLogprobs | None, text: bytes, ended: bool) -> Told:
         if told is None:
-            raise EngineError(f"{ENGINE} does not tell its tokens any more.")
+            raise EngineError(f"{ENGINE} no longer returns its tokens.")
         control = frozenset({self._model.bos_token, self._model.eos_token} - {""})
         return tokens_of.read(told, text, ended, self._job.logprobs or 0, control)
 
@@ -160,7 +160,7 @@ class Run:
                 text = text_of(event["token"])
                 count, size = count + bool(text), size + len(text)
                 if count > most or size > most * MOST_BYTES:
-                    raise EngineError(f"{ENGINE} sent more than the {room} tokens asked.")
+                    raise EngineError(f"{ENGINE} sent more than the {room} tokens requested.")
                 yield text, event["finish_reason"]
                 if not self._running:
                     return
@@ -177,7 +177,7 @@ class Run:
                 while not (await asyncio.wait([reading], timeout=self._server.silence))[0]:
                     idle = idle + 1 if (await self._server.perf())["idle"] else 0
                     if idle >= 2:
-                        raise EngineError(f"{ENGINE} went idle without answering.")
+                        raise EngineError(f"{ENGINE} became idle without sending a response.")
                 chunk = await reading
             finally:
                 reading.cancel()
@@ -188,7 +188,7 @@ class Run:
     async def _count(self, stream: ChoiceStream, ended: bool) -> LastLogprobs | None:
         told = await self._server.told(self._genkey)
         if told is not None and len(told["tokens"]) > self._room + SLACK:
-            raise EngineError(f"{ENGINE} generated more than the {self._room} tokens asked.")
+            raise EngineError(f"{ENGINE} generated more than the {self._room} tokens requested.")
         counted = 0
         if told is None:
             text = stream.text.decode()

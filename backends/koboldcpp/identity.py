@@ -121,14 +121,16 @@ class Watch:
             return None
 
     async def _read(self) -> Identity:
-        with read_from(ENGINE, "questions about its model"):
+        with read_from(ENGINE, "its model"):
             version = await self._ask("GET", "/api/extra/version")
             if version.get("result") != "KoboldCpp":
-                raise EngineError(f"{self._address} does not answer as {ENGINE} does.")
+                raise EngineError(f"{self._address} does not respond like {ENGINE}.")
             if not any(letter.isdigit() for letter in text_of(version["version"])):
-                raise EngineError(f"{ENGINE} names no version: {shortened(version['version'])!r}.")
+                raise EngineError(
+                    f"{ENGINE} reports an invalid version: {shortened(version['version'])!r}."
+                )
             if version.get("llm") is False:
-                raise EngineUnavailable(f"{ENGINE} has loaded no text model.")
+                raise EngineUnavailable(f"{ENGINE} has no text model loaded.")
             name = text_of((await self._ask("GET", "/api/v1/model"))["result"])
             told = await self._ask("GET", "/api/extra/true_max_context_length")
             identity = Identity(

@@ -36,6 +36,6 @@ async def _text_of(server: Server, ids: TokenIds) -> str:
     text = (await server.detokenize(ids)).decode()
     if tuple((await server.token_count(text, False))["ids"]) != ids:
         raise Unsupported(
-            "prompt", ENGINE, "These token ids do not survive its tokeniser; send text instead."
+            "prompt", ENGINE, "Its tokenizer does not preserve these token ids. Send text instead."
         )
     return text

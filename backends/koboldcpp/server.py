@@ -176,7 +176,7 @@ class Server:
         try:
             answer = await offload.run(len(data), orjson.loads, data)
         except ValueError:
-            raise EngineError(f"{ENGINE} answered {path} with no JSON.") from None
+            raise EngineError(f"{ENGINE} sent a response to {path} that is not JSON.") from None
         if answer is None:
             # koboldcpp swallows its exceptions and answers 200 with a bare null.
             raise EngineError(f"{ENGINE} failed to answer {path}.")
@@ -190,7 +190,7 @@ class Server:
         await self.watch.check()
         identity = self.watch.identity
         assert identity is not None
-        with read_from(ENGINE, "questions about its model"):
+        with read_from(ENGINE, "its model"):
             model = await self._read_facts(identity)
         if self.watch.identity != identity:
             raise self.known.changed()

@@ -41,7 +41,8 @@ def check(job: Generation) -> None:
         raise Unsupported(
             "logprobs",
             ENGINE,
-            "With 'echo', the in-process engine and llama-server tell those of the prompt.",
+            "For log-probabilities of the prompt ('echo'), use the in-process engine or "
+            "llama-server.",
         )
     if job.logprobs is None:
         return
@@ -50,12 +51,14 @@ def check(job: Generation) -> None:
         raise Unsupported(
             "logprobs",
             ENGINE,
-            "It tells what is left after sampling: leave out temperature, top_p, penalties, biases "
-            "and all else that shapes it, or use the in-process engine or llama-server.",
+            "It returns log-probabilities after sampling. Omit temperature, top_p, penalties, "
+            "logit_bias and all other samplers, or use the in-process engine or llama-server.",
         )
     if job.logprobs > MOST:
         raise Unsupported(
-            "top_logprobs", ENGINE, f"It tells at most {MOST}; llama-server tells all."
+            "top_logprobs",
+            ENGINE,
+            f"It returns at most {MOST}. Send a smaller value, or use llama-server.",
         )
 
 
@@ -101,7 +104,7 @@ def read(told: LastLogprobs, text: bytes, ended: bool, top: int, control: frozen
     inexact |= 0 < len(waiting) != len(text) - position
     tokens += _shared(waiting, text[position:], top, control)
     if b"".join(token.data for token in tokens) != text:
-        raise EngineError(f"{ENGINE} told the tokens of another text.")
+        raise EngineError(f"{ENGINE} returned the tokens of another text.")
     low = any(token.logprob is not None and token.logprob <= FLOOR for token in tokens)
     return Told(tokens, end, inexact or low)
 

@@ -70,10 +70,12 @@ CAPABILITIES = Capabilities(
     engine=ENGINE,
     extras=frozenset(EXTRAS),
     refused={
-        "frequency_penalty": "koboldcpp has no such penalty; presence_penalty is the nearest.",
-        "parse_special": "koboldcpp always parses control tokens; leave it out or send true.",
-        "suffix": "It does not tell how its model wants a gap marked; leave it out.",
-        "logit_bias_vocabulary": "It does not tell its vocabulary; send the model's own ids.",
+        "frequency_penalty": "Omit it, or send presence_penalty, which is the most similar.",
+        "parse_special": "It always parses control tokens. Omit it, or send true.",
+        "suffix": "It does not expose the model's fill-in-the-middle tokens. Omit it.",
+        "logit_bias_vocabulary": (
+            "It does not expose its vocabulary. Send the model's own token ids."
+        ),
     },
     # koboldcpp also counts the prompt's tokens.
     inexact=frozenset({"presence_penalty"}),
@@ -158,10 +160,10 @@ def to_error(status: int, body: bytes) -> LatimerError:
     """Return the error for a failed response."""
     text = body[:200].decode(errors="replace")
     if status == 503:
-        return Busy(f"{ENGINE} is busy with requests of other clients.", 1.0)
+        return Busy(f"{ENGINE} is busy with requests from other clients.", 1.0)
     if status == 401:
-        return EngineUnavailable(f"{ENGINE} wants another API key than the one it was sent.")
-    return EngineError(f"{ENGINE} answered {status}: {text}")
+        return EngineUnavailable(f"{ENGINE} rejected the API key that was sent.")
+    return EngineError(f"{ENGINE} responded with status {status}: {text}")
 
 
 class ChoiceStream:
@@ -205,11 +207,11 @@ class ChoiceStream:
             event: StreamEvent = orjson.loads(data)
             reason = event["finish_reason"]
         except (orjson.JSONDecodeError, KeyError, TypeError):
-            raise EngineError(f"{ENGINE} sent an event that is none: {data[:200]!r}") from None
+            raise EngineError(f"{ENGINE} sent an invalid event: {data[:200]!r}") from None
         if reason == "error":
             raise EngineError(f"{ENGINE} failed while generating.")
         if reason not in (None, "stop", "length"):
-            raise EngineError(f"{ENGINE} sent an event that is none: {data[:200]!r}")
+            raise EngineError(f"{ENGINE} sent an invalid event: {data[:200]!r}")
         return event
 
     def feed(self, text: str) -> bytes:

@@ -41,14 +41,14 @@ async def finish_reason(
     perf = await _idle(server)
     reason = STOP_REASONS.get(whole_of(perf["stop_reason"], least=-(2**31)))
     if reason is None:
-        raise EngineError(f"{ENGINE} ended its answer without saying why.")
+        raise EngineError(f"{ENGINE} ended its response without a finish reason.")
     if server.tells_tokens:
         told = await server.told(genkey)
         proven = told is not None and await _is_of(told, text, reason, server, shows_control)
     else:
         proven = await _is_counted(perf, text, reason, before, server)
     if not proven:
-        raise EngineError(f"{ENGINE} ended its answer before it was finished.")
+        raise EngineError(f"{ENGINE} ended its response before it was finished.")
     return reason
 
 
@@ -59,7 +59,7 @@ async def _idle(server: Server) -> Perf:
         if perf["idle"]:
             return perf
         await asyncio.sleep(LOOK_SECONDS)
-    raise EngineError(f"{ENGINE} closed its answer and still generates.")
+    raise EngineError(f"{ENGINE} closed its response but is still generating.")
 
 
 async def _is_of(

@@ -65,7 +65,7 @@ CAPABILITIES = Capabilities(
     extras=LLAMA_CPP_EXTRAS,
     grammars=frozenset({"gbnf", "json_schema", "regex", "lark"}),
     refused={
-        "oai_compat": "An engine in this process has no reply of its own.",
+        "oai_compat": "The in-process engine has no native response. Omit it.",
     },
     native=False,
 )
@@ -191,7 +191,11 @@ class LlamaCpp:
         if not party.admitted:
             waiting = self._requests - self._options.limit
             if waiting >= self._max_waiting:
-                raise Busy(f"{waiting} requests are waiting for the engine already.", 1.0)
+                raise Busy(
+                    f"{waiting} requests are already waiting for the engine. Send the request "
+                    "again later.",
+                    1.0,
+                )
             party.admitted = True
         self._requests += not party.jobs
         party.jobs += 1

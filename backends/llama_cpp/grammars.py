@@ -45,7 +45,7 @@ _HARD = re.compile(r'"(?:pattern|patternProperties|multipleOf|allOf)"')
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp), because a model that may write
 # unlimited white space sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
-_TOO_MANY_PARTS = f"its repetitions are more than {ITEMS.most} parts when written out"
+_TOO_MANY_PARTS = f"its repetitions expand to more than {ITEMS.most} items"
 # A regular expression in Lark; without a closing slash it extends to the end of the line.
 _EXPRESSION = re.compile(r"/((?:[^/\\\n]|\\.)*+)")
 _KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
@@ -237,7 +237,7 @@ class Grammars:
 
     def _gbnf(self, grammar: Grammar) -> Gbnf:
         if grammar.kind == "lark":
-            raise gbnf.WrongGrammar("Lark is not taken behind what a model thinks; send GBNF")
+            raise gbnf.WrongGrammar("Lark is not supported after reasoning; send GBNF")
         text = gbnf_of(grammar)
         for spelling in gbnf.tokens(text):
             if not self._is_token(spelling):

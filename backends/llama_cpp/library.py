@@ -87,7 +87,7 @@ class LoadedModel:
             raise EngineError(f"llama.cpp cannot load {path}: {last_error()}")
         if llama_cpp.llama_model_has_encoder(self.pointer):
             self.close()
-            raise EngineError(f"{path} is an encoder model; only decoders generate text here.")
+            raise EngineError(f"{path} is an encoder model, which cannot generate text.")
         self.vocab = llama_cpp.llama_model_get_vocab(self.pointer)
         self.trained_context: int = llama_cpp.llama_model_n_ctx_train(self.pointer)
         recurrent = llama_cpp.llama_model_is_recurrent(self.pointer)
@@ -107,7 +107,7 @@ class LoadedModel:
         _messages.clear()
         adapter = llama_cpp.llama_adapter_lora_init(self.pointer, str(path).encode())
         if not adapter:
-            raise EngineError(f"llama.cpp cannot put {path} on this model: {last_error()}")
+            raise EngineError(f"llama.cpp cannot apply {path} to this model: {last_error()}")
         return adapter
 
     def template(self) -> str | None:
@@ -167,7 +167,7 @@ class Context:
         _messages.clear()
         self.pointer = llama_cpp.llama_init_from_model(model.pointer, params)
         if not self.pointer:
-            raise EngineError(f"llama.cpp cannot make a context: {last_error()}")
+            raise EngineError(f"llama.cpp cannot create a context: {last_error()}")
         if model.adapters:
             adapters, scales = zip(*model.adapters, strict=True)
             llama_cpp.llama_set_adapters_lora(

@@ -18,7 +18,7 @@ CacheType: TypeAlias = Literal[
 ENGINE = "llama.cpp in process"
 # The modules that the extra installs.
 EXTRA = frozenset({"llama_cpp", "llguidance", "numpy"})
-MISSING = "llama.cpp in this process needs the extra 'llama-cpp': pip install 'latimer[llama-cpp]'."
+MISSING = "llama.cpp in process requires the extra 'llama-cpp': pip install 'latimer[llama-cpp]'."
 PARALLEL = 16
 BATCH = 512
 # The maximum in llama.cpp (`llama_max_parallel_sequences`).
@@ -71,10 +71,10 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.exact and self.flash_attention:
-            raise EngineError("'exact' computes without flash attention; leave one of them out.")
+            raise EngineError("'exact' does not support flash attention. Omit one of them.")
         if self.exact and self.cache_type not in (None, "f32"):
             raise EngineError(
-                f"'exact' remembers 32-bit numbers, not {self.cache_type}; leave one of them out."
+                f"'exact' requires the KV cache type f32, not {self.cache_type}. Omit one of them."
             )
 
         if self.exact:

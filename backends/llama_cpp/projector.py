@@ -75,8 +75,8 @@ class Projector:
         if mtmd.mtmd_decode_use_mrope(self._pointer):
             self.close()
             raise EngineError(
-                "This model places pictures in two dimensions (M-RoPE), which the engine in "
-                "process does not do. Let llama-server serve it, and Latimer that."
+                "This model uses two-dimensional image positions (M-RoPE), which the in-process "
+                "engine does not support. Serve it with llama-server and put Latimer in front."
             )
         supports = {
             "vision": mtmd.mtmd_support_vision(self._pointer),
@@ -139,8 +139,8 @@ class Projector:
                 continue
             if mtmd.mtmd_decode_use_non_causal(self._pointer, pointer) and count > self._batch:
                 raise EngineError(
-                    f"A picture comes to {count} tokens that are evaluated together; set the batch "
-                    f"to as many at least, which is {self._batch}."
+                    f"An image has {count} tokens, but the batch size is {self._batch}. Set the "
+                    f"batch size to at least {count}."
                 )
             # Every id is unique, within its chunk and across chunks.
             first = -1 - number

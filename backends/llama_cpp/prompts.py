@@ -121,7 +121,7 @@ def _split(ids: TokenIds, at: int) -> list[list[int]]:
 def _infill(job: Generation, vocabulary: Vocabulary) -> TokenizedPrompt:
     """Return a prefix and a suffix, joined by the vocabulary's infill tokens."""
     if vocabulary.fim is None:
-        raise Unsupported("suffix", ENGINE, "This model has no tokens for filling in the middle.")
+        raise Unsupported("suffix", ENGINE, "This model has no fill-in-the-middle tokens.")
     before, after, gap = vocabulary.fim
     prompt = job.prompt.content
 

@@ -111,7 +111,7 @@ class Sampler:
         for token in self._ends:
             if constraint.allows(token):
                 return token
-        raise DeadEnd("no token of this model can come next")
+        raise DeadEnd("no token of this model can follow")
 
     def close(self) -> None:
         """Free the chain and its samplers."""

@@ -357,7 +357,7 @@ class Scheduler:
             token = run.sampler.sample(self._context, run.rows, self._candidates)
         except (DeadEnd, TooComplex) as error:
             param = task.job.grammar.param if task.job.grammar is not None else ""
-            self._end(task, InvalidGrammar(param, f"it left nothing to go on with: {error}"))
+            self._end(task, InvalidGrammar(param, f"it allows no further token: {error}"))
             return
         run.sampled += 1
         run.history.append(token)

@@ -46,7 +46,7 @@ class Trials:
         """
         if not await self._tried.get(text, lambda: self._can_compile(text)):
             raise gbnf.WrongGrammar(
-                f"it takes more than {self._seconds} s or {TRIAL_MEMORY.most} MiB to prepare; use "
+                f"it takes more than {self._seconds} s or {TRIAL_MEMORY.most} MiB to compile; use "
                 "fewer or smaller intersections, repetitions and multiples"
             )
 

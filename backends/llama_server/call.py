@@ -141,7 +141,7 @@ class Call:
             if batch:
                 return batch
         if not self._stream.finished:
-            raise EngineError(f"{ENGINE} ended its answer before it was finished.")
+            raise EngineError(f"{ENGINE} ended its response before it was finished.")
         raise StopAsyncIteration
 
     async def _read_careful(self, events: list[dict[str, Any]]) -> Batch:
@@ -157,7 +157,7 @@ class Call:
     async def _prepare_tokens(self, model: Model) -> TokenIds:
         server, job = self._server, self._job
         if job.prompt.media:
-            hint = "With images or audio the in-process engine tells them."
+            hint = "For log-probabilities with images or audio, use the in-process engine."
             raise Unsupported("logprobs", ENGINE, hint)
         facts = await server.facts()
         if facts.speculative:

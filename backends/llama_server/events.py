@@ -41,12 +41,12 @@ def last_of(event: Any) -> tuple[str, str | None, int, int, int]:
 
 def none_of(event: Any) -> EngineError:
     """Return the error for a malformed event."""
-    return EngineError(f"{ENGINE} sent an event that is none: {str(event)[:200]}")
+    return EngineError(f"{ENGINE} sent an invalid event: {str(event)[:200]}")
 
 
 def more_than_last() -> EngineError:
     """Return the error for an event after the last one."""
-    return EngineError(f"{ENGINE} sent more after its last event.")
+    return EngineError(f"{ENGINE} sent data after its last event.")
 
 
 class OtherModel(Exception):

@@ -90,7 +90,7 @@ async def _read_pieces(reply: Reply) -> list[bytes]:
             raise to_error(status, data)
         if b'"completion_probabilities"' in data:
             return await offload.run(len(data), read_pieces, data)
-    raise EngineError(f"{ENGINE} does not tell its vocabulary.")
+    raise EngineError(f"{ENGINE} does not expose its vocabulary.")
 
 
 async def _names(control: Sequence[int], pieces: Sequence[bytes], ask: Ask) -> dict[int, bytes]:

@@ -44,7 +44,7 @@ def markers(ids: TokenIds, prefix: TokenIds, suffix: TokenIds) -> InfillTokens:
     """
     before, after = _last(ids, prefix), _last(ids, suffix)
     if before < 1 or after < 1:
-        raise Unsupported("suffix", ENGINE, "It does not show how it marks the gap.")
+        raise Unsupported("suffix", ENGINE, "It does not show its fill-in-the-middle tokens.")
     return InfillTokens(ids[before - 1], ids[after - 1], ids[-1], after < before)
 
 

@@ -71,9 +71,7 @@ async def _markers(server: Server, model: Model) -> infill.InfillTokens:
     if found is None:
         status, body = await server.reply("POST", "/infill", orjson.dumps(infill.PROBE))
         if status == 501:
-            raise Unsupported(
-                "suffix", ENGINE, "This model has no tokens for filling in the middle."
-            )
+            raise Unsupported("suffix", ENGINE, "This model has no fill-in-the-middle tokens.")
         if status != 200:
             raise to_error(status, body)
         with read_from(ENGINE, "/infill"):

@@ -87,7 +87,7 @@ async def _read_scores(
     server: Server, call: scoring.ScoringCall, ids: TokenIds, top: int, body: bytes, facts: Facts
 ) -> tuple[list[scoring.Score], list[scoring.ScoringCall]]:
     try:
-        with read_from(ENGINE, "a call that scores a prompt"):
+        with read_from(ENGINE, "the log-probabilities of a prompt"):
             return await offload.run(
                 len(body), scoring.read, call, ids, top, body, facts.vocabulary, server.names
             )

@@ -151,7 +151,7 @@ def after(call: ScoringCall, scored: int, ids: TokenIds) -> list[ScoringCall]:
     if scored:
         return [call._replace(start=start)]
     if call.kind == "bias":
-        raise EngineError(f"{ENGINE} cannot be made to generate token {ids[start]}.")
+        raise EngineError(f"{ENGINE} cannot be forced to generate token {ids[start]}.")
     rest = [call._replace(start=start + 1)] if start + 1 < call.stop else []
     return [ScoringCall("bias", start, start + 1), *rest]
 
@@ -165,7 +165,7 @@ def _read_among(
             if other["id"] == wanted:
                 return [Score(logprob_of(other), alternatives(entry, top, vocabulary))], []
     if call.wide:
-        raise EngineError(f"{ENGINE} does not tell the log-probability of token {wanted}.")
+        raise EngineError(f"{ENGINE} did not return the log-probability of token {wanted}.")
     return [], [call._replace(wide=True)]
 
 
@@ -191,5 +191,6 @@ def speculative() -> Unsupported:
     return Unsupported(
         "logprobs",
         f"this {ENGINE}",
-        "It decodes speculatively and makes log-probabilities up; start it without a draft model.",
+        "It returns invented log-probabilities with speculative decoding. Start it without a "
+        "draft model.",
     )

@@ -144,7 +144,7 @@ class Server:
         try:
             return await offload.run(len(data), orjson.loads, data)
         except ValueError:
-            raise EngineError(f"{ENGINE} answered {path} with no JSON.") from None
+            raise EngineError(f"{ENGINE} sent a response to {path} that is not JSON.") from None
 
     async def reply(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         """Send a question and return status and body; at most `QUESTIONS` run concurrently."""
@@ -175,7 +175,7 @@ class Server:
                 facts = self._facts
                 if facts is None:
                     slots = self.watch.identity.slots if self.watch.identity is not None else 1
-                    with read_from(ENGINE, "questions about its vocabulary"):
+                    with read_from(ENGINE, "its vocabulary"):
                         facts = await read_facts(self.reply, self.ask, model, slots)
                     self.known.check_is(model)
                     self._facts = facts

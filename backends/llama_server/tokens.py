@@ -82,7 +82,7 @@ class TokenStream:
             told[at - 1] = step.token
         same = all(at < len(ids) and ids[at] == token.id for at, token in told.items())
         if not same or list(ids[:start]) != self.ids or len(ids) != event["tokens_predicted"]:
-            raise EngineError(f"{ENGINE} does not tell which tokens it generated.")
+            raise EngineError(f"{ENGINE} did not return the tokens that it generated.")
         tokens = [told.get(at) or self._untold(ids[at]) for at in range(start, len(ids))]
         self._steps, self._last, self.unsettled = [], [], None
         end = tokens.pop() if event["stop_type"] == "eos" else None

@@ -161,10 +161,10 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
         native = orjson.loads(body)["error"]
         message, kind = summed_up(str(native["message"])), str(native.get("type"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        text = f"{ENGINE} answered {status}: {body[:200].decode(errors='replace')}"
+        text = f"{ENGINE} responded with status {status}: {body[:200].decode(errors='replace')}"
         return EngineUnavailable(text) if status == 503 else EngineError(text)
     if kind == "exceed_context_size_error":
-        with read_from(ENGINE, "a request that is too long"):
+        with read_from(ENGINE, "a prompt that is too long"):
             context, prompt = whole_of(native["n_ctx"]), whole_of(native["n_prompt_tokens"])
         return ContextExceeded(context, prompt, (job.max_tokens or 0) if job is not None else 0)
     if kind == "unavailable_error":
@@ -178,7 +178,7 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
         return Refused(param, ENGINE, message)
     if "empty grammar stack" in message and job is not None and job.grammar is not None:
         # The server sampled a token that the grammar forbids, since no other was left.
-        reason = "it left nothing to go on with: every token that it allows is banned"
+        reason = "it allows no further token: all tokens that it allows are banned"
         return InvalidGrammar(job.grammar.param, reason)
     return EngineError(f"{ENGINE} failed: {message}")
 
@@ -247,13 +247,13 @@ class ChoiceStream:
         try:
             found: list[dict[str, Any]] = orjson.loads(data)
         except orjson.JSONDecodeError:
-            raise EngineError(f"{ENGINE} sent no JSON: {events[0][:200]!r}") from None
+            raise EngineError(f"{ENGINE} sent invalid JSON: {events[0][:200]!r}") from None
         if b'"error"' in data:
             for event in found:
                 if isinstance(event, dict) and "error" in event:
                     raise to_error(200, orjson.dumps(event), self._job)
         if len(found) != len(events):
-            raise EngineError(f"{ENGINE} sent an event that is none.")
+            raise EngineError(f"{ENGINE} sent an invalid event.")
         return found
 
     def needs_vocabulary(self, event: dict[str, Any]) -> bool:
@@ -298,7 +298,7 @@ class ChoiceStream:
                 raise none_of(event)
             count = predicted - before
             if count < 0:
-                raise EngineError(f"{ENGINE} counts {predicted} tokens, after {before}.")
+                raise EngineError(f"{ENGINE} reported {predicted} tokens after {before}.")
             before = predicted
             if reads_tokens:
                 out += self._read(event, content, count)
@@ -309,7 +309,9 @@ class ChoiceStream:
                 out.append(_new(Piece, (choice, content, (), False, count)))
         self._predicted = before
         if self._sent > self._most or before > self._most:
-            raise EngineError(f"{ENGINE} sent more than the {self._job.max_tokens} tokens asked.")
+            raise EngineError(
+                f"{ENGINE} sent more than the {self._job.max_tokens} tokens requested."
+            )
         return out
 
     def _read(self, event: dict[str, Any], content: bytes, count: int) -> list[Event]:
@@ -366,13 +368,13 @@ class ChoiceStream:
         if not is_final:
             raise more_than_last()
         if kind not in _REASONS:
-            raise EngineError(f"{ENGINE} ended its answer for an unknown reason: {kind!r:.50}")
+            raise EngineError(f"{ENGINE} ended its response for an unknown reason: {kind!r:.50}")
         # Each other event has at least one token.
         least, most = max(self._sent - 1, kind == "eos"), self._job.max_tokens
         if told < least or (most is not None and told > most) or told > self._most:
-            raise EngineError(f"{ENGINE} counts {told} tokens, which cannot be.")
+            raise EngineError(f"{ENGINE} reported {told} tokens, which is impossible.")
         if told < self._predicted:
-            raise EngineError(f"{ENGINE} counts {told} tokens, after {self._predicted}.")
+            raise EngineError(f"{ENGINE} reported {told} tokens after {self._predicted}.")
         self.finished = True
         events: list[Event] = []
         rest = b""
@@ -410,7 +412,7 @@ class ChoiceStream:
         found = {head for stop in self._job.stops.texts for head in heads(stop.encode(), piece)}
         if len(found) != 1:
             raise EngineError(
-                f"{ENGINE} held back text that ends in {piece!r} and does not tell how it begins."
+                f"{ENGINE} held back text that ends in {piece!r} and did not send its beginning."
             )
         return found.pop() + piece
 

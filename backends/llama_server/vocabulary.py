@@ -24,7 +24,7 @@ def read_pieces(reply: bytes) -> list[bytes]:
         data, token = entry["bytes"], entry["id"]
         # `bytes` of a number would be that many zeros.
         if type(data) is not list or token < 0:
-            raise TypeError("an entry that is none")
+            raise TypeError("an invalid entry")
         pieces[token] = bytes(data)
     return pieces
 

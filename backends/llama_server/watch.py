@@ -120,7 +120,9 @@ class Watch:
         try:
             identity = read_identity(orjson.loads(data))
         except MALFORMED as error:
-            raise EngineError(f"{self._upstream.address} is no {ENGINE}: {error!r:.200}") from error
+            raise EngineError(
+                f"{self._upstream.address} is not {ENGINE}: {error!r:.200}"
+            ) from error
         if before is not None and before.marker and identity.marker == before.marker:
             return identity._replace(meta=before.meta)
         try:

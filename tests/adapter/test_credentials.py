@@ -35,13 +35,13 @@ def test_any_text_can_be_a_key(key: str) -> None:
     ("key", "reason"),
     [
         ("", "is empty"),
-        ("s3cr3t\n", "has a line end"),
-        ("s3cr3t\r\nX-Evil: 1", "has a line end"),
-        ("s3cr3t\x00", "has a line end or another control character"),
+        ("s3cr3t\n", "contains a line break"),
+        ("s3cr3t\r\nX-Evil: 1", "contains a line break"),
+        ("s3cr3t\x00", "contains a line break or another control character"),
         ("s3cr3t\t", "control character"),
         ("\x85s3cr3t", "control character"),
-        (" s3cr3t", "begins or ends with a blank"),
-        ("s3cr3t ", "begins or ends with a blank"),
+        (" s3cr3t", "starts or ends with whitespace"),
+        ("s3cr3t ", "starts or ends with whitespace"),
         ("s3cr3t\udcff", "is not valid UTF-8"),
     ],
 )
@@ -60,7 +60,7 @@ def test_a_file_has_a_key_on_each_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_bytes("\ufeffone\r\n\n  two words \nschlüssel\u2028x\n".encode())
     assert keys_of(file) == ["one", "two words", "schlüssel\u2028x"]
-    for content, reason in ((b" \n\r\n", "has no key"), (b"s3cr3t\xff", "is not UTF-8 text")):
+    for content, reason in ((b" \n\r\n", "contains no key"), (b"s3cr3t\xff", "is not UTF-8 text")):
         file.write_bytes(content)
         with pytest.raises(UnusableKey, match=reason) as raised:
             keys_of(file)

@@ -17,25 +17,25 @@ NO_KEY = b'{"error":{"message":"Invalid API Key","type":"authentication_error","
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("ftp://127.0.0.1", "it must begin with http:// or https://"),
-        ("http://", "it names no host"),
-        ("http:/127.0.0.1", "it names no host"),
+        ("ftp://127.0.0.1", "it must start with http:// or https://"),
+        ("http://", "it has no host"),
+        ("http:/127.0.0.1", "it has no host"),
         ("http://127.0.0.1:0", "port 0"),
-        ("http://127.0.0.1:abc", "no address like http://127.0.0.1:8080"),
-        ("http://127.0.0.1:8080/?x=1", "it must end before '?'"),
+        ("http://127.0.0.1:abc", "not a valid address such as http://127.0.0.1:8080"),
+        ("http://127.0.0.1:8080/?x=1", "it must not contain '?'"),
         ("http://[::1", "Invalid IPv6 URL"),
         ("http://\u20ac", "it must be ASCII"),
         ("http://a b", "without spaces"),
-        ("http://a..b", "a part of its host's name is empty"),
+        ("http://a..b", "a label of its host name is empty"),
         ("http://" + "a" * 64, "longer than 63"),
-        ("http://me:secret@127.0.0.1", "no user name or password"),
-        ("http://me:secret@[::1", "What was given is no address"),
+        ("http://me:secret@127.0.0.1", "must not contain a user name or password"),
+        ("http://me:secret@[::1", "The engine's URL is not a valid"),
         ("localhost:8080", "Did you mean http://localhost:8080?"),
         ("127.0.0.1:8080/v1", "Did you mean http://127.0.0.1:8080/v1?"),
         ("[::1]:8080", "Did you mean http://[::1]:8080?"),
         ("a" * 5000, "File name too long"),
         ("nowhere.gguf", "There is no model at nowhere.gguf."),
-        (__file__, "is no GGUF file."),
+        (__file__, "is not a GGUF file."),
     ],
     ids=lambda text: text[:24],
 )
@@ -49,13 +49,13 @@ def test_what_is_neither_file_nor_address(model: str, said: str) -> None:
 
 def test_a_folder_is_no_model(tmp_path: Path) -> None:
     """A folder as the model is an error that says so."""
-    with pytest.raises(WrongSetup, match=r"is a folder\. Name the GGUF file in it"):
+    with pytest.raises(WrongSetup, match=r"is a directory\. Specify a GGUF file"):
         backend_of(Settings.load(None, model=str(tmp_path)))
 
 
 def test_backends_that_do_not_fit() -> None:
     """A remote backend requires a URL, and the in-process backend a GGUF file."""
-    with pytest.raises(WrongSetup, match="needs the URL of its engine, like http://"):
+    with pytest.raises(WrongSetup, match="needs the URL of its engine, such as http://"):
         backend_of(Settings.load(None, backend="koboldcpp"))
     with pytest.raises(WrongSetup, match=r"8080, not 'x\.gguf'"):
         backend_of(Settings.load(None, backend="llama-server", model="x.gguf"))
@@ -69,10 +69,10 @@ def test_settings_that_count_for_nothing_are_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LATIMER_THREADS", "2")
     said = unused(Settings.load(None, model=address, context=512, engine_key="x"))
     assert said is not None
-    assert said.startswith("Not used: --context, LATIMER_THREADS (the engine at a URL keeps")
+    assert said.startswith("Ignored: --context, LATIMER_THREADS (only for a GGUF file")
     said = unused(Settings.load(None, context=512, engine_key="secret"))
     assert said is not None
-    assert said.startswith("Not used: --engine-key (the model runs in process")
+    assert said.startswith("Ignored: --engine-key (only for an engine at a URL")
     assert unused(Settings.load(None, context=512)) is None
 
 
@@ -80,10 +80,10 @@ def test_settings_that_count_for_nothing_are_named(monkeypatch: pytest.MonkeyPat
     ("answer", "path", "said"),
     [
         ((503, LOADING), "", "is loading its model"),
-        ((404, b"<html>"), "", "neither a llama-server nor a koboldcpp."),
-        ((200, b"[" * 100_000), "", "neither a llama-server nor a koboldcpp."),
-        ((404, b""), "/v1", "Leave /v1 out"),
-        ((401, NO_KEY), "", "wants an API key. Start Latimer with --engine-key"),
+        ((404, b"<html>"), "", "neither llama-server nor koboldcpp."),
+        ((200, b"[" * 100_000), "", "neither llama-server nor koboldcpp."),
+        ((404, b""), "/v1", "Remove /v1"),
+        ((401, NO_KEY), "", "requires an API key. Set it with --engine-key"),
         ((200, b'{"result":"KoboldCpp","version":"1.115","llm":false}'), "", "no text model"),
     ],
     ids=["loading", "unknown", "nonsense", "v1", "key", "no model"],

@@ -105,7 +105,7 @@ async def test_another_engine_at_the_address_is_found(llama_server_url: str) -> 
             return found[-1]
 
         backend = Deferred(find)
-        with pytest.raises(LatimerError, match="is no llama-server"):
+        with pytest.raises(LatimerError, match="is not llama-server"):
             await backend.model()
         await asyncio.sleep(MOMENT)
         assert (await backend.model()).name == "demo.gguf"

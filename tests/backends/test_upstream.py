@@ -51,7 +51,7 @@ def test_a_value_cannot_end_its_line(value: str) -> None:
 def test_a_name_is_a_token() -> None:
     """The constructor rejects a header name that is not an ASCII token."""
     for name in ("a b", "a:", "a\r\n", "", "ü"):
-        with pytest.raises(ValueError, match="not a name of an HTTP header"):
+        with pytest.raises(ValueError, match="not the name of an HTTP header"):
             HttpUpstream("http://127.0.0.1:1", {name: "x"})
 
 

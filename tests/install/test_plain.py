@@ -35,9 +35,9 @@ def test_it_checks_an_engine(plain: Environment, llama_server_url: str) -> None:
 @pytest.mark.parametrize(
     ("words", "feature", "extra"),
     [
-        (["serve", str(DEMO_MODEL)], "llama.cpp in this process", "llama-cpp"),
-        (["serve"], "llama.cpp in this process", "llama-cpp"),
-        (["check"], "llama.cpp in this process", "llama-cpp"),
+        (["serve", str(DEMO_MODEL)], "llama.cpp in process", "llama-cpp"),
+        (["serve"], "llama.cpp in process", "llama-cpp"),
+        (["check"], "llama.cpp in process", "llama-cpp"),
         (["conform", "http://127.0.0.1:1/v1"], "'latimer conform'", "conformance"),
         (["conform", "--help"], "'latimer conform'", "conformance"),
         (
@@ -52,7 +52,7 @@ def test_commands_name_the_missing_extra(
 ) -> None:
     """A command that needs an extra exits with 3 and says what to install."""
     said = plain.run("latimer", *words, code=3).stderr
-    wanted = f"{feature} needs the extra '{extra}': pip install 'latimer[{extra}]'."
+    wanted = f"{feature} requires the extra '{extra}': pip install 'latimer[{extra}]'."
     prefix = {"serve": "Latimer cannot start: ", "check": "Latimer cannot check: "}.get(
         words[0], ""
     )

@@ -220,7 +220,9 @@ def _check_said(schema: Mapping[str, Any], known: frozenset[str], path: Path) ->
     """Raise `Unenforced` for a keyword that cannot be enforced for arguments in tags."""
     for key in schema:
         if key not in known:
-            raise Unenforced(f"'{key}' is not enforced in this model's format", (*path, key))
+            raise Unenforced(
+                f"'{key}' is not enforced in this model's tool-call format", (*path, key)
+            )
 
 
 FORMAT = Xml("xml", ("<tool_call>", "</tool_call>"), "<tool_call>", "</tool_call>")

@@ -326,7 +326,7 @@ async def test_pictures_that_are_drawn_too_often(client: httpx2.AsyncClient) -> 
     url = "data:image/jpeg;base64," + base64.b64encode(data).decode()
     error = (await post(client, HELLO, image(url=url))).json()["error"]
     assert error["code"] == "image_too_large"
-    assert "at most 100 scans" in error["message"]
+    assert "at most 100 are allowed. Save it with fewer scans" in error["message"]
 
 
 async def test_a_projector_of_another_model(tmp_path: Path) -> None:

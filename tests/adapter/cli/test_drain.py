@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from support.servers import begun
 
-WAITS = re.compile(r"Latimer lets \d+ requests end, for \d+ s at most; a second signal ends it\.\n")
+WAITS = re.compile(r"Latimer waits for \d+ requests, at most \d+ s; a second signal stops it\.\n")
 LONG: dict[str, Any] = {
     "model": "demo", "prompt": "One day,", "max_tokens": 1500, "ignore_eos": True,
 }  # fmt: skip

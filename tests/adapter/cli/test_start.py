@@ -33,7 +33,7 @@ def test_it_starts_before_its_engine(options: tuple[str, ...]) -> None:
     """`latimer serve` answers 503 until its engine is ready, and then serves it."""
     port = free_port()
     with begun(f"http://127.0.0.1:{port}", *options) as (process, address, line):
-        assert "answers 503 until its engine is ready. The engine at" in line
+        assert "responds with 503 until the engine is ready. The engine at" in line
         reply = ask(address)
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
         assert int(reply.headers["retry-after-ms"]) > 0
@@ -57,7 +57,9 @@ def test_it_waits_for_its_engine(koboldcpp_replay: tuple[str, Any]) -> None:
     with canned({"*": (503, b"")}) as (engine, _):
         port = str(free_port())
         with begun(engine, "--wait", LATIMER_PORT=port) as (process, _, line):
-            assert line.startswith("Latimer waits for its engine before it serves. The engine at")
+            assert line.startswith(
+                "Latimer waits for the engine before it accepts requests. The engine at"
+            )
             assert line.endswith("is loading its model.\n")
             with pytest.raises(httpx2.ConnectError):
                 httpx2.get(f"http://127.0.0.1:{port}/health")
@@ -69,16 +71,16 @@ def test_it_waits_for_its_engine(koboldcpp_replay: tuple[str, Any]) -> None:
 def test_settings_that_count_for_nothing_are_told(llama_server_url: str) -> None:
     """A setting that has no effect on the engine at a URL is reported at the start."""
     with begun(llama_server_url, "--context", "512") as (_, _, line):
-        assert line.startswith("Not used: --context (the engine at a URL keeps its own")
+        assert line.startswith("Ignored: --context (only for a GGUF file")
 
 
 def test_an_unknown_engine_is_told() -> None:
     """A server that is no known engine gives a message at the start and a 503 for each request."""
     with canned({}) as (engine, asked), begun(engine) as (process, address, line):
-        assert "neither a llama-server nor a koboldcpp." in line
+        assert "neither llama-server nor koboldcpp." in line
         reply = ask(address)
         assert reply.status_code == 503
-        assert "neither a llama-server" in reply.json()["error"]["message"]
+        assert "neither llama-server" in reply.json()["error"]["message"]
         before = len(asked)
         for _ in range(50):
             assert ask(address).status_code == 503

@@ -117,7 +117,7 @@ async def test_prompts_of_ids_are_read_in_that_vocabulary(telling: httpx2.AsyncC
     [
         ({"logit_bias": {"9999": 1}}, "logit_bias.9999", "not a token id of cl100k_base"),
         ({"prompt": [9999]}, "prompt", "not a token id of cl100k_base"),
-        ({"prompt": [230]}, "prompt", "no whole characters"),
+        ({"prompt": [230]}, "prompt", "do not decode to complete characters"),
     ],
 )
 async def test_ids_that_are_none_are_refused(
@@ -183,8 +183,8 @@ async def test_a_download_that_hangs_holds_nobody(
     start = time.monotonic()
     for reply in await asyncio.gather(*wanting):
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logit_bias_vocabulary")
-        assert "not there after" in reply.json()["error"]["message"]
-    with pytest.raises(Unsupported, match="not there after"):
+        assert "not downloaded within" in reply.json()["error"]["message"]
+    with pytest.raises(Unsupported, match="not downloaded within"):
         await loaded(NAME)
     assert time.monotonic() - start < 15
     assert asked == [NAME]

@@ -59,25 +59,28 @@ def test_named_tokens_are_told() -> None:
         ("", "there is no rule 'root'"),
         ('x ::= "a"', "there is no rule 'root'"),
         ("root ::= x", "there is no rule 'x'"),
-        ("root", "line 1, column 1, at 'root': a rule is expected"),
-        ('root ::= "a"\n  | "b"', "line 2, column 3, at '| \"b\"': a rule is expected"),
-        ('root ::= "a', "line 1, column 10, at '\"a': the rule's end or another item is expected"),
-        ('root ::= "\\q"', "the rule's end or another item is expected"),
-        ('root ::= ("a"', "')' or another item is expected"),
-        ('root ::= "a")', "there is no '(' for this ')'"),
-        ("root ::= *", "there is nothing that '*' could repeat"),
-        ('root ::= ""+', "there is nothing that '+' could repeat"),
-        ('root ::= "a"{3,2}', "'{3,2}' asks for at most less than at least"),
+        ("root", "line 1, column 1, at 'root': expected a rule"),
+        ('root ::= "a"\n  | "b"', "line 2, column 3, at '| \"b\"': expected a rule"),
+        (
+            'root ::= "a',
+            "line 1, column 10, at '\"a': expected another item or the end of the rule",
+        ),
+        ('root ::= "\\q"', "expected another item or the end of the rule"),
+        ('root ::= ("a"', "expected ')' or another item"),
+        ('root ::= "a")', "this ')' has no matching '('"),
+        ("root ::= *", "there is no item before '*' to repeat"),
+        ('root ::= ""+', "there is no item before '+' to repeat"),
+        ('root ::= "a"{3,2}', "the maximum of '{3,2}' is less than its minimum"),
         ('root ::= "a"{2001}', "at most 2000 repetitions"),
         ('root ::= "a"{50}{50}', "at most 2000 repetitions"),
-        ('root ::= "a"?*', "what may be nothing cannot be repeated without end"),
-        ('root ::= ("a" |)*', "rule 'root' repeats without end what may be nothing"),
-        ('root ::= root "a"', "rule 'root' begins with itself"),
-        ('root ::= y\ny ::= z x y "q" | "p"\nz ::= x\nx ::= ""', "rule 'y' begins with itself"),
+        ('root ::= "a"?*', "an item that can be empty needs a maximum of repetitions"),
+        ('root ::= ("a" |)*', "rule 'root' repeats an item that can be empty, without a maximum"),
+        ('root ::= root "a"', "rule 'root' is left-recursive"),
+        ('root ::= y\ny ::= z x y "q" | "p"\nz ::= x\nx ::= ""', "rule 'y' is left-recursive"),
         ("root ::= " + "(" * 100_000, "at most 65536 are allowed"),
-        ("root ::= " + "(" * 65, "brackets are nested more than 64 deep"),
-        ('root ::= "a\0"', "it holds a NUL character"),
-        ("root ::= " + '"a"{0,2000} ' * 60, "are 120000 items when written out"),
+        ("root ::= " + "(" * 65, "groups are nested more than 64 levels deep"),
+        ('root ::= "a\0"', "it contains a NUL character"),
+        ("root ::= " + '"a"{0,2000} ' * 60, "expand to 120000 items"),
     ],
 )
 def test_wrong_grammars_are_told_why(grammar: str, reason: str) -> None:
@@ -92,7 +95,7 @@ def test_a_grammar_that_would_be_walked_for_years_is_refused_at_once() -> None:
     second."""
     rules = [f"r{i} ::= r{i + 1} | r{i + 1}" for i in range(60)]
     started = time.perf_counter()
-    with pytest.raises(WrongGrammar, match="in too many ways"):
+    with pytest.raises(WrongGrammar, match="too many paths"):
         check("\n".join([*rules, 'r60 ::= "x"', "root ::= r0"]))
     assert time.perf_counter() - started < 1
 
@@ -166,7 +169,9 @@ def test_it_agrees_with_llama_cpp(
             accepted += 1
             assert _reads(demo_loaded, text), text
         # llama.cpp crashes on some of the others, so it does not get them.
-        elif not any(words in problem for words in ("itself", "less than", "too many ways")):
+        elif not any(
+            words in problem for words in ("itself", "recursive", "less than", "ambiguous")
+        ):
             assert not _reads(demo_loaded, text), (text, problem)
     assert accepted > 800
     capfd.readouterr()

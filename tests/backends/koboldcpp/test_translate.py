@@ -105,7 +105,7 @@ def test_an_engine_error_is_raised() -> None:
     stream = ChoiceStream(Generation(Prompt(Text("x")), 4), 0, 1)
     with pytest.raises(EngineError, match="failed while generating"):
         stream.parse(b'{"token": "", "finish_reason": "error"}')
-    with pytest.raises(EngineError, match="is none"):
+    with pytest.raises(EngineError, match="invalid event"):
         stream.parse(b"null")
 
 

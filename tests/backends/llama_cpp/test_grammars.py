@@ -236,7 +236,7 @@ async def test_a_dead_end_is_told_and_nobody_else_hears_of_it(backend: LlamaCpp)
         return_exceptions=True,
     )
     assert isinstance(results[0], InvalidGrammar)
-    assert "left nothing to go on with" in results[0].message
+    assert "allows no further token" in results[0].message
     assert isinstance(results[1], tuple)
 
 

@@ -82,7 +82,7 @@ def test_what_contradicts_exact_is_refused(options: dict[str, Any]) -> None:
 async def test_a_quantised_memory_without_flash_attention_is_no_engine() -> None:
     """A combination that llama.cpp does not support is an error at load time, with llama.cpp's
     reason."""
-    with pytest.raises(EngineError, match=r"cannot make a context: .*flash_attn"):
+    with pytest.raises(EngineError, match=r"cannot create a context: .*flash_attn"):
         await answer(cache_type="q4_0", flash_attention=False)
 
 
@@ -120,7 +120,7 @@ async def test_an_adapter_counts_as_if_it_were_in_the_weights(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("file", "words"),
-    [(Path("nowhere.gguf"), "There is no LoRA"), (DEMO_MODEL, r"cannot put .* on this model")],
+    [(Path("nowhere.gguf"), "There is no LoRA"), (DEMO_MODEL, r"cannot apply .* to this model")],
 )
 async def test_an_adapter_that_is_none_is_told(file: Path, words: str) -> None:
     """The error names a LoRA file that cannot be used, and the reason."""

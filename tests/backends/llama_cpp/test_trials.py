@@ -39,7 +39,7 @@ async def test_what_takes_too_long_is_refused(trials: Trials, name: str) -> None
     await asyncio.sleep(0)
     await trials.check(EASY)
     assert not hard.done()
-    with pytest.raises(WrongGrammar, match="takes more than 1 s or 1024 MiB to prepare"):
+    with pytest.raises(WrongGrammar, match="takes more than 1 s or 1024 MiB to compile"):
         await hard
     assert time.monotonic() - start < 10
 

@@ -225,7 +225,7 @@ async def test_a_server_that_is_no_llama_server_is_named() -> None:
         transport=httpx2.MockTransport(lambda _: httpx2.Response(200, json={})),
         base_url="http://fake",
     )
-    with pytest.raises(EngineError, match="is no llama-server"):
+    with pytest.raises(EngineError, match="is not llama-server"):
         await LlamaServer(HttpxUpstream(client)).model()
 
 

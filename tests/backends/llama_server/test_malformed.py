@@ -121,7 +121,7 @@ async def test_odd_pieces_are_an_engine_error(entry: dict[str, Any]) -> None:
 )
 async def test_odd_facts_are_an_engine_error(wrong: dict[str, Any]) -> None:
     """Model facts of a wrong type or size raise an engine error."""
-    with pytest.raises(EngineError, match="is no llama-server"):
+    with pytest.raises(EngineError, match="is not llama-server"):
         await server({"/props": orjson.dumps({**PROPS, **wrong})}).model()
 
 

@@ -133,7 +133,7 @@ def test_another_answer_settles_nothing() -> None:
     """Token ids that contradict the stream raise an error."""
     stream = stream_of()
     stream.feed([event(ID[b"a"], predicted=3, content="\ufffd\ufffda"), last("limit", 3)])
-    with pytest.raises(EngineError, match="does not tell"):
+    with pytest.raises(EngineError, match="did not return"):
         stream.settle([ID[b"\xe6"], ID[b"\xbc"], ID[b"b"]])
 
 

@@ -166,7 +166,7 @@ def test_an_error_event_is_raised() -> None:
 
 def test_an_event_that_is_none_is_an_error() -> None:
     """An event that is not JSON raises an error."""
-    with pytest.raises(EngineError, match="no JSON"):
+    with pytest.raises(EngineError, match="invalid JSON"):
         ChoiceStream(job_of("greedy-stream"), 0, False).parse([b"{nope"])
 
 

@@ -173,7 +173,7 @@ async def test_an_answer_that_names_another_model_is_an_error() -> None:
     events[-2] = b"data: " + orjson.dumps({**final, "model": "other.gguf"})
     server.stream = b"\n\n".join(events)
     job = Generation(Prompt(Text("a")), 20, sampling=GREEDY)
-    with pytest.raises(EngineError, match=r"another model now \(other\.gguf") as caught:
+    with pytest.raises(EngineError, match=r"another model \(other\.gguf") as caught:
         await run(server.backend, job)
     assert not isinstance(caught.value, EngineUnavailable)
     before = server.asked.count("/props")
