@@ -71,6 +71,25 @@ def test_docstrings_begin_with_a_verb_or_a_noun(path: Path) -> None:
             assert not clauses.match(docstring), docstring.splitlines()[0]
 
 
+# Words of the project's former voice: a user-facing text uses OpenAI's and llama.cpp's terms.
+BANNED = re.compile(
+    r"\b(is none|are none|beside|goes? on|made sure|told|tells|nearly|anew|stands (for|in)|thereby"
+    r"|whoever|whatever|leave (it )?out|ask again|tokenisers?)\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_texts_use_common_terms(path: Path) -> None:
+    """No error message, help text or log line contains a banned word."""
+    tree = ast.parse(path.read_text())
+    # The value of an expression that is a statement: docstrings, and nothing else of text.
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert id(node) in docstrings or not BANNED.search(node.value), node.value
+
+
 def test_no_middleware_that_copies_streams() -> None:
     """No source uses BaseHTTPMiddleware, which costs more per request than the translation."""
     assert not [path for path in SOURCES if "BaseHTTPMiddleware" in path.read_text()]

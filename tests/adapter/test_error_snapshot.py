@@ -23,7 +23,19 @@ from faults.mistakes import BODIES
 from faults.mistakes import VALUES as WRONG
 from faults.wire import Engine
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.cors import Access
+from latimer.adapter.errors import ShuttingDown, render
+from latimer.adapter.exchange import Exchange
+from latimer.adapter.guards import Keys
+from latimer.adapter.origins import LocalRules
 from latimer.backends.base import Backend
+from latimer.backends.errors import (
+    Busy,
+    EngineSilent,
+    EngineUnavailable,
+    LatimerError,
+    TooComplex,
+)
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
@@ -36,6 +48,16 @@ from support.wrong_requests import BASE, CASES, C, H, body_of
 SNAPSHOTS = Path(__file__).parent / "errors"
 WRITES = bool(os.environ.get("LATIMER_SNAPSHOT"))
 ADDRESS = re.compile(r"127\.0\.0\.1:\d+")
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "errors.md"
+# Errors that no request of the snapshots gets.
+OTHERS: tuple[LatimerError, ...] = (
+    Busy("1024 requests are waiting for the engine.", 1.0),
+    EngineUnavailable("The engine has not responded yet."),
+    EngineSilent("The engine at http://127.0.0.1:8080 sent nothing for 60 s."),
+    ShuttingDown(),
+    TooComplex(30.0),
+)
 
 Asked: TypeAlias = tuple[str, str, str, Any]
 Errors: TypeAlias = dict[str, Any]
@@ -159,3 +181,57 @@ async def test_errors_of_engines_stay(engine: str, client_of: Any) -> None:
                 fake.faults = {}
         await app.aclose()
     compare(f"{engine}-faults", {name: error for name, error in found.items() if error}, {})
+
+
+def test_the_page_of_errors_is_generated() -> None:
+    """docs/errors.md lists every error code of the snapshots and of `adapter/errors.py`."""
+    found: dict[tuple[int, str, str], str] = {}
+    known = [
+        error for path in sorted(SNAPSHOTS.glob("*.json")) for error in load(path) if error
+    ]  # fmt: skip
+    for status, error in (*known, *map(rendered, [*OTHERS, *rejected()])):
+        key = status, error["code"] or "", error["type"]
+        example = min(found.get(key, error["message"]), error["message"], key=len)
+        found[key] = example
+    rows = [
+        f"| {status} | {f'`{code}`' if code else 'null'} | `{kind}` | {escaped(example)} |"
+        for (status, code, kind), example in sorted(found.items())
+    ]
+    table = "\n".join(["| status | code | type | example |", "|--:|---|---|---|", *rows])
+    before, _, rest = PAGE.read_text().partition("| status |")
+    text = before + table + "\n" + rest.partition("\n\n")[2].join(["\n", ""])
+    if WRITES:
+        PAGE.write_text(text)
+    assert PAGE.read_text() == text
+
+
+def rejected() -> Iterator[LatimerError]:
+    """Yield the errors of requests without permission."""
+    access = Access([], LocalRules())
+    host, origin = (b"host", b"latimer.example"), (b"origin", b"https://page.example")
+    for headers in ([host], [origin]):
+        verdict = access.judge("POST", "http", headers)
+        assert verdict is not None
+        assert verdict.error is not None
+        yield verdict.error
+    for headers in ([], [(b"authorization", b"Bearer wrong")]):
+        try:
+            Keys(["right"]).check(Exchange({"headers": headers}, None, None))  # type: ignore[arg-type]
+        except LatimerError as error:
+            yield error
+
+
+def load(path: Path) -> Iterator[Any]:
+    """Yield the errors of a snapshot."""
+    yield from json.loads(path.read_text()).values()
+
+
+def rendered(error: LatimerError) -> tuple[int, Any]:
+    """Return the status and the error object of an error."""
+    status, body, _ = render(error)
+    return status, body["error"]
+
+
+def escaped(text: str) -> str:
+    """Return a message for a cell of a table."""
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -87,7 +87,7 @@ def conform(
     listing: bool,
     diff: tuple[Path, Path] | None,
 ) -> None:
-    """Judge any server that claims OpenAI's API.
+    """Test any server for conformance with OpenAI's API.
 
     \b
     Examples:
@@ -190,7 +190,9 @@ def _check_address(url: str) -> None:
         reason = "it must begin with http:// or https:// and name a host"
     except ValueError as error:
         reason = str(error)
-    raise click.UsageError(f"The base URL is no address like http://127.0.0.1:8080/v1: {reason}")
+    raise click.UsageError(
+        f"The base URL is not a valid address such as http://127.0.0.1:8080/v1: {reason}"
+    )
 
 
 def _without_user(url: str) -> str:
