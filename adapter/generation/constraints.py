@@ -12,9 +12,8 @@ from ...schemas.openai.common import GRAMMAR_FIELDS
 from ...schemas.openai.completions import CompletionRequest
 from ..errors import InvalidRequest
 
-_FIELDS = frozenset(GRAMMAR_FIELDS)
 _FIELD = "response_format"
-_NAMED = _FIELDS | {_FIELD}
+_NAMED = frozenset((*GRAMMAR_FIELDS, _FIELD))
 _SCHEMA = f"{_FIELD}.json_schema.schema"
 _OBJECT = '{"type":"object"}'
 
@@ -30,9 +29,7 @@ def grammar_of(
     """
     if _NAMED.isdisjoint(request.__pydantic_fields_set__):
         return None
-    found: list[Grammar] = []
-    if not _FIELDS.isdisjoint(request.__pydantic_fields_set__):
-        found = [_field(request, name) for name in GRAMMAR_FIELDS if _has(request, name)]
+    found = [_field(request, name) for name in GRAMMAR_FIELDS if _has(request, name)]
     form = _response_format(request)
     if form is not None:
         found.append(form)

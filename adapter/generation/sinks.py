@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -249,6 +249,7 @@ class Streamed:
                 for each in range(index, index + self._per_prompt):
                     self._place(each, self._framed(each, self._choices[each].prompt(event)), out)
                 continue
+            # Most tokens belong to a choice that has started, which saves a call for each.
             if index < self._shown:
                 out.append(data)
             else:
@@ -309,8 +310,8 @@ def respond(
     Args:
         frames: the frames of a stream; None for a plain response.
     """
-    if any(one.keeps for one in observers):
-        answer = replace(answer, keeps=True)
+    if observers:
+        answer.keeps = any(one.keeps for one in observers)
     sink: Sink = (
         Collected(exchange, served, answer)
         if frames is None

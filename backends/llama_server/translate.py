@@ -285,7 +285,7 @@ class ChoiceStream:
                 if event["stop"] is not False:
                     self._predicted = before
                     out += self._finish(event, event is events[-1])
-                    return out
+                    break
                 content, predicted = event["content"].encode(), event["tokens_predicted"]
                 tokens = event["tokens"]
             except (KeyError, TypeError, AttributeError):
@@ -303,7 +303,7 @@ class ChoiceStream:
             if reads_tokens:
                 out += self._read(event, content, count)
                 if self.finished:
-                    return out
+                    break
             elif content:
                 # Like `Piece(…)`, without the call of a Python function.
                 out.append(_new(Piece, (choice, content, (), False, count)))

@@ -199,7 +199,8 @@ def test_the_page_of_errors_is_generated() -> None:
     ]
     table = "\n".join(["| status | code | type | example |", "|--:|---|---|---|", *rows])
     before, _, rest = PAGE.read_text().partition("| status |")
-    text = before + table + "\n" + rest.partition("\n\n")[2].join(["\n", ""])
+    _, _, after = rest.partition("\n\n")
+    text = f"{before}{table}\n\n{after}"
     if WRITES:
         PAGE.write_text(text)
     assert PAGE.read_text() == text
