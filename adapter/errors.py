@@ -77,13 +77,13 @@ def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
     """Return the HTTP status, the body and the extra headers of an error."""
     headers: list[Header] = []
     if isinstance(error, RequestError):
-        told = worded(error)
-        if isinstance(told, MethodNotAllowed):
-            headers.append((b"allow", ", ".join(told.allowed).encode()))
-        if told.status == 413:
+        facts = worded(error)
+        if isinstance(facts, MethodNotAllowed):
+            headers.append((b"allow", ", ".join(facts.allowed).encode()))
+        if facts.status == 413:
             headers.append((b"connection", b"close"))
-        body = _body(told.message, "invalid_request_error", told.param, told.code)
-        return told.status, body, headers
+        body = _body(facts.message, "invalid_request_error", facts.param, facts.code)
+        return facts.status, body, headers
     if isinstance(error, Busy):
         milliseconds = max(int(error.retry_after * 1000), 1)
         headers.append((b"retry-after-ms", str(milliseconds).encode()))
@@ -134,8 +134,8 @@ def in_chat(error: LatimerError) -> LatimerError:
     if isinstance(error, ContextExceeded):
         return InvalidRequest(_chat_context(error), "messages", "context_length_exceeded")
     if isinstance(error, RequestError) and error.param == "prompt":
-        told = worded(error)
-        return InvalidRequest(told.message, "messages", told.code, told.status)
+        facts = worded(error)
+        return InvalidRequest(facts.message, "messages", facts.code, facts.status)
     return error
 
 

@@ -155,19 +155,19 @@ async def notes(
     ignored = (
         _ignored(request) if size <= offload.SMALL else await offload.run(size, _ignored, request)
     )
-    nearly = {
+    approximated = {
         name
         for name in capabilities.inexact
         if name in sampling.extras or name == "usage" or getattr(sampling, name, None)
     }
-    nearly.update(inexact)
+    approximated.update(inexact)
     if strict and ignored:
         name = shortened(ignored[0])
         raise InvalidRequest(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
     if ignored:
         exchange.headers.append((b"x-latimer-ignored", _listed(ignored)))
-    if nearly:
-        note_inexact(exchange, nearly, capabilities, strict)
+    if approximated:
+        note_inexact(exchange, approximated, capabilities, strict)
 
 
 def _ignored(request: Request) -> list[str]:

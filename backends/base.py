@@ -354,7 +354,7 @@ class Capabilities:
         plain_text: True if it can take text without parsing the control tokens spelled in it.
         media_among_ids: True if a prompt of token ids may have media.
         counts_media: True if it reports the number of tokens of media.
-        tells_special: True if it distinguishes a preserved token from text with its spelling.
+        marks_special: True if it distinguishes a preserved token from text with its spelling.
         free_grammars: True if a grammar costs nothing in the parts where it allows any text.
     """
 
@@ -368,7 +368,7 @@ class Capabilities:
     plain_text: bool = True
     media_among_ids: bool = True
     counts_media: bool = True
-    tells_special: bool = True
+    marks_special: bool = True
     free_grammars: bool = True
 
 

@@ -11,8 +11,8 @@ from support.reader import Reader
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
-    "serving", "chat", "tools", "structured", "images", "evaluate", "logprobs", "engine",
-    "security", "performance", "architecture", "conformance/README", "errors",
+    "serving", "mounting", "chat", "tools", "structured", "images", "evaluate", "logprobs",
+    "fidelity", "engine", "security", "performance", "architecture", "conformance/README", "errors",
 )  # fmt: skip
 DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PAGES)]
 # Its shell blocks need this checkout's own environment; CI runs their commands.

@@ -157,19 +157,19 @@ class Calls:
             self._text = self._text[error.at :]
             if self._enforced:
                 self._waiting += parser.taken()
-                out += self._told(False)
+                out += self._pass_on(False)
             out += self._dropped()
             return True
         self._raw += self._text[:size]
         self._text = self._text[size:]
         self._waiting += parts
         if self._enforced or parser.done:
-            out += self._told(parser.done)
+            out += self._pass_on(parser.done)
         if parser.done:
             self._reader, self._ended = None, True
         return parser.done
 
-    def _told(self, whole: bool) -> list[Part]:
+    def _pass_on(self, whole: bool) -> list[Part]:
         """Return the waiting parts of a call; if it is complete, they account for all its bytes."""
         parts, self._waiting = self._waiting, []
         if parts and self._before:
@@ -196,8 +196,8 @@ class Calls:
             self._waiting += parser.end()
         except Broken:
             # An enforced call that was cut off is not content.
-            return self._told(True) if self._enforced else self._dropped()
-        return self._told(True)
+            return self._pass_on(True) if self._enforced else self._dropped()
+        return self._pass_on(True)
 
     def _close(self, out: list[Part]) -> bool:
         """Parse the end marker of a call, if present; the next call or content follows."""

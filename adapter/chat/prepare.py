@@ -225,7 +225,7 @@ async def _special_of(
     if not wanted:
         return found
     spelled = wanted & await spellings_of(served.backend, served.model)
-    tokens = spelled if served.capabilities.tells_special else frozenset()
+    tokens = spelled if served.capabilities.marks_special else frozenset()
     if not style.native:
         # A model that reads about tools in the prompt may write the token, or spell it as text.
         tokens = tokens - set(style.form.markers)

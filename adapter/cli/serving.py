@@ -85,12 +85,12 @@ async def serve(settings: Settings) -> None:
         fail(error.message)
     if not settings.wait:
         _listen(settings, sockets)
-    told = asyncio.Event()
-    readiness = asyncio.create_task(_tell_when_ready(settings, backend, sockets, told))
+    listens = asyncio.Event()
+    readiness = asyncio.create_task(_listen_when_ready(settings, backend, sockets, listens))
     # An engine that answers immediately is reported in one line.
-    telling = asyncio.create_task(told.wait())
-    await asyncio.wait([readiness, telling], return_when=asyncio.FIRST_COMPLETED)
-    telling.cancel()
+    waiting = asyncio.create_task(listens.wait())
+    await asyncio.wait([readiness, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
     server = _Server(adapter_of(settings, backend), settings.drain)
     # Requests leave no reference cycles, and objects made at startup stay alive: collecting them
     # repeatedly costs a tenth of the throughput. Rare collections cause long pauses: 50,000 young
@@ -163,15 +163,15 @@ def _listening(settings: Settings, sockets: list[socket.socket]) -> str:
     return f"http://{host}:{sockets[0].getsockname()[1]}/v1"
 
 
-async def _tell_when_ready(
-    settings: Settings, backend: Backend, sockets: list[socket.socket], told: asyncio.Event
+async def _listen_when_ready(
+    settings: Settings, backend: Backend, sockets: list[socket.socket], listens: asyncio.Event
 ) -> None:
     """Print the model and the address when the engine is ready; until then, the reason why not.
 
     Args:
-        told: set when the server can accept requests, even if it responds with 503.
+        listens: set when the server can accept requests, even if it responds with 503.
     """
-    listening = _listening(settings, sockets)
+    address = _listening(settings, sockets)
     said = ""
     asking = asyncio.ensure_future(backend.model())
     while True:
@@ -187,8 +187,8 @@ async def _tell_when_ready(
             _say(f"Latimer waits for the engine before it accepts requests. {reason}")
         elif not said:
             until = "responds with 503 until the engine is ready"
-            _say(f"Latimer listens at {listening} and {until}. {reason}")
-            told.set()
+            _say(f"Latimer listens at {address} and {until}. {reason}")
+            listens.set()
         elif reason != said:
             _say(reason)
         said = reason
@@ -199,8 +199,8 @@ async def _tell_when_ready(
     engine = f"{backend.capabilities.engine}, {model.context} tokens"
     if settings.wait:
         _listen(settings, sockets)
-    _say(f"Latimer serves {names} ({engine}) at {listening}")
-    told.set()
+    _say(f"Latimer serves {names} ({engine}) at {address}")
+    listens.set()
 
 
 def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:

@@ -49,8 +49,8 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
     context = served.model.context
 
     def reply() -> bytes:
-        told: Tokenized = {"count": len(ids), "max_model_len": context, "tokens": list(ids)}
-        return orjson.dumps(told)
+        response: Tokenized = {"count": len(ids), "max_model_len": context, "tokens": list(ids)}
+        return orjson.dumps(response)
 
     await exchange.reply(200, await offload.run(8 * len(ids), reply))
 

@@ -184,7 +184,7 @@ class _Parts:
         self._marker: list[Entry] = []
         # Tokens whose text is still incomplete.
         self._incomplete: list[Entry] = []
-        self._said = False
+        self._has_content = False
         self._calls = 0
         self._position = 0
         # The position and the token count of each piece that may be reasoning.
@@ -217,7 +217,7 @@ class _Parts:
         deltas = self._shown(self._cutter.end(), placer)
         # An answer has content or tool calls. The tokens of a character that the limit cut off
         # were generated, so they are shown.
-        if not self._calls and (self._incomplete or not self._said):
+        if not self._calls and (self._incomplete or not self._has_content):
             deltas.append(Delta("", self._incomplete))
         return deltas
 
@@ -235,7 +235,7 @@ class _Parts:
     @property
     def _answers(self) -> bool:
         """True if the answer has begun, so that the reasoning is over."""
-        return self._said or self._calls > 0
+        return self._has_content or self._calls > 0
 
     def _shown(self, parts: Sequence[Part], placer: Placer | None) -> list[Delta]:
         deltas: list[Delta] = []
@@ -269,7 +269,7 @@ class _Parts:
             return None
         if part.kind == "call":
             return part.data.decode(errors="replace")
-        self._said = self._said or part.kind == "content"
+        self._has_content = self._has_content or part.kind == "content"
         text = self._decoders[part.kind].decode(part.data)
         if part.kind == "reasoning":
             self.reasoning.append(text)

@@ -58,7 +58,7 @@ class Cutter:
     """
 
     def __init__(self, parser: Parser, stops: Sequence[str]) -> None:
-        self._reader = parser
+        self._parser = parser
         self._matcher = StopMatcher(stops)
         self.released = 0
 
@@ -69,13 +69,13 @@ class Cutter:
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
         """Return the parts that no stop sequence can cut off any more."""
-        return self._cut(self._reader.feed(data, mark)) if self.stop is None else []
+        return self._cut(self._parser.feed(data, mark)) if self.stop is None else []
 
     def end(self) -> list[Part]:
         """Return the remaining parts."""
         if self.stop is not None:
             return []
-        parts = self._cut(self._reader.end())
+        parts = self._cut(self._parser.end())
         return parts if self.stop is not None else parts + self._flush()
 
     def advance(self, data: bytes, mark: bool = False) -> int:

@@ -65,7 +65,7 @@ class Answer:
     keeps: bool = False
 
     @property
-    def tells_tokens(self) -> bool:
+    def needs_tokens(self) -> bool:
         """True if the response depends on individual tokens."""
         return self.show is not None or self.best is not None
 
@@ -74,7 +74,7 @@ class Answer:
     ) -> Result:
         """Return the choice with these deltas, after those of an echoed prompt."""
         everything = [*prompt, *deltas] if prompt else deltas
-        if not self.tells_tokens:
+        if not self.needs_tokens:
             return Result(everything, reason)
         generated = [entry for delta in deltas for entry in delta.entries]
         shown = None
@@ -96,7 +96,7 @@ class Collected:
         self._exchange = exchange
         self._served = served
         self._answer = answer
-        self._tells_tokens = answer.tells_tokens
+        self._needs_tokens = answer.needs_tokens
         self._choices: Sequence[Choice] = ()
         self._per_prompt = 1
         self._prompts: list[Sequence[Delta]] = []
@@ -114,7 +114,7 @@ class Collected:
 
     async def take(self, batch: Batch) -> None:
         """See `run.Sink`."""
-        if self._tells_tokens:
+        if self._needs_tokens:
             self._size += _size(batch)
             # The tokens of a choice are formatted when it ends.
             shows = any(not isinstance(event, Piece) for event in batch)

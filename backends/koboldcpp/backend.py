@@ -54,7 +54,7 @@ class KoboldCpp:
     @property
     def capabilities(self) -> Capabilities:
         """See `Backend.capabilities`; before 1.115, `usage` comes from the tokenizer, inexactly."""
-        if self.server.tells_tokens:
+        if self.server.reports_tokens:
             return CAPABILITIES
         return replace(CAPABILITIES, inexact=CAPABILITIES.inexact | {"usage"})
 
@@ -71,7 +71,7 @@ class KoboldCpp:
             raise Unsupported("suffix", ENGINE, CAPABILITIES.refused["suffix"])
         server.turns.check(job.party)
         model = await server.known.get_for(job)
-        if job.logprobs is not None and not server.tells_tokens:
+        if job.logprobs is not None and not server.reports_tokens:
             raise Unsupported(
                 "logprobs",
                 f"this {ENGINE}",

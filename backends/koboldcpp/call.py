@@ -18,7 +18,7 @@ from ..upstream import Reply
 from . import tokens as tokens_of
 from . import whole
 from .server import Server, new_genkey
-from .tokens import Told
+from .tokens import CallTokens
 from .translate import ENGINE, ChoiceStream, longest_call, to_error, to_native
 
 # Events to accept beyond one per requested token: text that was held back may have its own event.
@@ -88,15 +88,15 @@ class Run:
     async def _batches_of(self, choice: int) -> AsyncGenerator[Batch, None]:
         end = self._model.eos_token
         stream = ChoiceStream(self._job, choice, self._prompt_tokens, end)
-        tokens: list[Told] | None = [] if self._job.logprobs is not None else None
+        tokens: list[CallTokens] | None = [] if self._job.logprobs is not None else None
         ended = False
         # One call generates at most 80 % of the context, or what `--genlimit` allows.
         while not ended and not stream.stopped and stream.tokens < self._max_tokens:
             before, start = stream.tokens, len(stream.text)
             reason = None
             async with aclosing(self._call(stream)) as call:
-                async for text, told in call:
-                    reason = told
+                async for text, finish_reason in call:
+                    reason = finish_reason
                     data = stream.feed(text)
                     if data and tokens is None:
                         yield (Piece(choice, data),)
@@ -112,26 +112,26 @@ class Run:
                     bool(self._job.preserved_tokens),
                 )  # fmt: skip
             ended = reason == "stop" and not stream.stopped
-            told_tokens = await self._count(stream, ended)
+            last = await self._count(stream, ended)
             if tokens is not None:
-                tokens.append(self._laid(told_tokens, stream.text[start:], ended))
+                tokens.append(self._tokens_of(last, stream.text[start:], ended))
             if stream.tokens == before:
                 break
         yield self._last(stream, tokens, ended)
 
-    def _laid(self, told: LastLogprobs | None, text: bytes, ended: bool) -> Told:
-        if told is None:
+    def _tokens_of(self, last: LastLogprobs | None, text: bytes, ended: bool) -> CallTokens:
+        if last is None:
             raise EngineError(f"{ENGINE} no longer returns its tokens.")
         control = frozenset({self._model.bos_token, self._model.eos_token} - {""})
-        return tokens_of.read(told, text, ended, self._job.logprobs or 0, control)
+        return tokens_of.read(last, text, ended, self._job.logprobs or 0, control)
 
-    def _last(self, stream: ChoiceStream, tokens: list[Told] | None, ended: bool) -> Batch:
+    def _last(self, stream: ChoiceStream, tokens: list[CallTokens] | None, ended: bool) -> Batch:
         finish = stream.finish(ended)
         if tokens is None:
             return (finish,)
-        inexact = ("logprobs",) if any(told.inexact for told in tokens) else ()
+        inexact = ("logprobs",) if any(call.inexact for call in tokens) else ()
         finish = finish._replace(end=tokens[-1].end if tokens else None, inexact=inexact)
-        all_tokens = [token for told in tokens for token in told.tokens]
+        all_tokens = [token for call in tokens for token in call.tokens]
         return Piece(stream.choice, stream.text, all_tokens), finish
 
     async def _call(self, stream: ChoiceStream) -> AsyncGenerator[tuple[str, str | None], None]:
@@ -186,15 +186,15 @@ class Run:
             yield chunk
 
     async def _count(self, stream: ChoiceStream, ended: bool) -> LastLogprobs | None:
-        told = await self._server.told(self._genkey)
-        if told is not None and len(told["tokens"]) > self._room + SLACK:
+        last = await self._server.last_logprobs(self._genkey)
+        if last is not None and len(last["tokens"]) > self._room + SLACK:
             raise EngineError(f"{ENGINE} generated more than the {self._room} tokens requested.")
         counted = 0
-        if told is None:
+        if last is None:
             text = stream.text.decode()
             counted = len((await self._server.token_count(text, False))["ids"]) - stream.tokens
-        stream.end_call(told, counted, ended)
-        return told
+        stream.end_call(last, counted, ended)
+        return last
 
     async def aclose(self) -> None:
         """End the open call, if any; aborting by key is half a second faster than closing."""

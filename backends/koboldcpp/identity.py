@@ -47,7 +47,7 @@ class Identity(NamedTuple):
     media: frozenset[MediaKind]
 
     @property
-    def tells_tokens(self) -> bool:
+    def reports_tokens(self) -> bool:
         """True if it reports the tokens that it has generated."""
         numbers = re.findall(r"\d{1,9}", self.version)[:2]
         return tuple(map(int, numbers)) >= TESTED
@@ -132,18 +132,18 @@ class Watch:
             if version.get("llm") is False:
                 raise EngineUnavailable(f"{ENGINE} has no text model loaded.")
             name = text_of((await self._ask("GET", "/api/v1/model"))["result"])
-            told = await self._ask("GET", "/api/extra/true_max_context_length")
+            context = await self._ask("GET", "/api/extra/true_max_context_length")
             identity = Identity(
                 version=text_of(version["version"]),
                 name=name,
-                context=whole_of(told["value"], least=1),
+                context=whole_of(context["value"], least=1),
                 template="",
                 media=frozenset(kind for key, kind in _MEDIA.items() if version.get(key)),
             )
             try:
                 template = (await self._ask("GET", "/props")).get("chat_template") or ""
             except (EngineError, RequestError):
-                if identity.tells_tokens:
+                if identity.reports_tokens:
                     raise
                 return identity
             return identity._replace(template=text_of(template))

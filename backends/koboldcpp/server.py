@@ -60,10 +60,10 @@ class Server:
         self._closing: set[asyncio.Future[Any]] = set()
 
     @property
-    def tells_tokens(self) -> bool:
+    def reports_tokens(self) -> bool:
         """True if it reports the tokens of its last generation."""
         identity = self.watch.identity
-        return identity is None or identity.tells_tokens
+        return identity is None or identity.reports_tokens
 
     async def check_still(self, model: Model) -> None:
         """Raise `EngineUnavailable` if the server has another model now."""
@@ -142,13 +142,13 @@ class Server:
         perf: Perf = await self.ask("GET", "/api/extra/perf")
         return perf
 
-    async def told(self, genkey: str) -> LastLogprobs | None:
+    async def last_logprobs(self, genkey: str) -> LastLogprobs | None:
         """Return the tokens of the call that has just ended, or None if they are not known."""
-        if not self.tells_tokens:
+        if not self.reports_tokens:
             return None
         reply = await self.ask("POST", "/api/extra/last_logprobs", {"genkey": genkey})
-        told: LastLogprobs | None = reply["logprobs"]
-        return told
+        last: LastLogprobs | None = reply["logprobs"]
+        return last
 
     async def abort(self, genkey: str) -> None:
         """Abort a generation by its key."""
@@ -199,7 +199,7 @@ class Server:
     async def _read_facts(self, identity: Identity) -> Model:
         bos = tuple((await self.token_count("", True))["ids"])
         adds_bos, eos = await self._probe(identity.context) if bos else (False, "")
-        told = (*identity[:-1], sorted(identity.media), bos)
+        facts = (*identity[:-1], sorted(identity.media), bos)
         return Model(
             name=identity.name,
             context=identity.context,
@@ -207,7 +207,7 @@ class Server:
             bos_token=(await self.detokenize(bos)).decode() if bos else "",
             eos_token=eos,
             adds_bos=adds_bos,
-            fingerprint="fp_" + hashlib.sha256(repr(told).encode()).hexdigest()[:10],
+            fingerprint="fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10],
             modified=int(time.time()),
             media=identity.media,
         )
@@ -219,7 +219,7 @@ class Server:
         the reply has the number of prompt tokens. Older versions do not report tokens; they add a
         BOS if the model has one.
         """
-        if not self.tells_tokens:
+        if not self.reports_tokens:
             return True, ""
         genkey = new_genkey()
         job = Generation(Prompt(Text("a")), 1, sampling=Sampling(temperature=0.0))
@@ -228,12 +228,12 @@ class Server:
         await self.turns.take()
         try:
             reply = await self.ask("POST", "/api/v1/generate", payload)
-            told = await self.told(genkey)
+            last = await self.last_logprobs(genkey)
         finally:
             self.turns.release()
         counted = whole_of(reply["results"][0]["prompt_tokens"])
         plain = len((await self.token_count("a", False))["ids"])
-        return counted > plain, text_of(told["tokens"][-1]) if told and told["tokens"] else ""
+        return counted > plain, text_of(last["tokens"][-1]) if last and last["tokens"] else ""
 
 
 def new_genkey() -> str:

@@ -20,7 +20,7 @@ MOST = 10
 FLOOR = -9.2103
 
 
-class Told(NamedTuple):
+class CallTokens(NamedTuple):
     """The tokens of a call.
 
     Args:
@@ -62,7 +62,9 @@ def check(job: Generation) -> None:
         )
 
 
-def read(told: LastLogprobs, text: bytes, ended: bool, top: int, control: frozenset[str]) -> Told:
+def read(
+    last: LastLogprobs, text: bytes, ended: bool, top: int, control: frozenset[str]
+) -> CallTokens:
     """Return a call's tokens, each with its bytes in the text.
 
     koboldcpp drops broken UTF-8, so tokens inside a character are empty. A run of them fills the
@@ -77,7 +79,7 @@ def read(told: LastLogprobs, text: bytes, ended: bool, top: int, control: frozen
     Raises:
         EngineError: the tokens are not those of the text.
     """
-    entries = told["content"]
+    entries = last["content"]
     end = _token(entries[-1], b"", top, control | {entries[-1]["token"]}) if ended else None
     entries = entries[:-1] if ended else entries
     tokens: list[Token] = []
@@ -106,7 +108,7 @@ def read(told: LastLogprobs, text: bytes, ended: bool, top: int, control: frozen
     if b"".join(token.data for token in tokens) != text:
         raise EngineError(f"{ENGINE} returned the tokens of another text.")
     low = any(token.logprob is not None and token.logprob <= FLOOR for token in tokens)
-    return Told(tokens, end, inexact or low)
+    return CallTokens(tokens, end, inexact or low)
 
 
 def _shared(

@@ -84,7 +84,7 @@ CAPABILITIES = Capabilities(
     plain_text=False,
     media_among_ids=False,
     counts_media=False,
-    tells_special=False,
+    marks_special=False,
     free_grammars=False,
 )
 
@@ -228,20 +228,20 @@ class ChoiceStream:
         self._released += self._matcher.advance(data)
         return data
 
-    def end_call(self, told: LastLogprobs | None, counted: int, ended: bool) -> None:
+    def end_call(self, last: LastLogprobs | None, counted: int, ended: bool) -> None:
         """Add the token count of a call that has ended.
 
         Args:
-            told: the call's tokens; None if the engine does not report them.
-            counted: the number of tokens of the call's text by the engine's tokenizer, for a `told`
+            last: the call's tokens; None if the engine does not report them.
+            counted: the number of tokens of the call's text by the engine's tokenizer, for a `last`
                 of None.
             ended: True if an end token closed the call.
         """
         text = self.text[self._call_start :]
-        if told is None:
+        if last is None:
             self._tokens += counted
         else:
-            tokens = told["tokens"][:-1] if ended else told["tokens"]
+            tokens = last["tokens"][:-1] if ended else last["tokens"]
             end = self._released - self._call_start
             self._tokens += tokens_before(tokens, text, end) if self.stopped else len(tokens)
         self._call_start = len(self.text)

@@ -42,9 +42,9 @@ async def finish_reason(
     reason = STOP_REASONS.get(whole_of(perf["stop_reason"], least=-(2**31)))
     if reason is None:
         raise EngineError(f"{ENGINE} ended its response without a finish reason.")
-    if server.tells_tokens:
-        told = await server.told(genkey)
-        proven = told is not None and await _is_of(told, text, reason, server, shows_control)
+    if server.reports_tokens:
+        last = await server.last_logprobs(genkey)
+        proven = last is not None and await _is_of(last, text, reason, server, shows_control)
     else:
         proven = await _is_counted(perf, text, reason, before, server)
     if not proven:
@@ -63,10 +63,10 @@ async def _idle(server: Server) -> Perf:
 
 
 async def _is_of(
-    told: LastLogprobs, text: bytes, reason: FinishReason, server: Server, shows_control: bool
+    last: LastLogprobs, text: bytes, reason: FinishReason, server: Server, shows_control: bool
 ) -> bool:
     """Return True if the tokens of a generation make up the text."""
-    tokens, ids = told["tokens"], told["token_ids"]
+    tokens, ids = last["tokens"], last["token_ids"]
     if not tokens or len(tokens) != len(ids):
         return False
     if reason == "stop":

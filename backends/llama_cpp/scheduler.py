@@ -365,14 +365,14 @@ class Scheduler:
         if token in task.stop_tokens:
             self._finish(run, "stop", task.stop_tokens[token], run.sampled - 1)
             return
-        told = self._told(run, token) if task.job.logprobs is not None else ()
+        tokens = self._tokens_of(run, token) if task.job.logprobs is not None else ()
         if token in self._vocabulary.ends:
-            self._finish(run, "end", None, run.sampled - 1, *told)
+            self._finish(run, "end", None, run.sampled - 1, *tokens)
             return
         mark = token in task.marks
         data = task.marks[token] if mark else self._vocabulary.pieces[token]
-        if data or told:
-            self._outbox.append((task, (Piece(run.choice.index, data, told, mark, 1),)))
+        if data or tokens:
+            self._outbox.append((task, (Piece(run.choice.index, data, tokens, mark, 1),)))
         if task.job.stops.texts:
             run.cut.add(data, mark)
             if run.cut.stop is not None:
@@ -381,7 +381,7 @@ class Scheduler:
         if run.sampled >= task.max_tokens:
             self._finish(run, "length", None, run.sampled)
 
-    def _told(self, run: Run, token: int) -> list[Token]:
+    def _tokens_of(self, run: Run, token: int) -> list[Token]:
         """Return the sampled token with the log-probabilities at its position."""
         logits = self._context.logits(run.rows.output + run.outputs - 1, 1)
         spelling, control = self._vocabulary.token(token)

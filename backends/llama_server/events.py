@@ -21,22 +21,26 @@ def last_of(event: Any) -> tuple[str, str | None, int, int, int]:
         EngineError: the event is malformed.
     """
     try:
-        kind, told, read = event["stop_type"], event["tokens_predicted"], event["tokens_evaluated"]
+        kind, predicted, read = (
+            event["stop_type"],
+            event["tokens_predicted"],
+            event["tokens_evaluated"],
+        )
         word = event["stopping_word"] if kind == "word" else None
         cached = event["timings"]["cache_n"] if "timings" in event else 0
         is_last = (
             event["stop"] is True
             and type(kind) is str
             and (kind != "word" or type(word) is str)
-            and type(told) is type(read) is type(cached) is int
-            and 0 <= told <= LARGEST
+            and type(predicted) is type(read) is type(cached) is int
+            and 0 <= predicted <= LARGEST
             and 0 <= read <= LARGEST
         )
     except (KeyError, TypeError):
         is_last = False
     if not is_last:
         raise none_of(event)
-    return kind, word, told, read, cached
+    return kind, word, predicted, read, cached
 
 
 def none_of(event: Any) -> EngineError:

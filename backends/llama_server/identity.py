@@ -63,7 +63,7 @@ class Identity(NamedTuple):
 
     def model(self, adds_bos: bool) -> Model:
         """Return the model; `adds_bos` comes from a separate question to the server."""
-        told = (
+        facts = (
             self.path, self.build, self.context, self.template, self.bos, self.eos,
             sorted(self.media), self.meta,
         )  # fmt: skip
@@ -74,7 +74,7 @@ class Identity(NamedTuple):
             bos_token=self.bos,
             eos_token=self.eos,
             adds_bos=adds_bos,
-            fingerprint="fp_" + hashlib.sha256(repr(told).encode()).hexdigest()[:10],
+            fingerprint="fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10],
             modified=int(time.time()),
             media=self.media,
         )

@@ -102,8 +102,8 @@ def _tokens(
     tokens = []
     for token, data, score in zip(ids, vocabulary.shown(ids, text), (None, *scores), strict=True):
         spelling, control = vocabulary.token(token)
-        told = score or scoring.Score(0.0, ())
-        logprob = None if score is None else told.logprob
+        found = score or scoring.Score(0.0, ())
+        logprob = None if score is None else found.logprob
         spelling = spelling if control else data
-        tokens.append(Token(token, data, spelling, control, logprob, told.top))
+        tokens.append(Token(token, data, spelling, control, logprob, found.top))
     return tokens

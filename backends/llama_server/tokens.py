@@ -75,22 +75,22 @@ class TokenStream:
         event = self.unsettled
         assert event is not None
         start = len(self.ids)
-        told = {start + at: token for at, token in enumerate(self._last)}
+        known = {start + at: token for at, token in enumerate(self._last)}
         at = start + len(self._last)
         for step in self._steps:
             at += step.missing + 1
-            told[at - 1] = step.token
-        same = all(at < len(ids) and ids[at] == token.id for at, token in told.items())
+            known[at - 1] = step.token
+        same = all(at < len(ids) and ids[at] == token.id for at, token in known.items())
         if not same or list(ids[:start]) != self.ids or len(ids) != event["tokens_predicted"]:
             raise EngineError(f"{ENGINE} did not return the tokens that it generated.")
-        tokens = [told.get(at) or self._untold(ids[at]) for at in range(start, len(ids))]
+        tokens = [known.get(at) or self._unreported(ids[at]) for at in range(start, len(ids))]
         self._steps, self._last, self.unsettled = [], [], None
         end = tokens.pop() if event["stop_type"] == "eos" else None
         self._set_finish(event, end)
         self._note(tokens)
         return tokens
 
-    def _untold(self, token: int) -> Token:
+    def _unreported(self, token: int) -> Token:
         spelling, control = self._vocabulary.token(token)
         return Token(token, self._data(token, spelling, control), spelling, control, None)
 

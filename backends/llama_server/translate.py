@@ -364,17 +364,17 @@ class ChoiceStream:
         Args:
             is_final: True if no event follows it.
         """
-        kind, word, told, read, cached = last_of(event)
+        kind, word, predicted, read, cached = last_of(event)
         if not is_final:
             raise more_than_last()
         if kind not in _REASONS:
             raise EngineError(f"{ENGINE} ended its response for an unknown reason: {kind!r:.50}")
         # Each other event has at least one token.
         least, most = max(self._sent - 1, kind == "eos"), self._job.max_tokens
-        if told < least or (most is not None and told > most) or told > self._most:
-            raise EngineError(f"{ENGINE} reported {told} tokens, which is impossible.")
-        if told < self._predicted:
-            raise EngineError(f"{ENGINE} reported {told} tokens after {self._predicted}.")
+        if predicted < least or (most is not None and predicted > most) or predicted > self._most:
+            raise EngineError(f"{ENGINE} reported {predicted} tokens, which is impossible.")
+        if predicted < self._predicted:
+            raise EngineError(f"{ENGINE} reported {predicted} tokens after {self._predicted}.")
         self.finished = True
         events: list[Event] = []
         rest = b""
@@ -384,7 +384,7 @@ class ChoiceStream:
             rest = b"".join(self._restored(step) for step in self._held() if step.id >= 0)
         if rest:
             events.append(Piece(self._choice, rest))
-        completion = told - (kind == "eos")
+        completion = predicted - (kind == "eos")
         if self._steps and self._matcher is None:
             text = b"".join(step.content for step in self._steps) + rest
             end, stop = cut(text, self._job.stops.texts)

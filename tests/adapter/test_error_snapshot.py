@@ -135,11 +135,11 @@ async def error_of(client: httpx2.AsyncClient, method: str, path: str, body: Any
 def compare(name: str, errors: Errors, known: Mapping[str, Any] = {}) -> None:
     """Compare errors with a snapshot, or write it, without those in `known`."""
     path = SNAPSHOTS / f"{name}.json"
-    told = {key: error for key, error in errors.items() if known.get(key, ()) != error}
+    found = {key: error for key, error in errors.items() if known.get(key, ()) != error}
     if WRITES:
-        rows = (f"{json.dumps(key)}: {json.dumps(error)}" for key, error in told.items())
+        rows = (f"{json.dumps(key)}: {json.dumps(error)}" for key, error in found.items())
         path.write_text("{\n" + ",\n".join(rows) + "\n}\n")
-    assert told == json.loads(path.read_text())
+    assert found == json.loads(path.read_text())
 
 
 async def all_errors(

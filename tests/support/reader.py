@@ -93,7 +93,7 @@ class Reader:
 
     def _app(self, text: str) -> None:
         (self._folder / "block.py").write_text(text)
-        mounted = re.search(r'Mount\("([^"]+)"', text)
+        mounted = re.search(r'[Mm]ount\("([^"]+)"', text)
         address = self._address + (mounted[1] if mounted else "")
         words = ("uvicorn", "block:app", "--port", self._variables["LATIMER_PORT"])
         url = f"{address}/v1/models"

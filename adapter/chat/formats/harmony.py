@@ -147,7 +147,7 @@ class HarmonyParser:
             self._call = BodyParser(name, None if self._enforced else self._check)
             self._raw, self._settled = header, 0
             self._waiting = [Part("call", name.encode(), len(header))]
-            return [*self._blanks.drop(), *(self._told() if self._enforced else ())]
+            return [*self._blanks.drop(), *(self._flush() if self._enforced else ())]
         self._kind = "reasoning" if channel is not None and channel[1] == b"analysis" else "content"
         return [Part("nothing", b"", len(header))]
 
@@ -161,11 +161,11 @@ class HarmonyParser:
             if not self._enforced:
                 return self._dropped()
             self._waiting += call.taken()
-            return self._told() + self._dropped()
+            return self._flush() + self._dropped()
         self._waiting += parts
-        return self._told() if self._enforced else []
+        return self._flush() if self._enforced else []
 
-    def _told(self) -> list[Part]:
+    def _flush(self) -> list[Part]:
         parts, self._waiting = self._waiting, []
         self._settled += sum(part.size for part in parts)
         self._called = True
@@ -184,7 +184,7 @@ class HarmonyParser:
             return []
         if not call.done:
             return self._dropped()
-        parts = self._told()
+        parts = self._flush()
         rest = len(self._raw) - self._settled
         return [*parts, Part("nothing", b"", rest)] if rest else parts
 

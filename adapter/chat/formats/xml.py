@@ -192,7 +192,7 @@ def _tags(function: FunctionSchema, name: str, prefix: str, index: int) -> Mappi
     properties = schema.get("properties") or {}
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     if strict:
-        _check_said(schema, _OBJECT_KEYS, (index,))
+        _check_writable(schema, _OBJECT_KEYS, (index,))
     required = frozenset(schema.get("required", ()))
     rules: dict[str, str] = {}
     parts = []
@@ -209,14 +209,14 @@ def _tags(function: FunctionSchema, name: str, prefix: str, index: int) -> Mappi
             rules[f"{own}-end"] = f"({in_list}) {end}"
         else:
             if strict:
-                _check_said(value, _TEXT_KEYS, path)
+                _check_writable(value, _TEXT_KEYS, path)
             rules |= until("\n</parameter>", f"{own}-end", '"\\n"')
         tag = f'{literal(f"{PARAMETER}{key}>")} "\\n" {own}-end'
         parts.append(tag if key in required else f"({tag})?")
     return {**rules, name: " ".join(parts) or '""'}
 
 
-def _check_said(schema: Mapping[str, Any], known: frozenset[str], path: Path) -> None:
+def _check_writable(schema: Mapping[str, Any], known: frozenset[str], path: Path) -> None:
     """Raise `Unenforced` for a keyword that cannot be enforced for arguments in tags."""
     for key in schema:
         if key not in known:

@@ -37,8 +37,8 @@ def shown(template: str | None, *messages: dict[str, Any], tools: bool = True) -
     parsed = ChatRequest.model_validate({"model": "m", "messages": list(messages)}).messages
     tags = tags_of(template) if template is not None else None
     functions = [WEATHER] if tools else []
-    turns, told = turns_of(model, parsed, functions, style_of(model), tags)
-    return render(model, {"messages": turns, "variables": {}, "tools": told})
+    turns, tools = turns_of(model, parsed, functions, style_of(model), tags)
+    return render(model, {"messages": turns, "variables": {}, "tools": tools})
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
@@ -60,8 +60,8 @@ def test_a_model_without_a_template_is_told_in_words() -> None:
     """A model without a template gets the documented tool instructions as text."""
     prompt = shown(None, ASKED, CALLED, RESULT)
     name = '"name": "get_weather"'
-    told = f'{{{name}, "description": "Tells it", "parameters": {{"type": "object"}}}}'
-    assert BLOCK + told in prompt
+    listed = f'{{{name}, "description": "Tells it", "parameters": {{"type": "object"}}}}'
+    assert BLOCK + listed in prompt
     assert f'<tool_call>{{{name}, "arguments": {{"city": "Paris"}}}}</tool_call>' in prompt
     assert "<tool_response>\n21 degrees\n</tool_response>" in prompt
 

@@ -16,7 +16,7 @@ BYTE_PIECES = json.loads(body("koboldcpp", "logprobs-byte-pieces"))["results"][0
 CONTROL = frozenset({"<|im_end|>"})
 
 
-def told(*tokens: str, logprob: float = -1.0, top: Any = ()) -> Any:
+def reported(*tokens: str, logprob: float = -1.0, top: Any = ()) -> Any:
     """Return what the engine reports of some tokens."""
     content = [
         {"token": token, "token_id": 9, "logprob": logprob, "top_logprobs": list(top)}
@@ -45,7 +45,7 @@ def test_recorded_tokens_inside_characters_have_their_bytes() -> None:
 
 def test_bytes_that_cannot_be_told_apart_are_marked() -> None:
     """Two tokens that share a character of three bytes are marked as inexact."""
-    found = read(told("a", "", "", "b"), "a漢b".encode(), False, 0, CONTROL)
+    found = read(reported("a", "", "", "b"), "a漢b".encode(), False, 0, CONTROL)
     assert b"".join(token.data for token in found.tokens) == "a漢b".encode()
     assert found.inexact
 
@@ -56,15 +56,15 @@ def test_the_floor_is_no_number() -> None:
     floor = -9.210340371976182
     top = [{"token": "a", "token_id": 9, "logprob": -0.1}, {"token": "b", "token_id": 8,
            "logprob": floor}]  # fmt: skip
-    found = read(told("a", top=top), b"a", False, 5, CONTROL)
+    found = read(reported("a", top=top), b"a", False, 5, CONTROL)
     assert [other.spelling for other in found.tokens[0].top] == [b"a"]
     assert not found.inexact
-    assert read(told("a", logprob=floor), b"a", False, 0, CONTROL).inexact
+    assert read(reported("a", logprob=floor), b"a", False, 0, CONTROL).inexact
 
 
 def test_control_tokens_add_no_text() -> None:
     """A control token in the middle of the text has no bytes."""
-    found = read(told("a", "<|im_end|>", "b"), b"ab", False, 0, CONTROL)
+    found = read(reported("a", "<|im_end|>", "b"), b"ab", False, 0, CONTROL)
     assert [(token.data, token.control) for token in found.tokens] == [
         (b"a", False), (b"", True), (b"b", False),
     ]  # fmt: skip
@@ -72,14 +72,14 @@ def test_control_tokens_add_no_text() -> None:
 
 def test_what_was_generated_after_the_text_is_left_out() -> None:
     """Tokens after the text are left out, and one that extends beyond it is cut."""
-    found = read(told("ab", "cd", "ef"), b"abc", False, 0, CONTROL)
+    found = read(reported("ab", "cd", "ef"), b"abc", False, 0, CONTROL)
     assert [token.data for token in found.tokens] == [b"ab", b"c"]
 
 
 def test_the_tokens_of_another_text_are_refused() -> None:
     """Tokens of another text raise an error."""
     with pytest.raises(EngineError, match="another text"):
-        read(told("x", "y"), b"abc", False, 0, CONTROL)
+        read(reported("x", "y"), b"abc", False, 0, CONTROL)
 
 
 @pytest.mark.parametrize(

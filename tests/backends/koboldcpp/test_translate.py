@@ -59,7 +59,7 @@ def test_a_stop_string_is_a_stop() -> None:
     assert (finish.reason, finish.stop) == ("stop", "5, 6")
 
 
-def told(*tokens: str) -> LastLogprobs:
+def reported(*tokens: str) -> LastLogprobs:
     """Return what the engine reports of its last tokens, without log-probabilities."""
     return {"content": [], "tokens": list(tokens), "token_ids": [0] * len(tokens)}
 
@@ -67,7 +67,7 @@ def told(*tokens: str) -> LastLogprobs:
 def test_a_stop_inside_a_token_counts_the_token() -> None:
     """The count includes the token that the cut goes through."""
     stream, _ = run("stop-mid-token-stream", "pit")
-    stream.end_call(told("The", " capital"), 0, ended=False)
+    stream.end_call(reported("The", " capital"), 0, ended=False)
     assert stream.finish(ended=False).completion_tokens == 2
 
 
@@ -75,7 +75,7 @@ def test_an_end_token_is_not_counted() -> None:
     """The count leaves out the end token that the engine reports."""
     stream, reason = run("emoji-stream")
     assert reason == "stop"
-    stream.end_call(told("🔥", "<|im_end|>"), 0, ended=True)
+    stream.end_call(reported("🔥", "<|im_end|>"), 0, ended=True)
     finish = stream.finish(ended=True)
     assert (finish.reason, finish.completion_tokens, finish.prompt_tokens) == ("end", 1, 12)
 

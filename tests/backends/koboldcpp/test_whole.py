@@ -36,7 +36,11 @@ class Engine:
         self.busy = 0
         self.version = "1.115.1"
         self.whole = "".join(sent)
-        self.told: Any = {"content": [], "tokens": list(tokens), "token_ids": [100] * len(tokens)}
+        self.reported: Any = {
+            "content": [],
+            "tokens": list(tokens),
+            "token_ids": [100] * len(tokens),
+        }
 
     def _answer(self, request: httpx2.Request) -> Any:
         value = orjson.loads(request.content) if request.content else {}
@@ -59,7 +63,7 @@ class Engine:
             case "/v1/generate":
                 return orjson.loads(body("koboldcpp", "limit"))
             case "/extra/last_logprobs":
-                return {"logprobs": self.told}
+                return {"logprobs": self.reported}
             case "/extra/perf":
                 self.busy -= self.busy > 0
                 idle = 0 if self.busy else self.perf["idle"]
@@ -136,9 +140,9 @@ async def test_a_cut_answer_is_an_error(name: str) -> None:
 async def test_tokens_of_nobody_prove_nothing() -> None:
     """A stream raises an error when the engine no longer has the tokens of its generation."""
     nothing: dict[str, Any] = {"content": [], "tokens": [], "token_ids": []}
-    for told in (None, nothing):
+    for reported in (None, nothing):
         engine = Engine(["1"], ["1"])
-        engine.told = told
+        engine.reported = reported
         with pytest.raises(EngineError, match="before it was finished"):
             await engine.finish()
 
