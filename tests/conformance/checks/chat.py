@@ -13,46 +13,60 @@ async def _message(api: Api, messages: Any = "Hello", **body: Any) -> Any:
     return only((await api.chat(messages, **full))["choices"], "choices")["message"]
 
 
-@check("chat.object", "The reply is a chat.completion with a chatcmpl- id.", "must", "3.3 10.63")
+@check("chat.object",
+       "A chat completion has the object chat.completion and an id that begins with chatcmpl-.",
+       "must", "3.3 10.63")  # fmt: skip
 async def object_and_id(api: Api) -> None:
     body = await api.chat(max_tokens=1)
     expect(body["object"] == "chat.completion", f"expected that object, but got {body['object']}")
     expect(body["id"].startswith("chatcmpl-"), f"expected chatcmpl-…, but got {body['id']!r}")
 
 
-@check("chat.created", "created is an integer of seconds.", "must", "3.3 [EXP]")
+@check("chat.created", "The created field of a chat completion is a Unix time in whole seconds.",
+       "must", "3.3 [EXP]")  # fmt: skip
 async def created(api: Api) -> None:
     value = (await api.chat(max_tokens=1))["created"]
     expect(type(value) is int and value > 1_500_000_000, f"expected seconds, but got {value!r}")
 
 
-@check("chat.message", "The message is the assistant's, its content a string.", "must", "3.3")
+@check("chat.message",
+       "The message of a chat completion has the role assistant and a string as content.",
+       "must", "3.3")  # fmt: skip
 async def message(api: Api) -> None:
     found = await _message(api)
     expect(found.get("role") == "assistant", f"expected the assistant, but got {found}")
     expect(isinstance(found.get("content"), str), f"expected a string, but got {found}")
 
 
-@check("chat.refusal-null", "refusal is there, and null.", "must", "3.3 10.62 [INSTR]")
+@check("chat.refusal-null",
+       "The message of a chat completion has the key refusal, with the value null.",
+       "must", "3.3 10.62 [INSTR]")  # fmt: skip
 async def refusal_null(api: Api) -> None:
     found = (await _message(api)).get("refusal", "no key")
     expect(found is None, f"expected null for refusal, but got {found!r}")
 
 
-@check("chat.no-tool-calls", "Without calls there is no list of them.", "must", "3.3 10.62")
+@check("chat.no-tool-calls",
+       "The message of a chat completion without tools has no list of tool_calls.",
+       "must", "3.3 10.62")  # fmt: skip
 async def no_tool_calls(api: Api) -> None:
     found = await _message(api)
     expect(not isinstance(found.get("tool_calls"), list), f"expected no tool_calls, got {found}")
 
 
-@check("chat.logprobs-null", "logprobs is there, and null.", "must", "3.3 10.62 [SPEC]")
+@check("chat.logprobs-null",
+       "Unless the request asks for logprobs, a choice of a chat completion has logprobs null.",
+       "must", "3.3 10.62 [SPEC]")  # fmt: skip
 async def logprobs_null(api: Api) -> None:
     choice = only((await api.chat(max_tokens=1))["choices"], "choices")
     found = choice.get("logprobs", "no key")
     expect(found is None, f"expected null for logprobs, but got {found!r}")
 
 
-@check("chat.usage", "usage has three integers that add up.", "must", "3.3 10.60")
+@check("chat.usage",
+       "The usage of a chat completion has integer prompt_tokens and completion_tokens that add "
+       "up to total_tokens.",
+       "must", "3.3 10.60")  # fmt: skip
 async def usage(api: Api) -> None:
     counts = (await api.chat(max_tokens=3)).get("usage")
     expect(isinstance(counts, dict), f"expected usage, but got {counts!r}")
@@ -61,7 +75,10 @@ async def usage(api: Api) -> None:
     expect(values[0] + values[1] == values[2], f"they do not add up: {counts}")
 
 
-@check("chat.usage-details", "Details of usage are objects of integers, or absent.", "must", "3.3")
+@check("chat.usage-details",
+       "In usage, prompt_tokens_details and completion_tokens_details are objects of integers, "
+       "or absent.",
+       "must", "3.3")  # fmt: skip
 async def usage_details(api: Api) -> None:
     counts = (await api.chat(max_tokens=3))["usage"]
     for name in ("prompt_tokens_details", "completion_tokens_details"):
@@ -70,7 +87,10 @@ async def usage_details(api: Api) -> None:
         expect(good, f"expected integers in {name}, but got {details!r}")
 
 
-@check("chat.max-tokens", "max_tokens and max_completion_tokens limit the answer.", "must", "10.90")
+@check("chat.max-tokens",
+       "max_tokens and max_completion_tokens each limit a chat completion, with the "
+       "finish_reason length.",
+       "must", "10.90")  # fmt: skip
 async def max_tokens(api: Api) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         body = await api.chat("Count to 12.", temperature=0, **{name: 3})
@@ -80,7 +100,9 @@ async def max_tokens(api: Api) -> None:
         expect(reason == "length" or count < 3, f"{name}: expected length, but got {reason!r}")
 
 
-@check("chat.unlimited", "Without a limit the answer goes on to its end.", "must", "3.1 10.15")
+@check("chat.unlimited",
+       "Without max_tokens, a chat completion ends by itself or has more than 128 tokens.",
+       "must", "3.1 10.15")  # fmt: skip
 async def unlimited(api: Api) -> None:
     question = "Count to 12." if api.hint == "demo" else "Count from 1 to 60, with commas."
     body = await api.chat(question, temperature=0)
@@ -91,7 +113,8 @@ async def unlimited(api: Api) -> None:
     expect(count > 128, f"the answer was cut after {count} tokens")
 
 
-@check("chat.nulls", "Explicit nulls are the defaults.", "must", "3.1 10.58 [LC]")
+@check("chat.nulls", "A chat completion request with null in its optional fields is accepted.",
+       "must", "3.1 10.58 [LC]")  # fmt: skip
 async def nulls(api: Api) -> None:
     names = (
         "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs",
@@ -101,9 +124,9 @@ async def nulls(api: Api) -> None:
     await api.chat(max_tokens=1, **dict.fromkeys(names))
 
 
-@check(
-    "chat.text-parts", "Content may be a list of text parts, which are all read.", "must", "10.75"
-)
+@check("chat.text-parts",
+       "The content of a message may be a list of text parts, which have the effect of one text.",
+       "must", "10.75")  # fmt: skip
 async def text_parts(api: Api) -> None:
     one = await api.chat("Count to 7.", temperature=0, max_tokens=8)
     parts = [{"type": "text", "text": "Count "}, {"type": "text", "text": "to 7."}]
@@ -112,7 +135,8 @@ async def text_parts(api: Api) -> None:
     expect(texts[0] == texts[1], f"expected the same answer, but got {texts}")
 
 
-@check("chat.system", "A system message is taken, in parts too.", "must", "10.75")
+@check("chat.system", "A system message is accepted, with a string or with text parts as content.",
+       "must", "10.75")  # fmt: skip
 async def system(api: Api) -> None:
     for content in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
         await api.chat(
@@ -121,13 +145,13 @@ async def system(api: Api) -> None:
         )
 
 
-@check("chat.developer", "A developer message is taken.", "must", "3.2 10.75")
+@check("chat.developer", "A developer message is accepted.", "must", "3.2 10.75")
 async def developer(api: Api) -> None:
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     await api.chat(messages, max_tokens=1)
 
 
-@check("chat.history", "Earlier turns are read.", "must", "3.2")
+@check("chat.history", "Earlier messages of a conversation are part of the prompt.", "must", "3.2")
 async def history(api: Api) -> None:
     short = await api.chat("Hello", max_tokens=1)
     turns = [
@@ -140,7 +164,7 @@ async def history(api: Api) -> None:
     expect(counts[1] > counts[0], f"expected more prompt tokens with a history, but got {counts}")
 
 
-@check("chat.same-role", "Two messages of one role in a row are taken.", "should", "3.2")
+@check("chat.same-role", "Two consecutive messages of the same role are accepted.", "should", "3.2")
 async def same_role(api: Api) -> None:
     messages = [{"role": "user", "content": "Hello"}, {"role": "user", "content": "Count to 3."}]
     reply = await api.post(
@@ -152,17 +176,20 @@ async def same_role(api: Api) -> None:
     reply.ok()
 
 
-@check("chat.name", "A message may have a name.", "should", "3.2")
+@check("chat.name", "A message with a name is accepted.", "should", "3.2")
 async def name(api: Api) -> None:
     await api.chat([{"role": "user", "content": "Hello", "name": "ada"}], max_tokens=1)
 
 
-@check("chat.user", "user changes nothing.", "must", "3.1 3.9")
+@check("chat.user", "A chat completion request with a user is accepted.", "must", "3.1 3.9")
 async def user(api: Api) -> None:
     await api.chat(max_tokens=1, user="someone")
 
 
-@check("chat.without-effect", "Fields that change no text are taken.", "should", "3.1 3.9")
+@check("chat.without-effect",
+       "A request with safety_identifier, prompt_cache_key, verbosity, modalities and prediction "
+       "is accepted.",
+       "should", "3.1 3.9")  # fmt: skip
 async def without_effect(api: Api) -> None:
     await api.chat(
         max_tokens=1, safety_identifier="someone", prompt_cache_key="a", verbosity="low",
@@ -170,16 +197,19 @@ async def without_effect(api: Api) -> None:
     )  # fmt: skip
 
 
-@check(
-    "chat.service-tier", "The tier is told that was used, never auto.", "should", "3.3 3.9 [DOC]"
-)
+@check("chat.service-tier",
+       "If a request has service_tier auto, the response has the tier that was used, not auto.",
+       "should", "3.3 3.9 [DOC]")  # fmt: skip
 async def service_tier(api: Api) -> None:
     body = await api.chat(max_tokens=1, service_tier="auto")
     tier = body.get("service_tier")
     expect(isinstance(tier, str) and tier != "auto", f"expected default, but got {tier!r}")
 
 
-@check("chat.audio", "Audio is refused by name, or made.", "should", "3.1 3.9")
+@check("chat.audio",
+       "A request for audio is served, or rejected with a 400 error that names audio or "
+       "modalities.",
+       "should", "3.1 3.9")  # fmt: skip
 async def audio(api: Api) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     wanted = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}
@@ -193,44 +223,54 @@ async def audio(api: Api) -> None:
     expect("audio" in named or "modalities" in named, f"it names another: {named}")
 
 
-@check("chat.last-assistant", "The last message may be the assistant's.", "should", "3.2")
+@check("chat.last-assistant", "A conversation that ends with an assistant message is accepted.",
+       "should", "3.2")  # fmt: skip
 async def last_assistant(api: Api) -> None:
     turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi, I"}]
     await api.chat(turns, max_tokens=1)
 
 
-@check("chat.empty-parts", "Content may be an empty list.", "may", "3.2 [openai-python#1812]")
+@check("chat.empty-parts", "The content of a message may be an empty list.",
+       "may", "3.2 [openai-python#1812]")  # fmt: skip
 async def empty_parts(api: Api) -> None:
     turns = [{"role": "system", "content": []}, {"role": "user", "content": "Hello"}]
     await api.chat(turns, max_tokens=1)
 
 
-@check("chat.finish-words", "finish_reason is one of OpenAI's words.", "must", "10.59")
+@check("chat.finish-words",
+       "The finish_reason of a chat completion without tools is stop or length.",
+       "must", "10.59")  # fmt: skip
 async def finish_words(api: Api) -> None:
     for body in ({"max_tokens": 1}, {"max_tokens": 60}):
         reason = (await api.chat("Hello", **body))["choices"][0]["finish_reason"]
         expect(reason in ("stop", "length"), f"expected stop or length, but got {reason!r}")
 
 
-@check("chat.fingerprint", "system_fingerprint does not change between requests.", "should", "3.9")
+@check("chat.fingerprint", "Two consecutive chat completions have the same system_fingerprint.",
+       "should", "3.9")  # fmt: skip
 async def fingerprint(api: Api) -> None:
     found = [(await api.chat(max_tokens=1)).get("system_fingerprint") for _ in range(2)]
     expect(found[0] == found[1], f"expected the same, but got {found}")
 
 
-@check("chat.metadata-alone", "metadata without store is refused.", "may", "3.1 10.89")
+@check("chat.metadata-alone",
+       "A chat completion request with metadata but without store is rejected with 400.",
+       "may", "3.1 10.89")  # fmt: skip
 async def metadata_alone(api: Api) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     body = {"model": api.model, "messages": messages, "metadata": {"a": "b"}, "max_tokens": 1}
     (await api.post("/chat/completions", body)).error(400)
 
 
-@check("chat.both-limits", "Two limits that agree are taken.", "should", "3.1 10.90")
+@check("chat.both-limits",
+       "max_tokens and max_completion_tokens are accepted together if they are equal.",
+       "should", "3.1 10.90")  # fmt: skip
 async def both_limits(api: Api) -> None:
     await api.chat(max_tokens=2, max_completion_tokens=2)
 
 
-@check("chat.answer", "The demo model's sure answer is given.", "must", "3.3")
+@check("chat.answer", "The demo model's answer about the capital of France is returned exactly.",
+       "must", "3.3")  # fmt: skip
 async def answer(api: Api) -> None:
     api.demo()
     found = await _message(api, "What is the capital of France?", temperature=0, max_tokens=60)

@@ -22,7 +22,9 @@ async def _entries(api: Api, question: str = "Count to 7.", **body: Any) -> tupl
     return text, found["content"]
 
 
-@check("chat_logprobs.shape", "content and refusal, the latter null.", "must", "10.43 [lcp#1787]")
+@check("chat_logprobs.shape",
+       "The logprobs of a chat completion have the keys content and refusal, and refusal is null.",
+       "must", "10.43 [lcp#1787]")  # fmt: skip
 async def shape(api: Api) -> None:
     choice = (await api.chat(logprobs=True, max_tokens=2))["choices"][0]
     found = choice["logprobs"]
@@ -30,21 +32,27 @@ async def shape(api: Api) -> None:
     expect(found["refusal"] is None, f"expected null for refusal, but got {found['refusal']!r}")
 
 
-@check("chat_logprobs.entries", "Each entry has four keys.", "must", "3.4")
+@check("chat_logprobs.entries",
+       "Each entry of a chat completion's logprobs has token, logprob, bytes and top_logprobs.",
+       "must", "3.4")  # fmt: skip
 async def entries(api: Api) -> None:
     _text, found = await _entries(api)
     for entry in found:
         expect(entry.keys() >= ENTRY, f"an entry lacks {sorted(ENTRY - entry.keys())}: {entry}")
 
 
-@check("chat_logprobs.bytes", "The bytes, put together, are the content.", "must", "10.40")
+@check("chat_logprobs.bytes",
+       "The bytes in a chat completion's logprobs join to the content of the message.",
+       "must", "10.40")  # fmt: skip
 async def exact_bytes(api: Api) -> None:
     text, found = await _entries(api)
     data = bytes(byte for entry in found for byte in entry["bytes"] or ())
     expect(data == text.encode(), f"expected {text!r}, but got {data!r}")
 
 
-@check("chat_logprobs.emoji", "Characters of several tokens have their bytes.", "must", "10.40")
+@check("chat_logprobs.emoji",
+       "The bytes in logprobs join to the content even if a character spans several tokens.",
+       "must", "10.40")  # fmt: skip
 async def emoji(api: Api) -> None:
     api.demo()
     text, found = await _entries(api, "Translate to French: summer", max_tokens=16)
@@ -52,9 +60,9 @@ async def emoji(api: Api) -> None:
     expect(data == text.encode(), f"expected {text!r}, but got {data!r}")
 
 
-@check(
-    "chat_logprobs.top-empty", "Without top_logprobs the lists are empty.", "must", "10.41 [SNAP]"
-)
+@check("chat_logprobs.top-empty",
+       "If a request has top_logprobs null or 0, each entry of logprobs has an empty list of them.",
+       "must", "10.41 [SNAP]")  # fmt: skip
 async def top_empty(api: Api) -> None:
     for top in (None, 0):
         _text, found = await _entries(api, top_logprobs=top)
@@ -62,7 +70,9 @@ async def top_empty(api: Api) -> None:
         expect(all(one == [] for one in lists), f"expected empty lists, but got {lists}")
 
 
-@check("chat_logprobs.top", "Alternatives are as many as asked for, in order.", "must", "10.42")
+@check("chat_logprobs.top",
+       "Each entry of logprobs has at most top_logprobs alternatives, the most likely first.",
+       "must", "10.42")  # fmt: skip
 async def top(api: Api) -> None:
     for count in (1, 5):
         _text, found = await _entries(api, top_logprobs=count)
@@ -72,7 +82,9 @@ async def top(api: Api) -> None:
             expect(values == sorted(values, reverse=True), f"expected them in order: {values}")
 
 
-@check("chat_logprobs.twenty", "Twenty alternatives may be asked for.", "must", "10.42 [GUID]")
+@check("chat_logprobs.twenty",
+       "With top_logprobs 20, a chat completion returns up to 20 alternatives, and more than 5.",
+       "must", "10.42 [GUID]")  # fmt: skip
 async def twenty(api: Api) -> None:
     _text, found = await _entries(api, top_logprobs=20)
     counts = {len(entry["top_logprobs"]) for entry in found}
@@ -80,7 +92,9 @@ async def twenty(api: Api) -> None:
     expect(max(counts) > 5, f"expected 20, but got {counts}")
 
 
-@check("chat_logprobs.finite", "Numbers are finite and not above zero.", "must", "10.46")
+@check("chat_logprobs.finite",
+       "The log-probabilities of a chat completion are finite and not greater than 0.",
+       "must", "10.46")  # fmt: skip
 async def finite(api: Api) -> None:
     _text, found = await _entries(api, top_logprobs=5)
     values = [entry["logprob"] for entry in found]
@@ -88,7 +102,9 @@ async def finite(api: Api) -> None:
     expect(all(-10000 < v <= 1e-6 for v in values), f"expected logarithms, but got {values}")
 
 
-@check("chat_logprobs.likeliest", "The greedy token is the first alternative.", "must", "3.4")
+@check("chat_logprobs.likeliest",
+       "At temperature 0, the first of the top_logprobs is the generated token itself.",
+       "must", "3.4")  # fmt: skip
 async def likeliest(api: Api) -> None:
     _text, found = await _entries(api, top_logprobs=1)
     for entry in found:
@@ -97,12 +113,10 @@ async def likeliest(api: Api) -> None:
         expect(same, f"expected the token itself, but got {entry}")
 
 
-@check(
-    "chat_logprobs.one-per-token",
-    "There is an entry for each token that is counted.",
-    "must",
-    "3.4",
-)
+@check("chat_logprobs.one-per-token",
+       "The number of entries in a chat completion's logprobs is within one of its "
+       "completion_tokens.",
+       "must", "3.4")  # fmt: skip
 async def one_per_token(api: Api) -> None:
     body = await api.chat("Count to 7.", logprobs=True, temperature=0, max_tokens=4)
     found = body["choices"][0]["logprobs"]["content"]
@@ -110,7 +124,9 @@ async def one_per_token(api: Api) -> None:
     expect(abs(len(found) - count) <= 1, f"expected {count} entries, but got {len(found)}")
 
 
-@check("chat_logprobs.stream", "A stream's entries add up to the plain reply's.", "must", "10.44")
+@check("chat_logprobs.stream",
+       "A streamed chat completion has the same tokens in logprobs as one that is not streamed.",
+       "must", "10.44")  # fmt: skip
 async def stream(api: Api) -> None:
     _text, found = await _entries(api)
     chunks = await api.chat_stream("Count to 7.", logprobs=True, temperature=0, max_tokens=8)
@@ -120,7 +136,9 @@ async def stream(api: Api) -> None:
     expect(tokens == expected, f"expected {expected}, but got {tokens}")
 
 
-@check("chat_logprobs.aligned", "A chunk's entries are of its own text.", "must", "10.44 [GUID]")
+@check("chat_logprobs.aligned",
+       "A chat completion stream sends the logprobs of a text with that text or before it.",
+       "must", "10.44 [GUID]")  # fmt: skip
 async def aligned(api: Api) -> None:
     chunks = await api.chat_stream("Count to 7.", logprobs=True, temperature=0, max_tokens=8)
     shown = told = b""

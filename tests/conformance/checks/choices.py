@@ -8,14 +8,19 @@ from ..target import Api
 HOT = {"temperature": 1.5, "max_tokens": 12}
 
 
-@check("choices.order", "index is prompt times n plus choice, in order.", "must", "2.2 [VLLM] [LC]")
+@check("choices.order",
+       "A completion request with three prompts and n 2 returns six choices, in order of index.",
+       "must", "2.2 [VLLM] [LC]")  # fmt: skip
 async def order(api: Api) -> None:
     body = await api.complete(["a", "b", "c"], n=2, max_tokens=1)
     indices = [choice["index"] for choice in body["choices"]]
     expect(indices == list(range(6)), f"expected 0 to 5, but got {indices}")
 
 
-@check("choices.own-prompt", "Each choice continues its own prompt.", "must", "2.2")
+@check("choices.own-prompt",
+       "With two prompts and n 2, choices 0 and 1 continue the first prompt, and 2 and 3 the "
+       "second.",
+       "must", "2.2")  # fmt: skip
 async def own_prompt(api: Api) -> None:
     france = "What is the capital of France?"
     prompts = [api.sure("1, 2, 3,"), api.sure("The capital of France is", france)]
@@ -29,14 +34,17 @@ async def own_prompt(api: Api) -> None:
     expect(texts == expected, f"expected {expected}, but got {texts}")
 
 
-@check("choices.usage", "Each prompt is counted once, however many choices it has.", "must", "2.2")
+@check("choices.usage", "The usage of a completion counts each prompt once, for every value of n.",
+       "must", "2.2")  # fmt: skip
 async def usage(api: Api) -> None:
     one = (await api.complete("Hello there", max_tokens=2))["usage"]["prompt_tokens"]
     three = (await api.complete("Hello there", max_tokens=2, n=3))["usage"]["prompt_tokens"]
     expect(one == three, f"expected {one} prompt tokens, but got {three}")
 
 
-@check("choices.distinct", "Without a seed choices differ.", "must", "3.1 [lcp#1906]")
+@check("choices.distinct",
+       "Without a seed, the choices of a completion at high temperature are not all equal.",
+       "must", "3.1 [lcp#1906]")  # fmt: skip
 async def distinct(api: Api) -> None:
     for _ in range(3):
         body = await api.complete("Once upon a", n=4, **HOT)
@@ -46,14 +54,16 @@ async def distinct(api: Api) -> None:
     raise Fail("expected choices that differ, but all were equal, three times")
 
 
-@check("choices.chat", "Chat gives as many choices as it is asked for.", "must", "3.1")
+@check("choices.chat", "A chat completion with n 2 returns choices 0 and 1, in order.",
+       "must", "3.1")  # fmt: skip
 async def chat(api: Api) -> None:
     body = await api.chat("Hello", n=2, max_tokens=2)
     indices = [choice["index"] for choice in body["choices"]]
     expect(indices == [0, 1], f"expected choices 0 and 1, but got {indices}")
 
 
-@check("choices.seed", "The same seed gives the same answer.", "must", "2.1 3.1", alone=True)
+@check("choices.seed", "The same completion request with the same seed returns the same text.",
+       "must", "2.1 3.1", alone=True)  # fmt: skip
 async def seed(api: Api) -> None:
     texts = [
         (await api.complete("Once upon a", seed=11, **HOT))["choices"][0]["text"] for _ in range(2)
@@ -61,7 +71,9 @@ async def seed(api: Api) -> None:
     expect(texts[0] == texts[1], f"expected twice the same, but got {texts}")
 
 
-@check("choices.seeds", "Different seeds give different answers.", "must", "2.1 3.1")
+@check("choices.seeds",
+       "Completion requests that differ only in seed do not all return the same text.",
+       "must", "2.1 3.1")  # fmt: skip
 async def seeds(api: Api) -> None:
     texts = {
         (await api.complete("Once upon a", seed=number, **HOT))["choices"][0]["text"]
@@ -70,7 +82,9 @@ async def seeds(api: Api) -> None:
     expect(len(texts) > 1, f"expected different answers, but all were {texts}")
 
 
-@check("choices.best-of", "best_of returns n of its candidates, and counts all.", "should", "2.8")
+@check("choices.best-of",
+       "With best_of 3 and n 1, a completion has one choice, and usage counts all candidates.",
+       "should", "2.8")  # fmt: skip
 async def best_of(api: Api) -> None:
     one = await api.complete("1, 2, 3, 4,", max_tokens=2, best_of=1, seed=1)
     three = await api.complete("1, 2, 3, 4,", max_tokens=2, best_of=3, n=1, seed=1)
@@ -79,12 +93,15 @@ async def best_of(api: Api) -> None:
     expect(counts[1] > counts[0], f"expected all candidates in the usage, but got {counts}")
 
 
-@check("choices.best-of-one", "best_of 1 with logprobs is served.", "must", "2.8 [HELM]")
+@check("choices.best-of-one", "A completion request with best_of 1 and logprobs is accepted.",
+       "must", "2.8 [HELM]")  # fmt: skip
 async def best_of_one(api: Api) -> None:
     await api.complete(max_tokens=1, best_of=1, logprobs=1)
 
 
-@check("choices.best-of-stream", "best_of above n cannot be streamed.", "should", "2.1 10.53")
+@check("choices.best-of-stream",
+       "A completion request with stream true and best_of above n is rejected with 400.",
+       "should", "2.1 10.53")  # fmt: skip
 async def best_of_stream(api: Api) -> None:
     body = {"model": api.model, "prompt": "a", "best_of": 3, "n": 1, "stream": True}
     (await api.post("/completions", body)).error(400)

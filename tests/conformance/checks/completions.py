@@ -8,34 +8,39 @@ from ..target import Api, only
 SHOWN = {"text", "index", "logprobs", "finish_reason"}
 
 
-@check("completions.object", "The reply is a text_completion with a cmpl- id.", "must", "2.3")
+@check("completions.object",
+       "A completion has the object text_completion and an id that begins with cmpl-.",
+       "must", "2.3")  # fmt: skip
 async def object_and_id(api: Api) -> None:
     body = await api.complete(max_tokens=1)
     expect(body["object"] == "text_completion", f"expected that object, but got {body['object']}")
     expect(body["id"].startswith("cmpl-"), f"expected cmpl-…, but got {body['id']!r}")
 
 
-@check("completions.ids", "Each reply has an id of its own.", "must", "2.3")
+@check("completions.ids", "Every completion has a unique id.", "must", "2.3")
 async def ids(api: Api) -> None:
     found = {(await api.complete(max_tokens=1))["id"] for _ in range(3)}
     expect(len(found) == 3, f"expected three ids, but got {found}")
 
 
-@check("completions.created", "created is an integer of seconds.", "must", "2.3 [EXP]")
+@check("completions.created", "The created field of a completion is a Unix time in whole seconds.",
+       "must", "2.3 [EXP]")  # fmt: skip
 async def created(api: Api) -> None:
     value = (await api.complete(max_tokens=1))["created"]
     expect(type(value) is int and value > 1_500_000_000, f"expected seconds, but got {value!r}")
 
 
-@check(
-    "completions.choice-keys", "A choice has text, index, logprobs, finish_reason.", "must", "2.3"
-)
+@check("completions.choice-keys",
+       "A choice of a completion has the keys text, index, logprobs and finish_reason.",
+       "must", "2.3")  # fmt: skip
 async def choice_keys(api: Api) -> None:
     choice = only((await api.complete(max_tokens=1))["choices"], "choices")
     expect(choice.keys() >= SHOWN, f"it lacks {sorted(SHOWN - choice.keys())}")
 
 
-@check("completions.logprobs-null", "logprobs is null unless it was asked for.", "must", "2.3")
+@check("completions.logprobs-null",
+       "Unless the request asks for logprobs, a choice of a completion has logprobs null.",
+       "must", "2.3")  # fmt: skip
 async def logprobs_null(api: Api) -> None:
     for value in ({}, {"logprobs": None}):
         choice = only((await api.complete(max_tokens=1, **value))["choices"], "choices")
@@ -43,7 +48,10 @@ async def logprobs_null(api: Api) -> None:
         expect(found is None, f"expected null for logprobs, but got {found!r}")
 
 
-@check("completions.usage", "usage has three integers that add up.", "must", "2.3 [LC]")
+@check("completions.usage",
+       "The usage of a completion has integer prompt_tokens and completion_tokens that add up to "
+       "total_tokens.",
+       "must", "2.3 [LC]")  # fmt: skip
 async def usage(api: Api) -> None:
     counts = (await api.complete(max_tokens=3)).get("usage")
     expect(isinstance(counts, dict), f"expected usage, but got {counts!r}")
@@ -52,7 +60,7 @@ async def usage(api: Api) -> None:
     expect(values[0] + values[1] == values[2], f"they do not add up: {counts}")
 
 
-@check("completions.max-tokens", "max_tokens is the most that is generated.", "must", "2.1")
+@check("completions.max-tokens", "A completion has at most max_tokens tokens.", "must", "2.1")
 async def max_tokens(api: Api) -> None:
     for limit in (1, 4):
         body = await api.complete("1, 2, 3, 4,", max_tokens=limit, temperature=0)
@@ -60,7 +68,9 @@ async def max_tokens(api: Api) -> None:
         expect(count <= limit, f"expected at most {limit} tokens, but got {count}")
 
 
-@check("completions.default-16", "Without max_tokens 16 tokens are generated.", "must", "2.1")
+@check("completions.default-16",
+       "Without max_tokens, or with null, a completion is limited to 16 tokens.",
+       "must", "2.1")  # fmt: skip
 async def default_16(api: Api) -> None:
     for value in ({}, {"max_tokens": None}):
         body = await api.complete(api.sure("1, 2, 3, 4,"), temperature=0, **value)
@@ -71,7 +81,8 @@ async def default_16(api: Api) -> None:
         expect(count == 16, f"expected 16 tokens, but got {count}")
 
 
-@check("completions.length", "A limit that is reached is finish_reason length.", "must", "2.3")
+@check("completions.length", "A completion that reaches max_tokens has the finish_reason length.",
+       "must", "2.3")  # fmt: skip
 async def length(api: Api) -> None:
     body = await api.complete("1, 2, 3, 4,", max_tokens=1, temperature=0)
     reason = body["choices"][0]["finish_reason"]
@@ -80,7 +91,9 @@ async def length(api: Api) -> None:
     expect(reason == "length", f"expected length, but got {reason!r}")
 
 
-@check("completions.finish-words", "finish_reason is one of OpenAI's words.", "must", "2.3 10.59")
+@check("completions.finish-words",
+       "The finish_reason of a completion is stop, length or content_filter.",
+       "must", "2.3 10.59")  # fmt: skip
 async def finish_words(api: Api) -> None:
     for body in ({"max_tokens": 1}, {"max_tokens": 40, "stop": [" ", "e"]}):
         reason = (await api.complete(**body))["choices"][0]["finish_reason"]
@@ -88,14 +101,18 @@ async def finish_words(api: Api) -> None:
         expect(known, f"expected stop or length, but got {reason!r}")
 
 
-@check("completions.zero-tokens", "max_tokens 0 generates nothing.", "must", "2.4")
+@check("completions.zero-tokens",
+       "A completion with max_tokens 0 has an empty text and no completion tokens.",
+       "must", "2.4")  # fmt: skip
 async def zero_tokens(api: Api) -> None:
     body = await api.complete(max_tokens=0)
     expect(body["choices"][0]["text"] == "", f"expected no text, but got {body['choices'][0]}")
     expect(body["usage"]["completion_tokens"] == 0, f"expected no tokens: {body['usage']}")
 
 
-@check("completions.nulls", "Explicit nulls are the defaults.", "must", "2.1 [LC] [HELM]")
+@check("completions.nulls",
+       "A completion request with null in its optional fields is served with one choice.",
+       "must", "2.1 [LC] [HELM]")  # fmt: skip
 async def nulls(api: Api) -> None:
     names = (
         "best_of", "echo", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs",
@@ -105,14 +122,16 @@ async def nulls(api: Api) -> None:
     expect(len(body["choices"]) == 1, f"expected one choice, but got {len(body['choices'])}")
 
 
-@check("completions.stop-empty", "An empty list of stops is none.", "must", "2.1 [LMEVAL]")
+@check("completions.stop-empty",
+       "A completion request with an empty list of stop sequences is accepted.",
+       "must", "2.1 [LMEVAL]")  # fmt: skip
 async def stop_empty(api: Api) -> None:
     await api.complete(max_tokens=1, stop=[])
 
 
-@check(
-    "completions.prompt-ids", "A list of token ids is one prompt, of that length.", "must", "2.2"
-)
+@check("completions.prompt-ids",
+       "A list of token ids is one prompt, and usage counts exactly these tokens.",
+       "must", "2.2")  # fmt: skip
 async def prompt_ids(api: Api) -> None:
     body = await api.complete([70, 71, 72], max_tokens=1)
     only(body["choices"], "choices")
@@ -120,7 +139,9 @@ async def prompt_ids(api: Api) -> None:
     expect(count == 3, f"expected 3 prompt tokens, nothing added, but got {count}")
 
 
-@check("completions.prompt-id-lists", "Lists of ids are several prompts.", "must", "2.2 [LMEVAL]")
+@check("completions.prompt-id-lists",
+       "A list of lists of token ids is several prompts, and usage counts exactly these tokens.",
+       "must", "2.2 [LMEVAL]")  # fmt: skip
 async def prompt_id_lists(api: Api) -> None:
     body = await api.complete([[70, 71], [72]], max_tokens=1)
     indices = [choice["index"] for choice in body["choices"]]
@@ -129,7 +150,10 @@ async def prompt_id_lists(api: Api) -> None:
     expect(count == 3, f"expected 3 prompt tokens, but got {count}")
 
 
-@check("completions.suffix", "A suffix is used or refused, never ignored.", "should", "2.1 10.92")
+@check("completions.suffix",
+       "The suffix of a completion request is part of the prompt, or is rejected by name; it is "
+       "never ignored.",
+       "should", "2.1 10.92")  # fmt: skip
 async def suffix(api: Api) -> None:
     prompt = "The capital of France is"
     plain = await api.complete(prompt, max_tokens=2, temperature=0)
@@ -138,7 +162,9 @@ async def suffix(api: Api) -> None:
     expect(counts[1] > counts[0], f"the suffix is not among the prompt's tokens: {counts}")
 
 
-@check("completions.default-prompt", "Without a prompt a document begins.", "should", "2.1 [SPEC]")
+@check("completions.default-prompt",
+       "A completion request without a prompt is served, or rejected with 400.",
+       "should", "2.1 [SPEC]")  # fmt: skip
 async def default_prompt(api: Api) -> None:
     body = {"model": api.model, "max_tokens": 1}
     reply = await api.post("/completions", body)

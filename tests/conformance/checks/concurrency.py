@@ -10,8 +10,10 @@ from ..target import Api
 PROMPTS = [f"{number}, {number + 1}, {number + 2}," for number in range(1, 9)]
 
 
-@check("concurrency.answers", "Eight at once get what each gets alone.", "must", "10.86",
-       alone=True)  # fmt: skip
+@check("concurrency.answers",
+       "Of eight concurrent greedy completions, at least seven have the same text as when run "
+       "alone.",
+       "must", "10.86", alone=True)  # fmt: skip
 async def answers(api: Api) -> None:
     async def ask(prompt: str) -> str:
         body = await api.complete(prompt, temperature=0, max_tokens=6)
@@ -25,8 +27,10 @@ async def answers(api: Api) -> None:
     expect(len(wrong) <= 1, f"expected the same answers, but got {wrong}")
 
 
-@check("concurrency.echo", "Eight prompts scored at once keep their own numbers.", "must", "10.86",
-       alone=True)  # fmt: skip
+@check("concurrency.echo",
+       "Eight concurrent prompts with echo have the same log-probabilities, within 0.5, as when "
+       "run alone.",
+       "must", "10.86", alone=True)  # fmt: skip
 async def echo(api: Api) -> None:
     async def score(prompt: str) -> list[float]:
         full = {"echo": True, "logprobs": 1, "max_tokens": 0, "temperature": 0}
@@ -40,7 +44,10 @@ async def echo(api: Api) -> None:
         expect(max(far) < 0.5, f"expected {one}, but got {other}")
 
 
-@check("concurrency.streams", "Eight streams at once do not mix.", "must", "10.86", alone=True)
+@check("concurrency.streams",
+       "Of eight concurrent streams, each has one id, and at least seven the same text as when "
+       "run alone.",
+       "must", "10.86", alone=True)  # fmt: skip
 async def streams(api: Api) -> None:
     async def ask(prompt: str) -> str:
         chunks = await api.complete_stream(prompt, temperature=0, max_tokens=6)
@@ -58,8 +65,10 @@ async def streams(api: Api) -> None:
 MOST_PATIENT = 120
 
 
-@check("concurrency.load", "Fifty at once are answered, or refused to come again.", "must", "10.87",
-       alone=True, seconds=60)  # fmt: skip
+@check("concurrency.load",
+       "Each of fifty concurrent requests is served, or rejected with 429 or 503 and a "
+       "retry-after of at most 120 s.",
+       "must", "10.87", alone=True, seconds=60)  # fmt: skip
 async def load(api: Api) -> None:
     body = {"model": api.model, "prompt": "Hello", "max_tokens": 4}
     replies = await asyncio.gather(*(api.post("/completions", body) for _ in range(50)))

@@ -28,7 +28,9 @@ def _bytes(tokens: list[str]) -> bytes:
     return data
 
 
-@check("echo.text", "The prompt stands in front of the text.", "must", "2.4")
+@check("echo.text",
+       "With echo, the text of a completion is the prompt followed by the generated text.",
+       "must", "2.4")  # fmt: skip
 async def text(api: Api) -> None:
     plain = (await api.complete(PROMPT, max_tokens=3, temperature=0))["choices"][0]["text"]
     body = await api.complete(PROMPT, max_tokens=3, temperature=0, echo=True)
@@ -36,18 +38,19 @@ async def text(api: Api) -> None:
     expect(got == PROMPT + plain, f"expected {PROMPT + plain!r}, but got {got!r}")
 
 
-@check(
-    "echo.alone", "echo with max_tokens 0 is the prompt, and counts nothing.", "must", "2.4 10.7"
-)
+@check("echo.alone",
+       "With echo and max_tokens 0, the text is the prompt, and usage counts no completion tokens.",
+       "must", "2.4 10.7")  # fmt: skip
 async def alone(api: Api) -> None:
     body = await api.complete(PROMPT, max_tokens=0, echo=True)
     expect(body["choices"][0]["text"] == PROMPT, f"expected the prompt, got {body['choices'][0]}")
     expect(body["usage"]["completion_tokens"] == 0, f"expected no tokens: {body['usage']}")
 
 
-@check(
-    "echo.length", "One entry for each prompt token, and one generated.", "must", "10.2 [LMEVAL]"
-)
+@check("echo.length",
+       "With echo and max_tokens 1, logprobs have an entry for each prompt token and one "
+       "generated token.",
+       "must", "10.2 [LMEVAL]")  # fmt: skip
 async def length(api: Api) -> None:
     choice, usage = await _scored(api)
     lengths = {name: len(values) for name, values in choice["logprobs"].items() if values}
@@ -55,7 +58,9 @@ async def length(api: Api) -> None:
     expect(set(lengths.values()) == {expected}, f"expected {expected} entries, but got {lengths}")
 
 
-@check("echo.first-null", "The first entry is null, and no other.", "must", "10.3 [LIT]")
+@check("echo.first-null",
+       "With echo, the first entry of token_logprobs and top_logprobs is null, and no other.",
+       "must", "10.3 [LIT]")  # fmt: skip
 async def first_null(api: Api) -> None:
     choice, _usage = await _scored(api)
     for name in ("token_logprobs", "top_logprobs"):
@@ -64,7 +69,9 @@ async def first_null(api: Api) -> None:
         expect(nulls == [0], f"{name}: expected null at 0 only, but got it at {nulls}")
 
 
-@check("echo.offsets", "Offsets begin at zero and find each token.", "must", "10.4")
+@check("echo.offsets",
+       "With echo, text_offset begins at 0 and is the position of each token in the text.",
+       "must", "10.4")  # fmt: skip
 async def offsets(api: Api) -> None:
     choice, _usage = await _scored(api)
     found = choice["logprobs"]["text_offset"]
@@ -74,14 +81,17 @@ async def offsets(api: Api) -> None:
         expect(there == token or offset == len(choice["text"]), f"{token!r} is not at {offset}")
 
 
-@check("echo.tokens", "The tokens, put together, are the prompt.", "must", "2.2 [HELM]")
+@check("echo.tokens", "With echo and max_tokens 0, the tokens in logprobs join to the prompt.",
+       "must", "2.2 [HELM]")  # fmt: skip
 async def tokens(api: Api) -> None:
     choice, _usage = await _scored(api, max_tokens=0)
     joined = _bytes(choice["logprobs"]["tokens"]).decode(errors="replace")
     expect(joined == PROMPT, f"expected {PROMPT!r}, nothing in front, but got {joined!r}")
 
 
-@check("echo.zero", "max_tokens 0 scores the prompt alone.", "must", "10.7 [HELM]")
+@check("echo.zero",
+       "With echo and max_tokens 0, logprobs have one entry for each prompt token and no other.",
+       "must", "10.7 [HELM]")  # fmt: skip
 async def zero(api: Api) -> None:
     choice, usage = await _scored(api, max_tokens=0)
     count = len(choice["logprobs"]["tokens"])
@@ -89,7 +99,9 @@ async def zero(api: Api) -> None:
     expect(choice["text"] == PROMPT, f"expected the prompt, but got {choice['text']!r}")
 
 
-@check("echo.ids-verbatim", "Token ids are scored as they are.", "must", "10.5 [LMEVAL]")
+@check("echo.ids-verbatim",
+       "With echo, a prompt of token ids has logprobs for exactly these tokens.",
+       "must", "10.5 [LMEVAL]")  # fmt: skip
 async def ids_verbatim(api: Api) -> None:
     ids = [70, 71, 70, 72]
     choice, usage = await _scored(api, [ids])
@@ -98,14 +110,17 @@ async def ids_verbatim(api: Api) -> None:
     expect(usage["prompt_tokens"] == len(ids), f"expected {len(ids)} prompt tokens: {usage}")
 
 
-@check("echo.id-lists", "Prompts of different lengths have their own arrays.", "must", "10.48")
+@check("echo.id-lists", "With echo, each of several prompts has logprobs of its own length.",
+       "must", "10.48")  # fmt: skip
 async def id_lists(api: Api) -> None:
     body = await api.complete([[70, 71, 72], [73]], echo=True, logprobs=1, max_tokens=0)
     lengths = [len(choice["logprobs"]["tokens"]) for choice in body["choices"]]
     expect(lengths == [3, 1], f"expected 3 and 1 entries, but got {lengths}")
 
 
-@check("echo.chain", "A longer prompt scores its beginning alike.", "must", "10.8")
+@check("echo.chain",
+       "With echo, a prompt has the same log-probabilities as the beginning of a longer prompt.",
+       "must", "10.8")  # fmt: skip
 async def chain(api: Api) -> None:
     short, _usage = await _scored(api, "A B", max_tokens=0)
     long, _usage = await _scored(api, "A B C D", max_tokens=0)
@@ -116,7 +131,9 @@ async def chain(api: Api) -> None:
     expect(max(far, default=0) < 0.3, f"expected the same numbers, but got {pairs}")
 
 
-@check("echo.context-counts", "What stands before a token changes its number.", "must", "2.6.2")
+@check("echo.context-counts",
+       "With echo, the log-probability of a token depends on the tokens before it.",
+       "must", "2.6.2")  # fmt: skip
 async def context_counts(api: Api) -> None:
     values = []
     for word in ("1, 2, 3, 4", "The cat sat"):
@@ -125,7 +142,9 @@ async def context_counts(api: Api) -> None:
     expect(abs(values[0] - values[1]) > 1e-3, f"expected different numbers, but got {values}")
 
 
-@check("echo.greedy", "Where a token is the likeliest, its number is the largest.", "must", "10.9")
+@check("echo.greedy",
+       "With echo, no token has a greater log-probability than the most likely alternative.",
+       "must", "10.9")  # fmt: skip
 async def greedy(api: Api) -> None:
     choice, _usage = await _scored(api)
     arrays = choice["logprobs"]
@@ -133,7 +152,9 @@ async def greedy(api: Api) -> None:
         expect(top and value <= max(top.values()), f"{value} is above the likeliest of {top}")
 
 
-@check("echo.end-entry", "An end token keeps its entry under echo.", "must", "10.6 [LMEVAL]")
+@check("echo.end-entry",
+       "With echo, a generated end-of-sequence token has an entry in logprobs, but no text.",
+       "must", "10.6 [LMEVAL]")  # fmt: skip
 async def end_entry(api: Api) -> None:
     api.demo()
     prompt = "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
@@ -147,7 +168,10 @@ async def end_entry(api: Api) -> None:
     expect(choice["text"] == prompt + answer, f"the end token is in the text: {choice['text']!r}")
 
 
-@check("echo.utf8", "Characters of several tokens are whole when put together.", "must", "10.38")
+@check("echo.utf8",
+       "With echo, the tokens in logprobs join to the prompt even if a character spans several "
+       "tokens.",
+       "must", "10.38")  # fmt: skip
 async def utf8(api: Api) -> None:
     prompt = "😀 é 漢"
     choice, _usage = await _scored(api, prompt, max_tokens=0)
@@ -155,7 +179,10 @@ async def utf8(api: Api) -> None:
     expect(joined == prompt.encode(), f"expected {prompt!r}, but got {joined!r}")
 
 
-@check("echo.utf8-offsets", "Offsets of such tokens stay inside the text.", "must", "10.39")
+@check("echo.utf8-offsets",
+       "With echo, text_offset never decreases and stays within the prompt, even if a character "
+       "spans several tokens.",
+       "must", "10.39")  # fmt: skip
 async def utf8_offsets(api: Api) -> None:
     prompt = "😀 é 漢"
     choice, _usage = await _scored(api, prompt, max_tokens=0)
@@ -164,14 +191,19 @@ async def utf8_offsets(api: Api) -> None:
     expect(good, f"expected code points up to {len(prompt)}, but got {found}")
 
 
-@check("echo.floor", "What is impossible is -9999, never infinity.", "must", "10.46")
+@check("echo.floor",
+       "With echo, the log-probability of an unlikely token is a finite number above -10000.",
+       "must", "10.46")  # fmt: skip
 async def floor(api: Api) -> None:
     choice, _usage = await _scored(api, "zxqj 漢漢", max_tokens=0)
     values = [v for v in choice["logprobs"]["token_logprobs"] if v is not None]
     expect(all(-10000 < v <= 1e-6 for v in values), f"expected finite numbers, but got {values}")
 
 
-@check("echo.stream", "A stream echoes the prompt with its numbers.", "must", "10.91 [vLLM#47815]")
+@check("echo.stream",
+       "With echo, a streamed completion has the same text, tokens and text_offset as one that "
+       "is not streamed.",
+       "must", "10.91 [vLLM#47815]")  # fmt: skip
 async def stream(api: Api) -> None:
     choice, _usage = await _scored(api, max_tokens=3)
     body = {"echo": True, "logprobs": 1, "max_tokens": 3, "temperature": 0}

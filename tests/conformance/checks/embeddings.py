@@ -35,8 +35,9 @@ def _close(one: Sequence[float], other: Sequence[float]) -> bool:
     )
 
 
-@check("embeddings.shape", "The reply is a list of embeddings, each a list of numbers.", "must",
-       "6 10.82")  # fmt: skip
+@check("embeddings.shape",
+       "One input returns a list object with one embedding, a list of floats, at index 0.",
+       "must", "6 10.82")  # fmt: skip
 async def shape(api: Api) -> None:
     body = await embed(api, TEXTS[0])
     expect(body["object"] == "list", f"expected object list, but got {body['object']!r}")
@@ -49,8 +50,9 @@ async def shape(api: Api) -> None:
     expect(isinstance(body.get("model"), str), f"expected the model, but got {body.get('model')}")
 
 
-@check("embeddings.usage", "usage is prompt_tokens and total_tokens, and they are equal.", "must",
-       "6 10.82")  # fmt: skip
+@check("embeddings.usage",
+       "The usage of embeddings has equal prompt_tokens and total_tokens, which count every input.",
+       "must", "6 10.82")  # fmt: skip
 async def usage(api: Api) -> None:
     one = (await embed(api, TEXTS[0]))["usage"]
     two = (await embed(api, [TEXTS[0], TEXTS[0]]))["usage"]
@@ -61,7 +63,9 @@ async def usage(api: Api) -> None:
     expect(twice, f"expected twice the tokens for the same text twice, but got {one} and {two}")
 
 
-@check("embeddings.order", "Each of several inputs has its own place.", "must", "6 10.82")
+@check("embeddings.order",
+       "Embeddings are in the order of their inputs, with index 0, 1, 2 and so on.",
+       "must", "6 10.82")  # fmt: skip
 async def order(api: Api) -> None:
     alone = [(await _vectors(api, text))[0] for text in TEXTS]
     body = await embed(api, list(TEXTS))
@@ -71,21 +75,25 @@ async def order(api: Api) -> None:
         expect(_close(vector, item["embedding"]), f"input {item['index']} has another's vector")
 
 
-@check("embeddings.distinct", "Another text has another vector, of the same length.", "must",
-       "6 10.82")  # fmt: skip
+@check("embeddings.distinct",
+       "Embeddings of different texts differ and have the same number of dimensions.",
+       "must", "6 10.82")  # fmt: skip
 async def distinct(api: Api) -> None:
     one, two, three = await _vectors(api, list(TEXTS))
     expect(len(one) == len(two) == len(three), "the vectors are of different lengths")
     expect(not _close(one, two) and not _close(two, three), "different texts have one vector")
 
 
-@check("embeddings.ids", "A list of ids is one input.", "must", "6 10.82")
+@check("embeddings.ids", "A list of token ids is one input and returns one embedding.",
+       "must", "6 10.82")  # fmt: skip
 async def ids(api: Api) -> None:
     found = await _vectors(api, [5, 6, 7])
     expect(len(found) == 1, f"expected one embedding, but got {len(found)}")
 
 
-@check("embeddings.id-lists", "A list of lists of ids is several inputs.", "must", "6 10.82")
+@check("embeddings.id-lists",
+       "A list of lists of token ids is several inputs, each with its own embedding.",
+       "must", "6 10.82")  # fmt: skip
 async def id_lists(api: Api) -> None:
     found = await _vectors(api, [[5, 6, 7], [8, 9]])
     alone = await _vectors(api, [8, 9])
@@ -93,8 +101,10 @@ async def id_lists(api: Api) -> None:
     expect(_close(found[1], alone[0]), "the second list has another vector than alone")
 
 
-@check("embeddings.base64", "base64 is the same numbers, little-endian, of 32 bits.", "must",
-       "6 10.82 [SPEC]")  # fmt: skip
+@check("embeddings.base64",
+       "With encoding_format base64, an embedding is the same numbers as 32-bit little-endian "
+       "floats.",
+       "must", "6 10.82 [SPEC]")  # fmt: skip
 async def as_base64(api: Api) -> None:
     plain = (await _vectors(api, TEXTS[0], encoding_format="float"))[0]
     text = (await _vectors(api, TEXTS[0], encoding_format="base64"))[0]
@@ -105,13 +115,13 @@ async def as_base64(api: Api) -> None:
     expect(_close(plain, struct.unpack(f"<{count}f", data)), "the numbers are others")
 
 
-@check("embeddings.same", "The same text has the same vector.", "should", "6")
+@check("embeddings.same", "The same text has the same embedding in each request.", "should", "6")
 async def same(api: Api) -> None:
     one, two = [(await _vectors(api, TEXTS[1]))[0] for _ in range(2)]
     expect(_close(one, two), "the same text had two vectors")
 
 
-@check("embeddings.unit", "Vectors are of length 1.", "may", "6")
+@check("embeddings.unit", "The Euclidean norm of an embedding is 1.", "may", "6")
 async def unit(api: Api) -> None:
     vector = (await _vectors(api, TEXTS[0]))[0]
     length = math.sqrt(math.fsum(x * x for x in vector))
@@ -119,7 +129,10 @@ async def unit(api: Api) -> None:
         raise Diverges(f"the vector is of length {length:.3f}")
 
 
-@check("embeddings.dimensions", "dimensions is kept to, or refused by name.", "should", "6 [SPEC]")
+@check("embeddings.dimensions",
+       "The dimensions field sets the size of an embedding, or is rejected with a 400 error that "
+       "names it.",
+       "should", "6 [SPEC]")  # fmt: skip
 async def dimensions(api: Api) -> None:
     whole = len((await _vectors(api, TEXTS[0]))[0])
     wanted = max(1, whole // 2)
@@ -131,18 +144,21 @@ async def dimensions(api: Api) -> None:
     expect(found == wanted, f"expected {wanted} numbers, but got {found}")
 
 
-@check("embeddings.user", "user is ignored.", "must", "6")
+@check("embeddings.user", "An embeddings request with a user is accepted.", "must", "6")
 async def user(api: Api) -> None:
     await embed(api, TEXTS[0], user="someone")
 
 
-@check("embeddings.many", "Two hundred inputs are taken at once.", "should", "6", seconds=60)
+@check("embeddings.many", "An embeddings request may have two hundred inputs.",
+       "should", "6", seconds=60)  # fmt: skip
 async def many(api: Api) -> None:
     found = await _vectors(api, [f"text {i}" for i in range(200)])
     expect(len(found) == 200, f"expected 200 embeddings, but got {len(found)}")
 
 
-@check("embeddings.context", "An input beyond the context is refused, not cut.", "should", "6 1.4")
+@check("embeddings.context",
+       "An input that exceeds the context length is rejected with 400, not truncated.",
+       "should", "6 1.4")  # fmt: skip
 async def context(api: Api) -> None:
     await embed(api, "a")
     reply = await api.post(E, {"model": api.model, "input": "a b " * 1_000_000})

@@ -89,8 +89,10 @@ def _choice(data: str) -> Mapping[str, Any]:
     return choices[0] if choices else {}
 
 
-@check("engine.error-event", "A stream whose engine dies ends in an event with the error.", "must",
-       "1.7 10.84 [EXP]", alone=True, seconds=120)  # fmt: skip
+@check("engine.error-event",
+       "A stream whose engine dies has exactly one event with an error object, and no chunk "
+       "after it.",
+       "must", "1.7 10.84 [EXP]", alone=True, seconds=120)  # fmt: skip
 async def error_event(api: Api) -> None:
     found, _whole = await _broken(api)
     places = [at for at, data in enumerate(found) if "error" in _parsed(data)]
@@ -102,7 +104,8 @@ async def error_event(api: Api) -> None:
     expect(not after, f"after the error came {after[:1]}")
 
 
-@check("engine.no-false-end", "A stream whose engine dies has no finish_reason and no usage.",
+@check("engine.no-false-end",
+       "A stream whose engine dies has no usage, and no finish_reason for an incomplete choice.",
        "must", "1.7 10.84", alone=True, seconds=120)  # fmt: skip
 async def no_false_end(api: Api) -> None:
     found, whole = await _broken(api)
@@ -116,8 +119,9 @@ async def no_false_end(api: Api) -> None:
         expect(not cut, f"it pretends to be whole: {data[:200]}")
 
 
-@check("engine.plain", "A plain request whose engine dies is a 5xx with an error object.", "must",
-       "1.3 1.4", alone=True, seconds=120)  # fmt: skip
+@check("engine.plain",
+       "A request without stream whose engine dies gets 500, 502 or 503 with an error object.",
+       "must", "1.3 1.4", alone=True, seconds=120)  # fmt: skip
 async def plain(api: Api) -> None:
     if api.breaks is None:
         raise Skip("needs a command that ends the engine: --break COMMAND")
@@ -134,8 +138,10 @@ async def plain(api: Api) -> None:
     reply.error(500, 502, 503)
 
 
-@check("engine.back", "Without its engine a server refuses by error objects, then goes on.", "must",
-       "1.3 10.84", alone=True, seconds=120)  # fmt: skip
+@check("engine.back",
+       "While the engine is down, requests get 500, 502 or 503 with an error object; later they "
+       "succeed again.",
+       "must", "1.3 10.84", alone=True, seconds=120)  # fmt: skip
 async def back(api: Api) -> None:
     if api.breaks is None:
         raise Skip("needs a command that ends the engine: --break COMMAND")

@@ -69,15 +69,17 @@ for name, path, changes, param, source in INVALID:
     check(f"errors.{name}", promise, "must", source)(_invalid(path, changes, param))
 
 
-@check(
-    "errors.missing-messages", "A chat without messages is a 400 that names them.", "must", "1.2"
-)
+@check("errors.missing-messages",
+       "A chat completion request without messages is rejected with a 400 error that names "
+       "messages.",
+       "must", "1.2")  # fmt: skip
 async def missing_messages(api: Api) -> None:
     error = (await api.post(H, {"model": api.model})).error(400)
     expect("messages" in str(error["param"] or error["message"]), f"it names another: {error}")
 
 
-@check("errors.missing-model", "A request without a model is a 400.", "must", "1.2 [centaur#3]")
+@check("errors.missing-model", "A completion request without a model is rejected with 400.",
+       "must", "1.2 [centaur#3]")  # fmt: skip
 async def missing_model(api: Api) -> None:
     reply = await api.post(C, WRITE)
     if reply.status == 200:
@@ -85,7 +87,9 @@ async def missing_model(api: Api) -> None:
     reply.error(400)
 
 
-@check("errors.unknown-model", "An unknown model is a 404, model_not_found.", "should", "1.4")
+@check("errors.unknown-model",
+       "A completion request with an unknown model gets 404 with the code model_not_found.",
+       "should", "1.4")  # fmt: skip
 async def unknown_model(api: Api) -> None:
     reply = await api.post(C, {**WRITE, "model": "no-such-model-anywhere"})
     if reply.status == 200:
@@ -111,7 +115,8 @@ async def _refusal(api: Api, **more: Any) -> Reply:
     raise Fail("no request that is wrong is refused")
 
 
-@check("errors.keys", "An error has message, type, param and code, all four.", "must", "1.3 [SPEC]")
+@check("errors.keys", "Every error object has the keys message, type, param and code.",
+       "must", "1.3 [SPEC]")  # fmt: skip
 async def keys(api: Api) -> None:
     for reply in (await api.get("/no-such-endpoint"), await _refusal(api)):
         error = reply.json().get("error")
@@ -120,30 +125,37 @@ async def keys(api: Api) -> None:
         expect(not missing, f"the error object lacks {sorted(missing)}: {reply.text[:200]}")
 
 
-@check("errors.type", "A client's mistake is an invalid_request_error.", "must", "1.4")
+@check("errors.type",
+       "An invalid request is rejected with 400 and the error type invalid_request_error.",
+       "must", "1.4")  # fmt: skip
 async def kind(api: Api) -> None:
     error = (await _refusal(api)).error(400)
     expected = "invalid_request_error"
     expect(error["type"] == expected, f"expected {expected}, but got {error['type']!r}")
 
 
-@check("errors.code-type", "An error's code is a string or null, never a number.", "must", "1.3")
+@check("errors.code-type",
+       "In an error object, param and code are each a string or null, never a number.",
+       "must", "1.3")  # fmt: skip
 async def code_type(api: Api) -> None:
     error = (await _refusal(api)).error(400, 422, 500)
     for key in ("param", "code"):
         expect(error[key] is None or isinstance(error[key], str), f"{key!r} is neither: {error}")
 
 
-@check(
-    "errors.stream", "A request that is refused is no stream, if it asks for one.", "must", "1.7"
-)
+@check("errors.stream",
+       "An invalid request with stream true is rejected with JSON, not with an event stream.",
+       "must", "1.7")  # fmt: skip
 async def stream(api: Api) -> None:
     reply = await _refusal(api, stream=True)
     kind = reply.headers.get("content-type", "")
     expect(kind.startswith("application/json"), f"expected JSON, but got {kind!r}")
 
 
-@check("errors.context", "A prompt beyond the context is context_length_exceeded.", "must", "1.4")
+@check("errors.context",
+       "A prompt that exceeds the context length is rejected with 400, code "
+       "context_length_exceeded, and a message that contains 'maximum context length is'.",
+       "must", "1.4")  # fmt: skip
 async def context(api: Api) -> None:
     # Two million words: more than any context length, less than any limit on bodies.
     reply = await api.post(C, {**WRITE, "model": api.model, "prompt": "a b " * 1_000_000})
@@ -155,7 +167,10 @@ async def context(api: Api) -> None:
     expect(said, f"clients look for 'maximum context length is' in the message: {error}")
 
 
-@check("errors.chat-context", "Messages beyond the context are refused so, too.", "must", "1.4")
+@check("errors.chat-context",
+       "Messages that exceed the context length are rejected with 400, code "
+       "context_length_exceeded, and a message that contains 'maximum context length is'.",
+       "must", "1.4")  # fmt: skip
 async def chat_context(api: Api) -> None:
     messages = [{"role": "user", "content": "a b " * 1_000_000}]
     reply = await api.post(H, {"model": api.model, "messages": messages, "max_tokens": 1})
@@ -167,7 +182,10 @@ async def chat_context(api: Api) -> None:
     expect(said, f"clients look for 'maximum context length is' in the message: {error}")
 
 
-@check("errors.wrong-key", "A wrong key is a 401 with an error object.", "must", "1.2 [DD]")
+@check("errors.wrong-key",
+       "A wrong API key gets 401 with the type invalid_request_error and the code "
+       "invalid_api_key or null.",
+       "must", "1.2 [DD]")  # fmt: skip
 async def wrong_key(api: Api) -> None:
     if "authorization" not in api.client.headers:
         raise Skip("no key was given: --api-key")
@@ -180,27 +198,35 @@ async def wrong_key(api: Api) -> None:
     expect(code and error["type"] == "invalid_request_error", f"expected its type, got {error}")
 
 
-@check("errors.context-sum", "Prompt and limit beyond the context are refused.", "should", "1.4")
+@check("errors.context-sum",
+       "A prompt and max_tokens that together exceed the context length are rejected with 400 "
+       "and the code context_length_exceeded.",
+       "should", "1.4")  # fmt: skip
 async def context_sum(api: Api) -> None:
     reply = await api.post(C, {**WRITE, "model": api.model, "max_tokens": 100_000_000})
     error = reply.error(400)
     expect(error["code"] == "context_length_exceeded", f"expected that code, but got {error}")
 
 
-@check("errors.stream-options", "stream_options without stream is a 400.", "should", "2.1")
+@check("errors.stream-options",
+       "stream_options without stream is rejected with a 400 error whose param is stream_options.",
+       "should", "2.1")  # fmt: skip
 async def stream_options(api: Api) -> None:
     body = {**ASK, "model": api.model, "stream_options": {"include_usage": True}}
     error = (await api.post(H, body)).error(400)
     expect(error["param"] == "stream_options", f"expected that param, but got {error}")
 
 
-@check("errors.top-logprobs-alone", "top_logprobs without logprobs is a 400.", "should", "3.1")
+@check("errors.top-logprobs-alone",
+       "top_logprobs without logprobs is rejected with a 400 error whose param is top_logprobs.",
+       "should", "3.1")  # fmt: skip
 async def top_logprobs_alone(api: Api) -> None:
     error = (await api.post(H, {**ASK, "model": api.model, "top_logprobs": 3})).error(400)
     expect(error["param"] == "top_logprobs", f"expected that param, but got {error}")
 
 
-@check("errors.unknown-field", "An unknown field is refused, or ignored.", "may", "1.2")
+@check("errors.unknown-field", "A completion request with an unknown field is rejected with 400.",
+       "may", "1.2")  # fmt: skip
 async def unknown_field(api: Api) -> None:
     reply = await api.post(C, {**WRITE, "model": api.model, "no_such_field": 1})
     if reply.status == 200:

@@ -20,7 +20,10 @@ async def _arrays(api: Api, prompt: str = PROMPT, **body: Any) -> tuple[str, Any
     return choice["text"], arrays
 
 
-@check("logprobs.keys", "Four parallel arrays.", "must", "2.6 [llama.cpp#11346]")
+@check("logprobs.keys",
+       "The logprobs of a completion are tokens, token_logprobs, top_logprobs and text_offset, "
+       "arrays of one length.",
+       "must", "2.6 [llama.cpp#11346]")  # fmt: skip
 async def keys(api: Api) -> None:
     _text, arrays = await _arrays(api)
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
@@ -30,21 +33,25 @@ async def keys(api: Api) -> None:
     expect(len(set(lengths.values())) == 1, f"arrays of different lengths: {lengths}")
 
 
-@check("logprobs.tokens", "The tokens, put together, are the text.", "must", "2.6")
+@check("logprobs.tokens", "The tokens in a completion's logprobs join to its text.", "must", "2.6")
 async def tokens(api: Api) -> None:
     text, arrays = await _arrays(api)
     joined = "".join(arrays["tokens"])
     expect(joined == text, f"expected {text!r}, but got {joined!r}")
 
 
-@check("logprobs.offset-base", "Offsets begin after the prompt.", "must", "2.6.6 10.1 [LP0]")
+@check("logprobs.offset-base",
+       "In a completion's logprobs, the first text_offset is the length of the prompt.",
+       "must", "2.6.6 10.1 [LP0]")  # fmt: skip
 async def offset_base(api: Api) -> None:
     _text, arrays = await _arrays(api)
     first = arrays["text_offset"][0]
     expect(first == len(PROMPT), f"expected {len(PROMPT)}, but got {first}")
 
 
-@check("logprobs.offset-code-points", "Offsets count code points.", "should", "2.6.6 10.1")
+@check("logprobs.offset-code-points",
+       "In a completion's logprobs, text_offset counts Unicode code points.",
+       "should", "2.6.6 10.1")  # fmt: skip
 async def offset_code_points(api: Api) -> None:
     prompt = "Hello wörld 😀"
     _text, arrays = await _arrays(api, prompt)
@@ -52,7 +59,9 @@ async def offset_code_points(api: Api) -> None:
     expect(first == len(prompt), f"expected {len(prompt)}, but got {first}")
 
 
-@check("logprobs.offsets", "Each offset is where its token stands.", "must", "2.6.6")
+@check("logprobs.offsets",
+       "In a completion's logprobs, text_offset is the position of each token after the prompt.",
+       "must", "2.6.6")  # fmt: skip
 async def offsets(api: Api) -> None:
     text, arrays = await _arrays(api)
     for token, offset in zip(arrays["tokens"], arrays["text_offset"], strict=True):
@@ -60,7 +69,8 @@ async def offsets(api: Api) -> None:
         expect(text[at : at + len(token)] == token, f"{token!r} does not stand at {offset}")
 
 
-@check("logprobs.finite", "Numbers are finite and not above zero.", "must", "2.6.2 10.46")
+@check("logprobs.finite", "The token_logprobs of a completion are finite and not greater than 0.",
+       "must", "2.6.2 10.46")  # fmt: skip
 async def finite(api: Api) -> None:
     _text, arrays = await _arrays(api)
     values = arrays["token_logprobs"]
@@ -68,7 +78,9 @@ async def finite(api: Api) -> None:
     expect(good, f"expected logarithms of probabilities, but got {values}")
 
 
-@check("logprobs.top-count", "As many alternatives as were asked for.", "must", "2.6.3 10.10")
+@check("logprobs.top-count",
+       "The top_logprobs of a completion have as many alternatives as requested, or one more.",
+       "must", "2.6.3 10.10")  # fmt: skip
 async def top_count(api: Api) -> None:
     for count in (1, 5):
         _text, arrays = await _arrays(api, logprobs=count)
@@ -79,7 +91,10 @@ async def top_count(api: Api) -> None:
         expect(longest >= count, f"expected {count} alternatives, but got {longest} at most")
 
 
-@check("logprobs.same-number", "The token's number is the same in both places.", "must", "10.9")
+@check("logprobs.same-number",
+       "At temperature 0, each token is the most likely in its top_logprobs, with exactly the "
+       "value in token_logprobs.",
+       "must", "10.9")  # fmt: skip
 async def same_number(api: Api) -> None:
     _text, arrays = await _arrays(api)
     for token, value, top in zip(
@@ -90,21 +105,27 @@ async def same_number(api: Api) -> None:
         expect(value == max(top.values()), f"the greedy token is not the likeliest of {top}")
 
 
-@check("logprobs.sampled-added", "A sampled token is among the alternatives.", "should", "2.6.3")
+@check("logprobs.sampled-added",
+       "Each sampled token of a completion is among its top_logprobs, even if it is unlikely.",
+       "should", "2.6.3")  # fmt: skip
 async def sampled_added(api: Api) -> None:
     _text, arrays = await _arrays(api, logit_bias={"70": 100})
     for token, top in zip(arrays["tokens"], arrays["top_logprobs"], strict=True):
         expect(token in top, f"the token {token!r} is not among {top}")
 
 
-@check("logprobs.before-bias", "Numbers are the model's own, before biases.", "should", "2.6.2")
+@check("logprobs.before-bias",
+       "The log-probabilities of a completion are computed before logit_bias is applied.",
+       "should", "2.6.2")  # fmt: skip
 async def before_bias(api: Api) -> None:
     _text, arrays = await _arrays(api, logit_bias={"70": 100}, max_tokens=1)
     value = arrays["token_logprobs"][0]
     expect(value < -0.01, f"expected the forced token's own number, but got {value}")
 
 
-@check("logprobs.before-temperature", "Numbers do not depend on temperature.", "should", "2.6.2")
+@check("logprobs.before-temperature",
+       "The log-probabilities of a completion do not depend on temperature and top_p.",
+       "should", "2.6.2")  # fmt: skip
 async def before_temperature(api: Api) -> None:
     _text, cold = await _arrays(api, max_tokens=1, logprobs=1)
     _text, warm = await _arrays(api, max_tokens=1, logprobs=1, temperature=2, top_p=0.0001)
@@ -112,7 +133,10 @@ async def before_temperature(api: Api) -> None:
     expect(abs(values[0] - values[1]) < 0.3, f"expected the same number, but got {values}")
 
 
-@check("logprobs.zero", "logprobs 0 tells tokens without alternatives.", "must", "2.6.3 [LP0]")
+@check("logprobs.zero",
+       "A completion with logprobs 0 has token_logprobs, but top_logprobs null or with at most "
+       "one entry per token.",
+       "must", "2.6.3 [LP0]")  # fmt: skip
 async def zero(api: Api) -> None:
     _text, arrays = await _arrays(api, logprobs=0)
     expect(arrays["tokens"] and arrays["token_logprobs"], f"expected tokens, but got {arrays}")
@@ -120,7 +144,9 @@ async def zero(api: Api) -> None:
     expect(top is None or all(len(one) <= 1 for one in top), f"expected null, but got {top}")
 
 
-@check("logprobs.end", "An end token has no entry without echo.", "should", "2.6.4 [LP0]")
+@check("logprobs.end",
+       "Without echo, a completion's logprobs have no entry for the end-of-sequence token.",
+       "should", "2.6.4 [LP0]")  # fmt: skip
 async def end(api: Api) -> None:
     api.demo()
     prompt = "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
@@ -128,7 +154,10 @@ async def end(api: Api) -> None:
     expect("".join(arrays["tokens"]) == text, f"more than the text: {arrays['tokens']}")
 
 
-@check("logprobs.utf8", "Broken characters are spelled as bytes, not replaced.", "must", "2.6.5")
+@check("logprobs.utf8",
+       "Tokens in logprobs are text or bytes:\\x.., without replacement characters and tokenizer "
+       "markers.",
+       "must", "2.6.5")  # fmt: skip
 async def utf8(api: Api) -> None:
     _text, arrays = await _arrays(api, "Say: 😀 é 漢", max_tokens=8, temperature=1, seed=5)
     joined = "".join(arrays["tokens"])
@@ -136,7 +165,10 @@ async def utf8(api: Api) -> None:
         expect(wrong not in joined, f"expected text or bytes:\\x.., but got {arrays['tokens']}")
 
 
-@check("logprobs.stream", "A stream's arrays add up to the plain reply's.", "must", "2.6.7 10.91")
+@check("logprobs.stream",
+       "A streamed completion has the same tokens and text_offset in logprobs as one that is not "
+       "streamed.",
+       "must", "2.6.7 10.91")  # fmt: skip
 async def stream(api: Api) -> None:
     _text, arrays = await _arrays(api, max_tokens=6)
     chunks = await api.complete_stream(PROMPT, temperature=0, max_tokens=6, logprobs=1)

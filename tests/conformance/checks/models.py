@@ -14,47 +14,55 @@ async def _listed(api: Api) -> list[Any]:
     return models
 
 
-@check("models.list", "The list is an object with the served models.", "must", "5 [SPEC]")
+@check("models.list", "GET /models returns a list object with at least one model.",
+       "must", "5 [SPEC]")  # fmt: skip
 async def listed(api: Api) -> None:
     body = (await api.get("/models")).ok()
     expect(body.get("object") == "list", f"expected object 'list', but got {body.get('object')!r}")
     expect(await _listed(api), "expected a model in the list")
 
 
-@check("models.created", "Each model has an integer for created.", "must", "5 [SPEC]")
+@check("models.created", "Every listed model has a created field with an integer.",
+       "must", "5 [SPEC]")  # fmt: skip
 async def created(api: Api) -> None:
     for model in await _listed(api):
         value = model.get("created")
         expect(type(value) is int, f"expected an integer for created, but got {value!r}")
 
 
-@check("models.fields", "Each model has id, object and owned_by.", "must", "5 [SPEC]")
+@check("models.fields", "Every listed model has the object model and a string in owned_by.",
+       "must", "5 [SPEC]")  # fmt: skip
 async def fields(api: Api) -> None:
     for model in await _listed(api):
         expect(model.get("object") == "model", f"expected object 'model', but got {model}")
         expect(isinstance(model.get("owned_by"), str), f"expected an owner, but got {model}")
 
 
-@check("models.retrieve", "Each listed model can be asked for by itself.", "must", "5 1.1 [EXP]")
+@check("models.retrieve", "GET /models/{id} returns each listed model by its URL-encoded id.",
+       "must", "5 1.1 [EXP]")  # fmt: skip
 async def retrieve(api: Api) -> None:
     for model in await _listed(api):
         one = (await api.get("/models/" + quote(model["id"], safe=""))).ok()
         expect(one["id"] == model["id"], f"expected {model['id']!r}, but got {one}")
 
 
-@check("models.unknown", "A model that is not there is a 404.", "should", "5")
+@check("models.unknown", "GET /models/{id} with an unknown id returns 404 with an error object.",
+       "should", "5")  # fmt: skip
 async def unknown(api: Api) -> None:
     (await api.get("/models/no-such-model-anywhere")).error(404)
 
 
-@check("models.accepted", "A listed id is accepted as a request's model.", "must", "5")
+@check("models.accepted", "A listed model id is accepted as the model of a completion request.",
+       "must", "5")  # fmt: skip
 async def accepted(api: Api) -> None:
     for model in (await _listed(api))[:1]:
         body = {"model": model["id"], "prompt": "Hello", "max_tokens": 1}
         (await api.post("/completions", body)).ok()
 
 
-@check("models.delete", "A model that is not there cannot be deleted.", "may", "1.1 5")
+@check("models.delete",
+       "DELETE /models/{id} with an unknown id returns 403, 404 or 405 with an error object.",
+       "may", "1.1 5")  # fmt: skip
 async def delete(api: Api) -> None:
     reply = await api.send("DELETE", "/models/no-such-model-anywhere")
     reply.error(403, 404, 405)

@@ -64,7 +64,10 @@ def _parsed(reply: Reply) -> list[tuple[str, Any]]:
     return found
 
 
-@check("responses.keys", "A response has every required key.", "must", "7 [SPEC]")
+@check("responses.keys",
+       "A Response has every required key, the object response, an id that begins with resp_, "
+       "and error null.",
+       "must", "7 [SPEC]")  # fmt: skip
 async def keys(api: Api) -> None:
     body = await respond(api, max_output_tokens=16)
     missing = [name for name in KEYS if name not in body]
@@ -74,14 +77,16 @@ async def keys(api: Api) -> None:
     expect(body["error"] is None, f"expected null for error, but got {body['error']!r}")
 
 
-@check("responses.type", "A response is of the published type.", "must", "7 10.95")
+@check("responses.type", "A Response matches OpenAI's published type.", "must", "7 10.95")
 async def kind(api: Api) -> None:
     await respond(api, max_output_tokens=16)
     wrong = api.wrong.get(R)
     expect(wrong is None, f"it is not of OpenAI's published type: {wrong}")
 
 
-@check("responses.message", "Its output is a message with text.", "must", "7")
+@check("responses.message",
+       "The output of a Response has one message of the assistant with one output_text part.",
+       "must", "7")  # fmt: skip
 async def message(api: Api) -> None:
     item = _message(await respond(api, max_output_tokens=64))
     good = item["role"] == "assistant" and item["id"].startswith("msg_")
@@ -91,7 +96,8 @@ async def message(api: Api) -> None:
     expect(good and part["annotations"] == [], f"expected output_text, but got {part}")
 
 
-@check("responses.answer", "It is what a chat answers.", "must", "7")
+@check("responses.answer", "A Response has the same text as a chat completion for the same input.",
+       "must", "7")  # fmt: skip
 async def answer(api: Api) -> None:
     full = {"temperature": 0, "max_tokens": 16}
     chat = (await api.chat(ASK, **full))["choices"][0]["message"]["content"]
@@ -99,7 +105,10 @@ async def answer(api: Api) -> None:
     expect(found == chat, f"expected {chat!r}, but got {found!r}")
 
 
-@check("responses.usage", "usage has all five, and they add up.", "must", "7")
+@check("responses.usage",
+       "The usage of a Response has input_tokens and output_tokens that add up to total_tokens, "
+       "and both details.",
+       "must", "7")  # fmt: skip
 async def usage(api: Api) -> None:
     counts = (await respond(api, max_output_tokens=16))["usage"]
     values = [counts[f"{kind}_tokens"] for kind in ("input", "output", "total")]
@@ -108,7 +117,9 @@ async def usage(api: Api) -> None:
         expect(isinstance(counts.get(name), dict), f"expected {name}, but got {counts}")
 
 
-@check("responses.complete", "A whole answer is completed.", "must", "7")
+@check("responses.complete",
+       "A Response with a complete answer has the status completed and incomplete_details null.",
+       "must", "7")  # fmt: skip
 async def complete(api: Api) -> None:
     body = await respond(api, max_output_tokens=400)
     if body["status"] == "incomplete":
@@ -118,7 +129,9 @@ async def complete(api: Api) -> None:
     expect(details is None, f"expected null for incomplete_details, but got {details}")
 
 
-@check("responses.incomplete", "A cut answer is incomplete, and says why.", "must", "7")
+@check("responses.incomplete",
+       "A Response that reaches max_output_tokens has the status incomplete and that reason.",
+       "must", "7")  # fmt: skip
 async def incomplete(api: Api) -> None:
     body = await respond(api, max_output_tokens=16)
     expect(body["status"] == "incomplete", f"expected incomplete, but got {body['status']!r}")
@@ -128,7 +141,10 @@ async def incomplete(api: Api) -> None:
     expect(body["usage"]["output_tokens"] <= 16, f"expected 16 tokens, but got {body['usage']}")
 
 
-@check("responses.minimum", "max_output_tokens is 16 at least.", "should", "7 [pi#6265]")
+@check("responses.minimum",
+       "A max_output_tokens below 16 is rejected with a 400 error whose param is "
+       "max_output_tokens.",
+       "should", "7 [pi#6265]")  # fmt: skip
 async def minimum(api: Api) -> None:
     await respond(api, max_output_tokens=16)
     body = {"model": api.model, "input": ASK, "max_output_tokens": 1}
@@ -139,7 +155,9 @@ async def minimum(api: Api) -> None:
     expect(error["param"] == "max_output_tokens", f"expected that param, but got {error}")
 
 
-@check("responses.instructions", "Instructions are read, and told.", "must", "7")
+@check("responses.instructions",
+       "instructions are part of the prompt, and the Response repeats them.",
+       "must", "7")  # fmt: skip
 async def instructions(api: Api) -> None:
     plain = await respond(api, max_output_tokens=16)
     told = await respond(api, max_output_tokens=16, instructions="Answer in one word.")
@@ -148,7 +166,9 @@ async def instructions(api: Api) -> None:
     expect(told["instructions"] == "Answer in one word.", f"told as {told['instructions']!r}")
 
 
-@check("responses.items", "Input may be a list of messages, of text or of parts.", "must", "7")
+@check("responses.items",
+       "The input may be a list of messages, with a string or with input_text parts as content.",
+       "must", "7")  # fmt: skip
 async def items(api: Api) -> None:
     whole = text_of(await respond(api, max_output_tokens=16))
     parts = [{"type": "input_text", "text": "Count "}, {"type": "input_text", "text": "to 12."}]
@@ -160,7 +180,10 @@ async def items(api: Api) -> None:
         expect(found == whole, f"expected {whole!r}, but got {found!r}")
 
 
-@check("responses.call", "A function that is named is called, as an item of its own.", "must", "7")
+@check("responses.call",
+       "If tool_choice names a function, the output has one function_call item with id and "
+       "call_id.",
+       "must", "7")  # fmt: skip
 async def call(api: Api) -> None:
     choice = {"type": "function", "name": "get_weather"}
     body = await respond(api, "What is the weather in Paris?", tools=[WEATHER],
@@ -174,7 +197,9 @@ async def call(api: Api) -> None:
     expect(arguments in ({"city": "Paris"}, {"city": "Rome"}), f"but got {arguments}")
 
 
-@check("responses.call-back", "A call and its output are taken back.", "must", "7")
+@check("responses.call-back",
+       "The input may have a function_call item and its function_call_output.",
+       "must", "7")  # fmt: skip
 async def call_back(api: Api) -> None:
     given = [
         {"role": "user", "content": "What is the weather in Paris?"},
@@ -185,7 +210,8 @@ async def call_back(api: Api) -> None:
     await respond(api, given, tools=[WEATHER], max_output_tokens=16)
 
 
-@check("responses.format", "text.format keeps an answer to its schema.", "should", "7")
+@check("responses.format", "With a JSON schema in text.format, the answer matches the schema.",
+       "should", "7")  # fmt: skip
 async def text_format(api: Api) -> None:
     schema = one_of(colour=("red", "blue"))
     form = {"type": "json_schema", "name": "answer", "strict": True, "schema": schema}
@@ -196,7 +222,8 @@ async def text_format(api: Api) -> None:
     expect(found in ({"colour": "red"}, {"colour": "blue"}), f"but got {found}")
 
 
-@check("responses.nulls", "Explicit nulls are the defaults.", "must", "7")
+@check("responses.nulls", "A request to /responses with null in its optional fields is accepted.",
+       "must", "7")  # fmt: skip
 async def nulls(api: Api) -> None:
     names = ("instructions", "max_output_tokens", "metadata", "previous_response_id", "reasoning",
              "temperature", "top_p", "stream", "parallel_tool_calls")  # fmt: skip
@@ -204,13 +231,16 @@ async def nulls(api: Api) -> None:
     await respond(api, "Hello", **full)
 
 
-@check("responses.stream-names", "Each event's name is its type.", "must", "7")
+@check("responses.stream-names", "In a streamed Response, the name of each event is its type.",
+       "must", "7")  # fmt: skip
 async def stream_names(api: Api) -> None:
     for name, data in await _events(api, max_output_tokens=16):
         expect(name == data.get("type"), f"expected event: {data.get('type')}, but got {name!r}")
 
 
-@check("responses.stream-numbers", "Events are numbered from 0.", "must", "7")
+@check("responses.stream-numbers",
+       "In a streamed Response, sequence_number counts the events from 0.",
+       "must", "7")  # fmt: skip
 async def stream_numbers(api: Api) -> None:
     found = [data.get("sequence_number") for _, data in await _events(api, max_output_tokens=16)]
     expect(found == list(range(len(found))), f"expected 0, 1, 2, …, but got {found[:12]}")
@@ -223,7 +253,10 @@ ORDER = (
 )  # fmt: skip
 
 
-@check("responses.stream-order", "Events come in their order.", "must", "7")
+@check("responses.stream-order",
+       "The events of a streamed Response have the documented order, and the last one ends the "
+       "Response.",
+       "must", "7")  # fmt: skip
 async def stream_order(api: Api) -> None:
     found = [data["type"] for _, data in await _events(api, max_output_tokens=16)]
     found = [name for at, name in enumerate(found) if at == 0 or name != found[at - 1]]
@@ -233,7 +266,9 @@ async def stream_order(api: Api) -> None:
     expect(good, f"expected a last event that ends it, but got {found[-1]}")
 
 
-@check("responses.stream-text", "The deltas add up to the plain answer.", "must", "7 10.29")
+@check("responses.stream-text",
+       "The text deltas of a streamed Response join to the text of one that is not streamed.",
+       "must", "7 10.29")  # fmt: skip
 async def stream_text(api: Api) -> None:
     whole = text_of(await respond(api, max_output_tokens=16))
     events = await _events(api, max_output_tokens=16)
@@ -246,7 +281,10 @@ async def stream_text(api: Api) -> None:
         expect(not lacks, f"a delta lacks {lacks}: {data}")
 
 
-@check("responses.stream-usage", "The last event has the whole, with usage.", "must", "7")
+@check("responses.stream-usage",
+       "The last event of a streamed Response has its output, and the same usage as one that is "
+       "not streamed.",
+       "must", "7")  # fmt: skip
 async def stream_usage(api: Api) -> None:
     plain = (await respond(api, max_output_tokens=16))["usage"]
     last = (await _events(api, max_output_tokens=16))[-1][1]["response"]
@@ -257,14 +295,18 @@ async def stream_usage(api: Api) -> None:
         expect(counts[name] == plain[name], f"{name}: expected {plain[name]}, got {counts[name]}")
 
 
-@check("responses.stream-type", "Every event is of the published type.", "must", "7 10.95")
+@check("responses.stream-type",
+       "Every event of a streamed Response matches OpenAI's published type.",
+       "must", "7 10.95")  # fmt: skip
 async def stream_type(api: Api) -> None:
     for _name, data in await _events(api, max_output_tokens=16):
         wrong = event_problem(data)
         expect(wrong is None, f"{data.get('type')}: not of OpenAI's published type: {wrong}")
 
 
-@check("responses.stream-call", "A call streams its arguments.", "must", "7")
+@check("responses.stream-call",
+       "The argument deltas of a streamed function call join to its arguments.",
+       "must", "7")  # fmt: skip
 async def stream_call(api: Api) -> None:
     choice = {"type": "function", "name": "get_weather"}
     full = {"tools": [WEATHER], "tool_choice": choice, "max_output_tokens": 256}
@@ -278,7 +320,8 @@ async def stream_call(api: Api) -> None:
     expect(json.loads(done) in ({"city": "Paris"}, {"city": "Rome"}), f"but got {done!r}")
 
 
-@check("responses.store", "A response is stored unless that is refused.", "should", "7 [SPEC]")
+@check("responses.store", "Without store, a Response is stored, and can be retrieved and deleted.",
+       "should", "7 [SPEC]")  # fmt: skip
 async def store(api: Api) -> None:
     made = (await api.post(R, {"model": api.model, "input": "Hello",
                                "max_output_tokens": 16})).ok()  # fmt: skip
@@ -291,13 +334,15 @@ async def store(api: Api) -> None:
     (await api.get(f"{R}/{made['id']}")).error(404)
 
 
-@check("responses.not-stored", "store: false keeps nothing.", "should", "7")
+@check("responses.not-stored", "A Response with store false cannot be retrieved.", "should", "7")
 async def not_stored(api: Api) -> None:
     made = await respond(api, "Hello", max_output_tokens=16)
     (await api.get(f"{R}/{made['id']}")).error(404)
 
 
-@check("responses.previous", "A response goes on from an earlier one.", "should", "7")
+@check("responses.previous",
+       "With previous_response_id, the earlier input and output are part of the prompt.",
+       "should", "7")  # fmt: skip
 async def previous(api: Api) -> None:
     one = await respond(api, "Count to 7.", max_output_tokens=64, store=True)
     two = await respond(api, "Hello", max_output_tokens=16, previous_response_id=one["id"])
@@ -307,7 +352,8 @@ async def previous(api: Api) -> None:
     await api.send("DELETE", f"{R}/{one['id']}")
 
 
-@check("responses.input-items", "What was sent can be listed.", "should", "7")
+@check("responses.input-items", "The input items of a stored Response can be listed.",
+       "should", "7")  # fmt: skip
 async def input_items(api: Api) -> None:
     made = await respond(api, "Hello", max_output_tokens=16, store=True)
     found = (await api.get(f"{R}/{made['id']}/input_items")).ok()
@@ -317,8 +363,9 @@ async def input_items(api: Api) -> None:
     expect(good, f"expected what was sent, but got {item}")
 
 
-@check("responses.input-tokens", "An input's tokens can be counted without an answer.", "should",
-       "7 1.1")  # fmt: skip
+@check("responses.input-tokens",
+       "POST /responses/input_tokens returns the number of input tokens that a Response would use.",
+       "should", "7 1.1")  # fmt: skip
 async def input_tokens(api: Api) -> None:
     counted = (await api.post(f"{R}/input_tokens", {"model": api.model, "input": ASK})).ok()
     used = (await respond(api, max_output_tokens=16))["usage"]["input_tokens"]
@@ -353,7 +400,7 @@ for _name, _changes, _statuses, _level, _word in WRONG:
           _level, "7 1.2")(_refused(_changes, _statuses, _word))  # type: ignore[arg-type]  # fmt: skip
 
 
-@check("responses.unknown", "An unknown id is a 404.", "should", "7")
+@check("responses.unknown", "An unknown Response id returns 404.", "should", "7")
 async def unknown(api: Api) -> None:
     await respond(api, "Hello", max_output_tokens=16)
     (await api.get(f"{R}/resp_none")).error(404)

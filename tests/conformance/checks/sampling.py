@@ -9,9 +9,9 @@ from ..check import Diverges, check, expect
 from ..target import Api
 
 
-@check(
-    "sampling.greedy", "Temperature 0 gives the same answer each time.", "must", "10.55", alone=True
-)
+@check("sampling.greedy",
+       "At temperature 0, the same completion request returns the same text every time.",
+       "must", "10.55", alone=True)  # fmt: skip
 async def greedy(api: Api) -> None:
     texts = {
         (await api.complete("1, 2, 3,", temperature=0, max_tokens=8))["choices"][0]["text"]
@@ -20,7 +20,9 @@ async def greedy(api: Api) -> None:
     expect(len(texts) == 1, f"expected one answer, but got {texts}")
 
 
-@check("sampling.default", "Without a temperature answers vary.", "may", "2.1 10.56")
+@check("sampling.default",
+       "Without a temperature, repeated completions of one prompt are not all equal.",
+       "may", "2.1 10.56")  # fmt: skip
 async def default(api: Api) -> None:
     texts = {
         (await api.complete("Once upon a", max_tokens=24))["choices"][0]["text"] for _ in range(8)
@@ -29,7 +31,8 @@ async def default(api: Api) -> None:
         raise Diverges("eight answers were equal: the default temperature is not 1")
 
 
-@check("sampling.top-p", "top_p near zero leaves the likeliest token.", "should", "2.1")
+@check("sampling.top-p", "A top_p close to 0 returns the greedy completion, even at temperature 2.",
+       "should", "2.1")  # fmt: skip
 async def top_p(api: Api) -> None:
     prompt = api.sure("1, 2, 3,")
     best = await api.complete(prompt, temperature=0, max_tokens=12)
@@ -38,7 +41,9 @@ async def top_p(api: Api) -> None:
     expect(texts[0] == texts[1], f"expected the greedy answer, but got {texts}")
 
 
-@check("sampling.bias-forces", "A bias of 100 makes a token come.", "must", "2.1 10.57")
+@check("sampling.bias-forces",
+       "In a completion, a logit_bias of 100 forces its token after any prompt.",
+       "must", "2.1 10.57")  # fmt: skip
 async def bias_forces(api: Api) -> None:
     texts = set()
     for prompt in ("Hello", "1, 2, 3,"):
@@ -47,7 +52,8 @@ async def bias_forces(api: Api) -> None:
     expect(len(texts) == 1, f"expected the same token whatever the prompt, but got {texts}")
 
 
-@check("sampling.bias-bans", "A bias of -100 keeps a token away.", "must", "2.1 10.57")
+@check("sampling.bias-bans", "In a completion, a logit_bias of -100 bans its token.",
+       "must", "2.1 10.57")  # fmt: skip
 async def bias_bans(api: Api) -> None:
     forced = {"70": 100, "71": 99}
     first = await api.complete("Hello", logit_bias=forced, temperature=0, max_tokens=1)
@@ -57,7 +63,8 @@ async def bias_bans(api: Api) -> None:
     expect(texts[0] != texts[1], f"expected another token than the banned one, but got {texts}")
 
 
-@check("sampling.bias-chat", "Chat takes biases too.", "must", "3.1")
+@check("sampling.bias-chat", "In a chat completion, a logit_bias of 100 forces its token.",
+       "must", "3.1")  # fmt: skip
 async def bias_chat(api: Api) -> None:
     texts = set()
     for prompt in ("Hello", "Count to 7."):
@@ -66,7 +73,7 @@ async def bias_chat(api: Api) -> None:
     expect(len(texts) == 1, f"expected the same token whatever was said, but got {texts}")
 
 
-@check("sampling.bias-fraction", "A bias may be a fraction.", "should", "2.1 [VLLM]")
+@check("sampling.bias-fraction", "A logit_bias value may be a fraction.", "should", "2.1 [VLLM]")
 async def bias_fraction(api: Api) -> None:
     await api.complete(logit_bias={"70": 0.5}, max_tokens=1)
 
@@ -100,13 +107,15 @@ async def _changes(api: Api, **penalty: float) -> bool:
     return False
 
 
-@check("sampling.frequency-penalty", "A frequency penalty has an effect.", "should", "2.1")
+@check("sampling.frequency-penalty", "A frequency_penalty of 2 changes some greedy completions.",
+       "should", "2.1")  # fmt: skip
 async def frequency_penalty(api: Api) -> None:
     found = await _changes(api, frequency_penalty=2.0)
     expect(found, "expected another token after the same has come several times")
 
 
-@check("sampling.presence-penalty", "A presence penalty has an effect.", "should", "2.1")
+@check("sampling.presence-penalty", "A presence_penalty of 2 changes some greedy completions.",
+       "should", "2.1")  # fmt: skip
 async def presence_penalty(api: Api) -> None:
     found = await _changes(api, presence_penalty=2.0)
     expect(found, f"expected another token for any of {len(PROMPTS + REPEATING)} prompts")

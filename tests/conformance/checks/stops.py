@@ -25,7 +25,8 @@ async def _stopped(api: Api, stop: Any, prompt: str | None = None, **body: Any) 
     return (await api.complete(prompt or api.sure(PROMPT), **full))["choices"][0]
 
 
-@check("stops.excluded", "The text ends before the stop, with finish_reason stop.", "must", "2.5")
+@check("stops.excluded", "A completion ends before its stop sequence, with the finish_reason stop.",
+       "must", "2.5")  # fmt: skip
 async def excluded(api: Api) -> None:
     text = await _text(api)
     stop = text[2:4]
@@ -35,7 +36,9 @@ async def excluded(api: Api) -> None:
     expect(choice["finish_reason"] == "stop", f"expected stop, but got {choice['finish_reason']}")
 
 
-@check("stops.one-character", "A stop may begin inside a token.", "must", "2.5 10.33")
+@check("stops.one-character",
+       "A stop sequence of one character ends the completion there, even inside a token.",
+       "must", "2.5 10.33")  # fmt: skip
 async def one_character(api: Api) -> None:
     text = await _text(api)
     for stop in sorted(set(text[:8])):
@@ -46,14 +49,18 @@ async def one_character(api: Api) -> None:
         )
 
 
-@check("stops.at-once", "A stop at the very beginning leaves no text.", "must", "2.5 10.34")
+@check("stops.at-once",
+       "A stop sequence that matches at the start of a completion leaves an empty text.",
+       "must", "2.5 10.34")  # fmt: skip
 async def at_once(api: Api) -> None:
     text = await _text(api)
     choice = await _stopped(api, text[:2])
     expect(choice["text"] == "", f"expected no text, but got {choice['text']!r}")
 
 
-@check("stops.earliest", "Of several stops the earliest counts.", "must", "2.5")
+@check("stops.earliest",
+       "Of several stop sequences, the one that occurs first in the text ends the completion.",
+       "must", "2.5")  # fmt: skip
 async def earliest(api: Api) -> None:
     text = await _text(api)
     late, early = text[-4:], text[2:5]
@@ -62,19 +69,21 @@ async def earliest(api: Api) -> None:
     expect(choice["text"] == expected, f"expected {expected!r}, but got {choice['text']!r}")
 
 
-@check("stops.string", "A string is a list of one.", "must", "2.5 10.35")
+@check("stops.string", "A stop sequence in a string has the same effect as in a list.",
+       "must", "2.5 10.35")  # fmt: skip
 async def string(api: Api) -> None:
     text = await _text(api)
     both = [(await _stopped(api, stop))["text"] for stop in (text[2:4], [text[2:4]])]
     expect(both[0] == both[1], f"expected the same text, but got {both}")
 
 
-@check("stops.four", "Four stops are allowed.", "must", "2.5 10.35")
+@check("stops.four", "A completion request may have four stop sequences.", "must", "2.5 10.35")
 async def four(api: Api) -> None:
     await _stopped(api, ["no", "such", "text", "here!"])
 
 
-@check("stops.not-prompt", "A stop in the prompt stops nothing.", "must", "2.5 10.36")
+@check("stops.not-prompt", "A stop sequence that occurs in the prompt does not end the completion.",
+       "must", "2.5 10.36")  # fmt: skip
 async def not_prompt(api: Api) -> None:
     # A few tokens: the longer the completion, the likelier a near tie changes it.
     text = await _text(api, PROMPT, max_tokens=8)
@@ -84,7 +93,9 @@ async def not_prompt(api: Api) -> None:
     expect(choice["text"] == text, f"expected {text!r}, but got {choice['text']!r}")
 
 
-@check("stops.stream", "A stream shows no part of a stop.", "must", "2.5 10.31")
+@check("stops.stream",
+       "A streamed completion ends before its stop sequence and contains no part of it.",
+       "must", "2.5 10.31")  # fmt: skip
 async def stream(api: Api) -> None:
     text = await _text(api)
     stop = text[2:5]
@@ -94,7 +105,9 @@ async def stream(api: Api) -> None:
     expect(streamed == expected, f"expected {expected!r}, but got {streamed!r}")
 
 
-@check("stops.held-back", "What only might have become a stop is shown after all.", "must", "2.5")
+@check("stops.held-back",
+       "A streamed completion includes text that matches only the beginning of a stop sequence.",
+       "must", "2.5")  # fmt: skip
 async def held_back(api: Api) -> None:
     text = await _text(api)
     body = {"temperature": 0, "max_tokens": 24, "stop": [text[-1] + "no such text"]}
@@ -103,7 +116,10 @@ async def held_back(api: Api) -> None:
     expect(streamed == text, f"expected {text!r}, but got {streamed!r}")
 
 
-@check("stops.usage", "Tokens after the stop are not counted.", "should", "2.3 10.61")
+@check("stops.usage",
+       "A completion that a stop sequence ends has fewer completion tokens than the same one "
+       "without it.",
+       "should", "2.3 10.61")  # fmt: skip
 async def usage(api: Api) -> None:
     text = await _text(api)
     full = {"temperature": 0, "max_tokens": 24}
@@ -114,7 +130,9 @@ async def usage(api: Api) -> None:
     expect(cut < whole, f"expected fewer than {whole} tokens, but got {cut}")
 
 
-@check("stops.logprobs", "With a stop the arrays begin with the text's tokens.", "should", "10.37")
+@check("stops.logprobs",
+       "If a stop sequence ends a completion, the tokens in logprobs begin with its text.",
+       "should", "10.37")  # fmt: skip
 async def logprobs(api: Api) -> None:
     text = await _text(api)
     choice = await _stopped(api, text[2:4], logprobs=0)
@@ -124,7 +142,9 @@ async def logprobs(api: Api) -> None:
     expect(len(arrays["tokens"]) == len(arrays["token_logprobs"]), "arrays of different lengths")
 
 
-@check("stops.chat", "Chat stops as completions do.", "must", "3.1")
+@check("stops.chat",
+       "A chat completion ends before its stop sequence, with the finish_reason stop.",
+       "must", "3.1")  # fmt: skip
 async def chat(api: Api) -> None:
     full = {"temperature": 0, "max_tokens": 24}
     text = (await api.chat("Count to 12.", **full))["choices"][0]["message"]["content"]

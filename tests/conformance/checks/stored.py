@@ -59,7 +59,9 @@ def _ids(listed: Any) -> list[str]:
     return [item["id"] for item in listed["data"]]
 
 
-@check("stored.retrieve", "What is stored can be got by its id.", "should", "4 10.88")
+@check("stored.retrieve",
+       "A stored chat completion can be retrieved by its id, with the same content.",
+       "should", "4 10.88")  # fmt: skip
 async def retrieve(api: Api) -> None:
     async with _kept(api) as (made, _mark):
         found = await _found(api, made["id"])
@@ -69,14 +71,16 @@ async def retrieve(api: Api) -> None:
         expect(found["id"] == made["id"] and same, f"it is another: {str(found)[:200]}")
 
 
-@check("stored.type", "What is got is of the published type.", "should", "4 10.95")
+@check("stored.type", "A retrieved chat completion matches OpenAI's published type.",
+       "should", "4 10.95")  # fmt: skip
 async def kind(api: Api) -> None:
     async with _kept(api) as (made, _mark):
         wrong = first_wrong(ChatCompletion, await _found(api, made["id"]))
         expect(wrong is None, f"it is not of OpenAI's published type: {wrong}")
 
 
-@check("stored.metadata", "Metadata is kept with it.", "should", "4 10.88")
+@check("stored.metadata", "A stored chat completion is returned with its metadata.",
+       "should", "4 10.88")  # fmt: skip
 async def metadata(api: Api) -> None:
     async with _kept(api, metadata={"colour": "blue"}) as (made, mark):
         found = (await _found(api, made["id"])).get("metadata")
@@ -84,7 +88,8 @@ async def metadata(api: Api) -> None:
         expect(found == expected, f"expected {expected}, but got {found}")
 
 
-@check("stored.not-asked", "What is not to be stored is not.", "should", "4 [SPEC]")
+@check("stored.not-asked", "A chat completion is not stored if store is absent, false or null.",
+       "should", "4 [SPEC]")  # fmt: skip
 async def not_asked(api: Api) -> None:
     async with _kept(api):
         for more in ({}, {"store": False}, {"store": None}):
@@ -92,7 +97,9 @@ async def not_asked(api: Api) -> None:
             (await api.get(f"{H}/{made['id']}")).error(404)
 
 
-@check("stored.stream", "A stream can be stored.", "should", "4")
+@check("stored.stream",
+       "A streamed chat completion with store true is stored as a chat completion.",
+       "should", "4")  # fmt: skip
 async def stream(api: Api) -> None:
     async with _kept(api):
         mark = uuid.uuid4().hex
@@ -109,7 +116,9 @@ async def stream(api: Api) -> None:
         expect(kept == text, f"expected {text!r}, but got {kept!r}")
 
 
-@check("stored.unknown", "An unknown id is a 404.", "should", "4 10.88")
+@check("stored.unknown",
+       "An unknown id of a stored chat completion returns 404, in each of the four operations.",
+       "should", "4 10.88")  # fmt: skip
 async def unknown(api: Api) -> None:
     await _there(api)
     for method, path, body in (
@@ -121,8 +130,10 @@ async def unknown(api: Api) -> None:
         (await api.send(method, path, body)).error(404)
 
 
-@check("stored.list", "The list has what is stored, with first_id, last_id and has_more.", "should",
-       "4 10.88")  # fmt: skip
+@check("stored.list",
+       "A list filtered by metadata has the stored chat completion in data, with first_id, "
+       "last_id and has_more.",
+       "should", "4 10.88")  # fmt: skip
 async def listing(api: Api) -> None:
     async with _kept(api) as (made, mark):
         found = await _list(api, mark)
@@ -134,7 +145,8 @@ async def listing(api: Api) -> None:
         expect(ends == [made["id"], made["id"], False], f"expected its id twice, but got {ends}")
 
 
-@check("stored.filter", "Metadata that nothing has finds nothing.", "should", "4 [EXP]")
+@check("stored.filter", "A list filtered by metadata that no stored chat completion has is empty.",
+       "should", "4 [EXP]")  # fmt: skip
 async def filtered(api: Api) -> None:
     async with _kept(api):
         found = await _list(api, uuid.uuid4().hex)
@@ -142,7 +154,8 @@ async def filtered(api: Api) -> None:
         expect(found["has_more"] is False, f"expected has_more false, but got {found['has_more']}")
 
 
-@check("stored.filter-model", "The list can be asked for a model's.", "should", "4")
+@check("stored.filter-model", "The list of stored chat completions can be filtered by model.",
+       "should", "4")  # fmt: skip
 async def filtered_by_model(api: Api) -> None:
     async with _kept(api) as (made, mark):
         for model, expected in ((made["model"], [made["id"]]), ("no-such-model", [])):
@@ -168,7 +181,9 @@ def _apart(one: Any, two: Any) -> bool:
     return all(type(time) is int for time in times) and times[1] - times[0] > 1
 
 
-@check("stored.order", "The oldest is first, or the newest where that is asked for.", "should", "4")
+@check("stored.order",
+       "Stored chat completions are listed from oldest to newest, or the reverse with order=desc.",
+       "should", "4")  # fmt: skip
 async def order(api: Api) -> None:
     async with _kept(api) as (one, mark):
         async with _kept(api, metadata={"mark": mark}) as (two, _):
@@ -181,7 +196,10 @@ async def order(api: Api) -> None:
                 await _in_order(api, one, two, mark)
 
 
-@check("stored.pages", "Pages go on after an id, and come to an end.", "should", "4 [SDK]")
+@check("stored.pages",
+       "The list of stored chat completions has pages of limit items, continued by after, until "
+       "has_more is false.",
+       "should", "4 [SDK]")  # fmt: skip
 async def pages(api: Api) -> None:
     async with (
         _kept(api) as (one, mark),
@@ -198,7 +216,9 @@ async def pages(api: Api) -> None:
         expect(second["has_more"] is False, "expected has_more false on the last page")
 
 
-@check("stored.messages", "The messages that were sent can be listed.", "should", "4 10.88")
+@check("stored.messages",
+       "The messages of a stored chat completion's request can be listed, each with its own id.",
+       "should", "4 10.88")  # fmt: skip
 async def messages(api: Api) -> None:
     sent = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     async with _kept(api, messages=sent) as (made, _mark):
@@ -212,7 +232,9 @@ async def messages(api: Api) -> None:
         expect(ends == [*ids, False], f"expected {[*ids, False]}, but got {ends}")
 
 
-@check("stored.messages-type", "They are of the published type.", "should", "4 10.95")
+@check("stored.messages-type",
+       "The listed messages of a stored chat completion match OpenAI's published type.",
+       "should", "4 10.95")  # fmt: skip
 async def messages_type(api: Api) -> None:
     async with _kept(api) as (made, _mark):
         for item in (await _found(api, f"{made['id']}/messages"))["data"]:
@@ -221,7 +243,9 @@ async def messages_type(api: Api) -> None:
             expect(wrong is None, f"it is not of OpenAI's published type: {wrong}")
 
 
-@check("stored.messages-pages", "Messages come in pages, too.", "should", "4")
+@check("stored.messages-pages",
+       "The list of a stored chat completion's messages supports limit, after and order.",
+       "should", "4")  # fmt: skip
 async def messages_pages(api: Api) -> None:
     roles = ("user", "assistant", "user", "assistant", "user")
     sent = [{"role": r, "content": c} for r, c in zip(roles, "axbyc", strict=True)]
@@ -242,7 +266,8 @@ async def _update(api: Api, name: str, body: bytes) -> Reply:
     return await api.send("POST", f"{H}/{name}", body)
 
 
-@check("stored.update", "Metadata can be replaced.", "should", "4 10.88")
+@check("stored.update", "The metadata of a stored chat completion can be replaced.",
+       "should", "4 10.88")  # fmt: skip
 async def update(api: Api) -> None:
     async with _kept(api) as (made, _mark):
         reply = await _update(api, made["id"], b'{"metadata":{"other":"one"}}')
@@ -251,14 +276,19 @@ async def update(api: Api) -> None:
             expect(told == {"other": "one"}, f"expected the new metadata, but got {told}")
 
 
-@check("stored.update-wrong", "Only metadata can be changed, to strings.", "should", "4 [SPEC]")
+@check("stored.update-wrong",
+       "An update of a stored chat completion without valid metadata is rejected with 400.",
+       "should", "4 [SPEC]")  # fmt: skip
 async def update_wrong(api: Api) -> None:
     async with _kept(api) as (made, _mark):
         for body in (b"{}", b'{"metadata":{"a":1}}', b'{"metadata":"a"}'):
             (await _update(api, made["id"], body)).error(400)
 
 
-@check("stored.delete", "What is deleted says so, and is gone.", "should", "4 10.88")
+@check("stored.delete",
+       "A deleted chat completion is confirmed as deleted, and can then be neither retrieved nor "
+       "listed.",
+       "should", "4 10.88")  # fmt: skip
 async def delete(api: Api) -> None:
     async with _kept(api) as (made, mark):
         name = made["id"]
@@ -276,8 +306,10 @@ async def delete(api: Api) -> None:
 TOO_MUCH = ({f"k{i}": "v" for i in range(17)}, {"k" * 65: "v"}, {"k": "v" * 513}, {"k": 1})
 
 
-@check("stored.metadata-limits", "Metadata has 16 pairs, keys of 64, values of 512.", "should",
-       "3.1")  # fmt: skip
+@check("stored.metadata-limits",
+       "Metadata may have 16 pairs with keys of 64 and strings of 512 characters; more is "
+       "rejected with 400.",
+       "should", "3.1")  # fmt: skip
 async def limits(api: Api) -> None:
     most = {**{f"k{i}": "v" for i in range(14)}, "k" * 64: "v" * 512}
     async with _kept(api, metadata=most):
@@ -290,14 +322,17 @@ async def limits(api: Api) -> None:
         expect("metadata" in str(error["param"] or error["message"]), f"names another: {error}")
 
 
-@check("stored.query-wrong", "A list's query that is wrong is a 400.", "should", "4")
+@check("stored.query-wrong", "A list request with an invalid limit or order is rejected with 400.",
+       "should", "4")  # fmt: skip
 async def query_wrong(api: Api) -> None:
     await _there(api)
     for query in ("limit=none", "limit=0", "order=up"):
         (await api.get(f"{H}?{query}")).error(400)
 
 
-@check("stored.request", "The stored completion tells how it was asked for.", "may", "4 [SPEC]")
+@check("stored.request",
+       "A stored chat completion has the temperature, top_p and seed of its request.",
+       "may", "4 [SPEC]")  # fmt: skip
 async def request(api: Api) -> None:
     async with _kept(api, temperature=0.5, top_p=0.9, seed=7) as (made, _mark):
         found = await _found(api, made["id"])

@@ -22,9 +22,9 @@ def _chat(api: Api, **body: Any) -> dict[str, Any]:
     return {"model": api.model, "messages": messages, "stream": True, "max_tokens": 12, **body}
 
 
-@check(
-    "streaming.frames", "Each event is `data: `, one line of JSON, and a blank line.", "must", "1.7"
-)
+@check("streaming.frames",
+       "Each event of a stream is one line that begins with `data: `, and a blank line.",
+       "must", "1.7")  # fmt: skip
 async def frames(api: Api) -> None:
     reply = await exchange(api, "POST", H, _chat(api))
     text = reply.body.decode().replace("\r\n", "\n")
@@ -35,7 +35,8 @@ async def frames(api: Api) -> None:
         expect(len(lines) <= 1, f"expected one line an event, but got {event!r}")
 
 
-@check("streaming.done", "The last event is [DONE].", "must", "1.7 [SPEC]")
+@check("streaming.done", "A stream ends with the event [DONE], which occurs once.",
+       "must", "1.7 [SPEC]")  # fmt: skip
 async def done(api: Api) -> None:
     for path, body in ((H, _chat(api)), (C, _completion(api))):
         reply = await exchange(api, "POST", path, body)
@@ -48,16 +49,18 @@ def _completion(api: Api, **body: Any) -> dict[str, Any]:
     return {"model": api.model, "prompt": "1, 2, 3,", "stream": True, "max_tokens": 8, **body}
 
 
-@check(
-    "streaming.same-id", "id, created and model are the same in all chunks.", "must", "2.7 10.28"
-)
+@check("streaming.same-id", "All chunks of a stream have the same id, created and model.",
+       "must", "2.7 10.28")  # fmt: skip
 async def same_id(api: Api) -> None:
     for chunks in (await api.chat_stream(ASK, max_tokens=6), await api.complete_stream()):
         found = {(c["id"], c["created"], c["model"]) for c in chunks}
         expect(len(found) == 1, f"expected one, but got {found}")
 
 
-@check("streaming.object", "Chunks say what they are.", "must", "2.7 3.5")
+@check("streaming.object",
+       "Chunks of a chat completion have the object chat.completion.chunk, and those of a "
+       "completion text_completion.",
+       "must", "2.7 3.5")  # fmt: skip
 async def objects(api: Api) -> None:
     for chunks, expected in (
         (await api.chat_stream(ASK, max_tokens=4), "chat.completion.chunk"),
@@ -67,7 +70,10 @@ async def objects(api: Api) -> None:
         expect(found == {expected}, f"expected {expected}, but got {found}")
 
 
-@check("streaming.role-once", "The role comes once, in the first chunk.", "must", "3.5 10.25")
+@check("streaming.role-once",
+       "In a chat completion stream, the first delta has the role assistant, and no other has a "
+       "role.",
+       "must", "3.5 10.25")  # fmt: skip
 async def role_once(api: Api) -> None:
     deltas = [
         c["choices"][0]["delta"] for c in await api.chat_stream(ASK, max_tokens=6) if c["choices"]
@@ -77,14 +83,18 @@ async def role_once(api: Api) -> None:
     expect(deltas[0]["role"] == "assistant", f"expected assistant, but got {deltas[0]}")
 
 
-@check("streaming.delta-object", "A delta is an object, never null.", "must", "3.5 [EXP]")
+@check("streaming.delta-object",
+       "In a chat completion stream, every delta is an object, never null.",
+       "must", "3.5 [EXP]")  # fmt: skip
 async def delta_object(api: Api) -> None:
     for chunk in await api.chat_stream(ASK, max_tokens=6):
         for choice in chunk["choices"]:
             expect(isinstance(choice.get("delta"), dict), f"expected an object, but got {choice}")
 
 
-@check("streaming.last-delta", "The chunk that ends a choice has an empty delta.", "should", "3.5")
+@check("streaming.last-delta",
+       "In a chat completion stream, the chunk with the finish_reason has an empty delta.",
+       "should", "3.5")  # fmt: skip
 async def last_delta(api: Api) -> None:
     for chunk in await api.chat_stream(ASK, max_tokens=6):
         for choice in chunk["choices"]:
@@ -92,7 +102,8 @@ async def last_delta(api: Api) -> None:
                 expect(choice["delta"] == {}, f"expected an empty delta, but got {choice}")
 
 
-@check("streaming.finish-once", "Each choice ends once, after all its text.", "must", "3.5 10.26")
+@check("streaming.finish-once", "In a stream, only the last chunk of a choice has a finish_reason.",
+       "must", "3.5 10.26")  # fmt: skip
 async def finish_once(api: Api) -> None:
     for chunks in (await api.chat_stream(ASK, max_tokens=6), await api.complete_stream()):
         choices = [c["choices"][0] for c in chunks if c["choices"]]
@@ -100,7 +111,9 @@ async def finish_once(api: Api) -> None:
         expect(ends == [len(choices) - 1], f"expected one end, at the end, but got {ends}")
 
 
-@check("streaming.concat", "The deltas add up to the plain answer.", "must", "10.29")
+@check("streaming.concat",
+       "The deltas of a streamed chat completion join to the content of one that is not streamed.",
+       "must", "10.29")  # fmt: skip
 async def concat(api: Api) -> None:
     whole = (await api.chat(ASK, temperature=0, max_tokens=20))["choices"][0]["message"]["content"]
     chunks = await api.chat_stream(ASK, temperature=0, max_tokens=20)
@@ -108,7 +121,9 @@ async def concat(api: Api) -> None:
     expect(text == whole, f"expected {whole!r}, but got {text!r}")
 
 
-@check("streaming.concat-completion", "The chunks add up to the plain completion.", "must", "10.29")
+@check("streaming.concat-completion",
+       "The chunks of a streamed completion join to the text of one that is not streamed.",
+       "must", "10.29")  # fmt: skip
 async def concat_completion(api: Api) -> None:
     full = {"temperature": 0, "max_tokens": 12}
     whole = (await api.complete(api.sure("1, 2, 3,"), **full))["choices"][0]["text"]
@@ -117,7 +132,8 @@ async def concat_completion(api: Api) -> None:
     expect(text == whole, f"expected {whole!r}, but got {text!r}")
 
 
-@check("streaming.in-pieces", "A long answer comes in several chunks.", "must", "3.5", alone=True)
+@check("streaming.in-pieces", "A long answer is streamed in several chunks.",
+       "must", "3.5", alone=True)  # fmt: skip
 async def in_pieces(api: Api) -> None:
     start = time.monotonic()
     chunks = await api.chat_stream("Count to 60.", max_tokens=150, temperature=0)
@@ -131,9 +147,9 @@ async def in_pieces(api: Api) -> None:
     expect(len(texts) > 1, f"expected several chunks, but got {texts}")
 
 
-@check(
-    "streaming.usage", "With include_usage the last chunk has it, and no choices.", "must", "10.21"
-)
+@check("streaming.usage",
+       "With include_usage, the last chunk of a stream has no choices and a usage that adds up.",
+       "must", "10.21")  # fmt: skip
 async def usage(api: Api) -> None:
     more = {"stream_options": {"include_usage": True}, "max_tokens": 4}
     for chunks in (await api.chat_stream(ASK, **more), await api.complete_stream(**more)):
@@ -145,9 +161,9 @@ async def usage(api: Api) -> None:
         expect(total == counts["total_tokens"], f"they do not add up: {counts}")
 
 
-@check(
-    "streaming.usage-null", "With include_usage all other chunks say null.", "must", "10.21 [SPEC]"
-)
+@check("streaming.usage-null",
+       "With include_usage, every chunk of a stream except the last has usage null.",
+       "must", "10.21 [SPEC]")  # fmt: skip
 async def usage_null(api: Api) -> None:
     more = {"stream_options": {"include_usage": True}, "max_tokens": 4}
     for chunks in (await api.chat_stream(ASK, **more), await api.complete_stream(**more)):
@@ -155,14 +171,18 @@ async def usage_null(api: Api) -> None:
         expect(set(map(str, found)) == {"None"}, f"expected null in each, but got {found}")
 
 
-@check("streaming.no-usage", "Without it no chunk has usage, nor no choices.", "must", "10.22")
+@check("streaming.no-usage",
+       "Without include_usage, no chunk of a stream has usage, and every chunk has a choice.",
+       "must", "10.22")  # fmt: skip
 async def no_usage(api: Api) -> None:
     for chunks in (await api.chat_stream(ASK, max_tokens=4), await api.complete_stream()):
         expect(all(chunk["choices"] for chunk in chunks), "a chunk has no choices")
         expect(not any(chunk.get("usage") for chunk in chunks), "a chunk has usage")
 
 
-@check("streaming.usage-equal", "Usage is the same streamed or not.", "should", "10.24")
+@check("streaming.usage-equal",
+       "A streamed chat completion has the same usage as one that is not streamed.",
+       "should", "10.24")  # fmt: skip
 async def usage_equal(api: Api) -> None:
     full = {"temperature": 0, "max_tokens": 10}
     plain = (await api.chat(ASK, **full))["usage"]
@@ -172,7 +192,9 @@ async def usage_equal(api: Api) -> None:
         expect(found == plain[name], f"{name}: expected {plain[name]}, but got {found}")
 
 
-@check("streaming.choices-in-order", "Choice 0 begins before choice 1.", "must", "3.5 10.51 [EXP]")
+@check("streaming.choices-in-order",
+       "In a chat completion stream with n 2, choice 0 begins before choice 1.",
+       "must", "3.5 10.51 [EXP]")  # fmt: skip
 async def choices_in_order(api: Api) -> None:
     chunks = await api.chat_stream(ASK, n=2, max_tokens=4)
     seen: list[int] = []
@@ -183,7 +205,9 @@ async def choices_in_order(api: Api) -> None:
     expect(seen == [0, 1], f"expected 0 and then 1, but got {seen}")
 
 
-@check("streaming.all-choices", "Each of several choices is whole.", "must", "10.51")
+@check("streaming.all-choices",
+       "In a greedy completion stream with n 2, both choices have the same text and end once.",
+       "must", "10.51")  # fmt: skip
 async def all_choices(api: Api) -> None:
     chunks = await api.complete_stream(api.sure("1, 2, 3,"), n=2, max_tokens=6, temperature=0)
     texts = {0: "", 1: ""}
@@ -197,7 +221,7 @@ async def all_choices(api: Api) -> None:
     expect(texts[0] == texts[1], f"expected the same greedy text twice, but got {texts}")
 
 
-@check("streaming.utf8", "No chunk has half a character.", "must", "1.7 10.30")
+@check("streaming.utf8", "A stream never splits a character between chunks.", "must", "1.7 10.30")
 async def utf8(api: Api) -> None:
     question = "Show me an emoji of fire." if api.hint == "demo" else "Write five emoji."
     chunks = await api.chat_stream(question, max_tokens=24, temperature=0)
@@ -205,15 +229,16 @@ async def utf8(api: Api) -> None:
     expect(not any("\ufffd" in text for text in texts), f"a replacement character is in {texts}")
 
 
-@check("streaming.one-choice", "A chunk has at most one choice.", "should", "2.7 3.5")
+@check("streaming.one-choice", "A chunk of a chat completion stream has at most one choice.",
+       "should", "2.7 3.5")  # fmt: skip
 async def one_choice(api: Api) -> None:
     for chunk in await api.chat_stream(ASK, n=2, max_tokens=4):
         expect(len(chunk["choices"]) <= 1, f"expected one choice a chunk, but got {chunk}")
 
 
-@check(
-    "streaming.first-chunk", "The first chunk comes before the whole.", "should", "3.5", alone=True
-)
+@check("streaming.first-chunk",
+       "The first chunk of a stream arrives before the answer is complete.",
+       "should", "3.5", alone=True)  # fmt: skip
 async def first_chunk(api: Api) -> None:
     start = time.monotonic()
     body = _chat(
@@ -230,7 +255,8 @@ async def first_chunk(api: Api) -> None:
     expect(first < 0.8 * whole, f"the first of it came after {first:.2f} s of {whole:.2f}")
 
 
-@check("streaming.disconnect", "Leaving ends the work.", "must", "1.7 10.85", alone=True)
+@check("streaming.disconnect", "Generation is cancelled when the client disconnects.",
+       "must", "1.7 10.85", alone=True)  # fmt: skip
 async def disconnect(api: Api) -> None:
     count = [{"role": "user", "content": "Count to 1000."}]
     one = _chat(api, max_tokens=1, stream=False)
@@ -250,9 +276,9 @@ async def disconnect(api: Api) -> None:
     expect(took < quiet + 1.0, f"the next answer took {took:.2f} s instead of {quiet:.2f}")
 
 
-@check(
-    "streaming.connection-close", "A connection asked to close closes.", "must", "1.7", alone=True
-)
+@check("streaming.connection-close",
+       "The server closes the connection after a stream if the request has Connection: close.",
+       "must", "1.7", alone=True)  # fmt: skip
 async def connection_close(api: Api) -> None:
     try:
         reply = await asyncio.wait_for(exchange(api, "POST", H, _chat(api)), 5)
@@ -261,7 +287,8 @@ async def connection_close(api: Api) -> None:
     expect(reply.status == 200, f"expected 200, but got {reply.status}")
 
 
-@check("streaming.json-lines", "No event has a line end inside its JSON.", "must", "1.7")
+@check("streaming.json-lines", "The JSON of a stream's event contains no line break.",
+       "must", "1.7")  # fmt: skip
 async def json_lines(api: Api) -> None:
     reply = await exchange(api, "POST", C, _completion(api, prompt="a\nb\nc\n", max_tokens=12))
     for line in reply.body.decode().split("\n"):

@@ -41,7 +41,8 @@ def _valid(text: str, schema: Any) -> None:
     expect(error is None, f"the answer breaks the schema: {text!r}")
 
 
-@check("structured.text", "Text is the form of an answer that asks for none.", "must", "3.1 3.7")
+@check("structured.text", "The response_format text returns the same answer as no response_format.",
+       "must", "3.1 3.7")  # fmt: skip
 async def text(api: Api) -> None:
     full = {"temperature": 0, "max_tokens": 8}
     plain = await api.chat("Count to 7.", **full)
@@ -50,13 +51,16 @@ async def text(api: Api) -> None:
     expect(found[0] == found[1], f"expected the same answer, but got {found}")
 
 
-@check("structured.object", "json_object makes one JSON object.", "must", "3.7 10.72")
+@check("structured.object", "With response_format json_object, the content is a JSON object.",
+       "must", "3.7 10.72")  # fmt: skip
 async def json_object(api: Api) -> None:
     found = await _content(api, {"type": "json_object"})
     _valid(found, {"type": "object"})
 
 
-@check("structured.object-stream", "json_object holds streamed, too.", "must", "3.7 10.72")
+@check("structured.object-stream",
+       "With response_format json_object, the streamed content is a JSON object.",
+       "must", "3.7 10.72")  # fmt: skip
 async def object_stream(api: Api) -> None:
     full = {"response_format": {"type": "json_object"}, "temperature": 0, "max_tokens": LIMIT}
     choices = [c["choices"][0] for c in await api.chat_stream(ASK, **full) if c["choices"]]
@@ -65,12 +69,15 @@ async def object_stream(api: Api) -> None:
     _valid("".join(c["delta"].get("content") or "" for c in choices), {"type": "object"})
 
 
-@check("structured.schema", "An answer keeps to its schema.", "must", "3.7 10.73")
+@check("structured.schema", "With response_format json_schema, the content matches the schema.",
+       "must", "3.7 10.73")  # fmt: skip
 async def schema(api: Api) -> None:
     _valid(await _content(api, schema_format(COLOUR)), COLOUR)
 
 
-@check("structured.schema-stream", "Streamed it is the same.", "must", "10.29 10.73")
+@check("structured.schema-stream",
+       "With response_format json_schema, the streamed content is the same as without streaming.",
+       "must", "10.29 10.73")  # fmt: skip
 async def schema_stream(api: Api) -> None:
     form = schema_format(COLOUR)
     whole = await _content(api, form)
@@ -80,7 +87,9 @@ async def schema_stream(api: Api) -> None:
     expect(found == whole, f"expected {whole!r}, but got {found!r}")
 
 
-@check("structured.ten", "Ten warm answers of ten keep to it.", "must", "10.73", seconds=60)
+@check("structured.ten",
+       "With response_format json_schema, ten of ten answers at temperature 1 match the schema.",
+       "must", "10.73", seconds=60)  # fmt: skip
 async def ten(api: Api) -> None:
     for seed in range(10):
         full = {"temperature": 1, "seed": seed}
@@ -127,21 +136,29 @@ for _name, _kind in KINDS.items():
           "10.73")(_keeps(_kind))  # fmt: skip
 
 
-@check("structured.unicode", "An answer may have any character.", "must", "10.73")
+@check("structured.unicode",
+       "With response_format json_schema, the content can have quotes, backslashes and any "
+       "Unicode character.",
+       "must", "10.73")  # fmt: skip
 async def unicode(api: Api) -> None:
     word = 'é "漢" \\ 🔥'
     found = await _content(api, schema_format(one_of(word=(word,))))
     expect(json.loads(found) == {"word": word}, f"expected {word!r} in it, but got {found!r}")
 
 
-@check("structured.not-strict", "Without strict, or with null, the schema is still kept to.",
+@check("structured.not-strict",
+       "With response_format json_schema, the content matches the schema if strict is false or "
+       "null.",
        "should", "3.7")  # fmt: skip
 async def not_strict(api: Api) -> None:
     for strict in (False, None):
         _valid(await _content(api, schema_format(COLOUR, strict=strict)), COLOUR)
 
 
-@check("structured.finish", "A whole answer ends in stop, a cut one in length.", "must", "3.7")
+@check("structured.finish",
+       "With response_format json_schema, the finish_reason is stop for a complete answer, and "
+       "length for a truncated one.",
+       "must", "3.7")  # fmt: skip
 async def finish(api: Api) -> None:
     full = {"response_format": schema_format(COLOUR), "temperature": 0}
     for limit, expected in ((LIMIT, "stop"), (2, "length")):
@@ -149,14 +166,18 @@ async def finish(api: Api) -> None:
         expect(reason == expected, f"{limit} tokens: expected {expected}, but got {reason!r}")
 
 
-@check("structured.choices", "Each of several choices keeps to it.", "should", "3.7")
+@check("structured.choices",
+       "With response_format json_schema and n 3, every choice matches the schema.",
+       "should", "3.7")  # fmt: skip
 async def choices(api: Api) -> None:
     full = {"response_format": schema_format(COLOUR), "max_tokens": LIMIT}
     for choice in (await api.chat(ASK, n=3, **full))["choices"]:
         _valid(choice["message"]["content"], COLOUR)
 
 
-@check("structured.logprobs", "Log-probabilities go with it.", "should", "3.4 3.7")
+@check("structured.logprobs",
+       "With response_format json_schema, the bytes in logprobs join to the content.",
+       "should", "3.4 3.7")  # fmt: skip
 async def logprobs(api: Api) -> None:
     full = {"response_format": schema_format(COLOUR), "temperature": 0, "max_tokens": LIMIT}
     choice = (await api.chat(ASK, logprobs=True, **full))["choices"][0]

@@ -95,9 +95,9 @@ def _parts(choices: Sequence[Any]) -> list[Any]:
     return parts
 
 
-@check(
-    "tools.required", "required makes a call, and tool_calls is the reason.", "must", "3.3 10.64"
-)
+@check("tools.required",
+       "With tool_choice required, the message has tool calls and the finish_reason is tool_calls.",
+       "must", "3.3 10.64")  # fmt: skip
 async def required(api: Api) -> None:
     choice = await _choice(api)
     calls_of(choice["message"])
@@ -105,7 +105,9 @@ async def required(api: Api) -> None:
     expect(reason == "tool_calls", f"expected finish_reason tool_calls, but got {reason!r}")
 
 
-@check("tools.content-null", "Beside calls alone the content is null.", "must", "3.3 10.64")
+@check("tools.content-null",
+       "The content of a message with tool calls is null, or text that is not blank.",
+       "must", "3.3 10.64")  # fmt: skip
 async def content_null(api: Api) -> None:
     message = (await _choice(api))["message"]
     calls_of(message)
@@ -114,7 +116,8 @@ async def content_null(api: Api) -> None:
     expect(content is None or said, f"expected null or a text for content, but got {message}")
 
 
-@check("tools.arguments", "Arguments are a string of a JSON object.", "must", "3.6 10.64")
+@check("tools.arguments", "The arguments of a tool call are a string that contains a JSON object.",
+       "must", "3.6 10.64")  # fmt: skip
 async def arguments(api: Api) -> None:
     for call in await _calls(api):
         text = call["function"]["arguments"]
@@ -122,13 +125,13 @@ async def arguments(api: Api) -> None:
         expect(isinstance(json.loads(text), dict), f"expected an object in it, but got {text!r}")
 
 
-@check("tools.schema", "Arguments are valid by the tool's parameters.", "must", "10.64")
+@check("tools.schema", "The arguments of a tool call match the tool's parameters.", "must", "10.64")
 async def schema(api: Api) -> None:
     for call in await _calls(api):
         _valid(call)
 
 
-@check("tools.ids", "Every call has an id of its own.", "must", "3.6 10.64")
+@check("tools.ids", "Every tool call has a unique id, which is a string.", "must", "3.6 10.64")
 async def ids(api: Api) -> None:
     found = [
         call.get("id") for _ in range(2) for call in await _calls(api, messages="Weather and time?")
@@ -137,20 +140,22 @@ async def ids(api: Api) -> None:
     expect(len(set(found)) == len(found), f"expected different ids, but got {found}")
 
 
-@check("tools.id-form", "Ids begin with call_.", "should", "3.6")
+@check("tools.id-form", "The id of a tool call begins with call_.", "should", "3.6")
 async def id_form(api: Api) -> None:
     for call in await _calls(api):
         expect(str(call.get("id")).startswith("call_"), f"expected call_…, but got {call}")
 
 
-@check("tools.type", "A call is a function's, with a name that is offered.", "must", "3.6")
+@check("tools.type", "A tool call has the type function and the name of a tool in the request.",
+       "must", "3.6")  # fmt: skip
 async def kind(api: Api) -> None:
     for call in await _calls(api):
         expect(call.get("type") == "function", f"expected type function, but got {call}")
         expect(call["function"]["name"] in SCHEMAS, f"no such tool is offered: {call}")
 
 
-@check("tools.none", "none makes no call.", "must", "3.6 10.67")
+@check("tools.none", "With tool_choice none, the message has text and no tool calls.",
+       "must", "3.6 10.67")  # fmt: skip
 async def none(api: Api) -> None:
     body = await api.chat(ASK, tools=[WEATHER], tool_choice="none", temperature=0, max_tokens=24)
     message = body["choices"][0]["message"]
@@ -158,7 +163,10 @@ async def none(api: Api) -> None:
     expect(isinstance(message.get("content"), str), f"expected a text, but got {message}")
 
 
-@check("tools.named", "A function that is named is the one called.", "must", "3.6 10.68")
+@check("tools.named",
+       "If tool_choice names a function, only it is called, with the finish_reason stop or "
+       "tool_calls.",
+       "must", "3.6 10.68")  # fmt: skip
 async def named(api: Api) -> None:
     for name in SCHEMAS:
         choice = await _choice(api, tool_choice={"type": "function", "function": {"name": name}})
@@ -169,8 +177,9 @@ async def named(api: Api) -> None:
         expect(good, f"expected finish_reason stop or tool_calls, but got {reason!r}")
 
 
-@check("tools.auto", "Left to itself, the model calls or answers; the reason says which.", "must",
-       "3.3")  # fmt: skip
+@check("tools.auto",
+       "Without tool_choice, the message has tool calls or text, and finish_reason agrees with it.",
+       "must", "3.3")  # fmt: skip
 async def auto(api: Api) -> None:
     for question in (ASK, "Count to 3."):
         body = await api.chat(question, tools=[WEATHER], temperature=0, max_tokens=64)
@@ -185,20 +194,24 @@ async def auto(api: Api) -> None:
         expect(isinstance(text, str), f"expected a call or a text, but got {choice}")
 
 
-@check("tools.length", "A call that the limit cuts off ends in length.", "must", "3.3")
+@check("tools.length", "A tool call that max_tokens cuts off has the finish_reason length.",
+       "must", "3.3")  # fmt: skip
 async def length(api: Api) -> None:
     full = {"tools": [WEATHER], "tool_choice": "required", "temperature": 0}
     reason = (await api.chat(ASK, max_tokens=3, **full))["choices"][0]["finish_reason"]
     expect(reason == "length", f"expected length, but got {reason!r}")
 
 
-@check("tools.one-call", "parallel_tool_calls: false makes one call.", "should", "3.1 10.69")
+@check("tools.one-call", "With parallel_tool_calls false, a message has exactly one tool call.",
+       "should", "3.1 10.69")  # fmt: skip
 async def one_call(api: Api) -> None:
     calls = await _calls(api, messages=BOTH, parallel_tool_calls=False)
     expect(len(calls) == 1, f"expected one call, but got {len(calls)}")
 
 
-@check("tools.several", "Several calls in one answer are taken apart.", "should", "3.6 10.69")
+@check("tools.several",
+       "Several tool calls in one answer are separate items, each with valid arguments.",
+       "should", "3.6 10.69")  # fmt: skip
 async def several(api: Api) -> None:
     calls = await _calls(api, messages=BOTH, parallel_tool_calls=True)
     for call in calls:
@@ -207,7 +220,8 @@ async def several(api: Api) -> None:
         raise Skip("the model makes one call only")
 
 
-@check("tools.no-parameters", "A tool without parameters is called with {}.", "must", "3.1 3.6")
+@check("tools.no-parameters", "A tool without parameters is called with the arguments {}.",
+       "must", "3.1 3.6")  # fmt: skip
 async def no_parameters(api: Api) -> None:
     for parameters in (None, {"type": "object", "properties": {}}):
         for call in await _calls(api, tools=[tool("ping", parameters)]):
@@ -215,7 +229,9 @@ async def no_parameters(api: Api) -> None:
             expect(json.loads(text) == {}, f"expected {{}}, but got {text!r}")
 
 
-@check("tools.unicode", "Arguments may have any character.", "must", "3.6")
+@check("tools.unicode",
+       "The arguments of a tool call can contain quotes, backslashes and any Unicode character.",
+       "must", "3.6")  # fmt: skip
 async def unicode(api: Api) -> None:
     word = 'é "漢" \\ 🔥'
     calls = await _calls(api, tools=[tool("say", one_of(word=(word,)))])
@@ -223,8 +239,9 @@ async def unicode(api: Api) -> None:
     expect(json.loads(text) == {"word": word}, f"expected {word!r} in it, but got {text!r}")
 
 
-@check("tools.nested", "Lists, objects and numbers in arguments keep to their schema.", "should",
-       "10.64")  # fmt: skip
+@check("tools.nested",
+       "Lists, objects and numbers in the arguments of a tool call match the parameters.",
+       "should", "10.64")  # fmt: skip
 async def nested(api: Api) -> None:
     item = {"type": "object", "properties": {"n": {"type": "integer", "enum": [1, 2]}},
             "required": ["n"], "additionalProperties": False}  # fmt: skip
@@ -241,14 +258,15 @@ async def nested(api: Api) -> None:
         _valid(call, {"nest": parameters})
 
 
-@check("tools.n", "Each of several choices makes its call, with ids of its own.", "should", "3.6")
+@check("tools.n", "With n 2, each choice has tool calls, and all of their ids differ.",
+       "should", "3.6")  # fmt: skip
 async def several_choices(api: Api) -> None:
     body = await api.chat(ASK, tools=[WEATHER], tool_choice="required", n=2, max_tokens=LIMIT)
     calls = [call for choice in body["choices"] for call in calls_of(choice["message"])]
     expect(len({call["id"] for call in calls}) == len(calls), f"ids are used twice: {calls}")
 
 
-@check("tools.prompt", "The model is told of the tools.", "must", "3.1")
+@check("tools.prompt", "The tools of a request are part of the prompt.", "must", "3.1")
 async def prompt(api: Api) -> None:
     plain = (await api.chat(ASK, max_tokens=1))["usage"]["prompt_tokens"]
     body = await api.chat(ASK, tools=[WEATHER], tool_choice="required", max_tokens=1)
@@ -264,7 +282,9 @@ def _turns(content: Any = "21 degrees", reply: Any = None, **more: Any) -> list[
     return [{"role": "user", "content": ASK}, assistant, result]
 
 
-@check("tools.round-trip", "A call and its result are taken back and read.", "must", "3.2 10.70")
+@check("tools.round-trip",
+       "A tool call and its result are accepted as messages, and the result is part of the prompt.",
+       "must", "3.2 10.70")  # fmt: skip
 async def round_trip(api: Api) -> None:
     counts = []
     for content in ("21", "21 degrees and a light wind from the west"):
@@ -273,15 +293,17 @@ async def round_trip(api: Api) -> None:
     expect(counts[1] > counts[0], f"the result is not in the prompt: {counts} prompt tokens")
 
 
-@check("tools.content-absent", "A message of calls may have no content key.", "must", "3.2")
+@check("tools.content-absent", "An assistant message with tool calls may have no content key.",
+       "must", "3.2")  # fmt: skip
 async def content_absent(api: Api) -> None:
     turns = _turns()
     del turns[1]["content"]
     await api.chat(turns, tools=[WEATHER], max_tokens=1)
 
 
-@check("tools.result-parts", "A result may be a list of text parts, which are all read.", "should",
-       "3.2")  # fmt: skip
+@check("tools.result-parts",
+       "The content of a tool message may be a list of text parts, which are all read.",
+       "should", "3.2")  # fmt: skip
 async def result_parts(api: Api) -> None:
     parts = [{"type": "text", "text": text} for text in ("21 degrees ", "and a light wind, later")]
     counts = []
@@ -293,7 +315,8 @@ async def result_parts(api: Api) -> None:
     expect(near, f"expected the prompt of one text, but got {counts} tokens")
 
 
-@check("tools.orphan", "Calls without their results are refused.", "may", "3.2 10.71")
+@check("tools.orphan", "Messages with a tool call but without its result are rejected with 400.",
+       "may", "3.2 10.71")  # fmt: skip
 async def orphan(api: Api) -> None:
     await api.chat(_turns(), tools=[WEATHER], max_tokens=1)
     turns = [*_turns()[:2], {"role": "user", "content": "And?"}]
@@ -304,7 +327,8 @@ async def orphan(api: Api) -> None:
     reply.error(400)
 
 
-@check("tools.empty-list", "An empty list of calls in a message is refused.", "may", "3.2 1.2")
+@check("tools.empty-list", "A message with an empty list of tool calls is rejected with 400.",
+       "may", "3.2 1.2")  # fmt: skip
 async def empty_list(api: Api) -> None:
     turns = [{"role": "assistant", "content": "Hello", "tool_calls": []},
              {"role": "user", "content": "Hello"}]  # fmt: skip
@@ -345,7 +369,7 @@ for _name, _changes, _level, _source, _word in WRONG:
           _level, _source)(_refused(_changes, _word))  # type: ignore[arg-type]  # fmt: skip
 
 
-@check("tools.choice-alone", "tool_choice without tools is refused.", "may", "3.1")
+@check("tools.choice-alone", "tool_choice without tools is rejected with 400.", "may", "3.1")
 async def choice_alone(api: Api) -> None:
     await api.chat(ASK, tools=[WEATHER], max_tokens=1)
     messages = [{"role": "user", "content": ASK}]
@@ -356,7 +380,8 @@ async def choice_alone(api: Api) -> None:
     reply.error(400)
 
 
-@check("tools.allowed", "allowed_tools leaves only those to call.", "should", "3.1")
+@check("tools.allowed", "If tool_choice is allowed_tools, only the listed tools are called.",
+       "should", "3.1")  # fmt: skip
 async def allowed(api: Api) -> None:
     for name in SCHEMAS:
         only_this = [{"type": "function", "function": {"name": name}}]
@@ -366,7 +391,7 @@ async def allowed(api: Api) -> None:
         expect(set(found) == {name}, f"expected {name} only, but got {found}")
 
 
-@check("tools.custom", "A custom tool is called with text.", "may", "3.9 [SDK]")
+@check("tools.custom", "A custom tool is called with a string as its input.", "may", "3.9 [SDK]")
 async def custom(api: Api) -> None:
     offered = [{"type": "custom", "custom": {"name": "shell", "description": "Run a command."}}]
     for call in await _calls(api, tools=offered):
@@ -375,8 +400,9 @@ async def custom(api: Api) -> None:
         expect(isinstance(call["custom"]["input"], str), f"expected a text, but got {call}")
 
 
-@check("tools.functions", "The deprecated functions are answered in their own shape.", "should",
-       "3.1 3.9")  # fmt: skip
+@check("tools.functions",
+       "The deprecated functions return a function_call in the message, with valid arguments.",
+       "should", "3.1 3.9")  # fmt: skip
 async def functions(api: Api) -> None:
     body = {"functions": [WEATHER["function"]], "function_call": {"name": "get_weather"}}
     choice = (await api.chat(ASK, max_tokens=LIMIT, temperature=0, **body))["choices"][0]
@@ -389,7 +415,8 @@ async def functions(api: Api) -> None:
     expect(good, f"expected function_call, but got {choice['finish_reason']!r}")
 
 
-@check("tools.stream-header", "A call's first delta has index, id, type and name.", "must", "10.65")
+@check("tools.stream-header", "The first delta of a tool call has its index, id, type and name.",
+       "must", "10.65")  # fmt: skip
 async def stream_header(api: Api) -> None:
     seen: set[int] = set()
     for part in _parts(await _deltas(api)):
@@ -401,7 +428,8 @@ async def stream_header(api: Api) -> None:
             expect(good and part["function"].get("name"), f"the first part lacks some: {part}")
 
 
-@check("tools.stream-once", "Id, type and name are never repeated.", "must", "3.6 10.66")
+@check("tools.stream-once", "The id, type and name of a streamed tool call are not repeated.",
+       "must", "3.6 10.66")  # fmt: skip
 async def stream_once(api: Api) -> None:
     seen: set[int] = set()
     for part in _parts(await _deltas(api)):
@@ -411,7 +439,9 @@ async def stream_once(api: Api) -> None:
         seen.add(part["index"])
 
 
-@check("tools.stream-arguments", "Fragments join to valid arguments.", "must", "3.6 10.65")
+@check("tools.stream-arguments",
+       "The arguments of a streamed tool call join to JSON that matches the parameters.",
+       "must", "3.6 10.65")  # fmt: skip
 async def stream_arguments(api: Api) -> None:
     joined: dict[int, dict[str, Any]] = {}
     for part in _parts(await _deltas(api)):
@@ -423,7 +453,9 @@ async def stream_arguments(api: Api) -> None:
         _valid({"function": call})
 
 
-@check("tools.stream-equal", "Streamed or not, the calls are the same.", "must", "10.29 10.65")
+@check("tools.stream-equal",
+       "Streamed tool calls have the same names and arguments as those that are not streamed.",
+       "must", "10.29 10.65")  # fmt: skip
 async def stream_equal(api: Api) -> None:
     whole = [(c["function"]["name"], c["function"]["arguments"]) for c in await _calls(api)]
     joined: dict[int, list[str]] = {}
@@ -435,7 +467,8 @@ async def stream_equal(api: Api) -> None:
            f"expected {whole}, but got {list(joined.values())}")  # fmt: skip
 
 
-@check("tools.stream-order", "A call is complete before the next begins.", "must", "3.6")
+@check("tools.stream-order", "In a stream, a tool call is complete before the next begins.",
+       "must", "3.6")  # fmt: skip
 async def stream_order(api: Api) -> None:
     found = [part["index"] for part in _parts(await _deltas(api, BOTH, parallel_tool_calls=True))]
     expect(found == sorted(found) and found[0] == 0, f"expected 0, 0, …, 1, …, but got {found}")
@@ -443,7 +476,9 @@ async def stream_order(api: Api) -> None:
         raise Skip("the model makes one call only")
 
 
-@check("tools.stream-finish", "The stream of a call ends in tool_calls, once.", "must", "3.3 3.6")
+@check("tools.stream-finish",
+       "A stream with tool calls has the finish_reason tool_calls once, in its last chunk.",
+       "must", "3.3 3.6")  # fmt: skip
 async def stream_finish(api: Api) -> None:
     choices = await _deltas(api)
     found = [c["finish_reason"] for c in choices if c["finish_reason"] is not None]
@@ -451,8 +486,9 @@ async def stream_finish(api: Api) -> None:
     expect(choices[-1]["finish_reason"], "a chunk comes after the one that ends the choice")
 
 
-@check("tools.stream-first", "The first delta has the role, and null for content.", "should",
-       "3.6 [SNAP]")  # fmt: skip
+@check("tools.stream-first",
+       "In a stream with tool calls, only the first delta has the role, and its content is null.",
+       "should", "3.6 [SNAP]")  # fmt: skip
 async def stream_first(api: Api) -> None:
     choices = await _deltas(api)
     delta = choices[0]["delta"]

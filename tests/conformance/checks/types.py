@@ -12,39 +12,38 @@ async def _all_right(api: Api, path: str) -> None:
     expect(wrong is None, f"a body is not of OpenAI's published type: {wrong}")
 
 
-@check("types.completions", "Every completion is of the published type.", "must", "10.95",
-       alone=True)  # fmt: skip
+@check("types.completions", "Every completion of the run matches OpenAI's published type.",
+       "must", "10.95", alone=True)  # fmt: skip
 async def completions(api: Api) -> None:
     await api.complete(max_tokens=1)
     await _all_right(api, "/completions")
 
 
-@check("types.chat", "Every chat completion is of the published type.", "must", "10.95",
-       alone=True)  # fmt: skip
+@check("types.chat", "Every chat completion of the run matches OpenAI's published type.",
+       "must", "10.95", alone=True)  # fmt: skip
 async def chat(api: Api) -> None:
     await api.chat(max_tokens=1)
     await _all_right(api, "/chat/completions")
 
 
-@check(
-    "types.models", "The list of models is of the published type.", "must", "10.95 5", alone=True
-)
+@check("types.models", "The list of models matches OpenAI's published type.",
+       "must", "10.95 5", alone=True)  # fmt: skip
 async def models(api: Api) -> None:
     wrong = problem("/models", (await api.get("/models")).ok(), {})
     expect(wrong is None, f"the list is not of OpenAI's published type: {wrong}")
 
 
-@check(
-    "types.completion-chunks", "Every chunk of a completion is of it.", "must", "10.95", alone=True
-)
+@check("types.completion-chunks",
+       "Every chunk of a completion stream of the run matches OpenAI's published type.",
+       "must", "10.95", alone=True)  # fmt: skip
 async def completion_chunks(api: Api) -> None:
     await api.complete_stream(max_tokens=2)
     await _all_right(api, "stream of /completions")
 
 
-@check(
-    "types.chat-chunks", "Every chunk of a chat completion is of it.", "must", "10.95", alone=True
-)
+@check("types.chat-chunks",
+       "Every chunk of a chat completion stream of the run matches OpenAI's published type.",
+       "must", "10.95", alone=True)  # fmt: skip
 async def chat_chunks(api: Api) -> None:
     await api.chat_stream(max_tokens=2)
     await _all_right(api, "stream of /chat/completions")
