@@ -19,6 +19,7 @@ FLOORS = {"schemas": set(), "backends": {"schemas"}, "adapter": {"backends", "sc
 # The conformance suite is in the tests' folder and is installed as a package of its own.
 PACKAGES = {**{floor: floor for floor in FLOORS}, "tests/conformance": "conformance"}
 SOURCES = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
+SUITE = sorted((ROOT / "tests" / "conformance").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 WRITTEN = [
     *SOURCES,
@@ -79,9 +80,9 @@ BANNED = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", SOURCES + SUITE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_texts_use_common_terms(path: Path) -> None:
-    """No error message, help text or log line contains a banned word."""
+    """No error message, help text, log line or promise of a check contains a banned word."""
     tree = ast.parse(path.read_text())
     # The value of an expression that is a statement: docstrings, and nothing else of text.
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

@@ -32,43 +32,58 @@ COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magent
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("url", required=False)
-@click.option("--model", help="What requests name; the first that /models lists by default.")
-@click.option("--api-key", envvar="OPENAI_API_KEY", help="Sent as a bearer; never in a report.")
-@click.option("--name", help="What the server is called in reports; its URL by default.")
-@click.option("--only", multiple=True, metavar="ID", help="Checks by id, with * and ?; repeatable.")
-@click.option("--group", multiple=True, help="Checks of a group; repeatable.")
+@click.option("--model", help="Model to request. Default: the first in /models.")
+@click.option(
+    "--api-key",
+    envvar="OPENAI_API_KEY",
+    help="API key, sent as a bearer token. Reports never contain it.",
+)
+@click.option("--name", help="Name of the server in reports. Default: its URL.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="ID",
+    help="Run checks by id; * and ? are wildcards. Repeatable.",
+)
+@click.option("--group", multiple=True, help="Run the checks of a group. Repeatable.")
 @click.option(
     "--profile",
     multiple=True,
     type=click.Choice(list(PROFILES), case_sensitive=False),
-    help="Checks that a client depends on; repeatable.",
+    help="Run the checks that a client depends on. Repeatable.",
 )
-@click.option("--model-hint", type=click.Choice(["demo"]), help="Unlock what a model surely says.")
-@click.option("--at-once", type=click.IntRange(1), default=8, help="Checks side by side.  [8]")
+@click.option(
+    "--model-hint",
+    type=click.Choice(["demo"]),
+    help="Also run the checks that depend on this model's answers.",
+)
+@click.option(
+    "--at-once", type=click.IntRange(1), default=8, help="Number of concurrent checks.  [8]"
+)
 @click.option(
     "--break",
     "breaks",
     metavar="COMMAND",
-    help="Ends the engine behind the server and has it started again; judges errors in mid-stream.",
+    help="Command that stops and restarts the engine. Tests what clients see when it dies.",
 )
 @click.option(
     "--report",
     multiple=True,
     type=click.Path(path_type=Path),
-    help=f"Write a report; its name ends in {', '.join(WRITERS)}; repeatable.",
+    help=f"Write a report. Suffixes: {', '.join(WRITERS)}. Repeatable.",
 )
 @click.option(
     "--notes",
     type=click.Path(exists=True, path_type=Path),
-    help="A JSON object: what lies behind verdicts, by check or pattern; put into reports.",
+    help="JSON file with explanations for reports, as an object with a check id or pattern as key.",
 )
-@click.option("--redact", is_flag=True, help="Leave prompts and answers out of reports.")
-@click.option("--list", "listing", is_flag=True, help="Show the checks and end.")
+@click.option("--redact", is_flag=True, help="Omit prompts and answers from reports.")
+@click.option("--list", "listing", is_flag=True, help="Print the checks and exit.")
 @click.option(
     "--diff",
     nargs=2,
     type=click.Path(exists=True, path_type=Path),
-    help="Compare two JSON reports; exit code 1 if verdicts differ.",
+    help="Compare two JSON reports. The exit code is 1 if verdicts differ.",
 )
 def conform(
     url: str | None,
@@ -104,13 +119,19 @@ def conform(
             click.echo(f"{check.id:<34} {check.level:<6} {check.promise}")
         return
     if url is None:
-        raise click.UsageError("Name the server's base URL: http://127.0.0.1:8080/v1")
+        raise click.UsageError(
+            "The base URL is missing. Add one, such as http://127.0.0.1:8080/v1."
+        )
     unknown = [path for path in report if path.suffix not in WRITERS]
     if unknown:
-        raise click.UsageError(f"{unknown[0]}: a report ends in {', '.join(WRITERS)}")
-    homeless = [path for path in report if not path.parent.is_dir()]
-    if homeless:
-        raise click.UsageError(f"{homeless[0]}: there is no folder {homeless[0].parent}")
+        raise click.UsageError(
+            f"--report {unknown[0]} has an unknown suffix. Use one of {', '.join(WRITERS)}."
+        )
+    misplaced = [path for path in report if not path.parent.is_dir()]
+    if misplaced:
+        raise click.UsageError(
+            f"--report {misplaced[0]} is in a folder that does not exist. Create it first."
+        )
     _check_address(url)
     settings = Settings(url, model, api_key, model_hint, at_once, breaks)
     try:
@@ -135,7 +156,7 @@ def _chosen(only: Sequence[str], group: Sequence[str], profile: Sequence[str]) -
     if not wanted:
         groups = ", ".join(sorted({check.group for check in checks}))
         raise click.UsageError(
-            f"No check is of that name; --list shows them all. The groups are {groups}."
+            f"No check matches. --list shows all checks. The groups are {groups}."
         )
     return [check for check in checks if check.id in wanted]
 
@@ -149,9 +170,9 @@ async def _judged(settings: Settings, checks: Sequence[Check], name: str, conten
         nonlocal done
         done += 1
         if verdict.outcome != "pass":
-            word = click.style(f"{verdict.outcome:<11}", fg=COLOURS.get(verdict.outcome))
+            outcome = click.style(f"{verdict.outcome:<11}", fg=COLOURS.get(verdict.outcome))
             detail = " ".join(verdict.detail[:160].split())
-            click.echo(f"{word} {verdict.check.level:<6} {verdict.check.id}: {_plain(detail)}")
+            click.echo(f"{outcome} {verdict.check.level:<6} {verdict.check.id}: {_plain(detail)}")
         if sys.stderr.isatty():
             click.echo(f"\r{done}/{len(checks)} ", nl=False, err=True)
 
@@ -163,7 +184,9 @@ async def _judged(settings: Settings, checks: Sequence[Check], name: str, conten
 def _notes(path: Path) -> dict[str, str]:
     notes = _json(path)
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
-        raise click.UsageError(f"{path}: notes are an object of texts, by check or pattern.")
+        raise click.UsageError(
+            f"--notes {path} is not an object of strings. Use a check id or pattern as each key."
+        )
     return notes
 
 
@@ -172,13 +195,13 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except OSError as error:
-        raise click.UsageError(f"{path} cannot be read: {error.strerror}") from None
+        raise click.UsageError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeError:
-        raise click.UsageError(f"{path} is no JSON: it is not UTF-8 text") from None
+        raise click.UsageError(f"{path} is not valid JSON: it is not UTF-8 text.") from None
     except ValueError as error:
-        raise click.UsageError(f"{path} is no JSON: {error}") from None
+        raise click.UsageError(f"{path} is not valid JSON: {error}.") from None
     except RecursionError:
-        raise click.UsageError(f"{path} is nested too deeply") from None
+        raise click.UsageError(f"{path} is nested too deeply.") from None
 
 
 def _check_address(url: str) -> None:
@@ -191,7 +214,7 @@ def _check_address(url: str) -> None:
     except ValueError as error:
         reason = str(error)
     raise click.UsageError(
-        f"The base URL is not a valid address such as http://127.0.0.1:8080/v1: {reason}"
+        f"The base URL is invalid: {reason}. Use one such as http://127.0.0.1:8080/v1."
     )
 
 
@@ -209,8 +232,8 @@ def _plain(text: str) -> str:
 def _summary(run: Run) -> None:
     click.echo()
     for group, verdicts in run.groups().items():
-        held = sum(verdict.outcome == "pass" for verdict in verdicts)
-        click.echo(f"{group:<16} {held:>3} of {len(verdicts)}")
+        passed = sum(verdict.outcome == "pass" for verdict in verdicts)
+        click.echo(f"{group:<16} {passed:>3} of {len(verdicts)}")
     click.echo()
     for name in PROFILES:
         if not needed(name, [verdict.check for verdict in run.verdicts]):
@@ -220,15 +243,15 @@ def _summary(run: Run) -> None:
         more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
         click.echo(f"{name:<16} {verdict}{': ' if ids else ''}{ids}{more}")
     click.echo()
-    told = ", ".join(f"{run.counts[one]} {one}" for one in OUTCOMES if run.counts[one])
-    click.echo(f"{len(run.verdicts)} checks: {told}")
+    counts = ", ".join(f"{run.counts[one]} {one}" for one in OUTCOMES if run.counts[one])
+    click.echo(f"{len(run.verdicts)} checks: {counts}")
 
 
 def _compare(before: Path, after: Path) -> int:
     try:
         lines = changes(_json(before), _json(after))
     except (AttributeError, KeyError, TypeError):
-        raise click.UsageError("--diff compares two reports of this command in JSON") from None
+        raise click.UsageError("--diff needs two JSON reports of this command.") from None
     for line in lines:
         click.echo(_plain(line))
     click.echo(f"{len(lines)} verdicts differ")

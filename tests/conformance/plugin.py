@@ -8,7 +8,11 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that name the server."""
     group = parser.getgroup("openai conformance")
-    group.addoption("--openai-url", help="Base URL of the server to judge, with its /v1.")
-    group.addoption("--openai-model", help="What requests name; the first that it lists.")
-    group.addoption("--openai-key", help="Sent as a bearer.")
-    group.addoption("--openai-hint", choices=["demo"], help="Unlock what a model surely says.")
+    group.addoption("--openai-url", help="Base URL of the server to test, including /v1.")
+    group.addoption("--openai-model", help="Model to request. Default: the first in /models.")
+    group.addoption("--openai-key", help="API key, sent as a bearer token.")
+    group.addoption(
+        "--openai-hint",
+        choices=["demo"],
+        help="Also run the checks that depend on this model's answers.",
+    )

@@ -63,7 +63,7 @@ async def exchange(
         data = await reader.read()
     head, separator, rest = data.partition(b"\r\n\r\n")
     if not separator:
-        raise Fail(f"the answer is no HTTP: {data[:200]!r}")
+        raise Fail(f"expected an HTTP response, but got {data[:200]!r}")
     status, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (s.partition(":") for s in lines)}
     if headers.get("transfer-encoding", "").lower() == "chunked":

@@ -28,7 +28,7 @@ class Settings:
         key: sent as a bearer token, if given.
         hint: `demo` if the demo model answers.
         at_once: the number of checks that run concurrently.
-        breaks: a command that ends the engine behind the server and has it restarted.
+        breaks: a command that stops and restarts the engine behind the server.
     """
 
     url: str
@@ -40,7 +40,7 @@ class Settings:
 
 
 class Unreachable(Exception):
-    """A server that cannot be judged: it does not answer, or lists no model."""
+    """A server that cannot be judged: it does not respond, or lists no model."""
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def connected(settings: Settings) -> AsyncIterator[tuple[httpx2.AsyncClien
     """Yield a client of the server, and the model that requests name.
 
     Raises:
-        Unreachable: the server does not answer, or lists no model.
+        Unreachable: the server does not respond, or lists no model.
     """
     headers = {"authorization": f"Bearer {settings.key}"} if settings.key else {}
     limits = httpx2.Limits(max_connections=None)
@@ -63,9 +63,9 @@ async def connected(settings: Settings) -> AsyncIterator[tuple[httpx2.AsyncClien
             model = str(models[0]["id"])
         except httpx2.HTTPError as error:
             reason = str(error).rstrip(".") or type(error).__name__
-            raise Unreachable(f"{settings.url} does not answer: {reason}.") from error
+            raise Unreachable(f"{settings.url} does not respond: {reason}.") from error
         except (ValueError, KeyError, IndexError, TypeError):
-            raise Unreachable(f"{settings.url}/models lists no model; name one.") from None
+            raise Unreachable(f"{settings.url}/models lists no model. Name one.") from None
         yield client, model
 
 
@@ -133,11 +133,12 @@ async def _once(check: Check, api: Api, patience: float) -> Verdict:
     start = time.monotonic()
     outcome: Outcome = "pass"
     detail = ""
+    limit = check.seconds * patience
     try:
-        async with asyncio.timeout(check.seconds * patience):
+        async with asyncio.timeout(limit):
             await check.run(api)
     except TimeoutError:
-        outcome, detail = "timeout", f"no answer within {check.seconds * patience:.0f} s"
+        outcome, detail = "timeout", f"expected a response within {limit:.0f} s, but got none"
     except Unsupported as error:
         outcome, detail = "unsupported", str(error)
     except Diverges as error:
@@ -147,9 +148,9 @@ async def _once(check: Check, api: Api, patience: float) -> Verdict:
     except Fail as error:
         outcome, detail = "fail", str(error)
     except (httpx2.HTTPError, OSError, asyncio.IncompleteReadError) as error:
-        outcome, detail = "fail", f"the connection broke: {error!r}"
+        outcome, detail = "fail", f"expected a complete response, but got {error!r}"
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        outcome, detail = "fail", f"the reply is not shaped as promised: {error!r}"
+        outcome, detail = "fail", f"expected the documented format, but got {error!r}"
     passes = int(outcome == "pass")
     seconds = time.monotonic() - start
     return Verdict(check, outcome, detail, 1, passes, seconds, tuple(api.exchanges))

@@ -52,11 +52,11 @@ class Reply:
     def json(self) -> Any:
         """Return the body as JSON; raise `Fail` if it is invalid or contains NaN or infinity."""
 
-        def refuse(word: str) -> None:
-            raise Fail(f"the body has {word}, which is no JSON")
+        def reject(word: str) -> None:
+            raise Fail(f"expected valid JSON, but the body has {word}")
 
         try:
-            return json.loads(self.body, parse_constant=refuse)
+            return json.loads(self.body, parse_constant=reject)
         except ValueError:
             raise Fail(f"expected a JSON body, but got {self.body[:200]!r}") from None
 
@@ -71,19 +71,21 @@ class Reply:
         error = body.get("error") if isinstance(body, dict) else None
         expect(isinstance(error, dict), f"expected an 'error' object, but got {self.text[:200]}")
         assert isinstance(error, dict)
-        expect(isinstance(error.get("message"), str), f"the error has no message: {error}")
+        expect(
+            isinstance(error.get("message"), str), f"expected a string in message, but got {error}"
+        )
         return {**dict.fromkeys(ERROR_KEYS), **error}
 
     def ok(self) -> Any:
         """Return the body of a successful reply; raise `Unsupported` for a clean rejection."""
         if self.status == 200:
             return self.json()
-        refusal = self._refusal()
-        if refusal is not None:
-            raise Unsupported(refusal)
+        rejection = self._rejection()
+        if rejection is not None:
+            raise Unsupported(rejection)
         raise Fail(f"expected status 200, but got {self.status}: {self.text[:300]}")
 
-    def _refusal(self) -> str | None:
+    def _rejection(self) -> str | None:
         """Return the message of an error object that names a missing feature, or None.
 
         A missing endpoint needs no error object: a separate check covers unknown paths.
@@ -95,14 +97,14 @@ class Reply:
             error = json.loads(self.body)["error"]
             message, code, param = str(error["message"]), error.get("code"), error.get("param")
         except (ValueError, KeyError, TypeError):
-            where = f"there is no such endpoint: {self.status} for {self._path}"
-            return where if absent and self._path not in BASIC else None
+            missing = f"the endpoint {self._path} does not exist: status {self.status}"
+            return missing if absent and self._path not in BASIC else None
         unsupported = isinstance(code, str) and code.startswith("unsupported")
         named = isinstance(param, str) and re.split(r"[.\[]", param)[0] in self._sent
         words = set(re.findall(r"\w+", message))
-        told = "support" in message and not words.isdisjoint(self._sent)
-        lacking = unsupported or named or told or (absent and code != "model_not_found")
-        return message if lacking else None
+        described = "support" in message and not words.isdisjoint(self._sent)
+        clean = unsupported or named or described or (absent and code != "model_not_found")
+        return message if clean else None
 
 
 class Api:
@@ -113,7 +115,7 @@ class Api:
         model: the model that requests name.
         hint: `demo` if the demo model answers, whose answers are known.
         wrong: the first violation of OpenAI's published types in the run, by endpoint.
-        breaks: a command that ends the engine behind the server and has it restarted.
+        breaks: a command that stops and restarts the engine behind the server.
     """
 
     def __init__(
@@ -140,15 +142,15 @@ class Api:
     def demo(self) -> None:
         """Skip the check unless the demo model answers."""
         if self.hint != "demo":
-            raise Skip("needs a model that answers surely: --model-hint demo")
+            raise Skip("this check needs the demo model: --model-hint demo")
 
-    def sure(self, prompt: str, question: str = "Count to 12.") -> str:
+    def stable(self, prompt: str, question: str = "Count to 12.") -> str:
         """Return a prompt whose greedy completion does not depend on concurrent requests.
 
         This is known only of the demo model's answers to questions. Other models get `prompt`.
         """
-        turn = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        return turn if self.hint == "demo" else prompt
+        formatted = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        return formatted if self.hint == "demo" else prompt
 
     async def send(
         self,
@@ -235,17 +237,17 @@ def events(reply: Reply) -> list[Any]:
         for line in reply.text.replace("\r\n", "\n").split("\n")
         if line.startswith("data:")
     ]
-    expect(datas[-1:] == ["[DONE]"], f"the stream ends in {datas[-1:]} instead of [DONE]")
+    expect(datas[-1:] == ["[DONE]"], f"expected [DONE] as the last event, but got {datas[-1:]}")
     chunks = []
     for data in datas[:-1]:
         try:
             chunks.append(json.loads(data))
         except ValueError:
-            raise Fail(f"an event is no JSON: {data[:200]}") from None
+            raise Fail(f"expected JSON in an event, but got {data[:200]}") from None
     return chunks
 
 
 def only(items: Sequence[Any], what: str) -> Any:
-    """Return the only item of a list; raise `Fail` if there are more or none."""
-    expect(len(items) == 1, f"expected one of {what}, but got {len(items)}")
+    """Return the only item of a list; raise `Fail` if it has more items or none."""
+    expect(len(items) == 1, f"expected one {what}, but got {len(items)}")
     return items[0]

@@ -15,7 +15,7 @@ def verdicts(request: pytest.FixtureRequest) -> dict[str, Verdict]:
     """Run the selected checks once, and return their verdicts by id."""
     url = request.config.getoption("--openai-url", default=None)
     if not url:
-        pytest.skip("name a server: --openai-url http://127.0.0.1:8080/v1")
+        pytest.skip("this test needs a server: --openai-url http://127.0.0.1:8080/v1")
     settings = Settings(
         url,
         request.config.getoption("--openai-model"),

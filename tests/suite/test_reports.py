@@ -139,10 +139,10 @@ def test_the_command_judges_and_reports(url: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ([], 2, "Name the server's base URL"),
-        (["http://127.0.0.1:1/v1"], 2, "does not answer: All connection attempts failed."),
-        (["http://127.0.0.1:1/v1", "--only", "no.such"], 2, "No check is of that name"),
-        (["http://127.0.0.1:1/v1", "--report", "x.pdf"], 2, "a report ends in"),
+        ([], 2, "The base URL is missing"),
+        (["http://127.0.0.1:1/v1"], 2, "does not respond: All connection attempts failed."),
+        (["http://127.0.0.1:1/v1", "--only", "no.such"], 2, "No check matches"),
+        (["http://127.0.0.1:1/v1", "--report", "x.pdf"], 2, "has an unknown suffix"),
         (["--list", "--profile", "lm-eval"], 0, "echo.length"),
     ],
 )

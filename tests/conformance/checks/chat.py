@@ -10,7 +10,7 @@ from ..target import Api, only
 
 async def _message(api: Api, messages: Any = "Hello", **body: Any) -> Any:
     full = {"max_tokens": 8, **body}
-    return only((await api.chat(messages, **full))["choices"], "choices")["message"]
+    return only((await api.chat(messages, **full))["choices"], "choice")["message"]
 
 
 @check("chat.object",
@@ -18,7 +18,9 @@ async def _message(api: Api, messages: Any = "Hello", **body: Any) -> Any:
        "must", "3.3 10.63")  # fmt: skip
 async def object_and_id(api: Api) -> None:
     body = await api.chat(max_tokens=1)
-    expect(body["object"] == "chat.completion", f"expected that object, but got {body['object']}")
+    expect(
+        body["object"] == "chat.completion", f"expected chat.completion, but got {body['object']!r}"
+    )
     expect(body["id"].startswith("chatcmpl-"), f"expected chatcmpl-…, but got {body['id']!r}")
 
 
@@ -26,7 +28,9 @@ async def object_and_id(api: Api) -> None:
        "must", "3.3 [EXP]")  # fmt: skip
 async def created(api: Api) -> None:
     value = (await api.chat(max_tokens=1))["created"]
-    expect(type(value) is int and value > 1_500_000_000, f"expected seconds, but got {value!r}")
+    expect(
+        type(value) is int and value > 1_500_000_000, f"expected integer seconds, but got {value!r}"
+    )
 
 
 @check("chat.message",
@@ -34,8 +38,8 @@ async def created(api: Api) -> None:
        "must", "3.3")  # fmt: skip
 async def message(api: Api) -> None:
     found = await _message(api)
-    expect(found.get("role") == "assistant", f"expected the assistant, but got {found}")
-    expect(isinstance(found.get("content"), str), f"expected a string, but got {found}")
+    expect(found.get("role") == "assistant", f"expected the role assistant, but got {found}")
+    expect(isinstance(found.get("content"), str), f"expected a string as content, but got {found}")
 
 
 @check("chat.refusal-null",
@@ -51,14 +55,16 @@ async def refusal_null(api: Api) -> None:
        "must", "3.3 10.62")  # fmt: skip
 async def no_tool_calls(api: Api) -> None:
     found = await _message(api)
-    expect(not isinstance(found.get("tool_calls"), list), f"expected no tool_calls, got {found}")
+    expect(
+        not isinstance(found.get("tool_calls"), list), f"expected no tool_calls, but got {found}"
+    )
 
 
 @check("chat.logprobs-null",
        "Unless the request asks for logprobs, a choice of a chat completion has logprobs null.",
        "must", "3.3 10.62 [SPEC]")  # fmt: skip
 async def logprobs_null(api: Api) -> None:
-    choice = only((await api.chat(max_tokens=1))["choices"], "choices")
+    choice = only((await api.chat(max_tokens=1))["choices"], "choice")
     found = choice.get("logprobs", "no key")
     expect(found is None, f"expected null for logprobs, but got {found!r}")
 
@@ -72,7 +78,10 @@ async def usage(api: Api) -> None:
     expect(isinstance(counts, dict), f"expected usage, but got {counts!r}")
     values = [counts.get(f"{kind}_tokens") for kind in ("prompt", "completion", "total")]
     expect(all(type(value) is int for value in values), f"expected integers, but got {counts}")
-    expect(values[0] + values[1] == values[2], f"they do not add up: {counts}")
+    expect(
+        values[0] + values[1] == values[2],
+        f"expected a total_tokens that adds up, but got {counts}",
+    )
 
 
 @check("chat.usage-details",
@@ -83,8 +92,8 @@ async def usage_details(api: Api) -> None:
     counts = (await api.chat(max_tokens=3))["usage"]
     for name in ("prompt_tokens_details", "completion_tokens_details"):
         details = counts.get(name, {})
-        good = isinstance(details, dict) and all(type(v) is int for v in details.values())
-        expect(good, f"expected integers in {name}, but got {details!r}")
+        valid = isinstance(details, dict) and all(type(v) is int for v in details.values())
+        expect(valid, f"expected integers in {name}, but got {details!r}")
 
 
 @check("chat.max-tokens",
@@ -108,9 +117,9 @@ async def unlimited(api: Api) -> None:
     body = await api.chat(question, temperature=0)
     count, reason = body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"]
     if reason == "stop":
-        expect(count > 16 or api.hint != "demo", f"expected the whole answer, got {count} tokens")
+        expect(count > 16 or api.hint != "demo", f"expected more than 16 tokens, but got {count}")
         return
-    expect(count > 128, f"the answer was cut after {count} tokens")
+    expect(count > 128, f"expected more than 128 tokens, but got {count}")
 
 
 @check("chat.nulls", "A chat completion request with null in its optional fields is accepted.",
@@ -172,7 +181,7 @@ async def same_role(api: Api) -> None:
     )
     if reply.status == 400:
         reply.error(400)
-        raise Skip("the model's template refuses it")
+        raise Skip("the model's chat template rejects consecutive messages of one role")
     reply.ok()
 
 
@@ -203,7 +212,10 @@ async def without_effect(api: Api) -> None:
 async def service_tier(api: Api) -> None:
     body = await api.chat(max_tokens=1, service_tier="auto")
     tier = body.get("service_tier")
-    expect(isinstance(tier, str) and tier != "auto", f"expected default, but got {tier!r}")
+    expect(
+        isinstance(tier, str) and tier != "auto",
+        f"expected a tier such as 'default', but got {tier!r}",
+    )
 
 
 @check("chat.audio",
@@ -216,11 +228,12 @@ async def audio(api: Api) -> None:
     body = {"model": api.model, "messages": messages, "max_tokens": 1, **wanted}
     reply = await api.post("/chat/completions", body)
     if reply.status == 200:
-        made = reply.json()["choices"][0]["message"].get("audio")
-        expect(isinstance(made, dict), f"audio was asked for, but got {made!r}")
+        found = reply.json()["choices"][0]["message"].get("audio")
+        expect(isinstance(found, dict), f"expected an audio object, but got {found!r}")
         return
-    named = str(reply.error(400))
-    expect("audio" in named or "modalities" in named, f"it names another: {named}")
+    error = str(reply.error(400))
+    named = "audio" in error or "modalities" in error
+    expect(named, f"expected an error that names audio or modalities, but got {error}")
 
 
 @check("chat.last-assistant", "A conversation that ends with an assistant message is accepted.",
@@ -250,7 +263,7 @@ async def finish_words(api: Api) -> None:
        "should", "3.9")  # fmt: skip
 async def fingerprint(api: Api) -> None:
     found = [(await api.chat(max_tokens=1)).get("system_fingerprint") for _ in range(2)]
-    expect(found[0] == found[1], f"expected the same, but got {found}")
+    expect(found[0] == found[1], f"expected the same system_fingerprint, but got {found}")
 
 
 @check("chat.metadata-alone",

@@ -28,7 +28,10 @@ async def _entries(api: Api, question: str = "Count to 7.", **body: Any) -> tupl
 async def shape(api: Api) -> None:
     choice = (await api.chat(logprobs=True, max_tokens=2))["choices"][0]
     found = choice["logprobs"]
-    expect(isinstance(found, dict) and found.keys() >= {"content", "refusal"}, f"got {found!r}")
+    expect(
+        isinstance(found, dict) and found.keys() >= {"content", "refusal"},
+        f"expected content and refusal, but got {found!r}",
+    )
     expect(found["refusal"] is None, f"expected null for refusal, but got {found['refusal']!r}")
 
 
@@ -38,7 +41,7 @@ async def shape(api: Api) -> None:
 async def entries(api: Api) -> None:
     _text, found = await _entries(api)
     for entry in found:
-        expect(entry.keys() >= ENTRY, f"an entry lacks {sorted(ENTRY - entry.keys())}: {entry}")
+        expect(entry.keys() >= ENTRY, f"expected {sorted(ENTRY)} in each entry, but got {entry}")
 
 
 @check("chat_logprobs.bytes",
@@ -78,8 +81,14 @@ async def top(api: Api) -> None:
         _text, found = await _entries(api, top_logprobs=count)
         for entry in found:
             values = [other["logprob"] for other in entry["top_logprobs"]]
-            expect(0 < len(values) <= count, f"expected {count} alternatives, got {len(values)}")
-            expect(values == sorted(values, reverse=True), f"expected them in order: {values}")
+            expect(
+                0 < len(values) <= count,
+                f"expected 1 to {count} alternatives, but got {len(values)}",
+            )
+            expect(
+                values == sorted(values, reverse=True),
+                f"expected the most likely first, but got {values}",
+            )
 
 
 @check("chat_logprobs.twenty",
@@ -88,8 +97,8 @@ async def top(api: Api) -> None:
 async def twenty(api: Api) -> None:
     _text, found = await _entries(api, top_logprobs=20)
     counts = {len(entry["top_logprobs"]) for entry in found}
-    expect(max(counts) <= 20, f"expected at most 20, but got {counts}")
-    expect(max(counts) > 5, f"expected 20, but got {counts}")
+    expect(max(counts) <= 20, f"expected at most 20 alternatives, but got {counts}")
+    expect(max(counts) > 5, f"expected 20 alternatives, but got {counts}")
 
 
 @check("chat_logprobs.finite",
@@ -99,7 +108,10 @@ async def finite(api: Api) -> None:
     _text, found = await _entries(api, top_logprobs=5)
     values = [entry["logprob"] for entry in found]
     values += [other["logprob"] for entry in found for other in entry["top_logprobs"]]
-    expect(all(-10000 < v <= 1e-6 for v in values), f"expected logarithms, but got {values}")
+    expect(
+        all(-10000 < v <= 1e-6 for v in values),
+        f"expected finite log-probabilities, but got {values}",
+    )
 
 
 @check("chat_logprobs.likeliest",
@@ -110,7 +122,7 @@ async def likeliest(api: Api) -> None:
     for entry in found:
         first = entry["top_logprobs"][0]
         same = (first["token"], first["logprob"]) == (entry["token"], entry["logprob"])
-        expect(same, f"expected the token itself, but got {entry}")
+        expect(same, f"expected the generated token first, but got {entry}")
 
 
 @check("chat_logprobs.one-per-token",
@@ -141,10 +153,10 @@ async def stream(api: Api) -> None:
        "must", "10.44 [GUID]")  # fmt: skip
 async def aligned(api: Api) -> None:
     chunks = await api.chat_stream("Count to 7.", logprobs=True, temperature=0, max_tokens=8)
-    shown = told = b""
+    text = data = b""
     for chunk in chunks:
         for choice in chunk["choices"]:
-            shown += (choice["delta"].get("content") or "").encode()
+            text += (choice["delta"].get("content") or "").encode()
             for entry in (choice.get("logprobs") or {}).get("content") or ():
-                told += bytes(entry["bytes"] or ())
-            expect(told.startswith(shown), f"text {shown!r} came without its entries {told!r}")
+                data += bytes(entry["bytes"] or ())
+            expect(data.startswith(text), f"expected logprobs of {text!r}, but got {data!r}")

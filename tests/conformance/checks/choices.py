@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..check import Fail, check, expect
 from ..target import Api
 
-HOT = {"temperature": 1.5, "max_tokens": 12}
+RANDOM = {"temperature": 1.5, "max_tokens": 12}
 
 
 @check("choices.order",
@@ -23,7 +23,7 @@ async def order(api: Api) -> None:
        "must", "2.2")  # fmt: skip
 async def own_prompt(api: Api) -> None:
     france = "What is the capital of France?"
-    prompts = [api.sure("1, 2, 3,"), api.sure("The capital of France is", france)]
+    prompts = [api.stable("1, 2, 3,"), api.stable("The capital of France is", france)]
     body = await api.complete(prompts, n=2, max_tokens=6, temperature=0)
     texts = [choice["text"] for choice in body["choices"]]
     alone = [
@@ -47,11 +47,11 @@ async def usage(api: Api) -> None:
        "must", "3.1 [lcp#1906]")  # fmt: skip
 async def distinct(api: Api) -> None:
     for _ in range(3):
-        body = await api.complete("Once upon a", n=4, **HOT)
+        body = await api.complete("Once upon a", n=4, **RANDOM)
         expect(len(body["choices"]) == 4, f"expected 4 choices, but got {len(body['choices'])}")
         if len({choice["text"] for choice in body["choices"]}) > 1:
             return
-    raise Fail("expected choices that differ, but all were equal, three times")
+    raise Fail("expected choices that differ, but got equal ones in three of three requests")
 
 
 @check("choices.chat", "A chat completion with n 2 returns choices 0 and 1, in order.",
@@ -66,9 +66,10 @@ async def chat(api: Api) -> None:
        "must", "2.1 3.1", alone=True)  # fmt: skip
 async def seed(api: Api) -> None:
     texts = [
-        (await api.complete("Once upon a", seed=11, **HOT))["choices"][0]["text"] for _ in range(2)
+        (await api.complete("Once upon a", seed=11, **RANDOM))["choices"][0]["text"]
+        for _ in range(2)
     ]
-    expect(texts[0] == texts[1], f"expected twice the same, but got {texts}")
+    expect(texts[0] == texts[1], f"expected the same text twice, but got {texts}")
 
 
 @check("choices.seeds",
@@ -76,10 +77,10 @@ async def seed(api: Api) -> None:
        "must", "2.1 3.1")  # fmt: skip
 async def seeds(api: Api) -> None:
     texts = {
-        (await api.complete("Once upon a", seed=number, **HOT))["choices"][0]["text"]
+        (await api.complete("Once upon a", seed=number, **RANDOM))["choices"][0]["text"]
         for number in range(4)
     }
-    expect(len(texts) > 1, f"expected different answers, but all were {texts}")
+    expect(len(texts) > 1, f"expected different texts, but got {texts} each time")
 
 
 @check("choices.best-of",
@@ -90,7 +91,7 @@ async def best_of(api: Api) -> None:
     three = await api.complete("1, 2, 3, 4,", max_tokens=2, best_of=3, n=1, seed=1)
     expect(len(three["choices"]) == 1, f"expected one choice, but got {len(three['choices'])}")
     counts = [body["usage"]["completion_tokens"] for body in (one, three)]
-    expect(counts[1] > counts[0], f"expected all candidates in the usage, but got {counts}")
+    expect(counts[1] > counts[0], f"expected usage to count all candidates, but got {counts}")
 
 
 @check("choices.best-of-one", "A completion request with best_of 1 and logprobs is accepted.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..check import Skip, check, expect
 from ..target import Api, only
 
-SHOWN = {"text", "index", "logprobs", "finish_reason"}
+KEYS = {"text", "index", "logprobs", "finish_reason"}
 
 
 @check("completions.object",
@@ -13,29 +13,33 @@ SHOWN = {"text", "index", "logprobs", "finish_reason"}
        "must", "2.3")  # fmt: skip
 async def object_and_id(api: Api) -> None:
     body = await api.complete(max_tokens=1)
-    expect(body["object"] == "text_completion", f"expected that object, but got {body['object']}")
+    expect(
+        body["object"] == "text_completion", f"expected text_completion, but got {body['object']!r}"
+    )
     expect(body["id"].startswith("cmpl-"), f"expected cmpl-…, but got {body['id']!r}")
 
 
 @check("completions.ids", "Every completion has a unique id.", "must", "2.3")
 async def ids(api: Api) -> None:
     found = {(await api.complete(max_tokens=1))["id"] for _ in range(3)}
-    expect(len(found) == 3, f"expected three ids, but got {found}")
+    expect(len(found) == 3, f"expected three different ids, but got {found}")
 
 
 @check("completions.created", "The created field of a completion is a Unix time in whole seconds.",
        "must", "2.3 [EXP]")  # fmt: skip
 async def created(api: Api) -> None:
     value = (await api.complete(max_tokens=1))["created"]
-    expect(type(value) is int and value > 1_500_000_000, f"expected seconds, but got {value!r}")
+    expect(
+        type(value) is int and value > 1_500_000_000, f"expected integer seconds, but got {value!r}"
+    )
 
 
 @check("completions.choice-keys",
        "A choice of a completion has the keys text, index, logprobs and finish_reason.",
        "must", "2.3")  # fmt: skip
 async def choice_keys(api: Api) -> None:
-    choice = only((await api.complete(max_tokens=1))["choices"], "choices")
-    expect(choice.keys() >= SHOWN, f"it lacks {sorted(SHOWN - choice.keys())}")
+    choice = only((await api.complete(max_tokens=1))["choices"], "choice")
+    expect(choice.keys() >= KEYS, f"expected {sorted(KEYS)}, but got {sorted(choice)}")
 
 
 @check("completions.logprobs-null",
@@ -43,7 +47,7 @@ async def choice_keys(api: Api) -> None:
        "must", "2.3")  # fmt: skip
 async def logprobs_null(api: Api) -> None:
     for value in ({}, {"logprobs": None}):
-        choice = only((await api.complete(max_tokens=1, **value))["choices"], "choices")
+        choice = only((await api.complete(max_tokens=1, **value))["choices"], "choice")
         found = choice.get("logprobs", "no key")
         expect(found is None, f"expected null for logprobs, but got {found!r}")
 
@@ -57,7 +61,10 @@ async def usage(api: Api) -> None:
     expect(isinstance(counts, dict), f"expected usage, but got {counts!r}")
     values = [counts.get(f"{kind}_tokens") for kind in ("prompt", "completion", "total")]
     expect(all(type(value) is int for value in values), f"expected integers, but got {counts}")
-    expect(values[0] + values[1] == values[2], f"they do not add up: {counts}")
+    expect(
+        values[0] + values[1] == values[2],
+        f"expected a total_tokens that adds up, but got {counts}",
+    )
 
 
 @check("completions.max-tokens", "A completion has at most max_tokens tokens.", "must", "2.1")
@@ -73,9 +80,9 @@ async def max_tokens(api: Api) -> None:
        "must", "2.1")  # fmt: skip
 async def default_16(api: Api) -> None:
     for value in ({}, {"max_tokens": None}):
-        body = await api.complete(api.sure("1, 2, 3, 4,"), temperature=0, **value)
+        body = await api.complete(api.stable("1, 2, 3, 4,"), temperature=0, **value)
         count, reason = body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"]
-        expect(count <= 16, f"expected 16 tokens, but got {count}")
+        expect(count <= 16, f"expected at most 16 tokens, but got {count}")
         if reason == "stop":
             raise Skip("the model ended its answer before 16 tokens")
         expect(count == 16, f"expected 16 tokens, but got {count}")
@@ -98,7 +105,7 @@ async def finish_words(api: Api) -> None:
     for body in ({"max_tokens": 1}, {"max_tokens": 40, "stop": [" ", "e"]}):
         reason = (await api.complete(**body))["choices"][0]["finish_reason"]
         known = reason in ("stop", "length", "content_filter")
-        expect(known, f"expected stop or length, but got {reason!r}")
+        expect(known, f"expected stop, length or content_filter, but got {reason!r}")
 
 
 @check("completions.zero-tokens",
@@ -106,8 +113,10 @@ async def finish_words(api: Api) -> None:
        "must", "2.4")  # fmt: skip
 async def zero_tokens(api: Api) -> None:
     body = await api.complete(max_tokens=0)
-    expect(body["choices"][0]["text"] == "", f"expected no text, but got {body['choices'][0]}")
-    expect(body["usage"]["completion_tokens"] == 0, f"expected no tokens: {body['usage']}")
+    expect(
+        body["choices"][0]["text"] == "", f"expected an empty text, but got {body['choices'][0]}"
+    )
+    expect(body["usage"]["completion_tokens"] == 0, f"expected 0 tokens, but got {body['usage']}")
 
 
 @check("completions.nulls",
@@ -134,9 +143,9 @@ async def stop_empty(api: Api) -> None:
        "must", "2.2")  # fmt: skip
 async def prompt_ids(api: Api) -> None:
     body = await api.complete([70, 71, 72], max_tokens=1)
-    only(body["choices"], "choices")
+    only(body["choices"], "choice")
     count = body["usage"]["prompt_tokens"]
-    expect(count == 3, f"expected 3 prompt tokens, nothing added, but got {count}")
+    expect(count == 3, f"expected exactly 3 prompt tokens, but got {count}")
 
 
 @check("completions.prompt-id-lists",
@@ -159,7 +168,7 @@ async def suffix(api: Api) -> None:
     plain = await api.complete(prompt, max_tokens=2, temperature=0)
     filled = await api.complete(prompt, max_tokens=2, temperature=0, suffix=" is a river.")
     counts = [body["usage"]["prompt_tokens"] for body in (plain, filled)]
-    expect(counts[1] > counts[0], f"the suffix is not among the prompt's tokens: {counts}")
+    expect(counts[1] > counts[0], f"expected more prompt tokens with a suffix, but got {counts}")
 
 
 @check("completions.default-prompt",

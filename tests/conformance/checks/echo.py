@@ -14,7 +14,9 @@ async def _scored(api: Api, prompt: Any = PROMPT, **body: Any) -> tuple[Any, Any
     full = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, **body}
     reply = await api.complete(prompt, **full)
     choice = reply["choices"][0]
-    expect(isinstance(choice["logprobs"], dict), f"expected arrays, got {choice['logprobs']!r}")
+    expect(
+        isinstance(choice["logprobs"], dict), f"expected logprobs, but got {choice['logprobs']!r}"
+    )
     return choice, reply["usage"]
 
 
@@ -43,8 +45,10 @@ async def text(api: Api) -> None:
        "must", "2.4 10.7")  # fmt: skip
 async def alone(api: Api) -> None:
     body = await api.complete(PROMPT, max_tokens=0, echo=True)
-    expect(body["choices"][0]["text"] == PROMPT, f"expected the prompt, got {body['choices'][0]}")
-    expect(body["usage"]["completion_tokens"] == 0, f"expected no tokens: {body['usage']}")
+    expect(
+        body["choices"][0]["text"] == PROMPT, f"expected the prompt, but got {body['choices'][0]}"
+    )
+    expect(body["usage"]["completion_tokens"] == 0, f"expected 0 tokens, but got {body['usage']}")
 
 
 @check("echo.length",
@@ -66,7 +70,7 @@ async def first_null(api: Api) -> None:
     for name in ("token_logprobs", "top_logprobs"):
         values = choice["logprobs"][name]
         nulls = [index for index, value in enumerate(values) if value is None]
-        expect(nulls == [0], f"{name}: expected null at 0 only, but got it at {nulls}")
+        expect(nulls == [0], f"{name}: expected null at index 0 only, but got it at {nulls}")
 
 
 @check("echo.offsets",
@@ -75,10 +79,14 @@ async def first_null(api: Api) -> None:
 async def offsets(api: Api) -> None:
     choice, _usage = await _scored(api)
     found = choice["logprobs"]["text_offset"]
-    expect(found[0] == 0 and found == sorted(found), f"expected 0 and upwards, but got {found}")
+    expect(
+        found[0] == 0 and found == sorted(found),
+        f"expected offsets that increase from 0, but got {found}",
+    )
     for token, offset in zip(choice["logprobs"]["tokens"], found, strict=True):
-        there = choice["text"][offset : offset + len(token)]
-        expect(there == token or offset == len(choice["text"]), f"{token!r} is not at {offset}")
+        part = choice["text"][offset : offset + len(token)]
+        valid = part == token or offset == len(choice["text"])
+        expect(valid, f"expected {token!r} at offset {offset}, but got {part!r}")
 
 
 @check("echo.tokens", "With echo and max_tokens 0, the tokens in logprobs join to the prompt.",
@@ -86,7 +94,7 @@ async def offsets(api: Api) -> None:
 async def tokens(api: Api) -> None:
     choice, _usage = await _scored(api, max_tokens=0)
     joined = _bytes(choice["logprobs"]["tokens"]).decode(errors="replace")
-    expect(joined == PROMPT, f"expected {PROMPT!r}, nothing in front, but got {joined!r}")
+    expect(joined == PROMPT, f"expected exactly {PROMPT!r}, but got {joined!r}")
 
 
 @check("echo.zero",
@@ -95,7 +103,10 @@ async def tokens(api: Api) -> None:
 async def zero(api: Api) -> None:
     choice, usage = await _scored(api, max_tokens=0)
     count = len(choice["logprobs"]["tokens"])
-    expect(count == usage["prompt_tokens"], f"expected {usage['prompt_tokens']}, but got {count}")
+    expect(
+        count == usage["prompt_tokens"],
+        f"expected {usage['prompt_tokens']} entries, but got {count}",
+    )
     expect(choice["text"] == PROMPT, f"expected the prompt, but got {choice['text']!r}")
 
 
@@ -107,7 +118,9 @@ async def ids_verbatim(api: Api) -> None:
     choice, usage = await _scored(api, [ids])
     count = len(choice["logprobs"]["tokens"])
     expect(count == len(ids) + 1, f"expected {len(ids) + 1} entries, but got {count}")
-    expect(usage["prompt_tokens"] == len(ids), f"expected {len(ids)} prompt tokens: {usage}")
+    expect(
+        usage["prompt_tokens"] == len(ids), f"expected {len(ids)} prompt tokens, but got {usage}"
+    )
 
 
 @check("echo.id-lists", "With echo, each of several prompts has logprobs of its own length.",
@@ -127,8 +140,10 @@ async def chain(api: Api) -> None:
     # Later offsets belong to generated tokens. The last prompt token may differ in the longer one.
     size = sum(offset < len("A B") for offset in short["logprobs"]["text_offset"]) - 1
     pairs = [one["logprobs"]["token_logprobs"][1:size] for one in (short, long)]
-    far = [abs(a - b) for a, b in zip(*pairs, strict=True)]
-    expect(max(far, default=0) < 0.3, f"expected the same numbers, but got {pairs}")
+    differences = [abs(a - b) for a, b in zip(*pairs, strict=True)]
+    expect(
+        max(differences, default=0) < 0.3, f"expected the same log-probabilities, but got {pairs}"
+    )
 
 
 @check("echo.context-counts",
@@ -139,7 +154,9 @@ async def context_counts(api: Api) -> None:
     for word in ("1, 2, 3, 4", "The cat sat"):
         choice, _usage = await _scored(api, f"{word}, 5", max_tokens=0)
         values.append(choice["logprobs"]["token_logprobs"][-1])
-    expect(abs(values[0] - values[1]) > 1e-3, f"expected different numbers, but got {values}")
+    expect(
+        abs(values[0] - values[1]) > 1e-3, f"expected different log-probabilities, but got {values}"
+    )
 
 
 @check("echo.greedy",
@@ -149,7 +166,8 @@ async def greedy(api: Api) -> None:
     choice, _usage = await _scored(api)
     arrays = choice["logprobs"]
     for value, top in zip(arrays["token_logprobs"][1:], arrays["top_logprobs"][1:], strict=True):
-        expect(top and value <= max(top.values()), f"{value} is above the likeliest of {top}")
+        valid = top and value <= max(top.values())
+        expect(valid, f"expected at most the greatest value of {top}, but got {value}")
 
 
 @check("echo.end-entry",
@@ -161,11 +179,14 @@ async def end_entry(api: Api) -> None:
     answer = (await api.complete(prompt, max_tokens=40, temperature=0))["choices"][0]["text"]
     choice, usage = await _scored(api, prompt + answer)
     if choice["finish_reason"] != "stop":
-        raise Skip("the model does not end its answer there")
+        raise Skip("the model does not end its answer at that point")
     count = len(choice["logprobs"]["tokens"])
     expected = usage["prompt_tokens"] + 1
     expect(count == expected, f"expected {expected} entries, but got {count}")
-    expect(choice["text"] == prompt + answer, f"the end token is in the text: {choice['text']!r}")
+    expect(
+        choice["text"] == prompt + answer,
+        f"expected {prompt + answer!r}, but got {choice['text']!r}",
+    )
 
 
 @check("echo.utf8",
@@ -187,8 +208,8 @@ async def utf8_offsets(api: Api) -> None:
     prompt = "😀 é 漢"
     choice, _usage = await _scored(api, prompt, max_tokens=0)
     found = choice["logprobs"]["text_offset"]
-    good = found == sorted(found) and found[-1] <= len(prompt)
-    expect(good, f"expected code points up to {len(prompt)}, but got {found}")
+    valid = found == sorted(found) and found[-1] <= len(prompt)
+    expect(valid, f"expected offsets up to {len(prompt)}, but got {found}")
 
 
 @check("echo.floor",
@@ -197,7 +218,10 @@ async def utf8_offsets(api: Api) -> None:
 async def floor(api: Api) -> None:
     choice, _usage = await _scored(api, "zxqj 漢漢", max_tokens=0)
     values = [v for v in choice["logprobs"]["token_logprobs"] if v is not None]
-    expect(all(-10000 < v <= 1e-6 for v in values), f"expected finite numbers, but got {values}")
+    expect(
+        all(-10000 < v <= 1e-6 for v in values),
+        f"expected finite log-probabilities, but got {values}",
+    )
 
 
 @check("echo.stream",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ async def embed(api: Api, given: Any, **body: Any) -> Any:
     full = {"model": api.model, "input": given, **body}
     found = (await api.post(E, full)).ok()
     empty = not found["data"] or any(not item["embedding"] for item in found["data"])
-    expect(not empty, f"the embeddings are empty: {str(found)[:200]}")
+    expect(not empty, f"expected embeddings, but got {str(found)[:200]}")
     return found
 
 
@@ -41,13 +42,16 @@ def _close(one: Sequence[float], other: Sequence[float]) -> bool:
 async def shape(api: Api) -> None:
     body = await embed(api, TEXTS[0])
     expect(body["object"] == "list", f"expected object list, but got {body['object']!r}")
-    item = only(body["data"], "embeddings")
-    good = item["object"] == "embedding" and item["index"] == 0
-    expect(good, f"expected object embedding and index 0, but got {str(item)[:200]}")
+    item = only(body["data"], "embedding")
+    valid = item["object"] == "embedding" and item["index"] == 0
+    expect(valid, f"expected object embedding and index 0, but got {str(item)[:200]}")
     vector = item["embedding"]
     numbers = isinstance(vector, list) and vector and all(type(x) is float for x in vector)
     expect(numbers, f"expected a list of floats, but got {str(vector)[:200]}")
-    expect(isinstance(body.get("model"), str), f"expected the model, but got {body.get('model')}")
+    expect(
+        isinstance(body.get("model"), str),
+        f"expected a string in model, but got {body.get('model')}",
+    )
 
 
 @check("embeddings.usage",
@@ -57,10 +61,11 @@ async def usage(api: Api) -> None:
     one = (await embed(api, TEXTS[0]))["usage"]
     two = (await embed(api, [TEXTS[0], TEXTS[0]]))["usage"]
     for counts in (one, two):
-        good = type(counts["prompt_tokens"]) is int and counts["prompt_tokens"] > 0
-        expect(good and counts["prompt_tokens"] == counts["total_tokens"], f"but got {counts}")
-    twice = two["prompt_tokens"] == 2 * one["prompt_tokens"]
-    expect(twice, f"expected twice the tokens for the same text twice, but got {one} and {two}")
+        positive = type(counts["prompt_tokens"]) is int and counts["prompt_tokens"] > 0
+        equal = counts["prompt_tokens"] == counts["total_tokens"]
+        expect(positive and equal, f"expected two equal counts above 0, but got {counts}")
+    doubled = two["prompt_tokens"] == 2 * one["prompt_tokens"]
+    expect(doubled, f"expected twice the tokens for two inputs, but got {one} and {two}")
 
 
 @check("embeddings.order",
@@ -72,7 +77,10 @@ async def order(api: Api) -> None:
     indices = [item["index"] for item in body["data"]]
     expect(indices == [0, 1, 2], f"expected indices 0, 1, 2, but got {indices}")
     for vector, item in zip(alone, body["data"], strict=True):
-        expect(_close(vector, item["embedding"]), f"input {item['index']} has another's vector")
+        expect(
+            _close(vector, item["embedding"]),
+            f"expected the embedding of input {item['index']}, but got another",
+        )
 
 
 @check("embeddings.distinct",
@@ -80,8 +88,10 @@ async def order(api: Api) -> None:
        "must", "6 10.82")  # fmt: skip
 async def distinct(api: Api) -> None:
     one, two, three = await _vectors(api, list(TEXTS))
-    expect(len(one) == len(two) == len(three), "the vectors are of different lengths")
-    expect(not _close(one, two) and not _close(two, three), "different texts have one vector")
+    sizes = [len(vector) for vector in (one, two, three)]
+    expect(len(set(sizes)) == 1, f"expected vectors of one length, but got lengths {sizes}")
+    different = not _close(one, two) and not _close(two, three)
+    expect(different, "expected different embeddings, but got equal ones for different texts")
 
 
 @check("embeddings.ids", "A list of token ids is one input and returns one embedding.",
@@ -98,7 +108,10 @@ async def id_lists(api: Api) -> None:
     found = await _vectors(api, [[5, 6, 7], [8, 9]])
     alone = await _vectors(api, [8, 9])
     expect(len(found) == 2, f"expected two embeddings, but got {len(found)}")
-    expect(_close(found[1], alone[0]), "the second list has another vector than alone")
+    expect(
+        _close(found[1], alone[0]),
+        "expected the embedding of the second list alone, but got another",
+    )
 
 
 @check("embeddings.base64",
@@ -108,25 +121,26 @@ async def id_lists(api: Api) -> None:
 async def as_base64(api: Api) -> None:
     plain = (await _vectors(api, TEXTS[0], encoding_format="float"))[0]
     text = (await _vectors(api, TEXTS[0], encoding_format="base64"))[0]
-    expect(isinstance(text, str), f"expected a string, but got {str(text)[:80]}")
+    expect(isinstance(text, str), f"expected a base64 string, but got {str(text)[:80]}")
     data = base64.b64decode(text)
     count = len(plain)
     expect(len(data) == 4 * count, f"expected {4 * count} bytes, but got {len(data)}")
-    expect(_close(plain, struct.unpack(f"<{count}f", data)), "the numbers are others")
+    equal = _close(plain, struct.unpack(f"<{count}f", data))
+    expect(equal, "expected the numbers of encoding_format float, but got others")
 
 
 @check("embeddings.same", "The same text has the same embedding in each request.", "should", "6")
 async def same(api: Api) -> None:
     one, two = [(await _vectors(api, TEXTS[1]))[0] for _ in range(2)]
-    expect(_close(one, two), "the same text had two vectors")
+    expect(_close(one, two), "expected the same embedding twice, but got two different ones")
 
 
 @check("embeddings.unit", "The Euclidean norm of an embedding is 1.", "may", "6")
 async def unit(api: Api) -> None:
     vector = (await _vectors(api, TEXTS[0]))[0]
-    length = math.sqrt(math.fsum(x * x for x in vector))
-    if not 0.99 < length < 1.01:
-        raise Diverges(f"the vector is of length {length:.3f}")
+    norm = math.sqrt(math.fsum(x * x for x in vector))
+    if not 0.99 < norm < 1.01:
+        raise Diverges(f"the norm of the embedding is {norm:.3f}")
 
 
 @check("embeddings.dimensions",
@@ -138,7 +152,8 @@ async def dimensions(api: Api) -> None:
     wanted = max(1, whole // 2)
     reply = await api.post(E, {"model": api.model, "input": TEXTS[0], "dimensions": wanted})
     if reply.status == 400:
-        expect("dimensions" in str(reply.error(400)), f"it names another: {reply.text[:200]}")
+        error = str(reply.error(400))
+        expect("dimensions" in error, f"expected an error that names dimensions, but got {error}")
         return
     found = len(reply.ok()["data"][0]["embedding"])
     expect(found == wanted, f"expected {wanted} numbers, but got {found}")
@@ -163,7 +178,7 @@ async def context(api: Api) -> None:
     await embed(api, "a")
     reply = await api.post(E, {"model": api.model, "input": "a b " * 1_000_000})
     if reply.status == 413:
-        raise Diverges("the server refuses the body before it counts its tokens")
+        raise Diverges("the server rejects the body before it counts the tokens")
     reply.error(400)
 
 
@@ -182,18 +197,28 @@ WRONG: Sequence[tuple[str, Mapping[str, Any], str, str, str]] = (
 )
 
 
-def _refused(changes: Mapping[str, Any], word: str) -> Body:
+def _rejected(changes: Mapping[str, Any], word: str) -> Body:
     async def run(api: Api) -> None:
         await embed(api, "a")
         body = {"model": api.model, "input": "a", **changes}
         full = {name: value for name, value in body.items() if value is not None}
         error = (await api.post(E, full)).error(400)
-        expect(word in str(error["param"] or error["message"]), f"it names another: {error}")
+        named = word in str(error["param"] or error["message"])
+        expect(named, f"expected an error that names {word!r}, but got {error}")
 
     return run
 
 
+def _shown(changes: Mapping[str, Any]) -> str:
+    if None in changes.values():
+        return f"without {', '.join(changes)}"
+    text = json.dumps(changes)
+    return f"with {text}" if len(text) < 60 else "with more than 2,048 inputs"
+
+
 for _name, _changes, _level, _source, _word in WRONG:
-    _shown = str(_changes) if len(str(_changes)) < 60 else "More than 2,048 inputs"
-    check(f"embeddings.{_name}", f"{_shown} is a 400 that names {_word!r}.",
-          _level, _source)(_refused(_changes, _word))  # type: ignore[arg-type]  # fmt: skip
+    _changed = _shown(_changes)
+    _promise = (
+        f"An embeddings request {_changed} is rejected with a 400 error that names {_word!r}."
+    )
+    check(f"embeddings.{_name}", _promise, _level, _source)(_rejected(_changes, _word))  # type: ignore[arg-type]

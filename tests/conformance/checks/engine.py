@@ -47,7 +47,9 @@ async def _answers(api: Api) -> list[Reply]:
         if replies[-1].status == 200:
             return replies
         await asyncio.sleep(PAUSE)
-    raise Fail(f"{BACK:.0f} s after its engine's end the server has none: {replies[-1].text[:200]}")
+    raise Fail(
+        f"expected success within {BACK:.0f} s of the failure, but got {replies[-1].text[:200]}"
+    )
 
 
 async def _broken(api: Api) -> tuple[list[str], str]:
@@ -57,7 +59,7 @@ async def _broken(api: Api) -> tuple[list[str], str]:
         The events, and the complete text of each choice.
     """
     if api.breaks is None:
-        raise Skip("needs a command that ends the engine: --break COMMAND")
+        raise Skip("this check needs a command that stops the engine: --break COMMAND")
     choices = (await api.post(H, _long(api))).ok()["choices"]
     async with connected(api, "POST", H, _long(api, stream=True)) as (reader, _writer):
         data = await reader.readuntil(b"data:")
@@ -65,14 +67,16 @@ async def _broken(api: Api) -> tuple[list[str], str]:
         try:
             data += await asyncio.wait_for(reader.read(-1), ENDS)
         except TimeoutError:
-            raise Fail(f"{ENDS:.0f} s after the engine's end the stream is open") from None
+            raise Fail(
+                f"expected the stream to end within {ENDS:.0f} s, but it is still open"
+            ) from None
     await _answers(api)
     lines = data.decode(errors="replace").replace("\r\n", "\n").split("\n")
     found = [line.removeprefix("data:").strip() for line in lines if line.startswith("data:")]
     whole = choices[0]["message"]["content"]
     texts = [(_choice(one).get("delta") or {}).get("content") or "" for one in found]
     if len("".join(texts)) >= len(whole) * len(choices):
-        raise Skip("the answer was whole before the engine ended")
+        raise Skip("the answer was complete before the engine stopped")
     return found, whole
 
 
@@ -96,12 +100,12 @@ def _choice(data: str) -> Mapping[str, Any]:
 async def error_event(api: Api) -> None:
     found, _whole = await _broken(api)
     places = [at for at, data in enumerate(found) if "error" in _parsed(data)]
-    expect(len(places) == 1, f"expected one event with an error, but the last are {found[-2:]}")
+    expect(len(places) == 1, f"expected one error event, but the last events are {found[-2:]}")
     error = _parsed(found[places[0]])["error"]
-    good = isinstance(error, dict) and isinstance(error.get("message"), str)
-    expect(good, f"expected an error object, but got {error!r}")
+    valid = isinstance(error, dict) and isinstance(error.get("message"), str)
+    expect(valid, f"expected an error object, but got {error!r}")
     after = [data for data in found[places[0] + 1 :] if data != "[DONE]"]
-    expect(not after, f"after the error came {after[:1]}")
+    expect(not after, f"expected no event after the error, but got {after[:1]}")
 
 
 @check("engine.no-false-end",
@@ -111,12 +115,12 @@ async def no_false_end(api: Api) -> None:
     found, whole = await _broken(api)
     texts: dict[int, str] = {}
     for data in found:
-        expect(not _parsed(data).get("usage"), f"it has usage: {data[:200]}")
+        expect(not _parsed(data).get("usage"), f"expected no usage, but got {data[:200]}")
         choice = _choice(data)
         index = choice.get("index", 0)
         texts[index] = texts.get(index, "") + ((choice.get("delta") or {}).get("content") or "")
         cut = choice.get("finish_reason") and len(texts[index]) < len(whole)
-        expect(not cut, f"it pretends to be whole: {data[:200]}")
+        expect(not cut, f"expected no finish_reason, but got {data[:200]}")
 
 
 @check("engine.plain",
@@ -124,17 +128,17 @@ async def no_false_end(api: Api) -> None:
        "must", "1.3 1.4", alone=True, seconds=120)  # fmt: skip
 async def plain(api: Api) -> None:
     if api.breaks is None:
-        raise Skip("needs a command that ends the engine: --break COMMAND")
+        raise Skip("this check needs a command that stops the engine: --break COMMAND")
     start = time.monotonic()
     (await api.post(H, _long(api))).ok()
     took = time.monotonic() - start
-    asked = asyncio.ensure_future(api.post(H, _long(api)))
+    pending = asyncio.ensure_future(api.post(H, _long(api)))
     await asyncio.sleep(min(took / 3, 1.0))
     await _end_engine(api)
-    reply = await asked
+    reply = await pending
     await _answers(api)
     if reply.status == 200:
-        raise Skip("the answer was whole before the engine ended")
+        raise Skip("the answer was complete before the engine stopped")
     reply.error(500, 502, 503)
 
 
@@ -144,7 +148,7 @@ async def plain(api: Api) -> None:
        "must", "1.3 10.84", alone=True, seconds=120)  # fmt: skip
 async def back(api: Api) -> None:
     if api.breaks is None:
-        raise Skip("needs a command that ends the engine: --break COMMAND")
+        raise Skip("this check needs a command that stops the engine: --break COMMAND")
     await _end_engine(api)
     for reply in (await _answers(api))[:-1]:
         reply.error(500, 502, 503)

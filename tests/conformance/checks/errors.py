@@ -12,6 +12,9 @@ C, H = "/completions", "/chat/completions"
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 WRITE: dict[str, Any] = {"prompt": "Hello", "max_tokens": 1}
 
+# The words by which clients recognise the error of a prompt that is too long.
+WORDS = "maximum context length is"
+
 # Each row: the id, the endpoint, the invalid fields, the field that the error must name, source.
 INVALID: tuple[tuple[str, str, dict[str, Any], str, str], ...] = (
     ("temperature-above", C, {"temperature": 3}, "temperature", "2.1"),
@@ -65,7 +68,9 @@ def _invalid(path: str, changes: dict[str, Any], param: str) -> Body:
 
 
 for name, path, changes, param, source in INVALID:
-    promise = f"{changes} is a 400 that names {param!r}, never a 422 or a 500."
+    request = "completion" if path == C else "chat completion"
+    shown = json.dumps(changes)
+    promise = f"A {request} request with {shown} is rejected with a 400 error that names {param!r}."
     check(f"errors.{name}", promise, "must", source)(_invalid(path, changes, param))
 
 
@@ -75,7 +80,10 @@ for name, path, changes, param, source in INVALID:
        "must", "1.2")  # fmt: skip
 async def missing_messages(api: Api) -> None:
     error = (await api.post(H, {"model": api.model})).error(400)
-    expect("messages" in str(error["param"] or error["message"]), f"it names another: {error}")
+    expect(
+        "messages" in str(error["param"] or error["message"]),
+        f"expected an error that names 'messages', but got {error}",
+    )
 
 
 @check("errors.missing-model", "A completion request without a model is rejected with 400.",
@@ -83,7 +91,7 @@ async def missing_messages(api: Api) -> None:
 async def missing_model(api: Api) -> None:
     reply = await api.post(C, WRITE)
     if reply.status == 200:
-        raise Diverges("the server takes requests without a model")
+        raise Diverges("the server accepts requests without a model")
     reply.error(400)
 
 
@@ -99,37 +107,37 @@ async def unknown_model(api: Api) -> None:
 
 
 # Requests that any server has a reason to reject. A lenient server may accept some of them.
-REFUSED = (
+REJECTED = (
     (H, {"messages": None}), (C, {**WRITE, "temperature": 3}), (H, {"messages": "Hello"}),
     (C, {"prompt": 5}), (H, {**ASK, "n": "many"}), (C, {**WRITE, "top_p": 2}),
 )  # fmt: skip
 
 
-async def _refusal(api: Api, **more: Any) -> Reply:
+async def _rejection(api: Api, **more: Any) -> Reply:
     """Return the reply to the first of these requests that the server rejects."""
-    for path, body in REFUSED:
+    for path, body in REJECTED:
         full = {name: value for name, value in body.items() if value is not None}
         reply = await api.post(path, {"model": api.model, **full, **more})
         if reply.status >= 400:
             return reply
-    raise Fail("no request that is wrong is refused")
+    raise Fail("expected an error for an invalid request, but got a success for each")
 
 
 @check("errors.keys", "Every error object has the keys message, type, param and code.",
        "must", "1.3 [SPEC]")  # fmt: skip
 async def keys(api: Api) -> None:
-    for reply in (await api.get("/no-such-endpoint"), await _refusal(api)):
+    for reply in (await api.get("/no-such-endpoint"), await _rejection(api)):
         error = reply.json().get("error")
         expect(isinstance(error, dict), f"expected an 'error' object, but got {reply.text[:200]}")
         missing = ERROR_KEYS - error.keys()
-        expect(not missing, f"the error object lacks {sorted(missing)}: {reply.text[:200]}")
+        expect(not missing, f"expected {sorted(missing)} in the error, but got {reply.text[:200]}")
 
 
 @check("errors.type",
        "An invalid request is rejected with 400 and the error type invalid_request_error.",
        "must", "1.4")  # fmt: skip
 async def kind(api: Api) -> None:
-    error = (await _refusal(api)).error(400)
+    error = (await _rejection(api)).error(400)
     expected = "invalid_request_error"
     expect(error["type"] == expected, f"expected {expected}, but got {error['type']!r}")
 
@@ -138,16 +146,19 @@ async def kind(api: Api) -> None:
        "In an error object, param and code are each a string or null, never a number.",
        "must", "1.3")  # fmt: skip
 async def code_type(api: Api) -> None:
-    error = (await _refusal(api)).error(400, 422, 500)
+    error = (await _rejection(api)).error(400, 422, 500)
     for key in ("param", "code"):
-        expect(error[key] is None or isinstance(error[key], str), f"{key!r} is neither: {error}")
+        expect(
+            error[key] is None or isinstance(error[key], str),
+            f"expected a string or null in {key!r}, but got {error}",
+        )
 
 
 @check("errors.stream",
        "An invalid request with stream true is rejected with JSON, not with an event stream.",
        "must", "1.7")  # fmt: skip
 async def stream(api: Api) -> None:
-    reply = await _refusal(api, stream=True)
+    reply = await _rejection(api, stream=True)
     kind = reply.headers.get("content-type", "")
     expect(kind.startswith("application/json"), f"expected JSON, but got {kind!r}")
 
@@ -160,11 +171,14 @@ async def context(api: Api) -> None:
     # Two million words: more than any context length, less than any limit on bodies.
     reply = await api.post(C, {**WRITE, "model": api.model, "prompt": "a b " * 1_000_000})
     if reply.status == 413:
-        raise Diverges("the server refuses the body before it counts its tokens")
+        raise Diverges("the server rejects the body before it counts the tokens")
     error = reply.error(400)
-    expect(error["code"] == "context_length_exceeded", f"expected that code, but got {error}")
-    said = "maximum context length is" in error["message"]
-    expect(said, f"clients look for 'maximum context length is' in the message: {error}")
+    expect(
+        error["code"] == "context_length_exceeded",
+        f"expected context_length_exceeded, but got {error}",
+    )
+    message = error["message"]
+    expect(WORDS in message, f"expected {WORDS!r} in the message, but got {message!r}")
 
 
 @check("errors.chat-context",
@@ -175,11 +189,14 @@ async def chat_context(api: Api) -> None:
     messages = [{"role": "user", "content": "a b " * 1_000_000}]
     reply = await api.post(H, {"model": api.model, "messages": messages, "max_tokens": 1})
     if reply.status == 413:
-        raise Diverges("the server refuses the body before it counts its tokens")
+        raise Diverges("the server rejects the body before it counts the tokens")
     error = reply.error(400)
-    expect(error["code"] == "context_length_exceeded", f"expected that code, but got {error}")
-    said = "maximum context length is" in error["message"]
-    expect(said, f"clients look for 'maximum context length is' in the message: {error}")
+    expect(
+        error["code"] == "context_length_exceeded",
+        f"expected context_length_exceeded, but got {error}",
+    )
+    message = error["message"]
+    expect(WORDS in message, f"expected {WORDS!r} in the message, but got {message!r}")
 
 
 @check("errors.wrong-key",
@@ -188,14 +205,15 @@ async def chat_context(api: Api) -> None:
        "must", "1.2 [DD]")  # fmt: skip
 async def wrong_key(api: Api) -> None:
     if "authorization" not in api.client.headers:
-        raise Skip("no key was given: --api-key")
+        raise Skip("this check needs an API key: --api-key")
     body = json.dumps({**ASK, "model": api.model, "stream": True}).encode()
     reply = await api.send("POST", H, body, {"authorization": "Bearer sk-wrong"})
     if reply.status == 200:
-        raise Diverges("the server takes any key")
+        raise Diverges("the server accepts any API key")
     error = reply.error(401)
-    code = error["code"] in ("invalid_api_key", None)
-    expect(code and error["type"] == "invalid_request_error", f"expected its type, got {error}")
+    known = error["code"] in ("invalid_api_key", None)
+    valid = known and error["type"] == "invalid_request_error"
+    expect(valid, f"expected invalid_request_error and invalid_api_key, but got {error}")
 
 
 @check("errors.context-sum",
@@ -205,7 +223,10 @@ async def wrong_key(api: Api) -> None:
 async def context_sum(api: Api) -> None:
     reply = await api.post(C, {**WRITE, "model": api.model, "max_tokens": 100_000_000})
     error = reply.error(400)
-    expect(error["code"] == "context_length_exceeded", f"expected that code, but got {error}")
+    expect(
+        error["code"] == "context_length_exceeded",
+        f"expected context_length_exceeded, but got {error}",
+    )
 
 
 @check("errors.stream-options",
@@ -214,7 +235,7 @@ async def context_sum(api: Api) -> None:
 async def stream_options(api: Api) -> None:
     body = {**ASK, "model": api.model, "stream_options": {"include_usage": True}}
     error = (await api.post(H, body)).error(400)
-    expect(error["param"] == "stream_options", f"expected that param, but got {error}")
+    expect(error["param"] == "stream_options", f"expected param stream_options, but got {error}")
 
 
 @check("errors.top-logprobs-alone",
@@ -222,7 +243,7 @@ async def stream_options(api: Api) -> None:
        "should", "3.1")  # fmt: skip
 async def top_logprobs_alone(api: Api) -> None:
     error = (await api.post(H, {**ASK, "model": api.model, "top_logprobs": 3})).error(400)
-    expect(error["param"] == "top_logprobs", f"expected that param, but got {error}")
+    expect(error["param"] == "top_logprobs", f"expected param top_logprobs, but got {error}")
 
 
 @check("errors.unknown-field", "A completion request with an unknown field is rejected with 400.",
@@ -230,5 +251,5 @@ async def top_logprobs_alone(api: Api) -> None:
 async def unknown_field(api: Api) -> None:
     reply = await api.post(C, {**WRITE, "model": api.model, "no_such_field": 1})
     if reply.status == 200:
-        raise Diverges("unknown fields are ignored")
+        raise Diverges("the server ignores unknown fields")
     reply.error(400)

@@ -28,9 +28,9 @@ async def keys(api: Api) -> None:
     _text, arrays = await _arrays(api)
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     missing = [name for name in names if name not in arrays]
-    expect(not missing, f"logprobs lacks {missing}: {arrays}")
+    expect(not missing, f"expected {missing} in logprobs, but got {arrays}")
     lengths = {name: len(arrays[name]) for name in names}
-    expect(len(set(lengths.values())) == 1, f"arrays of different lengths: {lengths}")
+    expect(len(set(lengths.values())) == 1, f"expected arrays of one length, but got {lengths}")
 
 
 @check("logprobs.tokens", "The tokens in a completion's logprobs join to its text.", "must", "2.6")
@@ -46,7 +46,7 @@ async def tokens(api: Api) -> None:
 async def offset_base(api: Api) -> None:
     _text, arrays = await _arrays(api)
     first = arrays["text_offset"][0]
-    expect(first == len(PROMPT), f"expected {len(PROMPT)}, but got {first}")
+    expect(first == len(PROMPT), f"expected offset {len(PROMPT)}, but got {first}")
 
 
 @check("logprobs.offset-code-points",
@@ -56,7 +56,7 @@ async def offset_code_points(api: Api) -> None:
     prompt = "Hello wörld 😀"
     _text, arrays = await _arrays(api, prompt)
     first = arrays["text_offset"][0]
-    expect(first == len(prompt), f"expected {len(prompt)}, but got {first}")
+    expect(first == len(prompt), f"expected offset {len(prompt)}, but got {first}")
 
 
 @check("logprobs.offsets",
@@ -66,7 +66,8 @@ async def offsets(api: Api) -> None:
     text, arrays = await _arrays(api)
     for token, offset in zip(arrays["tokens"], arrays["text_offset"], strict=True):
         at = offset - len(PROMPT)
-        expect(text[at : at + len(token)] == token, f"{token!r} does not stand at {offset}")
+        part = text[at : at + len(token)]
+        expect(part == token, f"expected {token!r} at offset {offset}, but got {part!r}")
 
 
 @check("logprobs.finite", "The token_logprobs of a completion are finite and not greater than 0.",
@@ -74,8 +75,8 @@ async def offsets(api: Api) -> None:
 async def finite(api: Api) -> None:
     _text, arrays = await _arrays(api)
     values = arrays["token_logprobs"]
-    good = all(isinstance(v, int | float) and -10000 < v <= 1e-6 for v in values)
-    expect(good, f"expected logarithms of probabilities, but got {values}")
+    valid = all(isinstance(v, int | float) and -10000 < v <= 1e-6 for v in values)
+    expect(valid, f"expected finite log-probabilities, but got {values}")
 
 
 @check("logprobs.top-count",
@@ -88,7 +89,7 @@ async def top_count(api: Api) -> None:
             # Tokens with the same text share a key.
             expect(1 <= len(top) <= count + 1, f"expected {count} alternatives, but got {top}")
         longest = max(len(top) for top in arrays["top_logprobs"])
-        expect(longest >= count, f"expected {count} alternatives, but got {longest} at most")
+        expect(longest >= count, f"expected {count} alternatives, but got at most {longest}")
 
 
 @check("logprobs.same-number",
@@ -100,9 +101,11 @@ async def same_number(api: Api) -> None:
     for token, value, top in zip(
         arrays["tokens"], arrays["token_logprobs"], arrays["top_logprobs"], strict=True
     ):
-        expect(token in top, f"the greedy token {token!r} is not among {top}")
-        expect(top[token] == value, f"{token!r}: {top[token]!r} is not exactly {value!r}")
-        expect(value == max(top.values()), f"the greedy token is not the likeliest of {top}")
+        expect(token in top, f"expected the token {token!r} among the alternatives, but got {top}")
+        expect(
+            top[token] == value, f"{token!r}: expected exactly {value!r}, but got {top[token]!r}"
+        )
+        expect(value == max(top.values()), f"expected {token!r} as the most likely, but got {top}")
 
 
 @check("logprobs.sampled-added",
@@ -111,7 +114,7 @@ async def same_number(api: Api) -> None:
 async def sampled_added(api: Api) -> None:
     _text, arrays = await _arrays(api, logit_bias={"70": 100})
     for token, top in zip(arrays["tokens"], arrays["top_logprobs"], strict=True):
-        expect(token in top, f"the token {token!r} is not among {top}")
+        expect(token in top, f"expected the token {token!r} among the alternatives, but got {top}")
 
 
 @check("logprobs.before-bias",
@@ -120,17 +123,17 @@ async def sampled_added(api: Api) -> None:
 async def before_bias(api: Api) -> None:
     _text, arrays = await _arrays(api, logit_bias={"70": 100}, max_tokens=1)
     value = arrays["token_logprobs"][0]
-    expect(value < -0.01, f"expected the forced token's own number, but got {value}")
+    expect(value < -0.01, f"expected the log-probability before the bias, but got {value}")
 
 
 @check("logprobs.before-temperature",
        "The log-probabilities of a completion do not depend on temperature and top_p.",
        "should", "2.6.2")  # fmt: skip
 async def before_temperature(api: Api) -> None:
-    _text, cold = await _arrays(api, max_tokens=1, logprobs=1)
-    _text, warm = await _arrays(api, max_tokens=1, logprobs=1, temperature=2, top_p=0.0001)
-    values = [max(arrays["top_logprobs"][0].values()) for arrays in (cold, warm)]
-    expect(abs(values[0] - values[1]) < 0.3, f"expected the same number, but got {values}")
+    _text, greedy = await _arrays(api, max_tokens=1, logprobs=1)
+    _text, sampled = await _arrays(api, max_tokens=1, logprobs=1, temperature=2, top_p=0.0001)
+    values = [max(arrays["top_logprobs"][0].values()) for arrays in (greedy, sampled)]
+    expect(abs(values[0] - values[1]) < 0.3, f"expected the same log-probability, but got {values}")
 
 
 @check("logprobs.zero",
@@ -141,7 +144,10 @@ async def zero(api: Api) -> None:
     _text, arrays = await _arrays(api, logprobs=0)
     expect(arrays["tokens"] and arrays["token_logprobs"], f"expected tokens, but got {arrays}")
     top = arrays["top_logprobs"]
-    expect(top is None or all(len(one) <= 1 for one in top), f"expected null, but got {top}")
+    expect(
+        top is None or all(len(one) <= 1 for one in top),
+        f"expected null or one entry per token, but got {top}",
+    )
 
 
 @check("logprobs.end",
@@ -151,7 +157,10 @@ async def end(api: Api) -> None:
     api.demo()
     prompt = "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
     text, arrays = await _arrays(api, prompt, max_tokens=40)
-    expect("".join(arrays["tokens"]) == text, f"more than the text: {arrays['tokens']}")
+    expect(
+        "".join(arrays["tokens"]) == text,
+        f"expected tokens of {text!r} only, but got {arrays['tokens']}",
+    )
 
 
 @check("logprobs.utf8",

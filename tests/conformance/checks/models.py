@@ -19,7 +19,7 @@ async def _listed(api: Api) -> list[Any]:
 async def listed(api: Api) -> None:
     body = (await api.get("/models")).ok()
     expect(body.get("object") == "list", f"expected object 'list', but got {body.get('object')!r}")
-    expect(await _listed(api), "expected a model in the list")
+    expect(await _listed(api), "expected at least one model, but got an empty list")
 
 
 @check("models.created", "Every listed model has a created field with an integer.",
@@ -35,7 +35,10 @@ async def created(api: Api) -> None:
 async def fields(api: Api) -> None:
     for model in await _listed(api):
         expect(model.get("object") == "model", f"expected object 'model', but got {model}")
-        expect(isinstance(model.get("owned_by"), str), f"expected an owner, but got {model}")
+        expect(
+            isinstance(model.get("owned_by"), str),
+            f"expected a string in owned_by, but got {model}",
+        )
 
 
 @check("models.retrieve", "GET /models/{id} returns each listed model by its URL-encoded id.",
@@ -43,7 +46,7 @@ async def fields(api: Api) -> None:
 async def retrieve(api: Api) -> None:
     for model in await _listed(api):
         one = (await api.get("/models/" + quote(model["id"], safe=""))).ok()
-        expect(one["id"] == model["id"], f"expected {model['id']!r}, but got {one}")
+        expect(one["id"] == model["id"], f"expected id {model['id']!r}, but got {one}")
 
 
 @check("models.unknown", "GET /models/{id} with an unknown id returns 404 with an error object.",

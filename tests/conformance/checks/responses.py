@@ -29,7 +29,7 @@ async def respond(api: Api, given: Any = ASK, **body: Any) -> Any:
 
 def _message(body: Any) -> Any:
     found = [item for item in body["output"] if item["type"] == "message"]
-    return only(found, "messages")
+    return only(found, "message")
 
 
 def text_of(body: Any) -> str:
@@ -59,7 +59,7 @@ def _parsed(reply: Reply) -> list[tuple[str, Any]]:
         try:
             found.append((lines.get("event", ""), json.loads(data)))
         except ValueError:
-            raise Fail(f"an event is no JSON: {data[:200]}") from None
+            raise Fail(f"expected JSON in an event, but got {data[:200]}") from None
     expect(found, f"expected events, but got {reply.text[:200]!r}")
     return found
 
@@ -71,7 +71,7 @@ def _parsed(reply: Reply) -> list[tuple[str, Any]]:
 async def keys(api: Api) -> None:
     body = await respond(api, max_output_tokens=16)
     missing = [name for name in KEYS if name not in body]
-    expect(not missing, f"it lacks {missing}")
+    expect(not missing, f"expected {missing} in the Response, but got {sorted(body)}")
     expect(body["object"] == "response", f"expected object response, but got {body['object']!r}")
     expect(body["id"].startswith("resp_"), f"expected resp_…, but got {body['id']!r}")
     expect(body["error"] is None, f"expected null for error, but got {body['error']!r}")
@@ -81,7 +81,7 @@ async def keys(api: Api) -> None:
 async def kind(api: Api) -> None:
     await respond(api, max_output_tokens=16)
     wrong = api.wrong.get(R)
-    expect(wrong is None, f"it is not of OpenAI's published type: {wrong}")
+    expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
 
 
 @check("responses.message",
@@ -89,11 +89,12 @@ async def kind(api: Api) -> None:
        "must", "7")  # fmt: skip
 async def message(api: Api) -> None:
     item = _message(await respond(api, max_output_tokens=64))
-    good = item["role"] == "assistant" and item["id"].startswith("msg_")
-    expect(good and item["status"] in ("completed", "incomplete"), f"but got {str(item)[:200]}")
-    part = only(item["content"], "parts")
-    good = part["type"] == "output_text" and isinstance(part["text"], str)
-    expect(good and part["annotations"] == [], f"expected output_text, but got {part}")
+    valid = item["role"] == "assistant" and item["id"].startswith("msg_")
+    valid = valid and item["status"] in ("completed", "incomplete")
+    expect(valid, f"expected the role assistant, msg_… and a status, but got {str(item)[:200]}")
+    part = only(item["content"], "content part")
+    valid = part["type"] == "output_text" and isinstance(part["text"], str)
+    expect(valid and part["annotations"] == [], f"expected output_text, but got {part}")
 
 
 @check("responses.answer", "A Response has the same text as a chat completion for the same input.",
@@ -112,7 +113,10 @@ async def answer(api: Api) -> None:
 async def usage(api: Api) -> None:
     counts = (await respond(api, max_output_tokens=16))["usage"]
     values = [counts[f"{kind}_tokens"] for kind in ("input", "output", "total")]
-    expect(values[0] + values[1] == values[2], f"they do not add up: {counts}")
+    expect(
+        values[0] + values[1] == values[2],
+        f"expected a total_tokens that adds up, but got {counts}",
+    )
     for name in ("input_tokens_details", "output_tokens_details"):
         expect(isinstance(counts.get(name), dict), f"expected {name}, but got {counts}")
 
@@ -123,7 +127,7 @@ async def usage(api: Api) -> None:
 async def complete(api: Api) -> None:
     body = await respond(api, max_output_tokens=400)
     if body["status"] == "incomplete":
-        raise Skip("the answer takes the model more than 400 tokens")
+        raise Skip("the model needs more than 400 tokens for the answer")
     expect(body["status"] == "completed", f"expected completed, but got {body['status']!r}")
     details = body["incomplete_details"]
     expect(details is None, f"expected null for incomplete_details, but got {details}")
@@ -136,9 +140,11 @@ async def incomplete(api: Api) -> None:
     body = await respond(api, max_output_tokens=16)
     expect(body["status"] == "incomplete", f"expected incomplete, but got {body['status']!r}")
     details = body["incomplete_details"]
-    good = details == {"reason": "max_output_tokens"}
-    expect(good, f"expected max_output_tokens as the reason, but got {details}")
-    expect(body["usage"]["output_tokens"] <= 16, f"expected 16 tokens, but got {body['usage']}")
+    valid = details == {"reason": "max_output_tokens"}
+    expect(valid, f"expected max_output_tokens as the reason, but got {details}")
+    expect(
+        body["usage"]["output_tokens"] <= 16, f"expected at most 16 tokens, but got {body['usage']}"
+    )
 
 
 @check("responses.minimum",
@@ -150,9 +156,11 @@ async def minimum(api: Api) -> None:
     body = {"model": api.model, "input": ASK, "max_output_tokens": 1}
     reply = await api.post(R, body)
     if reply.status == 200:
-        raise Diverges("a smaller limit is taken")
+        raise Diverges("the server accepts a limit below 16")
     error = reply.error(400)
-    expect(error["param"] == "max_output_tokens", f"expected that param, but got {error}")
+    expect(
+        error["param"] == "max_output_tokens", f"expected param max_output_tokens, but got {error}"
+    )
 
 
 @check("responses.instructions",
@@ -160,10 +168,11 @@ async def minimum(api: Api) -> None:
        "must", "7")  # fmt: skip
 async def instructions(api: Api) -> None:
     plain = await respond(api, max_output_tokens=16)
-    told = await respond(api, max_output_tokens=16, instructions="Answer in one word.")
-    counts = [body["usage"]["input_tokens"] for body in (plain, told)]
-    expect(counts[1] > counts[0], f"they are not in the prompt: {counts} input tokens")
-    expect(told["instructions"] == "Answer in one word.", f"told as {told['instructions']!r}")
+    instructed = await respond(api, max_output_tokens=16, instructions="Answer in one word.")
+    counts = [body["usage"]["input_tokens"] for body in (plain, instructed)]
+    expect(counts[1] > counts[0], f"expected more input tokens with instructions, but got {counts}")
+    found = instructed["instructions"]
+    expect(found == "Answer in one word.", f"expected the instructions, but got {found!r}")
 
 
 @check("responses.items",
@@ -189,12 +198,14 @@ async def call(api: Api) -> None:
     body = await respond(api, "What is the weather in Paris?", tools=[WEATHER],
                          tool_choice=choice, max_output_tokens=256)  # fmt: skip
     if body["status"] == "incomplete":
-        raise Skip("the call takes the model more than 256 tokens")
-    item = only([one for one in body["output"] if one["type"] == "function_call"], "calls")
-    good = item["name"] == "get_weather" and item["call_id"] and item["id"].startswith("fc_")
-    expect(good, f"expected a call with id and call_id, but got {item}")
+        raise Skip("the model needs more than 256 tokens for the call")
+    item = only([one for one in body["output"] if one["type"] == "function_call"], "function_call")
+    valid = item["name"] == "get_weather" and item["call_id"] and item["id"].startswith("fc_")
+    expect(valid, f"expected a call with id and call_id, but got {item}")
     arguments = json.loads(item["arguments"])
-    expect(arguments in ({"city": "Paris"}, {"city": "Rome"}), f"but got {arguments}")
+    expect(
+        arguments in ({"city": "Paris"}, {"city": "Rome"}), f"expected a city, but got {arguments}"
+    )
 
 
 @check("responses.call-back",
@@ -217,9 +228,9 @@ async def text_format(api: Api) -> None:
     form = {"type": "json_schema", "name": "answer", "strict": True, "schema": schema}
     body = await respond(api, "Which colour?", text={"format": form}, max_output_tokens=256)
     if body["status"] == "incomplete":
-        raise Skip("the answer takes the model more than 256 tokens")
+        raise Skip("the model needs more than 256 tokens for the answer")
     found = json.loads(text_of(body))
-    expect(found in ({"colour": "red"}, {"colour": "blue"}), f"but got {found}")
+    expect(found in ({"colour": "red"}, {"colour": "blue"}), f"expected a colour, but got {found}")
 
 
 @check("responses.nulls", "A request to /responses with null in its optional fields is accepted.",
@@ -235,7 +246,7 @@ async def nulls(api: Api) -> None:
        "must", "7")  # fmt: skip
 async def stream_names(api: Api) -> None:
     for name, data in await _events(api, max_output_tokens=16):
-        expect(name == data.get("type"), f"expected event: {data.get('type')}, but got {name!r}")
+        expect(name == data.get("type"), f"expected event {data.get('type')!r}, but got {name!r}")
 
 
 @check("responses.stream-numbers",
@@ -260,10 +271,10 @@ ORDER = (
 async def stream_order(api: Api) -> None:
     found = [data["type"] for _, data in await _events(api, max_output_tokens=16)]
     found = [name for at, name in enumerate(found) if at == 0 or name != found[at - 1]]
-    good = tuple(found[:-1]) == ORDER
-    expect(good, f"expected {ORDER}, but got {found}")
-    good = found[-1] in ("response.completed", "response.incomplete")
-    expect(good, f"expected a last event that ends it, but got {found[-1]}")
+    valid = tuple(found[:-1]) == ORDER
+    expect(valid, f"expected {ORDER}, but got {found}")
+    valid = found[-1] in ("response.completed", "response.incomplete")
+    expect(valid, f"expected response.completed or .incomplete last, but got {found[-1]}")
 
 
 @check("responses.stream-text",
@@ -274,11 +285,14 @@ async def stream_text(api: Api) -> None:
     events = await _events(api, max_output_tokens=16)
     deltas = [data for _, data in events if data["type"] == "response.output_text.delta"]
     joined = "".join(data["delta"] for data in deltas)
-    done = only([d["text"] for _, d in events if d["type"] == "response.output_text.done"], "ends")
+    done = only(
+        [d["text"] for _, d in events if d["type"] == "response.output_text.done"],
+        "output_text.done event",
+    )
     expect(joined == whole == done, f"expected {whole!r}, but got {joined!r} and {done!r}")
     for data in deltas:
-        lacks = [n for n in ("item_id", "output_index", "content_index") if n not in data]
-        expect(not lacks, f"a delta lacks {lacks}: {data}")
+        missing = [n for n in ("item_id", "output_index", "content_index") if n not in data]
+        expect(not missing, f"expected {missing} in a delta, but got {data}")
 
 
 @check("responses.stream-usage",
@@ -288,11 +302,13 @@ async def stream_text(api: Api) -> None:
 async def stream_usage(api: Api) -> None:
     plain = (await respond(api, max_output_tokens=16))["usage"]
     last = (await _events(api, max_output_tokens=16))[-1][1]["response"]
-    expect(last.get("output"), f"the last event has no output: {str(last)[:200]}")
+    expect(last.get("output"), f"expected output in the last event, but got {str(last)[:200]}")
     counts = last.get("usage")
     expect(isinstance(counts, dict), f"expected usage, but got {counts!r}")
     for name in ("input_tokens", "output_tokens", "total_tokens"):
-        expect(counts[name] == plain[name], f"{name}: expected {plain[name]}, got {counts[name]}")
+        expect(
+            counts[name] == plain[name], f"{name}: expected {plain[name]}, but got {counts[name]}"
+        )
 
 
 @check("responses.stream-type",
@@ -301,7 +317,10 @@ async def stream_usage(api: Api) -> None:
 async def stream_type(api: Api) -> None:
     for _name, data in await _events(api, max_output_tokens=16):
         wrong = event_problem(data)
-        expect(wrong is None, f"{data.get('type')}: not of OpenAI's published type: {wrong}")
+        expect(
+            wrong is None,
+            f"expected OpenAI's published type, but {data.get('type')} fails at {wrong}",
+        )
 
 
 @check("responses.stream-call",
@@ -312,12 +331,18 @@ async def stream_call(api: Api) -> None:
     full = {"tools": [WEATHER], "tool_choice": choice, "max_output_tokens": 256}
     events = [data for _, data in await _events(api, "What is the weather?", **full)]
     if events[-1]["type"] == "response.incomplete":
-        raise Skip("the call takes the model more than 256 tokens")
+        raise Skip("the model needs more than 256 tokens for the call")
     kind = "response.function_call_arguments"
     joined = "".join(data["delta"] for data in events if data["type"] == f"{kind}.delta")
-    done = only([data["arguments"] for data in events if data["type"] == f"{kind}.done"], "ends")
+    done = only(
+        [data["arguments"] for data in events if data["type"] == f"{kind}.done"],
+        f"{kind}.done event",
+    )
     expect(joined == done, f"expected {done!r}, but got {joined!r}")
-    expect(json.loads(done) in ({"city": "Paris"}, {"city": "Rome"}), f"but got {done!r}")
+    expect(
+        json.loads(done) in ({"city": "Paris"}, {"city": "Rome"}),
+        f"expected a city, but got {done!r}",
+    )
 
 
 @check("responses.store", "Without store, a Response is stored, and can be retrieved and deleted.",
@@ -326,11 +351,13 @@ async def store(api: Api) -> None:
     made = (await api.post(R, {"model": api.model, "input": "Hello",
                                "max_output_tokens": 16})).ok()  # fmt: skip
     if made.get("store") is False:
-        raise Diverges("it says that it stores nothing")
+        raise Diverges("the Response has store false")
     found = (await api.get(f"{R}/{made['id']}")).ok()
-    expect(text_of(found) == text_of(made), f"it is another: {str(found)[:200]}")
-    gone = (await api.send("DELETE", f"{R}/{made['id']}")).ok()
-    expect(gone.get("deleted") is True, f"expected deleted: true, but got {gone}")
+    expect(
+        text_of(found) == text_of(made), f"expected the stored Response, but got {str(found)[:200]}"
+    )
+    deleted = (await api.send("DELETE", f"{R}/{made['id']}")).ok()
+    expect(deleted.get("deleted") is True, f"expected deleted true, but got {deleted}")
     (await api.get(f"{R}/{made['id']}")).error(404)
 
 
@@ -348,7 +375,10 @@ async def previous(api: Api) -> None:
     two = await respond(api, "Hello", max_output_tokens=16, previous_response_id=one["id"])
     alone = await respond(api, "Hello", max_output_tokens=16)
     counts = [body["usage"]["input_tokens"] for body in (alone, two)]
-    expect(counts[1] > counts[0], f"the earlier turn is not read: {counts} input tokens")
+    expect(
+        counts[1] > counts[0],
+        f"expected more input tokens with an earlier Response, but got {counts}",
+    )
     await api.send("DELETE", f"{R}/{one['id']}")
 
 
@@ -358,9 +388,9 @@ async def input_items(api: Api) -> None:
     made = await respond(api, "Hello", max_output_tokens=16, store=True)
     found = (await api.get(f"{R}/{made['id']}/input_items")).ok()
     await api.send("DELETE", f"{R}/{made['id']}")
-    item = only(found["data"], "items")
-    good = item["role"] == "user" and item["content"][0]["text"] == "Hello"
-    expect(good, f"expected what was sent, but got {item}")
+    item = only(found["data"], "input item")
+    valid = item["role"] == "user" and item["content"][0]["text"] == "Hello"
+    expect(valid, f"expected the input message, but got {item}")
 
 
 @check("responses.input-tokens",
@@ -382,7 +412,7 @@ WRONG: Sequence[tuple[str, Mapping[str, Any], Sequence[int], str, str]] = (
 )
 
 
-def _refused(changes: Mapping[str, Any], statuses: Sequence[int], word: str) -> Body:
+def _rejected(changes: Mapping[str, Any], statuses: Sequence[int], word: str) -> Body:
     async def run(api: Api) -> None:
         await respond(api, "Hello", max_output_tokens=16)
         body = {"model": api.model, "input": "Hello", "max_output_tokens": 16, **changes}
@@ -390,14 +420,18 @@ def _refused(changes: Mapping[str, Any], statuses: Sequence[int], word: str) -> 
         if reply.status == 200 and "model" in changes:
             raise Diverges("the server accepts every model name")
         error = reply.error(*statuses)
-        expect(word in str(error), f"it names another: {error}")
+        expect(word in str(error), f"expected an error that names {word!r}, but got {error}")
 
     return run
 
 
 for _name, _changes, _statuses, _level, _word in WRONG:
-    check(f"responses.{_name}", f"{_changes} is a {_statuses[0]} that names {_word!r}.",
-          _level, "7 1.2")(_refused(_changes, _statuses, _word))  # type: ignore[arg-type]  # fmt: skip
+    _codes = " or ".join(map(str, _statuses))
+    _promise = (
+        f"A request to /responses with {json.dumps(_changes)} is rejected with a {_codes} error "
+        f"that names {_word!r}."
+    )
+    check(f"responses.{_name}", _promise, _level, "7 1.2")(_rejected(_changes, _statuses, _word))  # type: ignore[arg-type]
 
 
 @check("responses.unknown", "An unknown Response id returns 404.", "should", "7")

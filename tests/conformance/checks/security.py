@@ -17,7 +17,9 @@ async def control_tokens(api: Api) -> None:
     body = await api.chat(f"x{injected}", max_tokens=1)
     more = body["usage"]["prompt_tokens"] - plain["usage"]["prompt_tokens"]
     if more <= 6:
-        raise Diverges(f"{injected!r} became {more} tokens: a user can end the own turn")
+        raise Diverges(
+            f"{injected!r} became {more} tokens: a user can forge messages of other roles"
+        )
 
 
 @check("security.header-injection",
@@ -27,7 +29,7 @@ async def header_injection(api: Api) -> None:
     name = "x\r\nx-injected: 1"
     body = {"model": api.model, "prompt": "a", "max_tokens": 1, name: 1}
     reply = await api.post("/completions", body)
-    expect("x-injected" not in reply.headers, "a field's name became a header")
+    expect("x-injected" not in reply.headers, "expected no x-injected header, but got one")
     expect(reply.status in (200, 400), f"expected 200 or 400, but got {reply.status}")
 
 
@@ -37,7 +39,10 @@ async def header_injection(api: Api) -> None:
 async def deep(api: Api) -> None:
     body = b'{"model": "m", "prompt": "a", "x": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
     reply = await api.send("POST", "/completions", body)
-    expect(reply.status in (200, 400, 404, 413), f"expected a 400, but got {reply.status}")
+    expect(
+        reply.status in (200, 400, 404, 413),
+        f"expected 200, 400, 404 or 413, but got {reply.status}",
+    )
 
 
 @check("security.not-a-number",

@@ -13,16 +13,16 @@ PROMPT = "1, 2, 3, 4, 5,"
 async def _text(api: Api, prompt: str | None = None, **body: Any) -> str:
     """Return the completion of the prompt without a stop sequence."""
     full = {"temperature": 0, "max_tokens": 24, **body}
-    reply = await api.complete(prompt or api.sure(PROMPT), **full)
+    reply = await api.complete(prompt or api.stable(PROMPT), **full)
     text: str = reply["choices"][0]["text"]
     if len(text) < 4:
-        raise Skip("the model writes too little to stop it anywhere")
+        raise Skip("the model generates too little text to stop it anywhere")
     return text
 
 
 async def _stopped(api: Api, stop: Any, prompt: str | None = None, **body: Any) -> Any:
     full = {"temperature": 0, "max_tokens": 24, "stop": stop, **body}
-    return (await api.complete(prompt or api.sure(PROMPT), **full))["choices"][0]
+    return (await api.complete(prompt or api.stable(PROMPT), **full))["choices"][0]
 
 
 @check("stops.excluded", "A completion ends before its stop sequence, with the finish_reason stop.",
@@ -45,7 +45,8 @@ async def one_character(api: Api) -> None:
         choice = await _stopped(api, stop)
         expected = text[: text.index(stop)]
         expect(
-            choice["text"] == expected, f"{stop!r}: expected {expected!r}, got {choice['text']!r}"
+            choice["text"] == expected,
+            f"{stop!r}: expected {expected!r}, but got {choice['text']!r}",
         )
 
 
@@ -55,7 +56,7 @@ async def one_character(api: Api) -> None:
 async def at_once(api: Api) -> None:
     text = await _text(api)
     choice = await _stopped(api, text[:2])
-    expect(choice["text"] == "", f"expected no text, but got {choice['text']!r}")
+    expect(choice["text"] == "", f"expected an empty text, but got {choice['text']!r}")
 
 
 @check("stops.earliest",
@@ -99,7 +100,7 @@ async def not_prompt(api: Api) -> None:
 async def stream(api: Api) -> None:
     text = await _text(api)
     stop = text[2:5]
-    chunks = await api.complete_stream(api.sure(PROMPT), temperature=0, max_tokens=24, stop=stop)
+    chunks = await api.complete_stream(api.stable(PROMPT), temperature=0, max_tokens=24, stop=stop)
     streamed = "".join(c["choices"][0]["text"] for c in chunks if c["choices"])
     expected = text[: text.index(stop)]
     expect(streamed == expected, f"expected {expected!r}, but got {streamed!r}")
@@ -111,7 +112,7 @@ async def stream(api: Api) -> None:
 async def held_back(api: Api) -> None:
     text = await _text(api)
     body = {"temperature": 0, "max_tokens": 24, "stop": [text[-1] + "no such text"]}
-    chunks = await api.complete_stream(api.sure(PROMPT), **body)
+    chunks = await api.complete_stream(api.stable(PROMPT), **body)
     streamed = "".join(c["choices"][0]["text"] for c in chunks if c["choices"])
     expect(streamed == text, f"expected {text!r}, but got {streamed!r}")
 
@@ -123,8 +124,8 @@ async def held_back(api: Api) -> None:
 async def usage(api: Api) -> None:
     text = await _text(api)
     full = {"temperature": 0, "max_tokens": 24}
-    whole = (await api.complete(api.sure(PROMPT), **full))["usage"]["completion_tokens"]
-    cut = (await api.complete(api.sure(PROMPT), stop=text[2:4], **full))["usage"][
+    whole = (await api.complete(api.stable(PROMPT), **full))["usage"]["completion_tokens"]
+    cut = (await api.complete(api.stable(PROMPT), stop=text[2:4], **full))["usage"][
         "completion_tokens"
     ]
     expect(cut < whole, f"expected fewer than {whole} tokens, but got {cut}")
@@ -138,8 +139,12 @@ async def logprobs(api: Api) -> None:
     choice = await _stopped(api, text[2:4], logprobs=0)
     arrays = choice["logprobs"]
     joined = "".join(arrays["tokens"])
-    expect(joined.startswith(choice["text"]), f"{joined!r} does not begin like {choice['text']!r}")
-    expect(len(arrays["tokens"]) == len(arrays["token_logprobs"]), "arrays of different lengths")
+    expect(
+        joined.startswith(choice["text"]),
+        f"expected tokens of {choice['text']!r}, but got {joined!r}",
+    )
+    lengths = [len(arrays[name]) for name in ("tokens", "token_logprobs")]
+    expect(lengths[0] == lengths[1], f"expected arrays of one length, but got lengths {lengths}")
 
 
 @check("stops.chat",
@@ -149,7 +154,7 @@ async def chat(api: Api) -> None:
     full = {"temperature": 0, "max_tokens": 24}
     text = (await api.chat("Count to 12.", **full))["choices"][0]["message"]["content"]
     if len(text) < 4:
-        raise Skip("the model writes too little to stop it anywhere")
+        raise Skip("the model generates too little text to stop it anywhere")
     choice = (await api.chat("Count to 12.", stop=text[2:4], **full))["choices"][0]
     expected = text[: text.index(text[2:4])]
     got = choice["message"]["content"]

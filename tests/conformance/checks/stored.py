@@ -22,19 +22,19 @@ H = "/chat/completions"
 ASK = "Hello"
 
 
-async def _there(api: Api) -> None:
+async def _require_list(api: Api) -> None:
     """Require a list of stored completions: without one, a 404 is a rejection and not a fault."""
     (await api.get(f"{H}?limit=1")).ok()
 
 
 @asynccontextmanager
-async def _kept(api: Api, **body: Any) -> AsyncIterator[tuple[Any, str]]:
+async def _stored(api: Api, **body: Any) -> AsyncIterator[tuple[Any, str]]:
     """Store a completion, yield it with the mark in its metadata, and delete it at the end."""
     mark = uuid.uuid4().hex
     metadata = {"mark": mark, **body.pop("metadata", {})}
     full = {"store": True, "metadata": metadata, "max_tokens": 3, **body}
     made = await api.chat(full.pop("messages", ASK), **full)
-    await _there(api)
+    await _require_list(api)
     try:
         yield made, mark
     finally:
@@ -43,7 +43,7 @@ async def _kept(api: Api, **body: Any) -> AsyncIterator[tuple[Any, str]]:
 
 async def _found(api: Api, path: str) -> Any:
     reply = await api.get(f"{H}/{path}")
-    expect(reply.status == 200, f"expected it to be there, but got {reply.status}: "
+    expect(reply.status == 200, f"expected status 200, but got {reply.status}: "
            f"{reply.text[:200]}")  # fmt: skip
     return reply.json()
 
@@ -51,7 +51,7 @@ async def _found(api: Api, path: str) -> Any:
 async def _list(api: Api, mark: str, query: str = "") -> Any:
     found = (await api.get(f"{H}?{quote('metadata[mark]')}={mark}{query}")).ok()
     for name in ("data", "first_id", "last_id", "has_more"):
-        expect(name in found, f"the list has no {name!r}: {str(found)[:200]}")
+        expect(name in found, f"expected {name!r} in the list, but got {str(found)[:200]}")
     return found
 
 
@@ -63,26 +63,29 @@ def _ids(listed: Any) -> list[str]:
        "A stored chat completion can be retrieved by its id, with the same content.",
        "should", "4 10.88")  # fmt: skip
 async def retrieve(api: Api) -> None:
-    async with _kept(api) as (made, _mark):
+    async with _stored(api) as (made, _mark):
         found = await _found(api, made["id"])
         for name in ("id", "object", "created", "model", "choices", "usage"):
-            expect(name in found, f"it has no {name!r}")
+            expect(name in found, f"expected {name!r}, but got {str(found)[:200]}")
         same = found["choices"][0]["message"]["content"] == made["choices"][0]["message"]["content"]
-        expect(found["id"] == made["id"] and same, f"it is another: {str(found)[:200]}")
+        expect(
+            found["id"] == made["id"] and same,
+            f"expected the stored chat completion, but got {str(found)[:200]}",
+        )
 
 
 @check("stored.type", "A retrieved chat completion matches OpenAI's published type.",
        "should", "4 10.95")  # fmt: skip
 async def kind(api: Api) -> None:
-    async with _kept(api) as (made, _mark):
+    async with _stored(api) as (made, _mark):
         wrong = first_wrong(ChatCompletion, await _found(api, made["id"]))
-        expect(wrong is None, f"it is not of OpenAI's published type: {wrong}")
+        expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
 
 
 @check("stored.metadata", "A stored chat completion is returned with its metadata.",
        "should", "4 10.88")  # fmt: skip
 async def metadata(api: Api) -> None:
-    async with _kept(api, metadata={"colour": "blue"}) as (made, mark):
+    async with _stored(api, metadata={"colour": "blue"}) as (made, mark):
         found = (await _found(api, made["id"])).get("metadata")
         expected = {"mark": mark, "colour": "blue"}
         expect(found == expected, f"expected {expected}, but got {found}")
@@ -91,7 +94,7 @@ async def metadata(api: Api) -> None:
 @check("stored.not-asked", "A chat completion is not stored if store is absent, false or null.",
        "should", "4 [SPEC]")  # fmt: skip
 async def not_asked(api: Api) -> None:
-    async with _kept(api):
+    async with _stored(api):
         for more in ({}, {"store": False}, {"store": None}):
             made = await api.chat(ASK, max_tokens=1, **more)
             (await api.get(f"{H}/{made['id']}")).error(404)
@@ -101,7 +104,7 @@ async def not_asked(api: Api) -> None:
        "A streamed chat completion with store true is stored as a chat completion.",
        "should", "4")  # fmt: skip
 async def stream(api: Api) -> None:
-    async with _kept(api):
+    async with _stored(api):
         mark = uuid.uuid4().hex
         full = {"store": True, "metadata": {"mark": mark}, "max_tokens": 4, "temperature": 0}
         chunks = await api.chat_stream(ASK, **full)
@@ -111,16 +114,19 @@ async def stream(api: Api) -> None:
         )
         found = await _found(api, name)
         await api.send("DELETE", f"{H}/{name}")
-        expect(found["object"] == "chat.completion", f"expected a whole, but got {found['object']}")
-        kept = found["choices"][0]["message"]["content"]
-        expect(kept == text, f"expected {text!r}, but got {kept!r}")
+        expect(
+            found["object"] == "chat.completion",
+            f"expected chat.completion, but got {found['object']!r}",
+        )
+        content = found["choices"][0]["message"]["content"]
+        expect(content == text, f"expected {text!r}, but got {content!r}")
 
 
 @check("stored.unknown",
        "An unknown id of a stored chat completion returns 404, in each of the four operations.",
        "should", "4 10.88")  # fmt: skip
 async def unknown(api: Api) -> None:
-    await _there(api)
+    await _require_list(api)
     for method, path, body in (
         ("GET", f"{H}/chatcmpl-none", None),
         ("DELETE", f"{H}/chatcmpl-none", None),
@@ -135,29 +141,32 @@ async def unknown(api: Api) -> None:
        "last_id and has_more.",
        "should", "4 10.88")  # fmt: skip
 async def listing(api: Api) -> None:
-    async with _kept(api) as (made, mark):
+    async with _stored(api) as (made, mark):
         found = await _list(api, mark)
         expect(
             found.get("object") == "list", f"expected object list, but got {found.get('object')}"
         )
         expect(_ids(found) == [made["id"]], f"expected {made['id']}, but got {_ids(found)}")
         ends = [found["first_id"], found["last_id"], found["has_more"]]
-        expect(ends == [made["id"], made["id"], False], f"expected its id twice, but got {ends}")
+        expect(
+            ends == [made["id"], made["id"], False],
+            f"expected its id twice and has_more false, but got {ends}",
+        )
 
 
 @check("stored.filter", "A list filtered by metadata that no stored chat completion has is empty.",
        "should", "4 [EXP]")  # fmt: skip
 async def filtered(api: Api) -> None:
-    async with _kept(api):
+    async with _stored(api):
         found = await _list(api, uuid.uuid4().hex)
-        expect(found["data"] == [], f"expected nothing, but got {_ids(found)}")
+        expect(found["data"] == [], f"expected an empty list, but got {_ids(found)}")
         expect(found["has_more"] is False, f"expected has_more false, but got {found['has_more']}")
 
 
 @check("stored.filter-model", "The list of stored chat completions can be filtered by model.",
        "should", "4")  # fmt: skip
 async def filtered_by_model(api: Api) -> None:
-    async with _kept(api) as (made, mark):
+    async with _stored(api) as (made, mark):
         for model, expected in ((made["model"], [made["id"]]), ("no-such-model", [])):
             found = _ids(await _list(api, mark, f"&model={quote(model, safe='')}"))
             expect(found == expected, f"{model}: expected {expected}, but got {found}")
@@ -168,7 +177,7 @@ async def _in_order(api: Api, one: Any, two: Any, mark: str) -> None:
                             ("&order=desc", [two, one])):  # fmt: skip
         found = _ids(await _list(api, mark, query))
         wanted = [made["id"] for made in expected]
-        expect(found == wanted, f"{query or 'no order'}: expected {wanted}, got {found}")
+        expect(found == wanted, f"{query or 'no order'}: expected {wanted}, but got {found}")
 
 
 def _apart(one: Any, two: Any) -> bool:
@@ -185,14 +194,14 @@ def _apart(one: Any, two: Any) -> bool:
        "Stored chat completions are listed from oldest to newest, or the reverse with order=desc.",
        "should", "4")  # fmt: skip
 async def order(api: Api) -> None:
-    async with _kept(api) as (one, mark):
-        async with _kept(api, metadata={"mark": mark}) as (two, _):
+    async with _stored(api) as (one, mark):
+        async with _stored(api, metadata={"mark": mark}) as (two, _):
             apart = _apart(one, two)
             if apart:
                 await _in_order(api, one, two, mark)
         if not apart:
             await asyncio.sleep(1.1)
-            async with _kept(api, metadata={"mark": mark}) as (two, _):
+            async with _stored(api, metadata={"mark": mark}) as (two, _):
                 await _in_order(api, one, two, mark)
 
 
@@ -202,18 +211,20 @@ async def order(api: Api) -> None:
        "should", "4 [SDK]")  # fmt: skip
 async def pages(api: Api) -> None:
     async with (
-        _kept(api) as (one, mark),
-        _kept(api, metadata={"mark": mark}) as (two, _),
-        _kept(api, metadata={"mark": mark}) as (three, _),
+        _stored(api) as (one, mark),
+        _stored(api, metadata={"mark": mark}) as (two, _),
+        _stored(api, metadata={"mark": mark}) as (three, _),
     ):
         first = await _list(api, mark, "&limit=2")
-        expect(len(first["data"]) == 2, f"limit=2: expected 2, but got {len(first['data'])}")
-        expect(first["has_more"] is True, "expected has_more true before the last page")
+        expect(len(first["data"]) == 2, f"limit=2: expected 2 items, but got {len(first['data'])}")
+        expect(first["has_more"] is True, f"expected has_more true, but got {first['has_more']}")
         second = await _list(api, mark, f"&limit=2&after={first['last_id']}")
         found = sorted(_ids(first) + _ids(second))
         wanted = sorted(made["id"] for made in (one, two, three))
-        expect(found == wanted, f"expected each once, but got {found}")
-        expect(second["has_more"] is False, "expected has_more false on the last page")
+        expect(found == wanted, f"expected {wanted}, but got {found}")
+        expect(
+            second["has_more"] is False, f"expected has_more false, but got {second['has_more']}"
+        )
 
 
 @check("stored.messages",
@@ -221,13 +232,13 @@ async def pages(api: Api) -> None:
        "should", "4 10.88")  # fmt: skip
 async def messages(api: Api) -> None:
     sent = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
-    async with _kept(api, messages=sent) as (made, _mark):
+    async with _stored(api, messages=sent) as (made, _mark):
         found = await _found(api, f"{made['id']}/messages")
-        told = [(item["role"], item["content"]) for item in found["data"]]
+        listed = [(item["role"], item["content"]) for item in found["data"]]
         wanted = [(message["role"], message["content"]) for message in sent]
-        expect(told == wanted, f"expected {wanted}, but got {told}")
+        expect(listed == wanted, f"expected {wanted}, but got {listed}")
         ids = _ids(found)
-        expect(len(set(ids)) == 2, f"expected two ids, but got {ids}")
+        expect(len(set(ids)) == 2, f"expected two different ids, but got {ids}")
         ends = [found.get("first_id"), found.get("last_id"), found.get("has_more")]
         expect(ends == [*ids, False], f"expected {[*ids, False]}, but got {ends}")
 
@@ -236,11 +247,11 @@ async def messages(api: Api) -> None:
        "The listed messages of a stored chat completion match OpenAI's published type.",
        "should", "4 10.95")  # fmt: skip
 async def messages_type(api: Api) -> None:
-    async with _kept(api) as (made, _mark):
+    async with _stored(api) as (made, _mark):
         for item in (await _found(api, f"{made['id']}/messages"))["data"]:
             # The published type allows only the assistant's role, but a list may contain any role.
             wrong = first_wrong(ChatCompletionStoreMessage, {**item, "role": "assistant"})
-            expect(wrong is None, f"it is not of OpenAI's published type: {wrong}")
+            expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
 
 
 @check("stored.messages-pages",
@@ -249,14 +260,14 @@ async def messages_type(api: Api) -> None:
 async def messages_pages(api: Api) -> None:
     roles = ("user", "assistant", "user", "assistant", "user")
     sent = [{"role": r, "content": c} for r, c in zip(roles, "axbyc", strict=True)]
-    async with _kept(api, messages=sent) as (made, _mark):
+    async with _stored(api, messages=sent) as (made, _mark):
         first = await _found(api, f"{made['id']}/messages?limit=3")
         rest = await _found(api, f"{made['id']}/messages?limit=3&after={first['last_id']}")
         found = [item["content"] for item in (*first["data"], *rest["data"])]
         wanted = [message["content"] for message in sent]
         expect(found == wanted, f"expected {wanted}, but got {found}")
         more = (first["has_more"], rest["has_more"])
-        expect(more == (True, False), f"expected more after the first page only, but got {more}")
+        expect(more == (True, False), f"expected has_more true and then false, but got {more}")
         newest = await _found(api, f"{made['id']}/messages?order=desc&limit=1")
         last = newest["data"][0]["content"]
         expect(last == "c", f"order=desc: expected the last message, but got {last!r}")
@@ -269,18 +280,18 @@ async def _update(api: Api, name: str, body: bytes) -> Reply:
 @check("stored.update", "The metadata of a stored chat completion can be replaced.",
        "should", "4 10.88")  # fmt: skip
 async def update(api: Api) -> None:
-    async with _kept(api) as (made, _mark):
+    async with _stored(api) as (made, _mark):
         reply = await _update(api, made["id"], b'{"metadata":{"other":"one"}}')
         for found in (reply.ok(), await _found(api, made["id"])):
-            told = found.get("metadata")
-            expect(told == {"other": "one"}, f"expected the new metadata, but got {told}")
+            metadata = found.get("metadata")
+            expect(metadata == {"other": "one"}, f"expected the new metadata, but got {metadata}")
 
 
 @check("stored.update-wrong",
        "An update of a stored chat completion without valid metadata is rejected with 400.",
        "should", "4 [SPEC]")  # fmt: skip
 async def update_wrong(api: Api) -> None:
-    async with _kept(api) as (made, _mark):
+    async with _stored(api) as (made, _mark):
         for body in (b"{}", b'{"metadata":{"a":1}}', b'{"metadata":"a"}'):
             (await _update(api, made["id"], body)).error(400)
 
@@ -290,20 +301,20 @@ async def update_wrong(api: Api) -> None:
        "listed.",
        "should", "4 10.88")  # fmt: skip
 async def delete(api: Api) -> None:
-    async with _kept(api) as (made, mark):
+    async with _stored(api) as (made, mark):
         name = made["id"]
         body = (await api.send("DELETE", f"{H}/{name}")).ok()
         wanted = {"object": "chat.completion.deleted", "id": name, "deleted": True}
         expect(body == wanted, f"expected {wanted}, but got {body}")
         wrong = first_wrong(ChatCompletionDeleted, body)
-        expect(wrong is None, f"it is not of OpenAI's published type: {wrong}")
+        expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
         (await api.get(f"{H}/{name}")).error(404)
         found = _ids(await _list(api, mark))
-        expect(found == [], f"it is still listed: {found}")
+        expect(found == [], f"expected an empty list, but got {found}")
 
 
 # Excessive metadata: too many pairs, a long key, a long value, a number (contract 3.1).
-TOO_MUCH = ({f"k{i}": "v" for i in range(17)}, {"k" * 65: "v"}, {"k": "v" * 513}, {"k": 1})
+INVALID = ({f"k{i}": "v" for i in range(17)}, {"k" * 65: "v"}, {"k": "v" * 513}, {"k": 1})
 
 
 @check("stored.metadata-limits",
@@ -312,20 +323,21 @@ TOO_MUCH = ({f"k{i}": "v" for i in range(17)}, {"k" * 65: "v"}, {"k": "v" * 513}
        "should", "3.1")  # fmt: skip
 async def limits(api: Api) -> None:
     most = {**{f"k{i}": "v" for i in range(14)}, "k" * 64: "v" * 512}
-    async with _kept(api, metadata=most):
+    async with _stored(api, metadata=most):
         pass
     messages = [{"role": "user", "content": ASK}]
-    for wrong in TOO_MUCH:
+    for wrong in INVALID:
         body = {"model": api.model, "messages": messages, "store": True, "metadata": wrong,
                 "max_tokens": 1}  # fmt: skip
         error = (await api.post(H, body)).error(400)
-        expect("metadata" in str(error["param"] or error["message"]), f"names another: {error}")
+        named = "metadata" in str(error["param"] or error["message"])
+        expect(named, f"expected an error that names metadata, but got {error}")
 
 
 @check("stored.query-wrong", "A list request with an invalid limit or order is rejected with 400.",
        "should", "4")  # fmt: skip
 async def query_wrong(api: Api) -> None:
-    await _there(api)
+    await _require_list(api)
     for query in ("limit=none", "limit=0", "order=up"):
         (await api.get(f"{H}?{query}")).error(400)
 
@@ -334,10 +346,10 @@ async def query_wrong(api: Api) -> None:
        "A stored chat completion has the temperature, top_p and seed of its request.",
        "may", "4 [SPEC]")  # fmt: skip
 async def request(api: Api) -> None:
-    async with _kept(api, temperature=0.5, top_p=0.9, seed=7) as (made, _mark):
+    async with _stored(api, temperature=0.5, top_p=0.9, seed=7) as (made, _mark):
         found = await _found(api, made["id"])
-        told = {name: found.get(name) for name in ("temperature", "top_p", "seed")}
-        if not any(value is not None for value in told.values()):
-            raise Skip("it does not tell")
+        settings = {name: found.get(name) for name in ("temperature", "top_p", "seed")}
+        if not any(value is not None for value in settings.values()):
+            raise Skip("the stored chat completion has none of these fields")
         wanted = {"temperature": 0.5, "top_p": 0.9, "seed": 7}
-        expect(told == wanted, f"expected {wanted}, but got {told}")
+        expect(settings == wanted, f"expected {wanted}, but got {settings}")

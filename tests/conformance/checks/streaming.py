@@ -28,11 +28,13 @@ def _chat(api: Api, **body: Any) -> dict[str, Any]:
 async def frames(api: Api) -> None:
     reply = await exchange(api, "POST", H, _chat(api))
     text = reply.body.decode().replace("\r\n", "\n")
-    expect(text.endswith("\n\n"), f"the last event has no blank line after it: {text[-60:]!r}")
+    expect(text.endswith("\n\n"), f"expected a blank line at the end, but got {text[-60:]!r}")
     for event in text[:-2].split("\n\n"):
         lines = [line for line in event.split("\n") if not line.startswith(":")]
-        expect(all(line.startswith("data: ") for line in lines), f"expected data: …, got {event!r}")
-        expect(len(lines) <= 1, f"expected one line an event, but got {event!r}")
+        expect(
+            all(line.startswith("data: ") for line in lines), f"expected data: …, but got {event!r}"
+        )
+        expect(len(lines) <= 1, f"expected one line for an event, but got {event!r}")
 
 
 @check("streaming.done", "A stream ends with the event [DONE], which occurs once.",
@@ -41,8 +43,10 @@ async def done(api: Api) -> None:
     for path, body in ((H, _chat(api)), (C, _completion(api))):
         reply = await exchange(api, "POST", path, body)
         events = reply.body.decode().strip().split("\n\n")
-        expect(events[-1] == "data: [DONE]", f"{path} ends in {events[-1][:100]!r}")
-        expect(sum("[DONE]" in event for event in events) == 1, "expected one [DONE]")
+        last = events[-1][:100]
+        expect(events[-1] == "data: [DONE]", f"{path}: expected data: [DONE], but got {last!r}")
+        count = sum("[DONE]" in event for event in events)
+        expect(count == 1, f"{path}: expected one [DONE], but got {count}")
 
 
 def _completion(api: Api, **body: Any) -> dict[str, Any]:
@@ -54,7 +58,7 @@ def _completion(api: Api, **body: Any) -> dict[str, Any]:
 async def same_id(api: Api) -> None:
     for chunks in (await api.chat_stream(ASK, max_tokens=6), await api.complete_stream()):
         found = {(c["id"], c["created"], c["model"]) for c in chunks}
-        expect(len(found) == 1, f"expected one, but got {found}")
+        expect(len(found) == 1, f"expected one id, created and model, but got {found}")
 
 
 @check("streaming.object",
@@ -108,7 +112,10 @@ async def finish_once(api: Api) -> None:
     for chunks in (await api.chat_stream(ASK, max_tokens=6), await api.complete_stream()):
         choices = [c["choices"][0] for c in chunks if c["choices"]]
         ends = [i for i, choice in enumerate(choices) if choice["finish_reason"] is not None]
-        expect(ends == [len(choices) - 1], f"expected one end, at the end, but got {ends}")
+        expect(
+            ends == [len(choices) - 1],
+            f"expected a finish_reason in the last chunk only, but got it in chunks {ends}",
+        )
 
 
 @check("streaming.concat",
@@ -126,8 +133,8 @@ async def concat(api: Api) -> None:
        "must", "10.29")  # fmt: skip
 async def concat_completion(api: Api) -> None:
     full = {"temperature": 0, "max_tokens": 12}
-    whole = (await api.complete(api.sure("1, 2, 3,"), **full))["choices"][0]["text"]
-    chunks = await api.complete_stream(api.sure("1, 2, 3,"), **full)
+    whole = (await api.complete(api.stable("1, 2, 3,"), **full))["choices"][0]["text"]
+    chunks = await api.complete_stream(api.stable("1, 2, 3,"), **full)
     text = "".join(c["choices"][0]["text"] for c in chunks if c["choices"])
     expect(text == whole, f"expected {whole!r}, but got {text!r}")
 
@@ -141,9 +148,9 @@ async def in_pieces(api: Api) -> None:
     texts = [c["choices"][0]["delta"].get("content") for c in chunks if c["choices"]]
     texts = [text for text in texts if text]
     if len("".join(texts)) < 8:
-        raise Skip("the model writes too little")
+        raise Skip("the model generates too little text")
     if len(texts) == 1 and 0.3 < took < QUICK:
-        raise Skip(f"the engine began to send after {took:.2f} s, when all was there")
+        raise Skip(f"the first chunk came after {took:.2f} s, when the answer was complete")
     expect(len(texts) > 1, f"expected several chunks, but got {texts}")
 
 
@@ -158,7 +165,10 @@ async def usage(api: Api) -> None:
         counts = last.get("usage")
         expect(isinstance(counts, dict), f"expected usage in the last chunk, but got {last}")
         total = counts["prompt_tokens"] + counts["completion_tokens"]
-        expect(total == counts["total_tokens"], f"they do not add up: {counts}")
+        expect(
+            total == counts["total_tokens"],
+            f"expected a total_tokens that adds up, but got {counts}",
+        )
 
 
 @check("streaming.usage-null",
@@ -168,7 +178,9 @@ async def usage_null(api: Api) -> None:
     more = {"stream_options": {"include_usage": True}, "max_tokens": 4}
     for chunks in (await api.chat_stream(ASK, **more), await api.complete_stream(**more)):
         found = [chunk.get("usage", "no key") for chunk in chunks[:-1]]
-        expect(set(map(str, found)) == {"None"}, f"expected null in each, but got {found}")
+        expect(
+            set(map(str, found)) == {"None"}, f"expected usage null in each chunk, but got {found}"
+        )
 
 
 @check("streaming.no-usage",
@@ -176,8 +188,10 @@ async def usage_null(api: Api) -> None:
        "must", "10.22")  # fmt: skip
 async def no_usage(api: Api) -> None:
     for chunks in (await api.chat_stream(ASK, max_tokens=4), await api.complete_stream()):
-        expect(all(chunk["choices"] for chunk in chunks), "a chunk has no choices")
-        expect(not any(chunk.get("usage") for chunk in chunks), "a chunk has usage")
+        empty = [chunk for chunk in chunks if not chunk["choices"]]
+        expect(not empty, f"expected a choice in each chunk, but got {empty[:1]}")
+        counts = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+        expect(not counts, f"expected no usage, but got {counts[:1]}")
 
 
 @check("streaming.usage-equal",
@@ -202,14 +216,14 @@ async def choices_in_order(api: Api) -> None:
         for choice in chunk["choices"]:
             if choice["index"] not in seen:
                 seen.append(choice["index"])
-    expect(seen == [0, 1], f"expected 0 and then 1, but got {seen}")
+    expect(seen == [0, 1], f"expected choice 0 and then choice 1, but got {seen}")
 
 
 @check("streaming.all-choices",
        "In a greedy completion stream with n 2, both choices have the same text and end once.",
        "must", "10.51")  # fmt: skip
 async def all_choices(api: Api) -> None:
-    chunks = await api.complete_stream(api.sure("1, 2, 3,"), n=2, max_tokens=6, temperature=0)
+    chunks = await api.complete_stream(api.stable("1, 2, 3,"), n=2, max_tokens=6, temperature=0)
     texts = {0: "", 1: ""}
     ends = []
     for chunk in chunks:
@@ -217,7 +231,7 @@ async def all_choices(api: Api) -> None:
             texts[choice["index"]] += choice["text"]
             if choice["finish_reason"]:
                 ends.append(choice["index"])
-    expect(sorted(ends) == [0, 1], f"expected both to end, but got {ends}")
+    expect(sorted(ends) == [0, 1], f"expected one end of choices 0 and 1 each, but got {ends}")
     expect(texts[0] == texts[1], f"expected the same greedy text twice, but got {texts}")
 
 
@@ -226,14 +240,17 @@ async def utf8(api: Api) -> None:
     question = "Show me an emoji of fire." if api.hint == "demo" else "Write five emoji."
     chunks = await api.chat_stream(question, max_tokens=24, temperature=0)
     texts = [c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]]
-    expect(not any("\ufffd" in text for text in texts), f"a replacement character is in {texts}")
+    expect(
+        not any("\ufffd" in text for text in texts),
+        f"expected no replacement character, but got {texts}",
+    )
 
 
 @check("streaming.one-choice", "A chunk of a chat completion stream has at most one choice.",
        "should", "2.7 3.5")  # fmt: skip
 async def one_choice(api: Api) -> None:
     for chunk in await api.chat_stream(ASK, n=2, max_tokens=4):
-        expect(len(chunk["choices"]) <= 1, f"expected one choice a chunk, but got {chunk}")
+        expect(len(chunk["choices"]) <= 1, f"expected at most one choice, but got {chunk}")
 
 
 @check("streaming.first-chunk",
@@ -251,8 +268,11 @@ async def first_chunk(api: Api) -> None:
                 first = time.monotonic() - start
     whole = time.monotonic() - start
     if whole < QUICK:
-        raise Skip(f"the whole answer took {whole:.2f} s only")
-    expect(first < 0.8 * whole, f"the first of it came after {first:.2f} s of {whole:.2f}")
+        raise Skip(f"the whole answer took only {whole:.2f} s")
+    expect(
+        first < 0.8 * whole,
+        f"expected the first chunk early, but got it after {first:.2f} of {whole:.2f} s",
+    )
 
 
 @check("streaming.disconnect", "Generation is cancelled when the client disconnects.",
@@ -262,7 +282,7 @@ async def disconnect(api: Api) -> None:
     one = _chat(api, max_tokens=1, stream=False)
     start = time.monotonic()
     await exchange(api, "POST", H, one)
-    quiet = time.monotonic() - start
+    idle = time.monotonic() - start
     for _ in range(8):
         async with connected(api, "POST", H, _chat(api, messages=count, max_tokens=1500)) as (
             reader,
@@ -273,7 +293,10 @@ async def disconnect(api: Api) -> None:
     start = time.monotonic()
     await exchange(api, "POST", H, one)
     took = time.monotonic() - start
-    expect(took < quiet + 1.0, f"the next answer took {took:.2f} s instead of {quiet:.2f}")
+    expect(
+        took < idle + 1.0,
+        f"expected the next answer after {idle:.2f} s, but got it after {took:.2f} s",
+    )
 
 
 @check("streaming.connection-close",
@@ -283,8 +306,8 @@ async def connection_close(api: Api) -> None:
     try:
         reply = await asyncio.wait_for(exchange(api, "POST", H, _chat(api)), 5)
     except TimeoutError:
-        raise Fail("the connection stayed open after the last event") from None
-    expect(reply.status == 200, f"expected 200, but got {reply.status}")
+        raise Fail("expected the connection to close, but it stayed open for 5 s") from None
+    expect(reply.status == 200, f"expected status 200, but got {reply.status}")
 
 
 @check("streaming.json-lines", "The JSON of a stream's event contains no line break.",
@@ -296,4 +319,4 @@ async def json_lines(api: Api) -> None:
             try:
                 json.loads(line.removeprefix("data: "))
             except ValueError:
-                raise Fail(f"an event is cut by a line end: {line[:120]!r}") from None
+                raise Fail(f"expected JSON without line breaks, but got {line[:120]!r}") from None

@@ -28,7 +28,7 @@ async def _content(api: Api, form: Any, **body: Any) -> str:
     full = {"response_format": form, "temperature": 0, "max_tokens": LIMIT, **body}
     choice = (await api.chat(ASK, **full))["choices"][0]
     if choice["finish_reason"] == "length":
-        raise Skip(f"the answer takes the model more than {LIMIT} tokens")
+        raise Skip(f"the model needs more than {LIMIT} tokens for the answer")
     return str(choice["message"]["content"])
 
 
@@ -36,9 +36,9 @@ def _valid(text: str, schema: Any) -> None:
     try:
         value = json.loads(text)
     except ValueError:
-        expect(False, f"the answer is no JSON: {text!r}")
+        expect(False, f"expected JSON, but got {text!r}")
     error = next(Draft202012Validator(schema).iter_errors(value), None)
-    expect(error is None, f"the answer breaks the schema: {text!r}")
+    expect(error is None, f"expected JSON that matches the schema, but got {text!r}")
 
 
 @check("structured.text", "The response_format text returns the same answer as no response_format.",
@@ -46,8 +46,8 @@ def _valid(text: str, schema: Any) -> None:
 async def text(api: Api) -> None:
     full = {"temperature": 0, "max_tokens": 8}
     plain = await api.chat("Count to 7.", **full)
-    formed = await api.chat("Count to 7.", response_format={"type": "text"}, **full)
-    found = [body["choices"][0]["message"]["content"] for body in (plain, formed)]
+    formatted = await api.chat("Count to 7.", response_format={"type": "text"}, **full)
+    found = [body["choices"][0]["message"]["content"] for body in (plain, formatted)]
     expect(found[0] == found[1], f"expected the same answer, but got {found}")
 
 
@@ -65,7 +65,7 @@ async def object_stream(api: Api) -> None:
     full = {"response_format": {"type": "json_object"}, "temperature": 0, "max_tokens": LIMIT}
     choices = [c["choices"][0] for c in await api.chat_stream(ASK, **full) if c["choices"]]
     if choices[-1]["finish_reason"] == "length":
-        raise Skip(f"the answer takes the model more than {LIMIT} tokens")
+        raise Skip(f"the model needs more than {LIMIT} tokens for the answer")
     _valid("".join(c["delta"].get("content") or "" for c in choices), {"type": "object"})
 
 
@@ -122,9 +122,12 @@ KINDS: Mapping[str, Any] = {
         "$defs": {"side": {"type": "string", "enum": ["left", "right"]}},
     },
 }  # fmt: skip
+FEATURES = {
+    "nested": "nested objects", "array": "arrays", "any-of": "anyOf", "ref": "$ref",
+}  # fmt: skip
 
 
-def _keeps(kind: Any) -> Body:
+def _matches(kind: Any) -> Body:
     async def run(api: Api) -> None:
         _valid(await _content(api, schema_format(kind)), kind)
 
@@ -132,8 +135,8 @@ def _keeps(kind: Any) -> Body:
 
 
 for _name, _kind in KINDS.items():
-    check(f"structured.{_name}", f"A schema with {_name.replace('-', ' ')} is kept to.", "must",
-          "10.73")(_keeps(_kind))  # fmt: skip
+    _promise = f"The content matches a JSON schema with {FEATURES[_name]}."
+    check(f"structured.{_name}", _promise, "must", "10.73")(_matches(_kind))
 
 
 @check("structured.unicode",
@@ -199,18 +202,29 @@ WRONG: Sequence[tuple[str, Any, str, str]] = (
 )
 
 
-def _refused(form: Any) -> Body:
+# Descriptions of the formats that are too long to show.
+LONG = {
+    "name-missing": "json_schema without a name",
+    "name-invalid": "json_schema with the name 'no name!'",
+}
+
+
+def _rejected(form: Any) -> Body:
     async def run(api: Api) -> None:
         await api.chat(ASK, response_format=schema_format(COLOUR), max_tokens=1)
         messages = [{"role": "user", "content": ASK}]
         body = {"model": api.model, "messages": messages, "response_format": form, "max_tokens": 1}
         error = (await api.post(H, body)).error(400)
-        named = str(error["param"] or error["message"])
-        expect("response_format" in named or "schema" in named, f"it names another: {error}")
+        text = str(error["param"] or error["message"])
+        named = "response_format" in text or "schema" in text
+        expect(named, f"expected an error that names it or its schema, but got {error}")
 
     return run
 
 
 for _name, _form, _level, _source in WRONG:
-    check(f"structured.{_name}", f"response_format {_form} is a 400 that names it.",
-          _level, _source)(_refused(_form))  # type: ignore[arg-type]  # fmt: skip
+    _shown = LONG.get(_name, json.dumps(_form))
+    _promise = (
+        f"The response_format {_shown} is rejected with a 400 error that names it or its schema."
+    )
+    check(f"structured.{_name}", _promise, _level, _source)(_rejected(_form))  # type: ignore[arg-type]

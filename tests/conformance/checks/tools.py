@@ -47,9 +47,9 @@ SCHEMAS = {one["function"]["name"]: one["function"]["parameters"] for one in (WE
 async def _choice(api: Api, messages: Any = ASK, **body: Any) -> Any:
     full = {"tools": [WEATHER, TIME], "tool_choice": "required", "temperature": 0,
             "max_tokens": LIMIT, **body}  # fmt: skip
-    choice = only((await api.chat(messages, **full))["choices"], "choices")
+    choice = only((await api.chat(messages, **full))["choices"], "choice")
     if choice["finish_reason"] == "length":
-        raise Skip(f"the call takes the model more than {LIMIT} tokens")
+        raise Skip(f"the model needs more than {LIMIT} tokens for the call")
     return choice
 
 
@@ -74,9 +74,9 @@ def _valid(call: Mapping[str, Any], schemas: Mapping[str, Any] = SCHEMAS) -> Non
         arguments = json.loads(text)
     except ValueError:
         arguments = None
-    expect(isinstance(arguments, dict), f"the arguments are no JSON object: {text!r}")
+    expect(isinstance(arguments, dict), f"expected a JSON object of arguments, but got {text!r}")
     error = next(Draft202012Validator(schemas[name]).iter_errors(arguments), None)
-    expect(error is None, f"the arguments break their schema: {text!r}")
+    expect(error is None, f"expected arguments that match the schema, but got {text!r}")
 
 
 async def _deltas(api: Api, messages: Any = ASK, **body: Any) -> list[Any]:
@@ -85,7 +85,7 @@ async def _deltas(api: Api, messages: Any = ASK, **body: Any) -> list[Any]:
             "max_tokens": LIMIT, **body}  # fmt: skip
     found = [c["choices"][0] for c in await api.chat_stream(messages, **full) if c["choices"]]
     if found[-1]["finish_reason"] == "length":
-        raise Skip(f"the call takes the model more than {LIMIT} tokens")
+        raise Skip(f"the model needs more than {LIMIT} tokens for the call")
     return found
 
 
@@ -105,15 +105,14 @@ async def required(api: Api) -> None:
     expect(reason == "tool_calls", f"expected finish_reason tool_calls, but got {reason!r}")
 
 
-@check("tools.content-null",
-       "The content of a message with tool calls is null, or text that is not blank.",
+@check("tools.content-null", "With tool calls, content is null or text that is not blank.",
        "must", "3.3 10.64")  # fmt: skip
 async def content_null(api: Api) -> None:
     message = (await _choice(api))["message"]
     calls_of(message)
     content = message.get("content", 0)
-    said = isinstance(content, str) and content.strip()
-    expect(content is None or said, f"expected null or a text for content, but got {message}")
+    text = isinstance(content, str) and content.strip()
+    expect(content is None or text, f"expected null or text as content, but got {message}")
 
 
 @check("tools.arguments", "The arguments of a tool call are a string that contains a JSON object.",
@@ -122,7 +121,7 @@ async def arguments(api: Api) -> None:
     for call in await _calls(api):
         text = call["function"]["arguments"]
         expect(isinstance(text, str), f"expected a string, but got {text!r}")
-        expect(isinstance(json.loads(text), dict), f"expected an object in it, but got {text!r}")
+        expect(isinstance(json.loads(text), dict), f"expected a JSON object, but got {text!r}")
 
 
 @check("tools.schema", "The arguments of a tool call match the tool's parameters.", "must", "10.64")
@@ -151,7 +150,7 @@ async def id_form(api: Api) -> None:
 async def kind(api: Api) -> None:
     for call in await _calls(api):
         expect(call.get("type") == "function", f"expected type function, but got {call}")
-        expect(call["function"]["name"] in SCHEMAS, f"no such tool is offered: {call}")
+        expect(call["function"]["name"] in SCHEMAS, f"expected a tool's name, but got {call}")
 
 
 @check("tools.none", "With tool_choice none, the message has text and no tool calls.",
@@ -159,13 +158,12 @@ async def kind(api: Api) -> None:
 async def none(api: Api) -> None:
     body = await api.chat(ASK, tools=[WEATHER], tool_choice="none", temperature=0, max_tokens=24)
     message = body["choices"][0]["message"]
-    expect(not message.get("tool_calls"), f"expected no calls, but got {message}")
-    expect(isinstance(message.get("content"), str), f"expected a text, but got {message}")
+    expect(not message.get("tool_calls"), f"expected no tool calls, but got {message}")
+    expect(isinstance(message.get("content"), str), f"expected text, but got {message}")
 
 
 @check("tools.named",
-       "If tool_choice names a function, only it is called, with the finish_reason stop or "
-       "tool_calls.",
+       "If tool_choice names a function, only it is called, with finish_reason stop or tool_calls.",
        "must", "3.6 10.68")  # fmt: skip
 async def named(api: Api) -> None:
     for name in SCHEMAS:
@@ -173,8 +171,8 @@ async def named(api: Api) -> None:
         found = [call["function"]["name"] for call in calls_of(choice["message"])]
         expect(set(found) == {name}, f"expected {name}, but got {found}")
         reason = choice["finish_reason"]
-        good = reason in ("stop", "tool_calls")
-        expect(good, f"expected finish_reason stop or tool_calls, but got {reason!r}")
+        valid = reason in ("stop", "tool_calls")
+        expect(valid, f"expected finish_reason stop or tool_calls, but got {reason!r}")
 
 
 @check("tools.auto",
@@ -188,10 +186,10 @@ async def auto(api: Api) -> None:
         if calls:
             expect(reason in ("tool_calls", "length"), f"expected tool_calls, but got {reason!r}")
             continue
-        expect(calls is None, f"expected no key without calls, but got {calls!r}")
+        expect(calls is None, f"expected no tool_calls without calls, but got {calls!r}")
         expect(reason in ("stop", "length"), f"expected stop or length, but got {reason!r}")
         text = choice["message"].get("content")
-        expect(isinstance(text, str), f"expected a call or a text, but got {choice}")
+        expect(isinstance(text, str), f"expected a tool call or text, but got {choice}")
 
 
 @check("tools.length", "A tool call that max_tokens cuts off has the finish_reason length.",
@@ -209,15 +207,14 @@ async def one_call(api: Api) -> None:
     expect(len(calls) == 1, f"expected one call, but got {len(calls)}")
 
 
-@check("tools.several",
-       "Several tool calls in one answer are separate items, each with valid arguments.",
+@check("tools.several", "Several tool calls in one answer are separate items with valid arguments.",
        "should", "3.6 10.69")  # fmt: skip
 async def several(api: Api) -> None:
     calls = await _calls(api, messages=BOTH, parallel_tool_calls=True)
     for call in calls:
         _valid(call)
     if len(calls) < 2:
-        raise Skip("the model makes one call only")
+        raise Skip("the model makes only one call")
 
 
 @check("tools.no-parameters", "A tool without parameters is called with the arguments {}.",
@@ -239,8 +236,7 @@ async def unicode(api: Api) -> None:
     expect(json.loads(text) == {"word": word}, f"expected {word!r} in it, but got {text!r}")
 
 
-@check("tools.nested",
-       "Lists, objects and numbers in the arguments of a tool call match the parameters.",
+@check("tools.nested", "Nested lists, objects and numbers in arguments match the parameters.",
        "should", "10.64")  # fmt: skip
 async def nested(api: Api) -> None:
     item = {"type": "object", "properties": {"n": {"type": "integer", "enum": [1, 2]}},
@@ -263,15 +259,16 @@ async def nested(api: Api) -> None:
 async def several_choices(api: Api) -> None:
     body = await api.chat(ASK, tools=[WEATHER], tool_choice="required", n=2, max_tokens=LIMIT)
     calls = [call for choice in body["choices"] for call in calls_of(choice["message"])]
-    expect(len({call["id"] for call in calls}) == len(calls), f"ids are used twice: {calls}")
+    ids = {call["id"] for call in calls}
+    expect(len(ids) == len(calls), f"expected different ids, but got {calls}")
 
 
 @check("tools.prompt", "The tools of a request are part of the prompt.", "must", "3.1")
 async def prompt(api: Api) -> None:
     plain = (await api.chat(ASK, max_tokens=1))["usage"]["prompt_tokens"]
     body = await api.chat(ASK, tools=[WEATHER], tool_choice="required", max_tokens=1)
-    told = body["usage"]["prompt_tokens"]
-    expect(told > plain, f"expected more prompt tokens than {plain}, but got {told}")
+    count = body["usage"]["prompt_tokens"]
+    expect(count > plain, f"expected more prompt tokens than {plain}, but got {count}")
 
 
 def _turns(content: Any = "21 degrees", reply: Any = None, **more: Any) -> list[Any]:
@@ -290,7 +287,7 @@ async def round_trip(api: Api) -> None:
     for content in ("21", "21 degrees and a light wind from the west"):
         body = await api.chat(_turns(content), tools=[WEATHER], max_tokens=2)
         counts.append(body["usage"]["prompt_tokens"])
-    expect(counts[1] > counts[0], f"the result is not in the prompt: {counts} prompt tokens")
+    expect(counts[1] > counts[0], f"expected the result in the prompt, but got {counts} tokens")
 
 
 @check("tools.content-absent", "An assistant message with tool calls may have no content key.",
@@ -311,8 +308,8 @@ async def result_parts(api: Api) -> None:
         body = await api.chat(_turns(content), tools=[WEATHER], max_tokens=1)
         counts.append(body["usage"]["prompt_tokens"])
     # Some servers put a newline between the parts.
-    near = abs(counts[0] - counts[1]) <= 4
-    expect(near, f"expected the prompt of one text, but got {counts} tokens")
+    close = abs(counts[0] - counts[1]) <= 4
+    expect(close, f"expected as many prompt tokens as for one text, but got {counts}")
 
 
 @check("tools.orphan", "Messages with a tool call but without its result are rejected with 400.",
@@ -323,7 +320,7 @@ async def orphan(api: Api) -> None:
     body = {"model": api.model, "messages": turns, "tools": [WEATHER], "max_tokens": 1}
     reply = await api.post(H, body)
     if reply.status == 200:
-        raise Diverges("calls without results are taken")
+        raise Diverges("the server accepts a tool call without its result")
     reply.error(400)
 
 
@@ -334,7 +331,7 @@ async def empty_list(api: Api) -> None:
              {"role": "user", "content": "Hello"}]  # fmt: skip
     reply = await api.post(H, {"model": api.model, "messages": turns, "max_tokens": 1})
     if reply.status == 200:
-        raise Diverges("an empty list of calls is taken")
+        raise Diverges("the server accepts an empty list of tool calls")
     reply.error(400)
 
 
@@ -352,21 +349,23 @@ WRONG: Sequence[tuple[str, Mapping[str, Any], str, str, str]] = (
 )  # fmt: skip
 
 
-def _refused(changes: Mapping[str, Any], word: str) -> Body:
+def _rejected(changes: Mapping[str, Any], word: str) -> Body:
     async def run(api: Api) -> None:
         await api.chat(ASK, tools=[WEATHER], tool_choice="auto", max_tokens=1)
         messages = [{"role": "user", "content": ASK}]
         body = {"model": api.model, "messages": messages, "tools": [WEATHER], "max_tokens": 1}
         error = (await api.post(H, {**body, **changes})).error(400)
-        expect(word in str(error["param"] or error["message"]), f"it names another: {error}")
+        named = word in str(error["param"] or error["message"])
+        expect(named, f"expected an error that names {word!r}, but got {error}")
 
     return run
 
 
 for _name, _changes, _level, _source, _word in WRONG:
-    _shown = str(_changes) if len(str(_changes)) < 120 else "More than 128 tools"
-    check(f"tools.{_name}", f"{_shown} is a 400 that names {_word!r}.",
-          _level, _source)(_refused(_changes, _word))  # type: ignore[arg-type]  # fmt: skip
+    _text = json.dumps(_changes)
+    _shown = _text if len(_text) < 120 else "more than 128 tools"
+    _promise = f"A request with {_shown} is rejected with a 400 error that names {_word!r}."
+    check(f"tools.{_name}", _promise, _level, _source)(_rejected(_changes, _word))  # type: ignore[arg-type]
 
 
 @check("tools.choice-alone", "tool_choice without tools is rejected with 400.", "may", "3.1")
@@ -376,7 +375,7 @@ async def choice_alone(api: Api) -> None:
     body = {"model": api.model, "messages": messages, "tool_choice": "auto", "max_tokens": 1}
     reply = await api.post(H, body)
     if reply.status == 200:
-        raise Diverges("tool_choice without tools is taken")
+        raise Diverges("the server accepts tool_choice without tools")
     reply.error(400)
 
 
@@ -397,7 +396,7 @@ async def custom(api: Api) -> None:
     for call in await _calls(api, tools=offered):
         expect(call.get("type") == "custom", f"expected type custom, but got {call}")
         expect(call["custom"]["name"] == "shell", f"expected shell, but got {call}")
-        expect(isinstance(call["custom"]["input"], str), f"expected a text, but got {call}")
+        expect(isinstance(call["custom"]["input"], str), f"expected a string, but got {call}")
 
 
 @check("tools.functions",
@@ -407,12 +406,12 @@ async def functions(api: Api) -> None:
     body = {"functions": [WEATHER["function"]], "function_call": {"name": "get_weather"}}
     choice = (await api.chat(ASK, max_tokens=LIMIT, temperature=0, **body))["choices"][0]
     if choice["finish_reason"] == "length":
-        raise Skip(f"the call takes the model more than {LIMIT} tokens")
+        raise Skip(f"the model needs more than {LIMIT} tokens for the call")
     call = choice["message"].get("function_call")
     expect(isinstance(call, dict), f"expected function_call, but got {choice['message']}")
     _valid({"function": call})
-    good = choice["finish_reason"] in ("function_call", "stop")
-    expect(good, f"expected function_call, but got {choice['finish_reason']!r}")
+    valid = choice["finish_reason"] in ("function_call", "stop")
+    expect(valid, f"expected function_call or stop, but got {choice['finish_reason']!r}")
 
 
 @check("tools.stream-header", "The first delta of a tool call has its index, id, type and name.",
@@ -421,11 +420,12 @@ async def stream_header(api: Api) -> None:
     seen: set[int] = set()
     for part in _parts(await _deltas(api)):
         index = part.get("index")
-        expect(type(index) is int, f"a part of a call has no index: {part}")
+        expect(type(index) is int, f"expected an integer index, but got {part}")
         if index not in seen:
             seen.add(index)
-            good = part.get("id") and part.get("type") == "function"
-            expect(good and part["function"].get("name"), f"the first part lacks some: {part}")
+            valid = part.get("id") and part.get("type") == "function"
+            valid = valid and part["function"].get("name")
+            expect(valid, f"expected id, type and name in the first delta, but got {part}")
 
 
 @check("tools.stream-once", "The id, type and name of a streamed tool call are not repeated.",
@@ -435,7 +435,7 @@ async def stream_once(api: Api) -> None:
     for part in _parts(await _deltas(api)):
         if part["index"] in seen:
             again = part.get("id") or part.get("type") or part.get("function", {}).get("name")
-            expect(not again, f"a later part repeats {again!r}: {part}")
+            expect(not again, f"expected no id, type or name again, but got {part}")
         seen.add(part["index"])
 
 
@@ -473,7 +473,7 @@ async def stream_order(api: Api) -> None:
     found = [part["index"] for part in _parts(await _deltas(api, BOTH, parallel_tool_calls=True))]
     expect(found == sorted(found) and found[0] == 0, f"expected 0, 0, …, 1, …, but got {found}")
     if found[-1] == 0:
-        raise Skip("the model makes one call only")
+        raise Skip("the model makes only one call")
 
 
 @check("tools.stream-finish",
@@ -483,7 +483,7 @@ async def stream_finish(api: Api) -> None:
     choices = await _deltas(api)
     found = [c["finish_reason"] for c in choices if c["finish_reason"] is not None]
     expect(found == ["tool_calls"], f"expected tool_calls once, but got {found}")
-    expect(choices[-1]["finish_reason"], "a chunk comes after the one that ends the choice")
+    expect(choices[-1]["finish_reason"], f"expected the finish_reason last, but got {choices[-1]}")
 
 
 @check("tools.stream-first",
@@ -492,8 +492,8 @@ async def stream_finish(api: Api) -> None:
 async def stream_first(api: Api) -> None:
     choices = await _deltas(api)
     delta = choices[0]["delta"]
-    expect(delta.get("role") == "assistant", f"expected the role, but got {delta}")
+    expect(delta.get("role") == "assistant", f"expected the role assistant, but got {delta}")
     content = delta.get("content", "no key")
     expect(content is None, f"expected null for content, but got {content!r}")
     again = [c["delta"] for c in choices[1:] if "role" in c["delta"]]
-    expect(not again, f"the role is repeated: {again[:1]}")
+    expect(not again, f"expected the role once, but got it again in {again[:1]}")

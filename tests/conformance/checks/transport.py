@@ -59,7 +59,7 @@ async def wrong_method(api: Api) -> None:
 async def allow(api: Api) -> None:
     reply = await api.get("/completions")
     allowed = reply.headers.get("allow", "")
-    expect("POST" in allowed, f"expected POST in 'allow', but got {allowed!r}")
+    expect("POST" in allowed, f"expected POST in the Allow header, but got {allowed!r}")
 
 
 @check("transport.duplicate-keys",

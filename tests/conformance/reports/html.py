@@ -40,8 +40,8 @@ def _group(name: str, verdicts: list[Verdict]) -> str:
         f'title="{escape(f"{v.check.id}: {v.outcome}")}"><span>{escape(v.check.id)}</span></a>'
         for v in verdicts
     )
-    held = sum(verdict.outcome == "pass" for verdict in verdicts)
-    return f"<tr><th>{escape(name)}</th><td>{held}/{len(verdicts)}</td><td>{cells}</td></tr>"
+    passed = sum(verdict.outcome == "pass" for verdict in verdicts)
+    return f"<tr><th>{escape(name)}</th><td>{passed}/{len(verdicts)}</td><td>{cells}</td></tr>"
 
 
 def _profile(name: str, run: Run) -> str:
@@ -58,7 +58,7 @@ def _check(run: Run, verdict: Verdict) -> str:
     is_open = " open" if verdict.broken and check.level == "must" and len(run.verdicts) < 40 else ""
     body = [f"<p>{escape(check.promise)}</p><p class=source>{escape(check.source)}</p>"]
     if verdict.outcome == "flaky":
-        body.append(f"<p>It held in {verdict.passes} of {verdict.runs} runs.</p>")
+        body.append(f"<p>The check passed in {verdict.passes} of {verdict.runs} runs.</p>")
     if verdict.detail:
         body.append(f"<p class=detail>{escape(verdict.detail[:1500])}</p>")
     if run.note(verdict):

@@ -11,7 +11,7 @@ def render(run: Run) -> str:
     lines = [
         f"# {run.name}",
         "",
-        f"Judged on {run.date}: {len(run.verdicts)} checks, "
+        f"Tested on {run.date}: {len(run.verdicts)} checks, "
         + ", ".join(f"{run.counts[o]} {o}" for o in OUTCOMES if run.counts[o])
         + ".",
         "",
@@ -21,7 +21,7 @@ def render(run: Run) -> str:
     for group, verdicts in run.groups().items():
         counts = [sum(v.outcome == outcome for v in verdicts) for outcome in OUTCOMES]
         lines.append(f"| {group} | " + " | ".join(str(n) if n else "" for n in counts) + " |")
-    lines += ["", "| client | |", "|---|---|"]
+    lines += ["", "| client | result |", "|---|---|"]
     for name in PROFILES:
         word, broken = works(name, run.verdicts)
         ids = ", ".join(f"`{one.check.id}`" for one in broken[:8])
@@ -29,12 +29,12 @@ def render(run: Run) -> str:
         lines.append(f"| {name} | {word}{': ' if ids else ''}{ids}{more} |")
     others = [verdict for verdict in run.verdicts if verdict.outcome != "pass"]
     if others:
-        lines += ["", "| check | level | verdict | |", "|---|---|---|---|"]
+        lines += ["", "| check | level | verdict | reason |", "|---|---|---|---|"]
     for verdict in others:
         note = run.note(verdict)
-        told = _cell(verdict.detail) + (f" **{_cell(note)}**" if note else "")
+        reason = _cell(verdict.detail) + (f" **{_cell(note)}**" if note else "")
         lines.append(
-            f"| `{verdict.check.id}` | {verdict.check.level} | {verdict.outcome} | {told} |"
+            f"| `{verdict.check.id}` | {verdict.check.level} | {verdict.outcome} | {reason} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -14,7 +14,7 @@ from ..target import Exchange
 OUTCOMES: Sequence[Outcome] = (
     "pass", "fail", "flaky", "timeout", "unsupported", "diverges", "skip",
 )  # fmt: skip
-MOST = 2000
+SHOWN_BYTES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,5 +87,5 @@ class Run:
     def _shown(self, data: bytes) -> str:
         if not self.content:
             return f"[{len(data)} bytes]"
-        text = data[:MOST].decode(errors="backslashreplace")
-        return text if len(data) <= MOST else f"{text} … ({len(data)} bytes)"
+        text = data[:SHOWN_BYTES].decode(errors="backslashreplace")
+        return text if len(data) <= SHOWN_BYTES else f"{text} … ({len(data)} bytes)"
