@@ -58,7 +58,7 @@ COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magent
     help="Also run the checks that depend on this model's answers.",
 )
 @click.option(
-    "--at-once", type=click.IntRange(1), default=8, help="Number of concurrent checks.  [8]"
+    "--at-once", type=click.IntRange(1), default=8, help="Number of concurrent checks. Default: 8."
 )
 @click.option(
     "--break",
