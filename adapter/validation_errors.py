@@ -51,10 +51,11 @@ def from_validation(error: ValidationError, body: Any) -> InvalidRequest:
 
 def _bounds(kind: str, path: str, value: Any, context: dict[str, Any]) -> InvalidRequest | None:
     if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
-        number = "integer" if isinstance(value, int) else "decimal"
+        bound = next(iter(context.values()))
+        # pydantic turns the bound of a decimal field into a float, and keeps that of an integer.
+        number = "decimal" if isinstance(bound, float) else "integer"
         low = kind.startswith("greater")
         sign = (">" if low else "<") + ("=" if kind.endswith("equal") else "")
-        bound = context["ge" if "ge" in context else next(iter(context))]
         bound = int(bound) if float(bound).is_integer() else bound
         side, word = ("below", "minimum") if low else ("above", "maximum")
         return InvalidRequest(

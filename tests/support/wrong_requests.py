@@ -90,9 +90,14 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
      "Invalid 'max_completion_tokens': integer below minimum value…"),
     (H, {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "invalid_value",
      "Invalid 'max_tokens': 5 differs from 'max_completion_tokens', 6…"),
-    (C, {"temperature": 3}, "temperature", "integer_above_max_value",
-     "Invalid 'temperature': integer above maximum value. Expected a value <= 2, but got 3 "
+    (C, {"temperature": 3}, "temperature", "decimal_above_max_value",
+     "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 3 "
      "instead."),
+    (C, {"temperature": -1}, "temperature", "decimal_below_min_value",
+     "Invalid 'temperature': decimal below minimum value. Expected a value >= 0, but got -1 "
+     "instead."),
+    (H, {"frequency_penalty": -3}, "frequency_penalty", "decimal_below_min_value", "Invalid 'fre…"),
+    (H, {"min_p": 2}, "min_p", "decimal_above_max_value", "Invalid 'min_p': decimal above…"),
     (C, {"temperature": 2.5}, "temperature", "decimal_above_max_value",
      "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 2.5 "
      "instead."),
