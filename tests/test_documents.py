@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.documents import Block, blocks
+from support.documents import Block, blocks, commands
 from support.reader import Reader
 
 ROOT = Path(__file__).parent.parent
@@ -15,8 +17,7 @@ PAGES = (
     "fidelity", "engine", "security", "performance", "architecture", "conformance/README", "errors",
 )  # fmt: skip
 DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PAGES)]
-# Its shell blocks need this checkout's own environment; CI runs their commands.
-EXAMPLES = [one for one in blocks(ROOT / "CONTRIBUTING.md") if one.language == "python"]
+CONTRIBUTING = blocks(ROOT / "CONTRIBUTING.md")
 STRANGE = [
     Block("", 1, "text\n"),
     Block("toml", 1, "port = 8080\n"),
@@ -47,10 +48,28 @@ def test_a_block_runs_as_it_stands(block: Block, reader: Reader) -> None:
     reader.run(block)
 
 
-@pytest.mark.parametrize("block", EXAMPLES, ids=str)
+@pytest.mark.parametrize(
+    "block", [one for one in CONTRIBUTING if one.language == "python"], ids=str
+)
 def test_an_example_for_developers_runs(block: Block) -> None:
     """The examples of CONTRIBUTING.md use names and arguments that exist."""
     exec(block.text, {"__name__": "example"})  # noqa: S102
+
+
+@pytest.mark.parametrize("block", [one for one in CONTRIBUTING if one.language == "sh"], ids=str)
+def test_a_command_for_developers_exists(block: Block) -> None:
+    """The commands of CONTRIBUTING.md, which CI runs, name targets, programs and files that exist.
+
+    They need a checkout's own environment, so they do not run here.
+    """
+    for command in commands(block.text):
+        program, *words = command.words
+        if program == "make":
+            assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        elif program != "export":
+            assert shutil.which(program), program
+            paths = [word for word in words if "/" in word]
+            assert all((ROOT / path).exists() for path in paths), paths
 
 
 @pytest.mark.parametrize("block", STRANGE, ids=lambda block: block.text.strip())
