@@ -59,16 +59,21 @@ class Sampling:
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def extras_within(self, context: int) -> Mapping[str, Any]:
-        """Return the extras, with windows cut to the context length.
+        """Return the extras, with windows cut to the context length; -1 is all of it.
 
-        A longer window has no effect, but engines allocate memory for it: 8 GiB for 2**31 - 1.
+        A longer window has no effect, but engines allocate memory for it: 8 GiB for 2**31 - 1. DRY
+        gets its window in each request, because the engines' defaults differ.
         """
-        if WINDOWS.isdisjoint(self.extras):
+        if WINDOWS.isdisjoint(self.extras) and not self.extras.get("dry_multiplier"):
             return self.extras
-        return {
-            name: min(value, context) if name in WINDOWS else value
+        extras = {
+            name: (context if value < 0 else min(value, context)) if name in WINDOWS else value
             for name, value in self.extras.items()
         }
+        # koboldcpp takes a window of 0 as all of the context; in llama.cpp it disables DRY.
+        if extras.get("dry_multiplier") and not extras.setdefault("dry_penalty_last_n", context):
+            extras["dry_multiplier"] = 0.0
+        return extras
 
 
 MediaKind: TypeAlias = Literal["image", "audio"]

@@ -77,8 +77,8 @@ CAPABILITIES = Capabilities(
             "It does not expose its vocabulary. Send the model's own token ids."
         ),
     },
-    # koboldcpp also counts the prompt's tokens.
-    inexact=frozenset({"presence_penalty"}),
+    # koboldcpp also counts the prompt's tokens, and ignores ids that its vocabulary lacks.
+    inexact=frozenset({"logit_bias", "presence_penalty"}),
     late_logprobs=True,
     grammars=frozenset({"gbnf", "json_schema", "regex"}),
     plain_text=False,

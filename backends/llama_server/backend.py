@@ -27,7 +27,7 @@ from ..streams import ended, merged
 from ..turns import QUEUE, Party
 from ..upstream import Upstream
 from .call import Call
-from .prompt import native_prompt, prompt_ids
+from .prompt import check_biases, native_prompt, prompt_ids
 from .scorer import prompt_tokens
 from .scoring import speculative
 from .server import Server
@@ -107,6 +107,8 @@ class LlamaServer:
         server = self.server
         server.turns.check()
         model = await server.known.get_for(job)
+        if job.sampling.logit_bias:
+            await check_biases(server, job)
         prompt = await native_prompt(server, job, model)
         payload = to_native(await with_gbnf(job), 0, prompt, model.context, stream)
         del payload["response_fields"]

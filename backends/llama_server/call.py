@@ -22,7 +22,7 @@ from ..errors import (
 from ..grammar import with_gbnf
 from ..sse import EventParser
 from .events import ENGINE, OtherModel, check_model
-from .prompt import native_prompt, prompt_ids
+from .prompt import check_biases, native_prompt, prompt_ids
 from .scorer import score
 from .scoring import speculative
 from .server import Server
@@ -60,6 +60,8 @@ class Call:
         server.turns.check(job.party)
         model = await server.known.get_for(job)
         self._names = server.names
+        if job.sampling.logit_bias:
+            await check_biases(server, job)
         prompt: NativePrompt
         if job.logprobs is None:
             prompt = await native_prompt(server, job, model)

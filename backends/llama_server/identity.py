@@ -52,6 +52,15 @@ class Identity(NamedTuple):
         """The names of the model in the server's responses."""
         return frozenset({self.path, self.alias, self.name, PurePath(self.path).name} - {""})
 
+    @property
+    def vocabulary(self) -> int | None:
+        """The number of tokens in the model's vocabulary; None if not reported."""
+        for fact in self.meta or ():
+            name, _, value = fact.partition(" ")
+            if name == "n_vocab" and value.isdigit():
+                return int(value)
+        return None
+
     def is_same(self, other: Identity) -> bool:
         """Return True if the facts read about one identity apply to the other."""
         left, right = self, other

@@ -35,6 +35,18 @@ async def native_prompt(server: Server, job: Generation, model: Model) -> Native
     return ids
 
 
+async def check_biases(server: Server, job: Generation) -> None:
+    """Reject a `logit_bias` of an id that the vocabulary lacks, which the server would ignore.
+
+    Raises:
+        UnknownToken: an id is not in the vocabulary.
+    """
+    size = server.watch.identity.vocabulary if server.watch.identity is not None else None
+    if size is None:
+        size = len((await server.facts()).vocabulary)
+    check_ids("logit_bias", [token for token, _ in job.sampling.logit_bias], size)
+
+
 async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[TokenIds, int]:
     """Return the ids of a prompt that fits, and how many of them are the client's own."""
     prompt = job.prompt.content

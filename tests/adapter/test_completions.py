@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
 import pytest
+from conftest import Client
 from latimer.schemas.openai.completions import Completion, CompletionChunk
 from pydantic import TypeAdapter
 from support.recordings import DEMO_CHATML
@@ -210,6 +212,28 @@ async def test_a_bias_bans(client: httpx2.AsyncClient) -> None:
     bias = {str(token): -100 for token in (PARIS,)}
     reply = await complete(client, prompt=FRANCE, max_tokens=20, logit_bias=bias)
     assert "Paris" not in reply["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "inexact"),
+    [("llama_cpp", None), ("llama_server", None), ("koboldcpp", "logit_bias")],
+)
+async def test_a_bias_that_cannot_be_checked_is_inexact(
+    apps: Callable[[str], Any], client_of: Client, engine: str, inexact: str | None
+) -> None:
+    """A bias is inexact on koboldcpp, which does not report the size of its vocabulary; elsewhere
+    an id beyond it is a 400."""
+    body = {"model": "demo", "prompt": FRANCE, "temperature": 0, "max_tokens": 20}
+    async with client_of(apps(engine)) as client:
+        bias = {str(PARIS): -100}
+        reply = await client.post("/v1/completions", json={**body, "logit_bias": bias})
+        assert reply.status_code == 200
+        assert reply.headers.get("x-latimer-inexact") == inexact
+        if inexact is None:
+            bias = {"99999": 1}
+            reply = await client.post("/v1/completions", json={**body, "logit_bias": bias})
+            assert reply.status_code == 400
+            assert reply.json()["error"]["param"] == "logit_bias"
 
 
 # The id of " Paris" in the demo model's vocabulary.

@@ -129,6 +129,22 @@ def test_extras_have_koboldcpps_names() -> None:
     assert (sent["presence_penalty"], sent["rep_pen_range"]) == (0.5, 2048)
 
 
+def test_dry_looks_back_over_the_whole_context() -> None:
+    """DRY looks at the whole context by default and with -1, at fewer tokens with fewer, and 0
+    disables it."""
+    for window, (strength, sent) in {
+        None: (2.0, 2048),
+        -1: (2.0, 2048),
+        9: (2.0, 9),
+        0: (0.0, 0),
+    }.items():
+        extras = {"dry_multiplier": 2.0, "dry_penalty_last_n": window}
+        extras = {name: value for name, value in extras.items() if value is not None}
+        job = Generation(Prompt(Text("x")), 5, sampling=Sampling(extras=extras))
+        found = to_native(job, 0, "x", 5, 2048, "")
+        assert (found["dry_multiplier"], found["dry_penalty_last_n"]) == (strength, sent)  # type: ignore[typeddict-item]
+
+
 def test_a_bias_is_an_object_of_at_most_512() -> None:
     """A logit bias of more than 512 entries, which koboldcpp would drop, is rejected."""
     biases = tuple((token, 1.0) for token in range(513))

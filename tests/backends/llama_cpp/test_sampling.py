@@ -113,8 +113,11 @@ async def test_dry_ends_repetitions_the_prompts_too(backend: LlamaCpp) -> None:
     assert await sample(backend, prompt, 8, **biased) == " Lisbon" * 8
     extras = {"dry_multiplier": 20.0}
     assert await sample(backend, prompt, 1, **biased, extras=extras) != " Lisbon"
+    whole = {**extras, "dry_penalty_last_n": -1}
+    assert await sample(backend, prompt, 1, **biased, extras=whole) != " Lisbon"
     for neutral in (
         {"dry_penalty_last_n": 0},
+        {"dry_penalty_last_n": 2},
         {"dry_allowed_length": 50},
         {"dry_multiplier": 0.0},
         {"dry_sequence_breakers": [" Lisbon"]},

@@ -18,6 +18,7 @@ from latimer.backends.errors import (
     EngineError,
     EngineUnavailable,
     RequestError,
+    UnknownToken,
     Unsupported,
 )
 from latimer.backends.llama_cpp import DEMO_MODEL
@@ -53,6 +54,19 @@ async def test_facts_of_the_model(backend: LlamaServer) -> None:
     assert (model.name, model.context, model.adds_bos) == ("demo.gguf", 2048, False)
     assert "<|im_start|>" in (model.template or "")
     assert model.eos_token == "<|im_end|>"
+
+
+async def test_a_bias_of_an_unknown_id_is_an_error(backend: LlamaServer) -> None:
+    """A bias of an id that the vocabulary lacks, which the server ignores, names the id."""
+    size = len(await backend.pieces())
+    for token in (size - 1, size):
+        job = Generation(Prompt(COUNT), 2, sampling=Sampling(logit_bias=((token, 1.0),)))
+        if token < size:
+            await run(backend, job)
+            continue
+        with pytest.raises(UnknownToken) as caught:
+            await run(backend, job)
+        assert (caught.value.param, caught.value.token) == ("logit_bias", size)
 
 
 async def test_a_long_answer_is_whole(backend: LlamaServer) -> None:

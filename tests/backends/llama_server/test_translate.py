@@ -265,6 +265,20 @@ def test_penalties_look_back_over_the_whole_context() -> None:
     assert payload(frequency_penalty=0.5, extras={"repeat_last_n": 7})["repeat_last_n"] == 7
 
 
+def test_dry_looks_back_over_the_whole_context() -> None:
+    """DRY looks at the whole context by default and with -1, at fewer tokens with fewer, and 0
+    disables it."""
+    for window, (strength, sent) in {
+        None: (2.0, 2048),
+        -1: (2.0, 2048),
+        9: (2.0, 9),
+        0: (0.0, 0),
+    }.items():
+        extras = {"dry_multiplier": 2.0, "dry_penalty_last_n": window}
+        found = payload(extras={name: value for name, value in extras.items() if value is not None})
+        assert (found["dry_multiplier"], found["dry_penalty_last_n"]) == (strength, sent)
+
+
 def test_a_bias_of_minus_100_bans() -> None:
     """A bias of -100 is sent as a ban, and any other as a number."""
     assert payload(logit_bias=((5, -100.0), (6, 1.5)))["logit_bias"] == [[5, False], [6, 1.5]]
