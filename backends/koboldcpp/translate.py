@@ -139,6 +139,9 @@ def to_native(
     }
     if sampling.presence_penalty and "repeat_last_n" not in sampling.extras:
         payload["rep_pen_range"] = context
+    if payload["rep_pen_range"] == 0:
+        # koboldcpp looks back one token at least.
+        payload["rep_pen"] = 1.0
     for media in job.prompt.media:
         payload.setdefault(_FILES[media.kind], []).append(b64encode(media.data).decode())
     if job.grammar is not None:

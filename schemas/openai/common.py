@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
+from .spellings import Breakers, Gbnf, RepeatPenalty, TopK, Whole, Window
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1, le=128)]
@@ -138,12 +139,6 @@ class StreamOptions(Request):
     include_obfuscation: bool | None = None
 
 
-Breakers = Annotated[
-    list[Annotated[str, Field(max_length=limits.BREAKER.most)]],
-    Field(max_length=limits.BREAKERS.most),
-]
-
-
 class EngineExtras(Request):
     """Fields of the engines that OpenAI does not have; passed on if a request names them.
 
@@ -153,7 +148,7 @@ class EngineExtras(Request):
     vocabulary of the request's token ids.
     """
 
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    top_k: TopK | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_n_sigma: float | None = None
@@ -161,18 +156,18 @@ class EngineExtras(Request):
     xtc_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     dynatemp_range: Annotated[float, Field(ge=0)] | None = None
     dynatemp_exponent: Annotated[float, Field(ge=0)] | None = None
-    mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
+    mirostat: Annotated[int, Field(ge=0, le=2), Whole] | None = None
     mirostat_tau: Annotated[float, Field(ge=0)] | None = None
     mirostat_eta: Annotated[float, Field(ge=0)] | None = None
     dry_multiplier: Annotated[float, Field(ge=0)] | None = None
     dry_base: Annotated[float, Field(ge=0)] | None = None
-    dry_allowed_length: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    dry_penalty_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    dry_sequence_breakers: Breakers | None = None
-    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=0, le=2**31 - 1), Whole] | None = None
+    dry_penalty_last_n: Window | None = None
+    dry_sequence_breakers: Breakers = None
+    repeat_penalty: RepeatPenalty | None = None
+    repeat_last_n: Window | None = None
     ignore_eos: bool | None = None
-    grammar: str | None = None
+    grammar: Gbnf = None
     regex: str | None = None
     lark: str | None = None
     json_schema: dict[str, Any] | None = None

@@ -245,7 +245,7 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
     (H, {"messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "data:,"}}]}]}, "messages[0].content[0].type",
      "unsupported_parameter", "Unsupported parameter: 'messages[0].content[0].type'…"),
-    (C, {"top_k": -1}, "top_k", "integer_below_min_value", "Invalid 'top_k'…"),
+    (C, {"top_k": 2**31}, "top_k", "integer_above_max_value", "Invalid 'top_k'…"),
     (C, {"prompt": "word " * 5000}, "prompt", "context_length_exceeded",
      "This model's maximum context length is 2048 tokens, however you requested…"),
     (C, {"max_tokens": 5000}, "prompt", "context_length_exceeded",

@@ -145,6 +145,17 @@ def test_dry_looks_back_over_the_whole_context() -> None:
         assert (found["dry_multiplier"], found["dry_penalty_last_n"]) == (strength, sent)  # type: ignore[typeddict-item]
 
 
+@pytest.mark.parametrize(
+    ("last", "window", "penalty"), [(7, 7, 1.1), (-1, 2048, 1.1), (2**31 - 1, 2048, 1.1), (0, 0, 1)]
+)
+def test_the_penaltys_window_has_koboldcpps_meaning(last: int, window: int, penalty: float) -> None:
+    """A window of -1 is the context length, and a window of 0 switches the penalty off."""
+    extras = {"repeat_penalty": 1.1, "repeat_last_n": last}
+    job = Generation(Prompt(Text("x")), 5, sampling=Sampling(extras=extras))
+    sent = dict(to_native(job, 0, "x", 5, 2048, ""))
+    assert (sent["rep_pen_range"], sent["rep_pen"]) == (window, penalty)
+
+
 def test_a_bias_is_an_object_of_at_most_512() -> None:
     """A logit bias of more than 512 entries, which koboldcpp would drop, is rejected."""
     biases = tuple((token, 1.0) for token in range(513))

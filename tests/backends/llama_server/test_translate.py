@@ -228,6 +228,12 @@ def test_extras_replace_neutral_values() -> None:
     assert (sent["top_k"], sent["min_p"]) == (5, 0.1)
 
 
+def test_the_whole_context_is_a_number() -> None:
+    """A window of -1, which the server rejects, is sent as the context length."""
+    sent = payload(extras={"repeat_last_n": -1, "dry_penalty_last_n": -1})
+    assert (sent["repeat_last_n"], sent["dry_penalty_last_n"]) == (2048, 2048)
+
+
 async def test_a_grammar_is_sent_and_a_wrong_one_is_not() -> None:
     """Valid GBNF is sent unchanged, and invalid GBNF is rejected."""
     job = Generation(Prompt(Text("x")), 5, grammar=Grammar("gbnf", "root ::= [a-z]", "grammar"))
