@@ -37,8 +37,8 @@ def shown(template: str | None, *messages: dict[str, Any], tools: bool = True) -
     parsed = ChatRequest.model_validate({"model": "m", "messages": list(messages)}).messages
     tags = tags_of(template) if template is not None else None
     functions = [WEATHER] if tools else []
-    turns, tools = turns_of(model, parsed, functions, style_of(model), tags)
-    return render(model, {"messages": turns, "variables": {}, "tools": tools})
+    turns, declared = turns_of(model, parsed, functions, style_of(model), tags)
+    return render(model, {"messages": turns, "variables": {}, "tools": declared})
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
