@@ -26,7 +26,7 @@ from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disco
 from .guards import Keys
 from .origins import LocalRules
 from .printable import printable
-from .service import DEFAULT_MAX_BODY, Fetch, Listing, Policy, Service
+from .service import DEFAULT_MAX_BODY, KEEPALIVE, Fetch, Listing, Policy, Service
 
 log = logging.getLogger("latimer")
 
@@ -69,6 +69,8 @@ class Options(TypedDict, total=False):
             chat template. The `adapter` of a request overrides it.
         logit_bias_vocabulary: the vocabulary of the token ids in requests, by its name in tiktoken
             (`cl100k_base`); by default the model's own.
+        keepalive: the seconds of silence after which a stream sends a comment, 10 by default; 0
+            sends none.
     """
 
     model_names: Sequence[str]
@@ -83,6 +85,7 @@ class Options(TypedDict, total=False):
     fetch_images: bool
     chat_format: str | None
     logit_bias_vocabulary: str | None
+    keepalive: float
 
 
 class OpenAIAdapter:
@@ -112,6 +115,7 @@ class OpenAIAdapter:
             fetch=_fetch() if options.get("fetch_images") else None,
             chat_format=name,
             vocabulary=options.get("logit_bias_vocabulary"),
+            keepalive=options.get("keepalive", KEEPALIVE),
         )
         names, any_model = tuple(options.get("model_names", ())), options.get("any_model", False)
         listing = Listing(backend, names, any_model, policy)

@@ -24,6 +24,7 @@ from .chat.instruct import FORMATS
 from .config_errors import in_words, reason_of
 from .credentials import UnusableKey, check_key, keys_of
 from .origins import LocalRules
+from .service import KEEPALIVE
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 Words = Annotated[list[str], NoDecode]
@@ -93,6 +94,9 @@ class Settings(BaseSettings):
     queue: Annotated[int, Field(ge=0, le=2**20)] = Field(
         QUEUE, description="Requests that may wait for the engine."
     )
+    keepalive: Annotated[float, Field(ge=0, le=DAY, allow_inf_nan=False)] = Field(
+        KEEPALIVE, description="Seconds of silence before a stream sends a comment; 0 for never."
+    )
     context: Annotated[int, Field(ge=1, le=2**24)] | None = None
     parallel: Annotated[int, Field(ge=1, le=256)] = 16
     # llama.cpp aborts with more than 512 threads (GGML_MAX_N_THREADS).
@@ -121,8 +125,8 @@ class Settings(BaseSettings):
         return value
 
     @field_validator(
-        "port", "max_body", "drain", "engine_timeout", "context", "parallel", "threads", "batch",
-        "cache_memory", "gpu_layers", mode="before",
+        "port", "max_body", "drain", "engine_timeout", "keepalive", "context", "parallel",
+        "threads", "batch", "cache_memory", "gpu_layers", mode="before",
     )  # fmt: skip
     @classmethod
     def _number(cls, value: Any) -> Any:

@@ -13,6 +13,8 @@ from ..schemas.openai.common import Usage
 from .errors import InvalidRequest
 
 DEFAULT_MAX_BODY = limits.BODY.most
+# Seconds of silence after which a stream sends a comment.
+KEEPALIVE = 10.0
 
 # A function that returns the body at a URL; its second argument is the request's field, for errors.
 Fetch: TypeAlias = Callable[[str, str], Awaitable[bytes]]
@@ -30,6 +32,7 @@ class Policy:
             template.
         vocabulary: the vocabulary of the token ids in requests, by its name in tiktoken; by default
             the model's own.
+        keepalive: seconds of silence after which a stream sends a comment; 0 sends none.
     """
 
     strict: bool = False
@@ -37,6 +40,7 @@ class Policy:
     fetch: Fetch | None = None
     chat_format: str | None = None
     vocabulary: str | None = None
+    keepalive: float = KEEPALIVE
 
 
 @dataclass(slots=True)

@@ -72,11 +72,13 @@ class Turns:
             wait,
         )
 
-    def try_take(self) -> bool:
+    def try_take(self, party: Party | None = None) -> bool:
         """Take a place if one is free and no request waits; return True if taken."""
         if self._taken >= self._places or self._waiting:
             return False
         self._taken += 1
+        if party is not None:
+            party.admitted = True
         return True
 
     async def take(self, party: Party | None = None) -> None:
@@ -88,9 +90,7 @@ class Turns:
         Raises:
             Busy: the queue is full and the request was not admitted before.
         """
-        if self.try_take():
-            if party is not None:
-                party.admitted = True
+        if self.try_take(party):
             return
         self.check(party)
         party = party or Party()

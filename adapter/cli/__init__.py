@@ -256,6 +256,12 @@ def main() -> None:
     metavar="N",
     help="Requests that may wait for the engine; more get status 429.  [1024]",
 )
+@click.option(
+    "--keepalive",
+    type=float,
+    metavar="SECONDS",
+    help="Seconds of silence before a stream sends a comment; 0 for never.  [10]",
+)
 @click.option("--drain", type=int, help="Seconds that running requests get after SIGTERM.  [30]")
 @click.option(
     "--wait",

@@ -220,6 +220,7 @@ def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
         fetch_images=settings.fetch_images,
         chat_format=settings.chat_format,
         logit_bias_vocabulary=settings.logit_bias_vocabulary,
+        keepalive=settings.keepalive,
     )
 
 

@@ -35,6 +35,7 @@ class Plan:
         echoes: the echo of each job's choices; empty if no choice needs one.
         form: how to split a choice into parts; None if all of it is content.
         translate: turns an error of the jobs into the endpoint's error.
+        party: the request as engines know it; None to make one if there are several jobs.
     """
 
     jobs: Sequence[Generation]
@@ -43,6 +44,7 @@ class Plan:
     echoes: Sequence[Echo] = ()
     form: MessageFormat | None = None
     translate: Callable[[LatimerError], LatimerError] = lambda error: error
+    party: Party | None = None
 
 
 class Sink(Protocol):
@@ -85,7 +87,7 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
     # Only observers need to know when the first token arrives.
     waiting = bool(observers)
     try:
-        async with _opened(backend, plan.jobs, plan.choices) as batches:
+        async with _opened(backend, plan) as batches:
             async for batch in _all_at_once(batches) if sink.at_once else batches:
                 if waiting and any(isinstance(event, Piece) for event in batch):
                     waiting = False
@@ -153,12 +155,15 @@ async def _all_at_once(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
     yield events
 
 
-def _opened(backend: Backend, jobs: Sequence[Generation], choices: int) -> Stream:
+def _opened(backend: Backend, plan: Plan) -> Stream:
+    jobs = plan.jobs
     if len(jobs) == 1:
+        jobs[0].party = plan.party
         return backend.open(jobs[0])
-    party = Party()
+    party = plan.party or Party()
     return merged(
-        _shifted(backend.open(replace(job, party=party)), i * choices) for i, job in enumerate(jobs)
+        _shifted(backend.open(replace(job, party=party)), i * plan.choices)
+        for i, job in enumerate(jobs)
     )
 
 

@@ -19,8 +19,9 @@ from ..service import Observer, Served
 from ..validation import note_inexact
 from .choice import Choice, Delta
 from .frames import Frames
+from .keepalive import SENDING, KeepAlive
 from .logprobs import Entry, mean
-from .run import CHOICE, Plan, Sink, run
+from .run import CHOICE, Plan, run
 
 _INEXACT = attrgetter("inexact")
 # The cost of formatting a token with five alternatives, in bytes of JSON that take as long to
@@ -174,6 +175,9 @@ class Streamed:
 
     No choice appears before the one with the next lower index: the stream helper of OpenAI's SDK
     fails if index 1 comes before index 0 (contract 3.5).
+
+    Attributes:
+        comments: the comments of the stream, which are sent between two frames.
     """
 
     def __init__(self, exchange: Exchange, served: Served, answer: Answer, frames: Frames) -> None:
@@ -192,6 +196,7 @@ class Streamed:
         self._shown = self._ended = 0
         self._waiting: dict[int, list[bytes]] = {}
         self._last = b""
+        self.comments = KeepAlive(exchange, served.backend)
 
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
         """See `run.Sink`."""
@@ -208,17 +213,23 @@ class Streamed:
             data = self._written(batch)
         else:
             data = await offload.run(_size(batch), self._written, batch)
-        exchange = self._exchange
+        exchange, comments = self._exchange, self.comments
+        if comments.writing is not None:
+            await comments.settle()
         if not exchange.started:
             if self.at_once:
                 finishes = [one.finish for one in self._choices if one.finish is not None]
                 _note(exchange, self._served, finishes)
+            comments.idle = SENDING
             await exchange.start(200, EVENT_STREAM)
+            comments.idle = 0
         if self._ended == len(self._choices):
             # The end of the stream follows immediately. One system call sends both.
             self._last += data
         elif data:
+            comments.idle = SENDING
             await exchange.chunk(data)
+            comments.idle = 0
 
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any] | None:
         """See `run.Sink`."""
@@ -227,13 +238,18 @@ class Streamed:
             results = [*filter(None, self._results)]
             cost = _cost(self._answer, results, usage)
             reply = await offload.run(cost, self._answer.whole, results, usage)
+        if self.comments.writing is not None:
+            await self.comments.settle()
+        self.comments.idle = SENDING
         await self._exchange.chunk(self._last + self._frames.close(usage), more=False)
         return reply
 
     async def fail(self, error: LatimerError) -> bool:
         """See `run.Sink`."""
+        await self.comments.settle()
         if not self._exchange.started:
             return False
+        self.comments.idle = SENDING
         await self._exchange.chunk(self._last + self._frames.error(error), more=False)
         return True
 
@@ -312,12 +328,15 @@ def respond(
     """
     if observers:
         answer.keeps = any(one.keeps for one in observers)
-    sink: Sink = (
-        Collected(exchange, served, answer)
-        if frames is None
-        else Streamed(exchange, served, answer, frames)
-    )
-    return run(served.backend, plan, sink, observers)
+    if frames is None:
+        return run(served.backend, plan, Collected(exchange, served, answer), observers)
+    sink = Streamed(exchange, served, answer, frames)
+    seconds = served.policy.keepalive
+    # The head of a response that is sent at once depends on its end.
+    if not seconds or sink.at_once:
+        return run(served.backend, plan, sink, observers)
+    plan.party = sink.comments.party
+    return sink.comments.during(run(served.backend, plan, sink, observers), seconds)
 
 
 def _size(batch: Batch) -> int:

@@ -85,7 +85,7 @@ class Call:
             if size <= offload.SMALL
             else await offload.run(size, orjson.dumps, self._payload)
         )
-        if job.party is not None or not server.turns.try_take():
+        if not server.turns.try_take(job.party):
             await server.turns.take(job.party)
         try:
             server.known.check_is(model)

@@ -40,6 +40,7 @@ def complaint(file: Path) -> str:
         ('model_name = ["a", 5]', "FILE: model_name[1] must be a string, not 5."),
         ('strict = "maybe"', "FILE: strict must be true or false, not 'maybe'."),
         ("engine_timeout = inf", "FILE: engine_timeout must be a number, not inf."),
+        ("keepalive = -1", "FILE: keepalive must be at least 0.0, not -1."),
         ('gpu_layers = "many"', "FILE: gpu_layers must be a whole number of layers, or all, not "),
         ('flash_attention = "some"', "FILE: flash_attention must be auto, on or off, not 'some'."),
         ("mmproj = 5", "FILE: mmproj must be the path of a file, not 5."),

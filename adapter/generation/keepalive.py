@@ -1,0 +1,127 @@
+"""Comments in a stream while it has nothing to send, so that clients and proxies keep waiting.
+
+Many clients and proxies close a connection on which nothing arrives for a minute. Clients ignore
+the comments of server-sent events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
+
+from ...backends.base import Backend
+from ...backends.errors import LatimerError
+from ...backends.turns import Party
+from ..exchange import EVENT_STREAM, Exchange
+
+COMMENT = b": keep-alive\n\n"
+# Ticks per interval: a comment follows after three to four of them without a frame.
+TICKS = 4
+# The value of `KeepAlive.idle` while a frame is being sent: no number of ticks makes it silent.
+SENDING = -(2**60)
+# The shortest time between two ticks, in seconds.
+SHORTEST = 0.005
+
+
+class KeepAlive:
+    """The comments of one stream.
+
+    The first comment sends the head of the response. After that, errors are events in the stream.
+    The head is therefore sent only when the engine has accepted the request: its context check has
+    passed, it is in the engine's queue, and the engine is available.
+
+    Attributes:
+        idle: the number of ticks since the last frame; `SENDING` while a frame is being sent.
+        writing: the task that sends a comment, or None. `settle` must precede the next frame.
+        party: the request's jobs; one of them is admitted after the context check.
+    """
+
+    __slots__ = ("__weakref__", "_backend", "_exchange", "_is_sending", "idle", "party", "writing")
+
+    def __init__(self, exchange: Exchange, backend: Backend) -> None:
+        self._exchange = exchange
+        self._backend = backend
+        self._is_sending = False
+        self.idle = 0
+        self.writing: asyncio.Task[None] | None = None
+        self.party = Party()
+
+    async def during(self, work: Awaitable[None], seconds: float) -> None:
+        """Await the work of a stream; send a comment for each `seconds` of silence."""
+        streams = _streams_of(seconds)
+        streams.add(self)
+        try:
+            await work
+        finally:
+            streams.discard(self)
+            if self.writing is not None:
+                self.writing.cancel()
+
+    def tick(self) -> None:
+        """Note that a part of the interval is over; start a comment at its end."""
+        self.idle += 1
+        if self.idle >= TICKS and (self.writing is None or self.writing.done()):
+            self.idle = 0
+            self._is_sending = False
+            self.writing = asyncio.get_running_loop().create_task(self._write())
+
+    async def settle(self) -> None:
+        """Wait until a comment is sent, or give it up if its first byte is not sent yet."""
+        task = self.writing
+        if task is not None:
+            if not self._is_sending:
+                task.cancel()
+            await asyncio.wait([task])
+            # A task that is cancelled before it starts does not run at all.
+            self.writing = None
+
+    async def _write(self) -> None:
+        exchange = self._exchange
+        try:
+            if not exchange.started:
+                if not self.party.admitted:
+                    return
+                await self._backend.health()
+                self._is_sending = True
+                await exchange.start(200, EVENT_STREAM)
+            self._is_sending = True
+            await exchange.chunk(COMMENT)
+        except (LatimerError, OSError):
+            # The engine is not available, so the request will fail with its own error. Or the
+            # client has disconnected, which ends the request.
+            pass
+        finally:
+            self.writing = None
+
+
+_Streams: TypeAlias = set[KeepAlive]
+
+# The running streams of each event loop, by their interval. One timer serves all of them.
+_running: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, _Streams]] = WeakKeyDictionary()
+
+
+def _streams_of(seconds: float) -> _Streams:
+    """Return the streams with an interval, after starting their timer if there is none."""
+    loop = asyncio.get_running_loop()
+    intervals = _running.get(loop)
+    if intervals is None:
+        intervals = _running[loop] = {}
+    streams = intervals.get(seconds)
+    if streams is None:
+        streams = intervals[seconds] = set()
+        loop.call_later(max(seconds / TICKS, SHORTEST), _tick, intervals, seconds)
+    return streams
+
+
+def _tick(intervals: dict[float, _Streams], seconds: float) -> None:
+    """Tick every stream, and start the next timer; without streams there is none."""
+    streams = intervals[seconds]
+    if not streams:
+        del intervals[seconds]
+        return
+    for stream in streams:
+        stream.tick()
+    loop = asyncio.get_running_loop()
+    loop.call_later(max(seconds / TICKS, SHORTEST), _tick, intervals, seconds)

@@ -1,0 +1,247 @@
+"""Tests of the comments in a silent stream: when they begin, and what happens after them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.generation.keepalive import COMMENT
+from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
+from latimer.backends.errors import Busy, ContextExceeded, EngineUnavailable, LatimerError
+from support.servers import serving
+
+USER = [{"role": "user", "content": "hi"}]
+SHORT = 0.02
+# Longer than two intervals.
+SILENCE = 0.09
+COMMENTED = ": keep-alive\n\n"
+
+
+class Silent:
+    """An engine that is silent before its first event and between its events.
+
+    Args:
+        error: raised instead of the events.
+        admits: True if it accepts the request before the silence.
+        silence: the seconds of silence.
+        is_healthy: False if it is not available during the silence.
+    """
+
+    capabilities = Capabilities("silent", frozenset())
+
+    def __init__(
+        self,
+        error: LatimerError | None = None,
+        admits: bool = True,
+        silence: float = SILENCE,
+        is_healthy: bool = True,
+    ) -> None:
+        self.error = error
+        self.admits = admits
+        self.silence = silence
+        self.is_healthy = is_healthy
+        self.left = asyncio.Event()
+
+    async def model(self) -> Model:
+        """Return a model without a template."""
+        return Model("m", 1000, None, "", "", False, "fp_0", 7)
+
+    async def health(self) -> None:
+        """Raise an error if the engine is not available."""
+        if not self.is_healthy:
+            raise EngineUnavailable("gone")
+
+    @asynccontextmanager
+    async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
+        """Admit the job, wait, and yield two pieces with another wait between them."""
+        if self.admits and job.party is not None:
+            job.party.admitted = True
+        try:
+            await asyncio.sleep(self.silence)
+            if self.error is not None:
+                raise self.error
+            yield self._batches()
+        finally:
+            self.left.set()
+
+    async def _batches(self) -> AsyncIterator[Batch]:
+        yield [Piece(0, b"one")]
+        await asyncio.sleep(self.silence)
+        yield [Piece(0, b" two"), Finish(0, "end", None, 1, 2)]
+
+    async def aclose(self) -> None:
+        """Do nothing, since no resource is held."""
+
+
+def app_of(engine: Silent, keepalive: float = SHORT) -> OpenAIAdapter:
+    """Return an adapter over an engine, with a short interval."""
+    return OpenAIAdapter(engine, any_model=True, keepalive=keepalive)  # type: ignore[arg-type]
+
+
+async def streamed(client_of: Any, engine: Silent, keepalive: float = SHORT) -> httpx2.Response:
+    """Return the whole response to a streamed chat."""
+    async with client_of(app_of(engine, keepalive)) as client:
+        body = {"model": "m", "messages": USER, "stream": True}
+        reply: httpx2.Response = await client.post("/v1/chat/completions", json=body)
+    return reply
+
+
+def text_of(reply: httpx2.Response) -> str:
+    """Return the text of a stream, whose events are read like a client does."""
+    text = ""
+    for event in reply.text.split("\n\n"):
+        if event and not event.startswith(":") and event != "data: [DONE]":
+            delta = json.loads(event.removeprefix("data: "))["choices"][0]["delta"]
+            text += delta.get("content") or ""
+    return text
+
+
+async def test_silence_is_filled_with_comments(client_of: Any) -> None:
+    """Comments come before the first frame and between frames, each of them whole."""
+    reply = await streamed(client_of, Silent())
+    before, _, after = reply.text.partition("data: ")
+    assert before.count(COMMENTED) >= 2
+    assert before.replace(COMMENTED, "") == ""
+    between = after.partition('"one"')[2].partition('" two"')[0]
+    assert between.count(COMMENTED) >= 2
+    assert text_of(reply) == "one two"
+    assert reply.headers["x-accel-buffering"] == "no"
+    assert reply.headers["cache-control"] == "no-cache, must-revalidate"
+
+
+async def test_openai_python_ignores_comments(client_of: Any) -> None:
+    """OpenAI's SDK reads a stream with comments as if it had none."""
+    async with client_of(app_of(Silent())) as client:
+        sdk = openai.AsyncOpenAI(base_url="http://latimer/v1", api_key="x", http_client=client)
+        stream = await sdk.completions.create(model="m", prompt="x", stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == "one two"
+
+
+@pytest.mark.parametrize("keepalive", [0, 60])
+async def test_no_comment_without_need(client_of: Any, keepalive: float) -> None:
+    """A stream has no comments if they are off, or if it is never silent for that long."""
+    reply = await streamed(client_of, Silent(), keepalive)
+    assert ":" not in {event[:1] for event in reply.text.split("\n\n")}
+    assert text_of(reply) == "one two"
+
+
+async def test_plain_responses_have_no_comments(client_of: Any) -> None:
+    """A response that is not a stream is JSON and nothing else."""
+    async with client_of(app_of(Silent())) as client:
+        reply = await client.post("/v1/chat/completions", json={"model": "m", "messages": USER})
+    assert reply.json()["choices"][0]["message"]["content"] == "one two"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ContextExceeded(1000, 2000, 0), 400),
+        (Busy("full", 1.0), 429),
+        (EngineUnavailable("gone"), 503),
+    ],
+)
+async def test_a_request_that_is_not_accepted_keeps_its_status(
+    client_of: Any, error: LatimerError, status: int
+) -> None:
+    """An error before the engine accepts the request has its status, however long that takes."""
+    reply = await streamed(client_of, Silent(error, admits=False))
+    assert reply.status_code == status
+    assert reply.json()["error"]["message"]
+
+
+async def test_an_unavailable_engine_gets_no_head(client_of: Any) -> None:
+    """No comment is sent while the engine is not available, so the error has its status."""
+    reply = await streamed(client_of, Silent(EngineUnavailable("gone"), is_healthy=False))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
+
+
+async def test_an_error_after_a_comment_is_an_event(client_of: Any) -> None:
+    """After a comment, an error is an event with the same object, and `[DONE]`."""
+    reply = await streamed(client_of, Silent(EngineUnavailable("gone")))
+    *comments, error, done, rest = reply.text.split("\n\n")
+    assert reply.status_code == 200
+    assert comments == [": keep-alive"] * len(comments) != []
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+    assert (done, rest) == ("data: [DONE]", "")
+
+
+async def test_comments_wait_for_frames_and_frames_for_comments() -> None:
+    """No part of the response is sent before the one before it has been sent."""
+    sent: list[bytes] = []
+    sending = 0
+
+    async def receive() -> dict[str, Any]:
+        if not sent:
+            sent.append(b"")
+            body = {"model": "m", "messages": USER, "stream": True}
+            return {"type": "http.request", "body": json.dumps(body).encode()}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        nonlocal sending
+        assert not sending
+        sending += 1
+        await asyncio.sleep(0.03)
+        sending -= 1
+        sent.append(message.get("body", b""))
+
+    path = "/v1/chat/completions"
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "scheme": "http",
+             "query_string": b"", "raw_path": path.encode()}  # fmt: skip
+    await app_of(Silent())(scope, receive, send)
+    assert COMMENT in sent
+    assert sent[-1].endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_client_that_leaves_in_the_silence_ends_the_work() -> None:
+    """A disconnect after comments ends the engine's work at once."""
+    engine = Silent(silence=3600)
+    with serving(lambda: app_of(engine)) as address:
+        async with httpx2.AsyncClient(base_url=address) as client:
+            body = {"model": "m", "messages": USER, "stream": True}
+            async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+                assert await anext(reply.aiter_raw()) == COMMENT
+        for _ in range(100):
+            if engine.left.is_set():
+                break
+            await asyncio.sleep(0.01)
+    assert engine.left.is_set()
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_a_real_engine_is_kept_waiting_for(
+    make_backend: Any, client_of: Any, engine: str
+) -> None:
+    """A long prompt on a real engine gets comments before the first token."""
+    backend = make_backend(engine)
+    app = OpenAIAdapter(backend, any_model=True, keepalive=SHORT)
+    text = " ".join(map(str, range(900)))[:1_900]
+    async with client_of(app) as client:
+        body = {"model": "m", "prompt": text, "max_tokens": 2, "stream": True}
+        reply = await client.post("/v1/completions", json=body)
+        assert reply.text.startswith(COMMENTED)
+    await app.aclose()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_prompt_that_is_too_long_keeps_its_status(
+    make_backend: Any, client_of: Any, path: str
+) -> None:
+    """The context check precedes the first comment on every engine, so its error is a 400."""
+    app = OpenAIAdapter(make_backend("llama_server"), any_model=True, keepalive=0.001)
+    async with client_of(app) as client:
+        text = "word " * 9_000
+        field = {"messages": [{"role": "user", "content": text}]}
+        body = {"prompt": text} if "chat" not in path else field
+        reply = await client.post(path, json={"model": "m", "stream": True, **body})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+    await app.aclose()
