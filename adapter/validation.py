@@ -24,10 +24,11 @@ T = TypeVar("T")
 # The fields that contain objects with fields of their own.
 NESTED = frozenset(
     {
-        "adapter", "assistant", "audio", "content", "custom", "function", "functions", "image_url",
-        "input_audio", "json_schema", "messages", "prediction", "response_format",
-        "stream_options", "system", "templates", "tool_calls", "tools", "user",
-        "web_search_options",
+        "adapter", "allowed_tools", "assistant", "audio", "content", "custom", "file", "format",
+        "function", "function_call", "functions", "grammar", "image_url", "input_audio",
+        "json_schema", "messages", "prediction", "prompt_cache_breakpoint",
+        "prompt_cache_options", "response_format", "stream_options", "system", "templates",
+        "tool_calls", "tool_choice", "tools", "user", "web_search_options",
     }
 )  # fmt: skip
 
@@ -49,7 +50,7 @@ def parse(adapter: TypeAdapter[T], body: Mapping[str, Any]) -> T:
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
-        raise from_validation(error, body) from None
+        raise from_validation(error, body, adapter.core_schema) from None
 
 
 def unknown_fields(request: Request, path: str = "") -> list[str]:

@@ -24,15 +24,20 @@ _TYPES = {
 }
 
 
-def from_validation(error: ValidationError, body: Any) -> InvalidRequest:
-    """Return OpenAI's error for a body: a missing field first, then the first other error."""
+def from_validation(error: ValidationError, body: Any, schema: Any) -> InvalidRequest:
+    """Return OpenAI's error for a body: a missing field first, then the first other error.
+
+    Args:
+        schema: pydantic's core schema of the body.
+    """
     details = error.errors(include_url=False)
     first = next((d for d in details if d["type"] == "missing"), details[0])
     kind, value = first["type"], first["input"]
     context: dict[str, Any] = first.get("ctx") or {}
-    path = _path(first["loc"], body, kind == "missing")
+    path = _path(first["loc"], body, schema, kind == "missing")
     if kind == "openai":
         path = shortened(path + context["path"])
+        path = path.replace("[", ".[") if context["dotted"] else path
         return InvalidRequest(
             context["text"].replace("{param}", path), path, context["code"] or None
         )
@@ -42,14 +47,21 @@ def from_validation(error: ValidationError, body: Any) -> InvalidRequest:
         message = f"Missing required parameter: '{path}'."
         return InvalidRequest(message, path, "missing_required_parameter")
     if kind in _TYPES:
-        message = (
-            f"Invalid type for '{path}': expected {_TYPES[kind]}, but got {kind_of(value)} instead."
-        )
-        return InvalidRequest(message, path, "invalid_type")
-    return _bounds(kind, path, value, context) or _choices(kind, path, value, context)
+        return _wrong_type(path, _TYPES[kind], value)
+    is_key = first["loc"][-1] == "[key]"
+    if is_key:
+        path = _path(first["loc"][:-2], body, schema, False)
+    return _bounds(kind, path, value, context, is_key) or _choices(kind, path, value, context)
 
 
-def _bounds(kind: str, path: str, value: Any, context: dict[str, Any]) -> InvalidRequest | None:
+def _wrong_type(path: str, expected: str, value: Any) -> InvalidRequest:
+    message = f"Invalid type for '{path}': expected {expected}, but got {kind_of(value)} instead."
+    return InvalidRequest(message, path, "invalid_type")
+
+
+def _bounds(
+    kind: str, path: str, value: Any, context: dict[str, Any], is_key: bool
+) -> InvalidRequest | None:
     if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
         bound = next(iter(context.values()))
         # pydantic turns the bound of a decimal field into a float, and keeps that of an integer.
@@ -63,6 +75,14 @@ def _bounds(kind: str, path: str, value: Any, context: dict[str, Any]) -> Invali
             f"got {value} instead.",
             path,
             f"{number}_{side}_{word[:3]}_value",
+        )
+    if kind == "string_too_long" and is_key:
+        return InvalidRequest(
+            f"Invalid '{path}': property name too long. Expected a property name with maximum "
+            f"length {context['max_length']}, but got a property name with length {len(value)} "
+            "instead.",
+            path,
+            "property_name_above_max_length",
         )
     if kind in ("too_long", "string_too_long"):
         noun, article = ("string", "a") if kind == "string_too_long" else ("array", "an")
@@ -98,7 +118,9 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Inval
         if kind == "union_tag_invalid":
             field = context["discriminator"].strip("'")
             path = f"{path}.{field}" if path else field
-            value, listed = context["tag"], context["expected_tags"]
+            value, listed = value[field], context["expected_tags"]
+            if not isinstance(value, str):
+                return _wrong_type(path, "a string", value)
         else:
             listed = context["expected"].replace(" or ", ", ")
         words = re.findall(r"'[^']*'", listed)
@@ -116,11 +138,7 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Inval
             return InvalidRequest(
                 f"Missing required parameter: '{path}'.", path, "missing_required_parameter"
             )
-        return InvalidRequest(
-            f"Invalid type for '{path}': expected an object, but got {kind_of(value)} instead.",
-            path,
-            "invalid_type",
-        )
+        return _wrong_type(path, "an object", value)
     if kind == "string_pattern_mismatch":
         return InvalidRequest(
             f"Invalid '{path}': string does not match pattern. Expected a string that matches the "
@@ -133,15 +151,22 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Inval
     )
 
 
-def _path(loc: tuple[int | str, ...], body: Any, missing: bool) -> str:
+def _path(loc: tuple[int | str, ...], body: Any, schema: Any, missing: bool) -> str:
     """Return a field's path in OpenAI's form: `messages[0].content[1].type`.
 
-    pydantic's location also contains the tags of unions. A step that is not a key of the value at
-    its place is such a tag, unless it is the name of a missing field.
+    pydantic's location also contains the tags of unions. The schema tells which steps are tags: a
+    call of type `function` has a key of that name, too. In a union without tags, a step that is not
+    a key of the value at its place is the name of a type, unless it is that of a missing field.
     """
     path, here = "", body
+    definitions: dict[str, Any] = {}
     for position, step in enumerate(loc):
         last = position == len(loc) - 1
+        schema = _bare(schema, definitions)
+        if schema is not None and schema["type"] == "tagged-union" and step in schema["choices"]:
+            schema = schema["choices"][step]
+            continue
+        schema = _inner(schema, step)
         if isinstance(step, int) and isinstance(here, list) and step < len(here):
             path, here = f"{path}[{step}]", here[step]
         elif isinstance(here, dict) and step in here:
@@ -149,3 +174,28 @@ def _path(loc: tuple[int | str, ...], body: Any, missing: bool) -> str:
         elif last and missing:
             path = f"{path}.{step}" if path else str(step)
     return shortened(path)
+
+
+def _bare(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Return a schema without what wraps it; None if it is not known."""
+    while schema is not None:
+        kind = schema["type"]
+        if kind == "definitions":
+            definitions |= {one["ref"]: one for one in schema["definitions"]}
+        elif kind == "definition-ref":
+            schema = definitions.get(schema["schema_ref"])
+            continue
+        if "schema" not in schema:
+            return schema
+        schema = schema["schema"]
+    return None
+
+
+def _inner(schema: Any, step: int | str) -> Any:
+    """Return the schema of a field or an element; None if it is not known."""
+    kind = None if schema is None else schema["type"]
+    if kind == "model-fields":
+        return schema["fields"].get(step)
+    if kind == "list":
+        return schema.get("items_schema")
+    return schema.get("values_schema") if kind == "dict" else None

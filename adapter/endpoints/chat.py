@@ -16,7 +16,7 @@ from ...backends.errors import LatimerError, Unsupported
 from ...schemas import limits
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
-from ...schemas.openai.messages import AssistantMessage
+from ...schemas.openai.messages import NO_CONTENT, AssistantMessage
 from ..chat.message import ChatFrames, Shape, message_of
 from ..chat.prepare import ChatJob, prepare
 from ..chat.tools import check_calls
@@ -195,6 +195,8 @@ def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
                 raise Unsupported(f"{here}.audio", capabilities.engine, _LEAVE_OUT)
             said = (message.content, message.refusal, message.tool_calls, message.function_call)
             if all(one is None for one in said):
+                if "content" in message.__pydantic_fields_set__:
+                    raise InvalidRequest(NO_CONTENT, f"messages.[{index}].content")
                 raise InvalidRequest(
                     f"Missing required parameter: '{here}.content'.",
                     f"{here}.content",

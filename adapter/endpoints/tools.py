@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import orjson
+from typing import TypeAlias
 
 from ...backends.errors import Unsupported, shortened
 from ...backends.grammar import Unenforced, check_schema
 from ...schemas.openai.chat import ChatRequest
-from ...schemas.openai.messages import Custom, Function, FunctionTool
+from ...schemas.openai.messages import Custom, Function, FunctionTool, GrammarInput
+from ...schemas.openai.tool_choice import (
+    AllowedToolsChoice,
+    CustomChoice,
+    FunctionChoice,
+    NamedTool,
+)
 from ..chat.tools import INPUT, Mode, ToolSet, wrong_schema
 from ..errors import InvalidRequest
 
-_KINDS = ("function", "custom")
+AnyChoice: TypeAlias = FunctionChoice | CustomChoice | AllowedToolsChoice | NamedTool
 
 
 def tool_set_of(request: ChatRequest, engine: str) -> ToolSet | None:
@@ -32,7 +35,7 @@ def tool_set_of(request: ChatRequest, engine: str) -> ToolSet | None:
         if isinstance(tool, FunctionTool):
             functions.append(tool.function)
             continue
-        if (tool.custom.format or {}).get("type", "text") != "text":
+        if isinstance(tool.custom.format, GrammarInput):
             hint = "Omit it, or describe the format in the tool's description."
             raise Unsupported(f"tools[{index}].custom.format", engine, hint)
         functions.append(_taking_text(tool.custom))
@@ -43,8 +46,8 @@ def tool_set_of(request: ChatRequest, engine: str) -> ToolSet | None:
     param = "function_call" if legacy else "tool_choice"
     allowed = list(enumerate(functions))
     mode: Mode = "auto"
-    if isinstance(choice, dict):
-        mode, names = _named(choice, legacy, param)
+    if isinstance(choice, AnyChoice):
+        mode, names = _named(choice)
         known = [function.name for function in functions]
         unknown = names.difference(known)
         if unknown:
@@ -80,41 +83,16 @@ def _taking_text(tool: Custom) -> Function:
     return Function(name=tool.name, description=tool.description, parameters=parameters)
 
 
-def _named(choice: Mapping[str, Any], legacy: bool, param: str) -> tuple[Mode, set[str]]:
+def _named(choice: AnyChoice) -> tuple[Mode, set[str]]:
     """Return the mode and the tool names of a `tool_choice` object."""
-    try:
-        if legacy:
-            return "named", {_name(choice)}
-        if choice["type"] in _KINDS:
-            return "named", {_name(choice[choice["type"]])}
-        if choice["type"] == "allowed_tools":
-            allowed = choice["allowed_tools"]
-            if allowed["mode"] in ("auto", "required"):
-                names = {_name(tool[tool["type"]]) for tool in allowed["tools"]}
-                if names:
-                    return allowed["mode"], names
-    except (KeyError, TypeError):
-        pass
-    shapes = (
-        '{"name": …}'
-        if legacy
-        else '{"type": "function", "function": {"name": …}} and {"type": "allowed_tools", '
-        '"allowed_tools": {"mode": "auto" or "required", "tools": [{"type": "function", '
-        '"function": {"name": …}}, …]}}'
-    )
-    shown = shortened(orjson.dumps(choice).decode())
-    raise InvalidRequest(
-        f"Invalid value for '{param}': {shown}. Objects may be {shapes}.",
-        param,
-        "invalid_value",
-    )
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools
+        return allowed.mode, {_name(tool) for tool in allowed.tools}
+    return "named", {choice.name if isinstance(choice, NamedTool) else _name(choice)}
 
 
-def _name(function: Mapping[str, Any]) -> str:
-    name = function["name"]
-    if not isinstance(name, str):
-        raise TypeError
-    return name
+def _name(tool: FunctionChoice | CustomChoice) -> str:
+    return tool.function.name if isinstance(tool, FunctionChoice) else tool.custom.name
 
 
 def _check(function: Function, param: str) -> None:

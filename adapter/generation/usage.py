@@ -35,6 +35,10 @@ def detailed_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Us
     cached = sum(map(_CACHED, finishes[::choices_per_prompt]))
     return {
         **usage_of(finishes, choices_per_prompt),
-        "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": cached,
+            "cache_write_tokens": 0,
+            "audio_tokens": 0,
+        },
         "completion_tokens_details": _NO_DETAILS,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
@@ -20,10 +20,9 @@ from .common import (
     Stop,
     StreamOptions,
     Usage,
-    invalid,
-    kind_of,
 )
 from .messages import Content, Function, Message, Name, Tool
+from .tool_choice import LegacyChoice, ToolChoice
 
 
 class JsonSchema(Request):
@@ -59,26 +58,6 @@ ResponseFormat = Annotated[
 ]
 
 
-def _check_word_or_object(*words: str) -> BeforeValidator:
-    """Return a validator of a field that is one of some words, or an object."""
-    listed = ", ".join(f"'{word}'" for word in words[:-1]) + f", and '{words[-1]}'"
-
-    def check(value: object) -> object:
-        if value is None or isinstance(value, dict) or value in words:
-            return value
-        if isinstance(value, str):
-            raise invalid(
-                f"Invalid value: '{value:.200}'. Supported values are: {listed}.", "invalid_value"
-            )
-        raise invalid(
-            "Invalid type for '{param}': expected one of a string or object, but got "
-            f"{kind_of(value)} instead.",
-            "invalid_type",
-        )
-
-    return BeforeValidator(check)
-
-
 class Audio(Request):
     """The voice and the format of a spoken answer."""
 
@@ -98,6 +77,13 @@ class WebSearchOptions(Request):
 
     search_context_size: Literal["low", "medium", "high"] | None = None
     user_location: JsonObject | None = None
+
+
+class CacheOptions(Request):
+    """The way in which OpenAI caches a prompt; it has no effect here."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m"] | None = None
 
 
 class InstructTurn(Request):
@@ -140,7 +126,7 @@ class ChatRequest(EngineExtras):
     audio: Audio | None = None
     chat_template_kwargs: JsonObject | None = None
     frequency_penalty: Penalty | None = None
-    function_call: Annotated[str | JsonObject | None, _check_word_or_object("none", "auto")] = None
+    function_call: LegacyChoice | None = None
     functions: Annotated[list[Function], Field(max_length=128)] | None = None
     logit_bias: LogitBias = None
     logprobs: bool | None = None
@@ -154,8 +140,8 @@ class ChatRequest(EngineExtras):
     prediction: Prediction | None = None
     presence_penalty: Penalty | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: JsonObject | None = None
-    prompt_cache_retention: str | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
@@ -168,9 +154,7 @@ class ChatRequest(EngineExtras):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    tool_choice: Annotated[
-        str | JsonObject | None, _check_word_or_object("none", "auto", "required")
-    ] = None
+    tool_choice: ToolChoice | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

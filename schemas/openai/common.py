@@ -37,11 +37,16 @@ def kind_of(value: object) -> str:
     return _KINDS.get(type(value), "an object")
 
 
-def invalid(message: str, code: str | None, path: str = "") -> PydanticCustomError:
-    """Return an error with a final message; `{param}` is replaced by the field and `path`."""
-    return PydanticCustomError(
-        "openai", "{text}", {"text": message, "code": code or "", "path": path}
-    )
+def invalid(
+    message: str, code: str | None, path: str = "", dotted: bool = False
+) -> PydanticCustomError:
+    """Return an error with a final message; `{param}` is replaced by the field and `path`.
+
+    Args:
+        dotted: True for OpenAI's older form of a path, `messages.[0].content`.
+    """
+    context = {"text": message, "code": code or "", "path": path, "dotted": dotted}
+    return PydanticCustomError("openai", "{text}", context)
 
 
 class Request(BaseModel):
@@ -192,6 +197,7 @@ class PromptTokensDetails(TypedDict):
     """A breakdown of the prompt's tokens."""
 
     cached_tokens: int
+    cache_write_tokens: int
     audio_tokens: int
 
 

@@ -11,11 +11,19 @@ from .common import JsonObject, Request, invalid, kind_of
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+$", min_length=1, max_length=64)]
 
 
+class CacheBreakpoint(Request):
+    """The end of a prefix that OpenAI caches; it has no effect here."""
+
+    mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
+
+
 class TextPart(Request):
     """A text part of a message."""
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class RefusalPart(Request):
@@ -29,7 +37,7 @@ class ImageUrl(Request):
     """The URL of an image, and its level of detail."""
 
     url: str
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
 
 
 class ImagePart(Request):
@@ -37,6 +45,7 @@ class ImagePart(Request):
 
     type: Literal["image_url"]
     image_url: ImageUrl
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class InputAudio(Request):
@@ -51,13 +60,23 @@ class AudioPart(Request):
 
     type: Literal["input_audio"]
     input_audio: InputAudio
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+
+
+class File(Request):
+    """A file in base64, or the id of an uploaded one."""
+
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
 
 
 class FilePart(Request):
     """A file in a user message."""
 
     type: Literal["file"]
-    file: JsonObject
+    file: File
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 Part = Annotated[
@@ -65,9 +84,15 @@ Part = Annotated[
 ]
 
 
+# OpenAI's error for `"content": null`.
+NO_CONTENT = "Invalid value for 'content': expected a string, got null."
+
+
 def _check_content(value: object) -> object:
-    if value is None or isinstance(value, str | list):
+    if isinstance(value, str | list):
         return value
+    if value is None:
+        raise invalid(NO_CONTENT, None, dotted=True)
     raise invalid(
         "Invalid type for '{param}': expected one of a string or array of objects, but got "
         f"{kind_of(value)} instead.",
@@ -186,12 +211,35 @@ class FunctionTool(Request):
     function: Function
 
 
+class TextInput(Request):
+    """Any text as the input of a custom tool."""
+
+    type: Literal["text"]
+
+
+class InputGrammar(Request):
+    """A grammar in one of OpenAI's two languages."""
+
+    definition: str
+    syntax: Literal["lark", "regex"]
+
+
+class GrammarInput(Request):
+    """Text that matches a grammar as the input of a custom tool."""
+
+    type: Literal["grammar"]
+    grammar: InputGrammar
+
+
+InputFormat = Annotated[TextInput | GrammarInput, Field(discriminator="type")]
+
+
 class Custom(Request):
     """The definition of a custom tool; `format` may constrain its input."""
 
     name: Name
     description: str | None = None
-    format: JsonObject | None = None
+    format: InputFormat | None = None
 
 
 class CustomTool(Request):

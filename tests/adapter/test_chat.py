@@ -59,7 +59,9 @@ async def test_a_reply_is_openais_to_the_last_key(client: httpx2.AsyncClient) ->
         7,
         22,
     )
-    assert set(usage["prompt_tokens_details"]) == {"cached_tokens", "audio_tokens"}
+    assert set(usage["prompt_tokens_details"]) == {
+        "cached_tokens", "cache_write_tokens", "audio_tokens",
+    }  # fmt: skip
     assert set(usage["completion_tokens_details"]) == {
         "reasoning_tokens", "audio_tokens", "accepted_prediction_tokens",
         "rejected_prediction_tokens",

@@ -83,4 +83,6 @@ def test_usage_counts_prompts_once() -> None:
     usage = usage_of(finishes, 2)
     assert usage == {"prompt_tokens": 21, "completion_tokens": 12, "total_tokens": 33}
     details = detailed_usage_of(finishes, 2)
-    assert details["prompt_tokens_details"] == {"cached_tokens": 8, "audio_tokens": 0}
+    assert details["prompt_tokens_details"] == {
+        "cached_tokens": 8, "cache_write_tokens": 0, "audio_tokens": 0,
+    }  # fmt: skip

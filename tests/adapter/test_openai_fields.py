@@ -1,0 +1,79 @@
+"""Tests that no field of OpenAI's published request types is unknown."""
+
+from __future__ import annotations
+
+import collections.abc
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from latimer.adapter.validation import parse, unknown_fields
+from latimer.schemas.openai.chat import ChatRequest
+from latimer.schemas.openai.completions import CompletionRequest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from pydantic import TypeAdapter
+from typing_extensions import TypeAliasType, is_typeddict
+
+PLAIN = {str: "text", int: 5, float: 0.5, bool: True, object: "text"}
+LISTS = (list, collections.abc.Iterable, collections.abc.Sequence)
+# Fields whose published types say less than their documentation.
+SAMPLES = {
+    "logit_bias": {"1": 1},
+    "allowed_tools": {
+        "mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}],
+    },
+}  # fmt: skip
+
+
+def samples(kind: Any) -> Iterator[Any]:
+    """Return values of a type that have, between them, every field of every variant."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in PLAIN:
+        yield PLAIN[kind]
+    elif is_typeddict(kind):
+        yield from objects(kind)
+    elif isinstance(kind, TypeAliasType):
+        yield from samples(kind.__value__)
+    elif origin in (Union, types.UnionType):
+        for one in arguments:
+            yield from samples(one)
+    elif origin is Literal:
+        yield arguments[0]
+    elif origin in (Required, NotRequired):
+        yield from samples(arguments[0])
+    elif origin in LISTS or getattr(kind, "__name__", "") == "SequenceNotStr":
+        yield list(samples(arguments[0]))
+    elif origin is dict:
+        yield {"key": "text"}
+
+
+def objects(kind: Any) -> Iterator[dict[str, Any]]:
+    """Return objects with all fields of a type: one with the first values, one for each other."""
+    variants = {
+        name: [SAMPLES[name]] if name in SAMPLES else list(samples(hint)) or [None]
+        for name, hint in get_type_hints(kind).items()
+    }
+    first = {name: values[0] for name, values in variants.items()}
+    yield first
+    for name, values in variants.items():
+        for value in values[1:]:
+            yield {**first, name: value}
+
+
+@pytest.mark.parametrize(
+    ("published", "own"),
+    [
+        (chat_create_params.CompletionCreateParamsStreaming, ChatRequest),
+        (completion_create_params.CompletionCreateParamsStreaming, CompletionRequest),
+    ],
+)
+def test_openais_fields_are_known(published: Any, own: type[Any]) -> None:
+    """Every field of OpenAI's types is accepted at its place, and none is listed as ignored."""
+    adapter: TypeAdapter[Any] = TypeAdapter(own)
+    bodies = list(objects(published))
+    names = {name for name, value in bodies[0].items() if value is not None}
+    assert names == set(get_type_hints(published))
+    for body in bodies:
+        assert unknown_fields(parse(adapter, body)) == []
