@@ -24,6 +24,7 @@ from ..errors import InvalidRequest, in_chat
 from ..exchange import Exchange
 from ..generation.logprobs import to_chat
 from ..generation.native import pass_native
+from ..generation.obfuscation import in_stream
 from ..generation.run import Plan
 from ..generation.sinks import Answer, Result, respond
 from ..generation.token_ids import in_model_vocabulary
@@ -122,7 +123,7 @@ def _answer(
     frames = None
     if request.stream:
         chunk = {**head, "object": "chat.completion.chunk"}
-        frames = ChatFrames(chunk, include_usage, show, chat.shape)
+        frames = in_stream(request, ChatFrames(chunk, include_usage, show, chat.shape))
     answer = Answer(partial(_whole, head, chat.shape), show)
     return respond(exchange, served, plan, answer, frames, service.observers(served))
 

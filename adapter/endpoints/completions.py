@@ -35,6 +35,7 @@ from ..generation.constraints import grammar_of
 from ..generation.frames import CompletionFrames
 from ..generation.logprobs import Entry, to_legacy
 from ..generation.native import pass_native
+from ..generation.obfuscation import in_stream
 from ..generation.run import CHOICE, Plan
 from ..generation.sinks import Answer, Result, respond
 from ..generation.token_ids import in_model_vocabulary, loaded, to_text
@@ -105,7 +106,9 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         "system_fingerprint": model.fingerprint,
     }
     show = _shape(request)
-    frames = CompletionFrames(head, include_usage, show) if request.stream else None
+    frames = None
+    if request.stream:
+        frames = in_stream(request, CompletionFrames(head, include_usage, show))
     answer = Answer(partial(_whole, head), show, best)
     await respond(exchange, served, plan, answer, frames, service.observers(served))
 

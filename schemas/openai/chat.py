@@ -249,3 +249,4 @@ class ChatChunk(TypedDict):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    obfuscation: NotRequired[str]

@@ -138,7 +138,7 @@ LogitBias = Annotated[dict[str, float] | None, BeforeValidator(_check_logit_bias
 
 
 class StreamOptions(Request):
-    """Options of a stream; obfuscation is never added, so `include_obfuscation` has no effect."""
+    """Options of a stream; without `include_obfuscation: true` no chunk is padded."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None

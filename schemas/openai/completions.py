@@ -189,3 +189,4 @@ class CompletionChunk(TypedDict):
     system_fingerprint: str
     choices: list[CompletionChunkChoice]
     usage: NotRequired[Usage | None]
+    obfuscation: NotRequired[str]

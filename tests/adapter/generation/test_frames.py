@@ -46,7 +46,7 @@ def test_completion_frames(text: str, index: int, include_usage: bool) -> None:
     assert frames.end(index, "stop") == frame([choice], include_usage)
     assert frames.start(index) == b""
     assert set(choice) == set(CompletionChunkChoice.__annotations__)
-    assert {*HEAD, "choices", "usage"} == set(CompletionChunk.__annotations__)
+    assert {*HEAD, "choices", "usage", "obfuscation"} == set(CompletionChunk.__annotations__)
 
 
 @given(st.text(), st.integers(0, 300), st.booleans())
@@ -62,7 +62,8 @@ def test_chat_frames(text: str, index: int, include_usage: bool) -> None:
     choice = {"index": index, "delta": {}, "logprobs": None, "finish_reason": "length"}
     assert frames.end(index, "length") == frame([choice], include_usage)
     assert set(choice) == set(ChatChunkChoice.__annotations__)
-    assert {*HEAD, "choices", "usage", "service_tier"} == set(ChatChunk.__annotations__)
+    optional = {"usage", "service_tier", "obfuscation"}
+    assert {*HEAD, "choices"} | optional == set(ChatChunk.__annotations__)
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat"])
