@@ -39,8 +39,9 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/chat/{name}.py"
         for name in (
-            "__init__", "conversation", "fetch", "instruct", "media", "message", "prepare",
-            "reasoning", "special_tokens", "templates", "tools",
+            "__init__", "conversation", "fetch", "folding", "instruct", "manner", "media",
+            "message", "order", "prepare", "prompt", "reasoning", "special_tokens", "templates",
+            "tools",
         )
     ),
     ("adapter/endpoints/*.py",),

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 
 from ...backends.base import MEDIA, Model
 from ...backends.errors import LatimerError
-from ...backends.offload import Memo
 from ...schemas.openai.messages import (
     AssistantMessage,
     AudioPart,
@@ -54,6 +53,7 @@ class Style(NamedTuple):
         null: True if a message with tool calls and without text has null content.
         results: the role of a message with a tool result.
         block: the role of the message that gets the description of the tools.
+        developer: True if the template has a developer role; otherwise it is a system message.
     """
 
     form: ToolCallFormat
@@ -62,6 +62,7 @@ class Style(NamedTuple):
     null: bool = False
     results: Literal["tool", "user"] = "user"
     block: Literal["system", "user"] = "system"
+    developer: bool = False
 
     @property
     def is_one_of_several(self) -> bool:
@@ -76,15 +77,6 @@ IN_WORDS = (
 )
 
 
-# The template takes most of the memory of an entry.
-_styles: Memo[Model, Style] = Memo(1 << 20, lambda model, _: len(model.template or "") + 1_000)
-
-
-async def known_style_of(model: Model) -> Style:
-    """Return the cached style of a model, since compiling and trying a template takes 0.1 s."""
-    return await _styles.get(model, lambda: style_of(model))
-
-
 def style_of(model: Model) -> Style:
     """Return the first style in which a model's template shows tools, calls and results."""
     if model.template is None:
@@ -96,7 +88,10 @@ def style_of(model: Model) -> Style:
         # Some templates leave out calls. A marker is then enough to know their format.
         written = [Style(form, True, results="tool")] if form.begin else []
         styles = [*native, *written, *styles]
-    return next((style for style in styles if _shows(model, style)), IN_WORDS[-1])
+    style = next((style for style in styles if _shows(model, style)), IN_WORDS[-1])
+    return style._replace(
+        developer="developer" in model.template and _shows_developer(model, style)
+    )
 
 
 def turns_of(
@@ -115,10 +110,9 @@ def turns_of(
     named: dict[str, str] = {}
     sees = any(_has_media(message) for message in messages)
     for message in messages:
-        turn = _turn(message, model.template or "", sees)
+        turn = _turn(message, style.developer, sees)
         if isinstance(message, AssistantMessage):
-            if tags is not None:
-                _split(turn, message, tags)
+            _split(turn, message, tags)
             _add_calls(turn, message, style, named)
         elif isinstance(message, ToolMessage | FunctionMessage):
             _make_result(turn, message, style, named)
@@ -138,7 +132,8 @@ def turns_of(
 
 def plain(model: Model, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages for a template, with tool calls written into the content."""
-    return turns_of(model, messages, (), IN_WORDS[0], None)[0]
+    style = IN_WORDS[0]._replace(developer="developer" in (model.template or ""))
+    return turns_of(model, messages, (), style, None)[0]
 
 
 def _has_media(message: Message) -> bool:
@@ -147,14 +142,15 @@ def _has_media(message: Message) -> bool:
     return isinstance(content, list) and any(isinstance(p, ImagePart | AudioPart) for p in content)
 
 
-def _turn(message: Message, template: str, sees: bool) -> dict[str, Any]:
+def _turn(message: Message, developer: bool, sees: bool) -> dict[str, Any]:
     """Return a message with a string as its content and a role that the template knows.
 
     Args:
+        developer: True if the template has a developer role.
         sees: True if the conversation contains media; the placeholder is then replaced in text.
     """
     role: str = message.role
-    if role == "developer" and "developer" not in template:
+    if role == "developer" and not developer:
         role = "system"
     content = message.content
     if isinstance(content, list):
@@ -180,12 +176,13 @@ def _plain(text: str, sees: bool) -> str:
     return text.replace(MEDIA, "\ufffd") if sees else text
 
 
-def _split(turn: dict[str, Any], message: AssistantMessage, tags: Tags) -> None:
+def _split(turn: dict[str, Any], message: AssistantMessage, tags: Tags | None) -> None:
     """Move reasoning from the content to its own fields, as templates for reasoning expect."""
-    thought, content = tags.split(turn["content"])
+    thought: str | None = None
+    if tags is not None:
+        thought, turn["content"] = tags.split(turn["content"])
     if message.reasoning_content is not None:
         thought = message.reasoning_content
-    turn["content"] = content
     if thought:
         turn["reasoning_content"] = turn["thinking"] = thought
 
@@ -278,7 +275,10 @@ def _with_block(
     """Add the description of the tools after the system message, or before the user message."""
     lines = [json.dumps(_tool(one)["function"], ensure_ascii=False) for one in functions]
     block = BLOCK + "\n".join(lines)
-    first = next((turn for turn in turns if turn["role"] == style.block), None)
+    if style.block == "system":
+        first = turns[0] if turns[0]["role"] == "system" else None
+    else:
+        first = next((turn for turn in turns if turn["role"] == "user"), None)
     if first is None:
         return [{"role": style.block, "content": block}, *turns]
     parts = [first["content"], block] if style.block == "system" else [block, first["content"]]
@@ -295,7 +295,10 @@ _PROBE = TypeAdapter(list[Message]).validate_python(
         {"role": "tool", "tool_call_id": "call_probe0001", "content": "probe_result"},
     ]
 )  # fmt: skip
-_FUNCTION = Function(
+_DEVELOPER = TypeAdapter(list[Message]).validate_python(
+    [{"role": "developer", "content": "probe_text"}, {"role": "user", "content": "probe_question"}]
+)
+FUNCTION = Function(
     name="probe_name",
     description="probe_description",
     parameters={"type": "object", "properties": {"key": {"type": "string"}}},
@@ -321,6 +324,14 @@ def _shows(model: Model, style: Style) -> bool:
     return form.begin in said and any(name in said for name in form.spelled("probe_name"))
 
 
+def _shows_developer(model: Model, style: Style) -> bool:
+    """Return True if a prompt shows a developer message."""
+    try:
+        return "probe_text" in _rendered(model, _DEVELOPER, style._replace(developer=True))
+    except LatimerError:
+        return False
+
+
 def _rendered(model: Model, messages: Sequence[Message], style: Style) -> str:
-    turns, tools = turns_of(model, messages, [_FUNCTION], style, None)
+    turns, tools = turns_of(model, messages, [FUNCTION], style, None)
     return render(model, {"messages": turns, "variables": {}, "tools": tools})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -19,16 +19,18 @@ from ..errors import InvalidRequest
 from ..generation.parts import Cutter, MessageFormat, Parser
 from ..service import Served
 from . import instruct
-from .conversation import Style, known_style_of, turns_of
+from .conversation import Style
 from .formats import ToolCallFormat
 from .formats import grammar as calls_grammar
 from .formats.rules import FunctionSchema
+from .manner import Manner, known_manner_of
 from .media import media_of
 from .message import Shape
 from .parsing import Plain
-from .reasoning import Tags, tags_of
-from .special_tokens import LIKELY, Rendered, prompt_of, spellings_of
-from .templates import Conversation, render, variables_of
+from .prompt import Input, rendered
+from .reasoning import Tags
+from .special_tokens import LIKELY, Rendered, spellings_of
+from .templates import variables_of
 from .thinking import Thinking
 from .tools import ToolSet, wrong_schema
 
@@ -79,18 +81,6 @@ class ChatJob:
     inexact: Sequence[str]
 
 
-class _Manner(NamedTuple):
-    """A model's conventions for tool calls and reasoning.
-
-    Args:
-        style: the way in which its template shows tools and the model writes tool calls.
-        tags: the tags around its reasoning; None for a model without reasoning.
-    """
-
-    style: Style
-    tags: Tags | None
-
-
 @dataclass(slots=True)
 class _Special:
     """The markers in a model's answer.
@@ -128,22 +118,22 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     if turn.format is not None:
         served = replace(served, model=replace(served.model, template=None))
     model = served.model
-    tags = tags_of(model.template) if model.template is not None else None
-    manner = _Manner(await known_style_of(model), tags)
+    manner = await known_manner_of(model)
+    tags = manner.tags
     media = await media_of(turn.messages, served)
-    rendered, markers = await _prompt(turn, served, manner, bool(media))
-    check_length(len(rendered.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
-    _check_media(rendered.text, media)
+    prompt, markers = await _prompt(turn, served, manner, bool(media))
+    check_length(len(prompt.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
+    _check_media(prompt.text, media)
     stops = tuple(dict.fromkeys((*turn.stops, *markers)))
     grammar, form = turn.answer, None
     preserved_tokens: tuple[str, ...] = ()
     if turn.tool_set is not None or tags is not None or manner.style.is_one_of_several:
-        special = await _special_of(turn, served, manner, rendered.text, stops)
+        special = await _special_of(turn, served, manner, prompt.text, stops)
         grammar, enforced = await _grammar(turn, served, special)
         form, preserved_tokens = _form(special, turn.tool_set, enforced), special.preserved_tokens
     scan = None if form is None or not stops else partial(_cutter, form, stops)
     job = Generation(
-        Prompt(rendered.prompt, media=media, bos_count=rendered.bos_count),
+        Prompt(prompt.prompt, media=media, bos_count=prompt.bos_count),
         turn.max_tokens,
         turn.seeds,
         Stops(stops, scan),
@@ -157,7 +147,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     shape = Shape(form is not None)
     if turn.tool_set is not None:
         shape = Shape(True, turn.tool_set.legacy, turn.tool_set.custom)
-    inexact = ["messages"] if rendered.changed else []
+    inexact = ["messages"] if prompt.changed else []
     if media and not served.capabilities.counts_media:
         inexact.append("usage")
     return ChatJob(job, form, shape, inexact)
@@ -178,39 +168,23 @@ def _check_media(text: str, media: Sequence[Media]) -> None:
 
 
 async def _prompt(
-    turn: ChatTurn, served: Served, manner: _Manner, has_media: bool
+    turn: ChatTurn, served: Served, manner: Manner, has_media: bool
 ) -> tuple[Rendered, Sequence[str]]:
     """Return the prompt, and the stop sequences of an instruct format."""
-    model, size = served.model, turn.size
-    listed = turn.tool_set.listed if turn.tool_set is not None else ()
-    arguments = model, turn.messages, listed, manner.style, manner.tags
-    messages, tools = (
-        turns_of(*arguments)
-        if size <= offload.SMALL
-        else await offload.run(size, turns_of, *arguments)
-    )
-    engine = served.capabilities.engine
-    variables = variables_of(turn.variables, turn.effort, model, engine)
-    conversation: Conversation = {"messages": messages, "variables": variables, "tools": tools}
+    model = served.model
     form = turn.format
     if form is None and model.template is None:
         form = instruct.FORMATS["alpaca"]
-
-    def show(conversation: Conversation) -> str:
-        return (
-            render(model, conversation) if form is None else form.render(conversation["messages"])
-        )
-
-    markers = () if form is None else form.stops(messages)
-    if served.policy.parse_content:
-        return Rendered.of(await offload.run(size, show, conversation)), markers
-    return await prompt_of(model, conversation, served.backend, show, has_media, size), markers
+    functions = turn.tool_set.listed if turn.tool_set is not None else ()
+    variables = variables_of(turn.variables, turn.effort, model, served.capabilities.engine)
+    given = Input(turn.messages, functions, form, variables, has_media, turn.size)
+    return await rendered(given, served, manner)
 
 
 async def _special_of(
-    turn: ChatTurn, served: Served, manner: _Manner, prompt: str, stops: Sequence[str]
+    turn: ChatTurn, served: Served, manner: Manner, prompt: str, stops: Sequence[str]
 ) -> _Special:
-    style, tags = manner
+    style, tags = manner.style, manner.tags
     text = prompt.rstrip()
     is_open = tags is not None and text.endswith(tags.begin)
     if tags is not None and text.endswith(tags.end):

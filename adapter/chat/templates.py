@@ -48,8 +48,12 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _TemplateError(Exception):
+class _Raised(Exception):
     """An error that a template raises with `raise_exception`."""
+
+
+class TemplateError(InvalidRequest):
+    """An error for messages that the template rejects, cannot render, or omits."""
 
 
 def render(model: Model, conversation: Conversation) -> str:
@@ -59,7 +63,7 @@ def render(model: Model, conversation: Conversation) -> str:
     in koboldcpp.
 
     Raises:
-        InvalidRequest: the template rejects the messages (roles that must alternate, for example).
+        TemplateError: the template rejects the messages (roles that must alternate, for example).
         EngineError: the template is invalid.
     """
     messages = conversation["messages"]
@@ -73,7 +77,7 @@ def render(model: Model, conversation: Conversation) -> str:
     marked = [*messages[:-1], {**last, "content": last["content"] + here}]
     prompt, found, _rest = _rendered(model, conversation, marked, False).partition(here)
     if not found:
-        raise InvalidRequest(
+        raise TemplateError(
             "The model's chat template omits the final assistant message, so it cannot be "
             "continued. Remove it, or add a user message after it.",
             "messages",
@@ -101,12 +105,12 @@ def _rendered(
             template.environment, variables, template.name, template.blocks
         )
         return "".join(template.root_render_func(context))
-    except _TemplateError as error:
-        raise InvalidRequest(
+    except _Raised as error:
+        raise TemplateError(
             f"The model's chat template rejects these messages: {summed_up(str(error))}", "messages"
         ) from None
     except Exception as error:
-        raise InvalidRequest(
+        raise TemplateError(
             f"The model's chat template cannot render these messages: {summed_up(repr(error))}",
             "messages",
         ) from error
@@ -179,7 +183,7 @@ def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
 
 
 def _raise_exception(message: str) -> None:
-    raise _TemplateError(message)
+    raise _Raised(message)
 
 
 def _strftime_now(layout: str) -> str:

@@ -174,7 +174,8 @@ class Xml(ToolCallFormat):
 
     def _written(self, name: str, arguments: Any) -> str:
         lines = [self.begin, f"{FUNCTION}{name}>"]
-        for key, value in arguments.items() if isinstance(arguments, dict) else ():
+        values = arguments if isinstance(arguments, dict) else {"arguments": arguments}
+        for key, value in values.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             lines += [f"{PARAMETER}{key}>", text, "</parameter>"]
         return "\n".join([*lines, "</function>", self.end])

@@ -1,0 +1,252 @@
+"""Fold messages whose order a chat template rejects into messages that it accepts (pure).
+
+OpenAI accepts roles in any order; many templates do not. Each step below is taken only if the
+template needs it (`order.order_of` finds out), in this order:
+
+1. System messages at the head are joined.
+2. Neighbours of one role are merged.
+3. Any other system message moves into the next user message, with its role in front of it.
+4. If no user message follows directly, one is added in its place. It never moves to the head.
+5. An empty message is added where the template requires the other role.
+6. Several calls of one message become several messages, each followed by its result.
+7. Reasoning of a message with content and a call moves to the beginning of the content.
+8. Arguments that are text become an object with one key.
+
+A message is folded by what precedes it and the run of system messages around it. So the prompt of
+a conversation stays the beginning of the prompt of its continuation, and the prompt cache is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple, TypeAlias
+
+Turn: TypeAlias = dict[str, Any]
+
+SYSTEM = ("system", "developer")
+_REASONING = ("reasoning_content", "thinking")
+_BETWEEN = "\n\n"
+
+
+class Order(NamedTuple):
+    """The orders of messages that a template accepts, and renders without omitting a message.
+
+    Args:
+        system: a system message at the head.
+        kept: a system message at the head of a conversation that ends with another message than
+            the user's.
+        systems: several system messages at the head.
+        later: a system message after other messages.
+        users: two user messages in a row.
+        assistants: two assistant messages in a row.
+        calls_after_text: an assistant message with calls directly after one without.
+        begins: an assistant message before any user message.
+        alone: a conversation without a user message.
+        uncounted: any message after a tool result; otherwise user and assistant messages must
+            alternate, without counting tool results and messages with calls.
+        parallel: several calls in one message.
+        reasoned: reasoning, content and a call in one message.
+        malformed: arguments that are text instead of an object.
+    """
+
+    system: bool = True
+    kept: bool = True
+    systems: bool = True
+    later: bool = True
+    users: bool = True
+    assistants: bool = True
+    calls_after_text: bool = True
+    begins: bool = True
+    alone: bool = True
+    uncounted: bool = True
+    parallel: bool = True
+    reasoned: bool = True
+    malformed: bool = True
+
+
+ANY = Order()
+STRICTEST = Order(*[False] * len(Order._fields))
+
+
+def folded(turns: Sequence[Turn], order: Order) -> Sequence[Turn]:
+    """Return the messages in an order that the template accepts; the same object if unchanged."""
+    if order == ANY or not turns:
+        return turns
+    if not order.kept:
+        # Such a template writes it into the last message, if that is the user's.
+        order = order._replace(system=turns[-1]["role"] == "user")
+    fold = _Fold(order)
+    for turn in turns if order.parallel else _one_by_one(turns):
+        fold.add(turn)
+    found = fold.end()
+    if len(found) == len(turns) and all(a is b for a, b in zip(found, turns, strict=True)):
+        return turns
+    return found
+
+
+class _Fold:
+    """The messages so far, and the system messages that wait for a user message."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._turns: list[Turn] = []
+        self._waiting: list[str] = []
+        self._in_head = True
+        # The role of the last message that counts in a template with alternating roles.
+        self._counted: str | None = None
+
+    def add(self, turn: Turn) -> None:
+        """Add the next message."""
+        role = turn["role"]
+        if role in SYSTEM:
+            self._system(turn)
+            return
+        if self._waiting:
+            if role == "user":
+                text = _joined(*self._waiting, turn["content"])
+                turn = {**turn, "content": text}
+            else:
+                self._put(_user(*self._waiting))
+            self._waiting = []
+        if "tool_calls" in turn:
+            if not self._order.reasoned and turn["content"]:
+                turn = _without_reasoning(turn)
+            if not self._order.malformed:
+                turn = _with_objects(turn)
+        self._put(turn)
+
+    def end(self) -> list[Turn]:
+        """Return all messages."""
+        if self._waiting:
+            self._put(_user(*self._waiting))
+        if not self._order.alone and all(turn["role"] != "user" for turn in self._turns):
+            head = sum(1 for _ in takewhile(_is_system, self._turns))
+            self._turns.insert(head, _user())
+        return self._turns
+
+    def _system(self, turn: Turn) -> None:
+        order = self._order
+        if self._in_head and not self._waiting and order.system:
+            if self._turns and not order.systems:
+                self._merge(turn)
+            else:
+                self._turns.append(turn)
+        elif order.later and not self._in_head:
+            self._turns.append(turn)
+        elif turn["content"].strip():
+            # Without its role, the prompt is the template's own for the first user message.
+            is_own = self._in_head and not order.kept
+            label = "" if is_own else f"{turn['role'].capitalize()}: "
+            self._waiting.append(label + turn["content"])
+
+    def _put(self, turn: Turn) -> None:
+        """Add a message that is not a system message."""
+        order, role = self._order, turn["role"]
+        if self._in_head and role == "assistant" and not order.begins:
+            self._append(_user())
+        self._in_head = False
+        if self._turns and self._is_refused_after(self._turns[-1], turn):
+            self._merge(turn)
+            return
+        if not order.uncounted and _counts(turn) and role == self._counted:
+            self._append(_user() if role == "assistant" else {"role": "assistant", "content": ""})
+        self._append(turn)
+
+    def _append(self, turn: Turn) -> None:
+        self._in_head = False
+        self._turns.append(turn)
+        if _counts(turn):
+            self._counted = turn["role"]
+
+    def _is_refused_after(self, before: Turn, turn: Turn) -> bool:
+        """Return True if the template rejects a message after another one of its role."""
+        if before["role"] != turn["role"] or "tool_calls" in before:
+            return False
+        if turn["role"] == "user":
+            return not self._order.users
+        if "tool_calls" in turn:
+            return not self._order.calls_after_text
+        return turn["role"] == "assistant" and not self._order.assistants
+
+    def _merge(self, turn: Turn) -> None:
+        """Merge a message into the last one, which has the same role or is a system message."""
+        last = self._turns[-1]
+        merged = {**last, **turn, "role": last["role"]}
+        for key in ("content", *_REASONING):
+            if key in merged:
+                merged[key] = _joined(last.get(key), turn.get(key))
+        if last.get("name") != turn.get("name"):
+            merged.pop("name", None)
+        if merged["content"] == "" and turn["content"] is None:
+            merged["content"] = None
+        self._turns[-1] = merged
+        if not _counts(merged):
+            self._counted = self._last_counted()
+
+    def _last_counted(self) -> str | None:
+        return next((turn["role"] for turn in reversed(self._turns) if _counts(turn)), None)
+
+
+def _one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """Yield the messages, with a message for each call, followed by its result."""
+    position = 0
+    while position < len(turns):
+        turn = turns[position]
+        position += 1
+        calls = turn.get("tool_calls", ())
+        if len(calls) < 2:
+            yield turn
+            continue
+        results = list(takewhile(lambda one: one["role"] == "tool", turns[position:]))
+        position += len(results)
+        blank = "" if isinstance(turn["content"], str) else None
+        for index, call in enumerate(calls):
+            one = {**turn, "tool_calls": [call]}
+            yield {**_plain(one), "content": blank} if index else one
+            own = _result_of(call, results)
+            if own is not None:
+                yield results.pop(own)
+        yield from results
+
+
+def _result_of(call: Turn, results: Sequence[Turn]) -> int | None:
+    """Return the index of a call's result."""
+    ids = [result.get("tool_call_id") for result in results]
+    return ids.index(call["id"]) if call["id"] in ids else None
+
+
+def _plain(turn: Turn) -> Turn:
+    return {key: value for key, value in turn.items() if key not in _REASONING}
+
+
+def _without_reasoning(turn: Turn) -> Turn:
+    thought = turn.get("reasoning_content")
+    return {**_plain(turn), "content": _joined(thought, turn["content"])} if thought else turn
+
+
+def _with_objects(turn: Turn) -> Turn:
+    """Return a message in which the arguments of every call are an object."""
+    calls = []
+    for call in turn["tool_calls"]:
+        function = call["function"]
+        if isinstance(function["arguments"], str):
+            function = {**function, "arguments": {"arguments": function["arguments"]}}
+        calls.append({**call, "function": function})
+    return turn if calls == turn["tool_calls"] else {**turn, "tool_calls": calls}
+
+
+def _is_system(turn: Turn) -> bool:
+    return turn["role"] in SYSTEM
+
+
+def _counts(turn: Turn) -> bool:
+    return turn["role"] == "user" or (turn["role"] == "assistant" and "tool_calls" not in turn)
+
+
+def _user(*texts: str) -> Turn:
+    return {"role": "user", "content": _joined(*texts)}
+
+
+def _joined(*texts: str | None) -> str:
+    return _BETWEEN.join(text for text in texts if text)

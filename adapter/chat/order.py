@@ -1,0 +1,134 @@
+"""Detect which orders of messages a chat template accepts, by rendering sample conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from typing import Literal, TypeAlias
+
+from ...backends.base import Model
+from ...backends.errors import LatimerError
+from ...schemas.openai.messages import (
+    AssistantMessage,
+    CustomToolCall,
+    Function,
+    FunctionCall,
+    FunctionToolCall,
+    Message,
+    SystemMessage,
+    ToolMessage,
+    UserMessage,
+)
+from .conversation import FUNCTION, Style, turns_of
+from .folding import ANY, Order
+from .templates import render
+
+# The samples for each field of `Order`, one letter per message: (S)ystem, (U)ser, (A)ssistant, a
+# tool (R)esult, a (C)all, two (P)arallel calls, a call with content and (T)hought, a call with
+# (M)alformed arguments.
+_SAMPLES = {
+    "system": ("SU",),
+    "kept": ("SUA", "SUCR"),
+    "systems": ("SSU", "SSSU"),
+    "later": ("USU", "SUSU", "SUASU", "SUAUS", "SUAUSAU"),
+    "users": ("UU", "UAUU"),
+    "assistants": ("UAAU",),
+    "calls_after_text": ("UACR",),
+    "begins": ("AU", "CRU"),
+    "alone": ("S", "SA", "A"),
+    "uncounted": ("UCRU", "UACRA", "UCRUA"),
+    "parallel": ("UPRR", "UPRRA"),
+    "reasoned": ("UTR", "UTRA"),
+    "malformed": ("UMR",),
+}
+# The roles of a sample's system messages, repeated as needed.
+Roles: TypeAlias = tuple[Literal["system", "developer"], ...]
+_SYSTEM: tuple[Roles, ...] = (("system",),)
+_BOTH: tuple[Roles, ...] = (
+    *_SYSTEM, ("developer",), ("system", "developer"), ("developer", "system")
+)  # fmt: skip
+# Samples that contain calls and results as messages of their own.
+_WITH_CALLS = frozenset({"calls_after_text", "parallel", "reasoned", "malformed"})
+
+
+def order_of(model: Model, style: Style, functions: Sequence[Function] = ()) -> Order:
+    """Return the orders that a model's template accepts, with or without tools."""
+    if model.template is None:
+        return ANY
+    found: dict[str, bool] = {}
+    for field, samples in _SAMPLES.items():
+        # Calls in words are content, and results in words are user messages.
+        if (style.calls or field not in _WITH_CALLS) and (
+            style.results == "tool" or field != "uncounted"
+        ):
+            # Without a system role, only the other messages of a sample are of interest.
+            tried = samples if found.get("system", True) else [one.lstrip("S") for one in samples]
+            found[field] = all(
+                _accepts(model, style, functions, sample, roles)
+                for sample in tried
+                for roles in (_BOTH if style.developer and "S" in sample else _SYSTEM)
+            )
+    if not found["system"]:
+        found.pop("kept")
+    return Order(**found)
+
+
+def _accepts(
+    model: Model, style: Style, functions: Sequence[Function], sample: str, roles: Roles
+) -> bool:
+    """Return True if a prompt shows every message of a sample, in their order after the head."""
+    if not sample:
+        return False
+    turns, tools = turns_of(model, list(_messages(sample, roles)), functions, style, None)
+    try:
+        prompt = render(model, {"messages": turns, "variables": {}, "tools": tools})
+    except LatimerError:
+        return False
+    head = len(sample) - len(sample.lstrip("S"))
+    # Some templates write the first system message before the last user message.
+    if not all(_text(index) in prompt for index in range(head)):
+        return False
+    position = 0
+    for index, letter in enumerate(sample[head:], head):
+        for needle in (f"{_text(index)}a", f"{_text(index)}b") if letter == "P" else [_text(index)]:
+            position = prompt.find(needle, position)
+            if position < 0:
+                return False
+    return True
+
+
+def _messages(sample: str, roles: Roles) -> Iterator[Message]:
+    ids: list[str] = []
+    role = cycle(roles)
+    for index, letter in enumerate(sample):
+        text = _text(index)
+        if letter == "S":
+            yield SystemMessage(role=next(role), content=text)
+        elif letter == "U":
+            yield UserMessage(role="user", content=text)
+        elif letter == "A":
+            yield AssistantMessage(role="assistant", content=text)
+        elif letter == "R":
+            yield ToolMessage(role="tool", content=text, tool_call_id=ids.pop(0))
+        else:
+            values = [f"{text}a", f"{text}b"] if letter == "P" else [text]
+            ids = [f"call_probe{number:04}" for number in range(len(values))]
+            written = values if letter == "M" else [json.dumps({"key": one}) for one in values]
+            calls = [_call(*one) for one in zip(ids, written, strict=True)]
+            reasoned = letter == "T"
+            yield AssistantMessage(
+                role="assistant",
+                content="probe_said" if reasoned else None,
+                reasoning_content="probe_thought" if reasoned else None,
+                tool_calls=calls,
+            )
+
+
+def _call(call_id: str, arguments: str) -> FunctionToolCall | CustomToolCall:
+    function = FunctionCall(name=FUNCTION.name, arguments=arguments)
+    return FunctionToolCall(id=call_id, type="function", function=function)
+
+
+def _text(index: int) -> str:
+    return f"probe_text_{index}"

@@ -1,0 +1,209 @@
+"""Messages in orders that chat templates reject or omit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latimer.adapter.chat.conversation import FUNCTION, turns_of
+from latimer.adapter.chat.folding import ANY, STRICTEST, Order, folded
+from latimer.adapter.chat.manner import Manner, manner_of
+from latimer.adapter.chat.templates import render
+from latimer.backends.base import Model
+from latimer.schemas.openai.chat import ChatRequest
+from support.strict_templates import STRICT
+
+PUBLISHED = {
+    path.stem: path.read_text()
+    for path in sorted((Path(__file__).parents[2] / "templates").glob("*.jinja"))
+}
+TEMPLATES = {**PUBLISHED, **STRICT}
+MANNERS: dict[str, Manner] = {}
+# Letters as in `order._SAMPLES`, with "M" for a call with malformed arguments.
+UNUSUAL = (
+    "S", "SS", "SA", "A", "AU", "SAU", "SSU", "SDU", "UU", "UAAU", "UAUU", "USU", "SUS", "SUASU",
+    "SUAUS", "SUCRU", "SUCRS", "SUCRSA", "SUACRAU", "SUCRASUAU", "UPRR", "SUPRRSU", "UPRRAPRRU",
+    "DUDSUA", "UMR", "SUMRAU", "SUTRAU", "CRU", "UCRSCRSAU",
+)  # fmt: skip
+
+
+def model_of(name: str) -> Model:
+    """Return a model with one of the templates."""
+    return Model(name, 100, TEMPLATES[name], "<s>", "</s>", False, "fp", 0)
+
+
+def manner(name: str) -> Manner:
+    """Return the conventions of one of the templates."""
+    if name not in MANNERS:
+        MANNERS[name] = manner_of(model_of(name))
+    return MANNERS[name]
+
+
+def conversation(letters: str) -> list[dict[str, Any]]:
+    """Return the messages of a conversation, as a client sends them."""
+    messages: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    roles = {"S": "system", "D": "developer", "U": "user", "A": "assistant"}
+    for index, letter in enumerate(letters):
+        text = f"text-{index}."
+        if letter in roles:
+            messages.append({"role": roles[letter], "content": text})
+        elif letter == "R":
+            messages.append({"role": "tool", "tool_call_id": waiting.pop(0), "content": text})
+        else:
+            waiting = [f"call_{index:08}{place}" for place in range(1 + (letter == "P"))]
+            arguments = text if letter == "M" else f'{{"key": "{text}"}}'
+            function = {"name": "probe_name", "arguments": arguments}
+            calls = [{"id": one, "type": "function", "function": function} for one in waiting]
+            message: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": calls}
+            if letter == "T":
+                message |= {"content": "Said.", "reasoning_content": "Thought."}
+            messages.append(message)
+    return messages
+
+
+def turns(name: str, letters: str, tools: bool = True) -> tuple[Any, Any, Any]:
+    """Return a conversation's messages for a template, those folded, and the tools."""
+    body = {"model": "m", "messages": conversation(letters)}
+    parsed = ChatRequest.model_validate(body).messages
+    known = manner(name)
+    functions = [FUNCTION] if tools else []
+    made, listed = turns_of(model_of(name), parsed, functions, known.style, known.tags)
+    return made, folded(made, known.order_with_tools if tools else known.order), listed
+
+
+def shown(name: str, letters: str, tools: bool = True) -> str:
+    """Return the prompt of a conversation."""
+    _, messages, listed = turns(name, letters, tools)
+    return render(model_of(name), {"messages": messages, "variables": {}, "tools": listed})
+
+
+@pytest.mark.parametrize("tools", [True, False], ids=["tools", "no tools"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_shows_every_message(name: str, tools: bool) -> None:
+    """Every template renders what OpenAI accepts, and its prompt contains the text of each one."""
+    for letters in UNUSUAL:
+        prompt = shown(name, letters, tools)
+        assert [f"text-{i}." for i in range(len(letters)) if f"text-{i}." not in prompt] == []
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_usual_conversations_are_not_folded(name: str) -> None:
+    """A conversation in the order that a template is made for reaches it unchanged."""
+    for letters in ("U", "UAU", "UAUAU", "UCRCR", "UCRAUA"):
+        made, messages, _ = turns(name, letters)
+        assert messages is made
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("letters", ["SUASUAU", "SUCRSCRAU", "SUPRRASUAUSU", "UUAAUSUAU"])
+def test_the_prompt_of_a_conversation_begins_that_of_its_continuation(
+    name: str, letters: str
+) -> None:
+    """Folding keeps the cached prefix: each prompt begins with the one before it."""
+    if not grows(name, "SUAUAU"):
+        pytest.skip("The template changes earlier messages of any conversation.")
+    assert grows(name, letters)
+
+
+def grows(name: str, letters: str) -> bool:
+    """Return True if the prompt of each turn of the assistant begins the next one's prompt."""
+    ends = [i for i in range(1, len(letters)) if letters[i] in "ACPT" and letters[i - 1] not in "A"]
+    prompts = [begun(name, letters[:end]) for end in ends]
+    return all(after.startswith(before) for before, after in itertools.pairwise(prompts))
+
+
+def begun(name: str, letters: str) -> str:
+    """Return a prompt without the beginning of the assistant's next turn."""
+    _, messages, _ = turns(name, letters, tools=False)
+    here = "\U0010f123"
+    last = {**messages[-1], "content": f"{messages[-1]['content']}{here}"}
+    prompt = render(model_of(name), {"messages": [*messages[:-1], last], "variables": {}})
+    return prompt.partition(here)[0]
+
+
+LETTERS = st.lists(st.sampled_from(["S", "D", "U", "A", "CR", "PRR", "ACR", "TR"]), max_size=9)
+ORDERS = st.builds(Order, **{name: st.booleans() for name in Order._fields}).map(
+    lambda order: order._replace(kept=True)
+)
+
+
+def pure(letters: str) -> list[dict[str, Any]]:
+    """Return the messages of a conversation, as `folded` gets them."""
+    return [{"content": "", **one} for one in conversation(letters)]
+
+
+@given(letters=LETTERS.map("".join), order=ORDERS)
+@settings(max_examples=150)
+def test_nothing_is_lost_and_calls_stay_whole(letters: str, order: Order) -> None:
+    """Folding keeps each text once, in its order, and each result directly after its call."""
+    made = pure(letters)
+    found = folded(made, order)
+    said = "\n".join(str(turn) for turn in found)
+    places = [said.find(f"text-{index}.") for index in range(len(letters))]
+    if order.parallel:
+        assert places == sorted(places)
+    assert -1 not in places
+    ids: list[str] = []
+    for turn in found:
+        if turn["role"] == "tool":
+            ids.remove(turn["tool_call_id"])
+        else:
+            assert not ids
+            ids = [call["id"] for call in turn.get("tool_calls", ())]
+
+
+@given(letters=LETTERS.map("".join), more=LETTERS.map("".join), order=ORDERS)
+@settings(max_examples=150)
+def test_folded_messages_are_a_prefix(letters: str, more: str, order: Order) -> None:
+    """A conversation's folded messages begin those of its continuation by the assistant."""
+    if not order.alone and "U" not in letters:
+        order = order._replace(alone=True)
+    before = folded(pure(letters), order)
+    after = folded(pure(f"{letters}CR{more}"), order)
+    if letters and letters[-1] != "A":
+        assert list(after[: len(before)]) == list(before)
+
+
+def test_a_later_system_message_never_moves_to_the_head() -> None:
+    """A later system message becomes part of the user message after it, with its role."""
+    made = pure("SUASU")
+    found = folded(made, STRICTEST._replace(system=True, kept=True))
+    assert [(turn["role"], turn["content"]) for turn in found] == [
+        ("system", "text-0."), ("user", "text-1."), ("assistant", "text-2."),
+        ("user", "System: text-3.\n\ntext-4."),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("letters", "order", "expected"),
+    [
+        ("SDU", Order(systems=False), ["system:text-0.\n\ntext-1.", "user:text-2."]),
+        ("UU", Order(users=False), ["user:text-0.\n\ntext-1."]),
+        ("UAA", Order(assistants=False), ["user:text-0.", "assistant:text-1.\n\ntext-2."]),
+        ("SU", Order(system=False), ["user:System: text-0.\n\ntext-1."]),
+        (
+            "UDA",
+            Order(later=False),
+            ["user:text-0.", "user:Developer: text-1.", "assistant:text-2."],
+        ),
+        ("UAS", Order(later=False), ["user:text-0.", "assistant:text-1.", "user:System: text-2."]),
+        ("AU", Order(begins=False), ["user:", "assistant:text-0.", "user:text-1."]),
+        ("S", Order(alone=False), ["system:text-0.", "user:"]),
+    ],
+)
+def test_each_step(letters: str, order: Order, expected: Sequence[str]) -> None:
+    """Each restriction of a template is met by the documented change, and by no other."""
+    found = folded(pure(letters), order)
+    assert [f"{turn['role']}:{turn['content']}" for turn in found] == expected
+
+
+def test_a_template_without_restrictions() -> None:
+    """Without restrictions, the messages are the same object."""
+    made = pure("SUSSAAUU")
+    assert folded(made, ANY) is made

@@ -1,0 +1,87 @@
+"""Conversations that a strict chat template rejects, on real engines."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.base import Backend
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+from support import scripted
+from support.servers import llama_server
+from support.strict_templates import ASKED
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+ASKS = {"role": "user", "content": "Capital of France?"}
+REMINDER = {"role": "developer", "content": "Name the country, too."}
+SAYS = {"role": "assistant", "content": "It is Paris."}
+
+
+@pytest.fixture(scope="module", params=["llama_cpp", "llama_server"])
+async def backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Backend]:
+    """Return an engine whose template accepts a system message at the head only."""
+    path = tmp_path_factory.mktemp("strict") / "strict.gguf"
+    scripted.scripted(path, ("It is", " Paris", "."), ASKED)
+    with contextlib.ExitStack() as stack:
+        backend: Backend = LlamaCpp(path)
+        if request.param == "llama_server":
+            backend = LlamaServer(stack.enter_context(llama_server(path, context=512)))
+        yield backend
+        await backend.aclose()
+
+
+async def ask(backend: Backend, *messages: Any, strict: bool = False) -> httpx2.Response:
+    """Return the response to a conversation."""
+    app = OpenAIAdapter(backend, any_model=True, strict=strict)
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+        body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 20}
+        return await client.post("/v1/chat/completions", json=body)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (SYSTEM, REMINDER, ASKS),
+        (SYSTEM, ASKS, SAYS, REMINDER, ASKS),
+        (SYSTEM, ASKS, SAYS, ASKS, REMINDER),
+        (SYSTEM,),
+    ],
+    ids=["two", "in between", "last", "alone"],
+)
+async def test_messages_in_an_order_that_the_template_rejects(
+    backend: Backend, messages: tuple[Any, ...]
+) -> None:
+    """They get an answer that says so in a header; under `strict` they get a 400."""
+    reply = await ask(backend, *messages)
+    assert reply.json()["choices"][0]["message"]["content"] == "It is Paris."
+    assert reply.headers["x-latimer-inexact"] == "messages"
+    refused = await ask(backend, *messages, strict=True)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == ("messages", "invalid_value")
+    assert "--strict" in error["message"]
+
+
+async def test_messages_in_the_order_of_the_template(backend: Backend) -> None:
+    """They get an answer without the header, also under `strict`."""
+    reply = await ask(backend, SYSTEM, ASKS, SAYS, ASKS, strict=True)
+    assert reply.status_code == 200
+    assert "x-latimer-inexact" not in reply.headers
+
+
+async def test_a_reminder_keeps_the_prompt_cache(backend: Backend) -> None:
+    """After a later system message, the engine evaluates new messages only."""
+    before = await ask(backend, SYSTEM, ASKS, REMINDER)
+    after = await ask(backend, SYSTEM, ASKS, REMINDER, SAYS, ASKS, REMINDER)
+    evaluated = before.json()["usage"]["prompt_tokens"]
+    cached = after.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    # The beginning of the assistant's turn is part of both prompts.
+    assert cached >= evaluated - 1
