@@ -153,17 +153,18 @@ class Service:
         listing = self._listings[0]
         return Served(listing.backend, await listing.backend.model(), listing.policy)
 
-    async def models(self) -> dict[str, Model]:
-        """Return every name that requests may use, with its model.
+    async def models(self) -> dict[str, Served]:
+        """Return every name that requests may use, with its backend.
 
         Raises:
             EngineUnavailable: an engine is not available.
         """
-        found: dict[str, Model] = {}
+        found: dict[str, Served] = {}
         for listing in self._listings:
             model = await listing.backend.model()
+            served = Served(listing.backend, model, listing.policy)
             for name in listing.names_of(model):
-                found.setdefault(name, model)
+                found.setdefault(name, served)
         return found
 
     async def health(self) -> None:

@@ -331,6 +331,8 @@ class Model:
         fingerprint: a string that changes with the weights, the engine or the configuration.
         modified: the time when the model was made available, in seconds since 1970.
         media: the kinds of input that it accepts besides text.
+        sizes: the sizes of the model that are known, by llama-server's names for them: `n_params`,
+            `n_vocab`, `n_ctx_train` …
     """
 
     name: str
@@ -342,6 +344,8 @@ class Model:
     fingerprint: str
     modified: int
     media: frozenset[MediaKind] = frozenset()
+    # Facts for clients only; models are keys of caches on the path of every request.
+    sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import orjson
 
-from ...backends.base import Model
+from ...backends.base import MediaKind
 from ...schemas.openai.models import ModelList, ModelObject
+from ..chat.conversation import known_style_of
+from ..chat.reasoning import tags_of
 from ..exchange import Exchange
-from ..service import Service
+from ..service import Served, Service
+
+# The words of llama-server, Ollama and LM Studio for what a model can do.
+_MEDIA: Mapping[MediaKind, tuple[str, ...]] = {"image": ("vision",), "audio": ("audio",)}
+_ANY_MEDIA = ("multimodal",)
+_TOOLS = ("tools", "tool_use")
+_REASONING = ("thinking", "reasoning")
+
+# The parameters that OpenRouter lists and that every engine supports, by OpenRouter's names.
+_PARAMETERS = (
+    "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed",
+    "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs",
+    "response_format", "structured_outputs", "tools", "tool_choice", "parallel_tool_calls",
+)  # fmt: skip
+_REASONING_PARAMETERS = ("reasoning", "reasoning_effort")
+# OpenRouter's names for extras of engines.
+_EXTRAS = {"top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"}
+
+
+class Abilities(NamedTuple):
+    """The abilities of a model that its chat template tells of."""
+
+    tools: bool
+    reasoning: bool
 
 
 async def list_models(exchange: Exchange, service: Service) -> None:
@@ -17,7 +45,7 @@ async def list_models(exchange: Exchange, service: Service) -> None:
     models = await service.models()
     reply: ModelList = {
         "object": "list",
-        "data": [_object(name, model) for name, model in models.items()],
+        "data": [await _object(name, served) for name, served in models.items()],
     }
     await exchange.reply(200, orjson.dumps(reply))
 
@@ -28,8 +56,55 @@ async def retrieve_model(exchange: Exchange, service: Service, name: str) -> Non
     if name not in names and unquote(name) in names:
         name = unquote(name)
     served = await service.resolve(name)
-    await exchange.reply(200, orjson.dumps(_object(name, served.model)))
+    await exchange.reply(200, orjson.dumps(await _object(name, served)))
 
 
-def _object(name: str, model: Model) -> ModelObject:
-    return {"id": name, "object": "model", "created": model.modified, "owned_by": "latimer"}
+async def _object(name: str, served: Served) -> ModelObject:
+    model, abilities = served.model, await abilities_of(served)
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.modified,
+        "owned_by": "latimer",
+        "context_length": model.context,
+        "max_model_len": model.context,
+        "architecture": {
+            "input_modalities": ["text", *(kind for kind in _MEDIA if kind in model.media)],
+            "output_modalities": ["text"],
+        },
+        "capabilities": _capabilities(served, abilities),
+        "supported_parameters": _parameters(served, abilities),
+        "meta": {"n_ctx": model.context, **model.sizes},
+    }
+
+
+async def abilities_of(served: Served) -> Abilities:
+    """Return what the model can do by the template that chat requests use by default."""
+    model = served.model
+    if served.policy.chat_format is not None:
+        model = replace(model, template=None)
+    if model.template is None:
+        return Abilities(tools=False, reasoning=False)
+    style = await known_style_of(model)
+    reasoning = style.is_one_of_several or tags_of(model.template) is not None
+    return Abilities(style.native, reasoning)
+
+
+def _capabilities(served: Served, abilities: Abilities) -> list[str]:
+    media = [word for kind in _MEDIA if kind in served.model.media for word in _MEDIA[kind]]
+    return [
+        "completion",
+        *(_ANY_MEDIA if media else ()),
+        *media,
+        *(_TOOLS if abilities.tools else ()),
+        *(_REASONING if abilities.reasoning else ()),
+    ]
+
+
+def _parameters(served: Served, abilities: Abilities) -> list[str]:
+    capabilities = served.capabilities
+    return [
+        *(name for name in _PARAMETERS if name not in capabilities.refused),
+        *(_REASONING_PARAMETERS if abilities.reasoning else ()),
+        *(name for extra, name in _EXTRAS.items() if extra in capabilities.extras),
+    ]

@@ -110,6 +110,17 @@ class LoadedModel:
             raise EngineError(f"llama.cpp cannot apply {path} to this model: {last_error()}")
         return adapter
 
+    def sizes(self) -> dict[str, int]:
+        """Return the model's sizes, by llama-server's names for them."""
+        return {
+            "vocab_type": llama_cpp.llama_vocab_type(self.vocab),
+            "n_vocab": llama_cpp.llama_vocab_n_tokens(self.vocab),
+            "n_ctx_train": self.trained_context,
+            "n_embd": llama_cpp.llama_model_n_embd(self.pointer),
+            "n_params": llama_cpp.llama_model_n_params(self.pointer),
+            "size": llama_cpp.llama_model_size(self.pointer),
+        }
+
     def template(self) -> str | None:
         """Return the chat template, or None if the file has none."""
         template = llama_cpp.llama_model_chat_template(self.pointer, None)

@@ -81,6 +81,7 @@ def load(
             fingerprint="fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10],
             modified=int(parts[0].stat().st_mtime),
             media=frozenset() if projector is None else projector.kinds,
+            sizes=model.sizes(),
         ),
         vocabulary,
         scheduler,

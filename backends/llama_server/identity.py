@@ -53,13 +53,15 @@ class Identity(NamedTuple):
         return frozenset({self.path, self.alias, self.name, PurePath(self.path).name} - {""})
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """The model's sizes, by the server's names for them, as far as reported."""
+        facts = [fact.partition(" ") for fact in self.meta or ()]
+        return {name: int(value) for name, _, value in facts if value.isdigit()}
+
+    @property
     def vocabulary(self) -> int | None:
         """The number of tokens in the model's vocabulary; None if not reported."""
-        for fact in self.meta or ():
-            name, _, value = fact.partition(" ")
-            if name == "n_vocab" and value.isdigit():
-                return int(value)
-        return None
+        return self.sizes.get("n_vocab")
 
     def is_same(self, other: Identity) -> bool:
         """Return True if the facts read about one identity apply to the other."""
@@ -86,6 +88,7 @@ class Identity(NamedTuple):
             fingerprint="fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10],
             modified=int(time.time()),
             media=self.media,
+            sizes=self.sizes,
         )
 
 

@@ -1,4 +1,9 @@
-"""`GET /v1/models` and `GET /v1/models/{model}` (contract, section 5)."""
+"""`GET /v1/models` and `GET /v1/models/{model}` (contract, section 5).
+
+OpenAI defines the first four keys. The others are those of servers whose clients ask for more than
+a name: llama-server (`meta`, `architecture`), vLLM (`max_model_len`), OpenRouter (`context_length`,
+`supported_parameters`), Ollama and LM Studio (`capabilities`).
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,30 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 
+class Architecture(TypedDict):
+    """The kinds of input and output of a model."""
+
+    input_modalities: list[str]
+    output_modalities: list[str]
+
+
 class ModelObject(TypedDict):
-    """One model; `created` is in seconds since 1970."""
+    """One model; `created` is in seconds since 1970.
+
+    `context_length`, `max_model_len` and `meta.n_ctx` are the same: the tokens of prompt and
+    completion that the engine has room for. `meta` has the model's other sizes that are known.
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    context_length: int
+    max_model_len: int
+    architecture: Architecture
+    capabilities: list[str]
+    supported_parameters: list[str]
+    meta: dict[str, int]
 
 
 class ModelList(TypedDict):

@@ -1,0 +1,44 @@
+"""Tests that agents recognise a prompt that is too long, and shorten their conversation."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx2
+import pytest
+from support.wrong_requests import C, H, body_of
+
+# What programs search the message of the error for; one of each group must match.
+PATTERNS: dict[str, tuple[str, ...]] = {
+    "opencode, pi and openclaw": (r"maximum context length is \d+ tokens",),
+    "Cline and its forks": (r"\bcontext\s*(?:length|window)\b", r"\bmaximum\s*context\b"),
+    "Roo Code": (r"token", r"context length"),
+    "Continue and litellm": (r"This model's maximum context length is",),
+}
+# What opencode, pi and openclaw take for another error.
+OTHERS = (r"rate limit", r"too many requests", r"^(?:Throttling error|Service unavailable):")
+LONG = "word " * 5_000
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (H, {"messages": [{"role": "user", "content": LONG}]}),
+    "chat, too many tokens": (H, {"max_tokens": 5_000}),
+    "completions": (C, {"prompt": LONG}),
+    "completions, too many tokens": (C, {"max_tokens": 5_000}),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("name", CASES)
+async def test_agents_recognise_the_error(
+    client: httpx2.AsyncClient, name: str, stream: bool
+) -> None:
+    """A prompt that is too long is a 400 in the words that agents search for, streamed or not."""
+    path, changes = CASES[name]
+    reply = await client.post(path, json=body_of(path, {**changes, "stream": stream}))
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
+    for program, patterns in PATTERNS.items():
+        found = [re.search(one, error["message"], re.IGNORECASE) for one in patterns]
+        assert any(found), program
+    assert not [one for one in OTHERS if re.search(one, error["message"], re.IGNORECASE)]

@@ -1,0 +1,101 @@
+"""Tests of what `/v1/models` says about a model: its sizes and what it can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from latimer.adapter.endpoints.models import abilities_of
+from latimer.adapter.service import Policy, Served
+from latimer.backends.base import Model
+from latimer.backends.llama_server import LlamaServer
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
+SIZES = {"n_ctx_train", "n_embd", "n_params", "n_vocab", "size", "vocab_type"}
+
+
+async def listed(client: httpx2.AsyncClient) -> dict[str, Any]:
+    """Return the only model in the list."""
+    (model,) = (await client.get("/v1/models")).json()["data"]
+    found: dict[str, Any] = model
+    return found
+
+
+async def test_a_model_says_how_long_its_context_is(client: httpx2.AsyncClient) -> None:
+    """The context length has the same value in every spelling, on every engine."""
+    model = await listed(client)
+    assert list(model)[:4] == ["id", "object", "created", "owned_by"]
+    context = model["context_length"]
+    assert context > 0
+    assert (model["max_model_len"], model["meta"]["n_ctx"]) == (context, context)
+    body = {"model": model["id"], "prompt": "a", "max_tokens": context + 1}
+    error = (await client.post("/v1/completions", json=body)).json()["error"]
+    assert f"maximum context length is {context} tokens" in error["message"]
+    assert (await client.get(f"/v1/models/{model['id']}")).json() == model
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_sizes_come_from_the_model(apps: Any, client_of: Any, engine: str) -> None:
+    """llama.cpp reports the same sizes of a model in process and over llama-server."""
+    async with client_of(apps(engine)) as client:
+        meta = (await listed(client))["meta"]
+    del meta["n_ctx"]
+    assert set(meta) == SIZES
+    assert (meta["n_vocab"], meta["n_embd"]) == (1024, 192)
+    assert meta["n_params"] == 1_967_808
+
+
+async def test_unknown_sizes_are_left_out(apps: Any, client_of: Any) -> None:
+    """koboldcpp reports only the context length, so nothing else is listed."""
+    async with client_of(apps("koboldcpp")) as client:
+        model = await listed(client)
+    assert list(model["meta"]) == ["n_ctx"]
+    assert "frequency_penalty" not in model["supported_parameters"]
+
+
+async def test_openai_python_reads_models(demo: httpx2.AsyncClient) -> None:
+    """OpenAI's SDK reads the four keys, and keeps the others."""
+    sdk = openai.AsyncOpenAI(base_url="http://latimer/v1", api_key="x", http_client=demo)
+    models = [model async for model in sdk.models.list()]
+    assert [model.id for model in models] == ["demo"]
+    assert models[0].owned_by == "latimer"
+    extra = models[0].model_extra or {}
+    assert extra["architecture"] == {"input_modalities": ["text"], "output_modalities": ["text"]}
+    assert {"temperature", "tools", "top_k"} <= set(extra["supported_parameters"])
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        ("Qwen-Qwen2.5-7B-Instruct", True, False),
+        ("HuggingFaceTB-SmolLM3-3B", False, True),
+        ("openai-gpt-oss-120b", True, True),
+        ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", False, True),
+        ("google-gemma-2-2b-it", False, False),
+        ("", False, False),
+    ],
+)
+async def test_abilities_come_from_the_template(
+    template: str, tools: bool, reasoning: bool
+) -> None:
+    """The template tells if the model takes tools and reasons; an instruct format has neither."""
+    text = (TEMPLATES / f"{template}.jinja").read_text() if template else None
+    model = Model("m", 1000, text, "<s>", "</s>", False, "fp_0", 7)
+    backend = LlamaServer("http://127.0.0.1:1")
+    assert await abilities_of(Served(backend, model, Policy())) == (tools, reasoning)
+    other = Policy(chat_format="alpaca")
+    assert await abilities_of(Served(backend, model, other)) == (False, False)
+
+
+async def test_images_are_named(demo: httpx2.AsyncClient) -> None:
+    """A model that takes images is listed with the words of llama-server and of Ollama."""
+    from latimer.adapter.endpoints.models import _object
+
+    model = Model("m", 9, None, "", "", False, "fp_0", 7, frozenset({"image", "audio"}))
+    found = await _object("m", Served(LlamaServer("http://127.0.0.1:1"), model, Policy()))
+    assert found["architecture"]["input_modalities"] == ["text", "image", "audio"]
+    assert found["capabilities"] == ["completion", "multimodal", "vision", "audio"]
+    assert (await listed(demo))["capabilities"][0] == "completion"
