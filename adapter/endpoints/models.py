@@ -11,8 +11,7 @@ import orjson
 
 from ...backends.base import MediaKind
 from ...schemas.openai.models import ModelList, ModelObject
-from ..chat.conversation import known_style_of
-from ..chat.reasoning import tags_of
+from ..chat.manner import known_manner_of
 from ..exchange import Exchange
 from ..service import Served, Service
 
@@ -85,9 +84,9 @@ async def abilities_of(served: Served) -> Abilities:
         model = replace(model, template=None)
     if model.template is None:
         return Abilities(tools=False, reasoning=False)
-    style = await known_style_of(model)
-    reasoning = style.is_one_of_several or tags_of(model.template) is not None
-    return Abilities(style.native, reasoning)
+    manner = await known_manner_of(model)
+    reasoning = manner.style.is_one_of_several or manner.tags is not None
+    return Abilities(manner.style.native, reasoning)
 
 
 def _capabilities(served: Served, abilities: Abilities) -> list[str]:

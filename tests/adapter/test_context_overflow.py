@@ -18,12 +18,14 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 }
 # What opencode, pi and openclaw take for another error.
 OTHERS = (r"rate limit", r"too many requests", r"^(?:Throttling error|Service unavailable):")
-LONG = "word " * 5_000
+# Longer than a context of the longest tokens, so no engine is asked to count them.
+LONG = "word " * 450_000
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (H, {"messages": [{"role": "user", "content": LONG}]}),
-    "chat, too many tokens": (H, {"max_tokens": 5_000}),
+    "chat, too many tokens": (H, {"messages": FRANCE, "max_tokens": 5_000}),
     "completions": (C, {"prompt": LONG}),
-    "completions, too many tokens": (C, {"max_tokens": 5_000}),
+    "completions, too many tokens": (C, {"prompt": "a", "max_tokens": 5_000}),
 }
 
 
