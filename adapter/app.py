@@ -26,7 +26,16 @@ from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disco
 from .guards import Keys
 from .origins import LocalRules
 from .printable import printable
-from .service import DEFAULT_MAX_BODY, KEEPALIVE, Fetch, Listing, Policy, Service
+from .service import (
+    DEFAULT_MAX_BODY,
+    KEEPALIVE,
+    REASONING_FIELDS,
+    Fetch,
+    Listing,
+    Policy,
+    ReasoningField,
+    Service,
+)
 
 log = logging.getLogger("latimer")
 
@@ -71,6 +80,8 @@ class Options(TypedDict, total=False):
             (`cl100k_base`); by default the model's own.
         keepalive: the seconds of silence after which a stream sends a comment, 10 by default; 0
             sends none.
+        reasoning_field: the field of messages for reasoning: `reasoning_content` (the default),
+            `reasoning`, or None to leave reasoning out of responses.
     """
 
     model_names: Sequence[str]
@@ -86,6 +97,7 @@ class Options(TypedDict, total=False):
     chat_format: str | None
     logit_bias_vocabulary: str | None
     keepalive: float
+    reasoning_field: ReasoningField | None
 
 
 class OpenAIAdapter:
@@ -116,6 +128,7 @@ class OpenAIAdapter:
             chat_format=name,
             vocabulary=options.get("logit_bias_vocabulary"),
             keepalive=options.get("keepalive", KEEPALIVE),
+            reasoning=options.get("reasoning_field", REASONING_FIELDS[0]),
         )
         names, any_model = tuple(options.get("model_names", ())), options.get("any_model", False)
         listing = Listing(backend, names, any_model, policy)

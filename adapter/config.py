@@ -97,6 +97,9 @@ class Settings(BaseSettings):
     keepalive: Annotated[float, Field(ge=0, le=DAY, allow_inf_nan=False)] = Field(
         KEEPALIVE, description="Seconds of silence before a stream sends a comment; 0 for never."
     )
+    reasoning_field: Literal["reasoning_content", "reasoning", "none"] = Field(
+        "reasoning_content", description="The field of messages for reasoning; none to omit it."
+    )
     context: Annotated[int, Field(ge=1, le=2**24)] | None = None
     parallel: Annotated[int, Field(ge=1, le=256)] = 16
     # llama.cpp aborts with more than 512 threads (GGML_MAX_N_THREADS).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import LatimerError, shortened
@@ -13,6 +13,9 @@ from ..schemas.openai.common import Usage
 from .errors import InvalidRequest
 
 DEFAULT_MAX_BODY = limits.BODY.most
+# The fields that clients read reasoning from.
+ReasoningField: TypeAlias = Literal["reasoning_content", "reasoning"]
+REASONING_FIELDS: tuple[ReasoningField, ...] = ("reasoning_content", "reasoning")
 # Seconds of silence after which a stream sends a comment.
 KEEPALIVE = 10.0
 
@@ -33,6 +36,7 @@ class Policy:
         vocabulary: the vocabulary of the token ids in requests, by its name in tiktoken; by default
             the model's own.
         keepalive: seconds of silence after which a stream sends a comment; 0 sends none.
+        reasoning: the field of messages for reasoning; None to leave it out of responses.
     """
 
     strict: bool = False
@@ -41,6 +45,7 @@ class Policy:
     chat_format: str | None = None
     vocabulary: str | None = None
     keepalive: float = KEEPALIVE
+    reasoning: ReasoningField | None = "reasoning_content"
 
 
 @dataclass(slots=True)

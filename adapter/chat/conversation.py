@@ -181,8 +181,8 @@ def _split(turn: dict[str, Any], message: AssistantMessage, tags: Tags | None) -
     thought: str | None = None
     if tags is not None:
         thought, turn["content"] = tags.split(turn["content"])
-    if message.reasoning_content is not None:
-        thought = message.reasoning_content
+    if message.thought is not None:
+        thought = message.thought
     if thought:
         turn["reasoning_content"] = turn["thinking"] = thought
 

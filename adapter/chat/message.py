@@ -15,6 +15,7 @@ from ...schemas.openai.common import FinishReason
 from ..generation.choice import Delta
 from ..generation.frames import Frames
 from ..generation.logprobs import Entry
+from ..service import REASONING_FIELDS, ReasoningField
 from .tools import INPUT
 
 Deltas: TypeAlias = list[tuple[dict[str, Any], Sequence[Entry]]]
@@ -28,11 +29,13 @@ class Shape(NamedTuple):
             not when the choice begins.
         legacy: True if a call is returned as the deprecated `function_call`.
         custom: names of the custom tools, whose input is sent when it is complete.
+        reasoning: the field for reasoning; None to leave it out.
     """
 
     apart: bool = False
     legacy: bool = False
     custom: frozenset[str] = frozenset()
+    reasoning: ReasoningField | None = "reasoning_content"
 
 
 class MessageDeltas:
@@ -58,7 +61,7 @@ class MessageDeltas:
         if kind == "content":
             return [*self.end(), *self._first({"content": text}, entries)]
         if kind == "reasoning":
-            return self._first({"reasoning_content": text}, entries)
+            return self._reasoning(text, entries)
         if kind == "call":
             return [*self.end(), *self._first(self._call(text, call_id), entries)]
         if self._input is not None:
@@ -79,6 +82,13 @@ class MessageDeltas:
             return [({}, entries)] if entries else []
         call = {"index": self._calls - 1, "custom": {"input": text}}
         return [({"tool_calls": [call]}, entries)]
+
+    def _reasoning(self, text: str, entries: Sequence[Entry]) -> Deltas:
+        name = self._shape.reasoning
+        if name is not None:
+            return self._first({name: text}, entries)
+        # The role and the log-probabilities are sent without the text.
+        return self._first({}, entries) if entries or not self._begun else []
 
     def _call(self, name: str, call_id: str) -> dict[str, Any]:
         self._calls += 1
@@ -184,7 +194,7 @@ def _folded(deltas: Iterable[Mapping[str, Any]]) -> ChatMessage:
     parts: dict[str, list[str]] = {}
     calls: list[dict[str, Any]] = []
     for delta in deltas:
-        for name in ("content", "reasoning_content"):
+        for name in ("content", *REASONING_FIELDS):
             if delta.get(name) is not None:
                 parts.setdefault(name, []).append(delta[name])
         for call in delta.get("tool_calls", ()):

@@ -144,9 +144,10 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
         preserved_tokens=preserved_tokens,
         fingerprint=model.fingerprint,
     )
-    shape = Shape(form is not None)
+    field = served.policy.reasoning
+    shape = Shape(form is not None, reasoning=field)
     if turn.tool_set is not None:
-        shape = Shape(True, turn.tool_set.legacy, turn.tool_set.custom)
+        shape = Shape(True, turn.tool_set.legacy, turn.tool_set.custom, field)
     inexact = ["messages"] if prompt.changed else []
     if media and not served.capabilities.counts_media:
         inexact.append("usage")

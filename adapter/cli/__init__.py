@@ -257,6 +257,11 @@ def main() -> None:
     help="Requests that may wait for the engine; more get status 429.  [1024]",
 )
 @click.option(
+    "--reasoning-field",
+    type=click.Choice(["reasoning_content", "reasoning", "none"]),
+    help="Field of messages for reasoning; none to omit it.  [reasoning_content]",
+)
+@click.option(
     "--keepalive",
     type=float,
     metavar="SECONDS",

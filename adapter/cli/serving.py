@@ -221,6 +221,7 @@ def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
         chat_format=settings.chat_format,
         logit_bias_vocabulary=settings.logit_bias_vocabulary,
         keepalive=settings.keepalive,
+        reasoning_field=None if settings.reasoning_field == "none" else settings.reasoning_field,
     )
 
 

@@ -194,7 +194,19 @@ def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
             here = f"messages[{index}]"
             if message.audio is not None:
                 raise Unsupported(f"{here}.audio", capabilities.engine, _LEAVE_OUT)
-            said = (message.content, message.refusal, message.tool_calls, message.function_call)
+            if message.reasoning and message.reasoning_content not in (
+                None, "", message.reasoning,
+            ):  # fmt: skip
+                raise InvalidRequest(
+                    f"Invalid '{here}.reasoning': it differs from 'reasoning_content' of the same "
+                    "message. Send only one of them.",
+                    f"{here}.reasoning",
+                    "invalid_value",
+                )
+            said = (
+                message.content, message.refusal, message.tool_calls, message.function_call,
+                message.thought,
+            )  # fmt: skip
             if all(one is None for one in said):
                 if "content" in message.__pydantic_fields_set__:
                     raise InvalidRequest(NO_CONTENT, f"messages.[{index}].content")

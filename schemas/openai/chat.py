@@ -171,6 +171,7 @@ class ChatMessage(TypedDict):
     refusal: None
     annotations: list[Any]
     reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
     tool_calls: NotRequired[list[Any]]
     function_call: NotRequired[Any]
 
@@ -224,6 +225,7 @@ class ChatDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str
+    reasoning: str
     tool_calls: list[Any]
     function_call: Any
     refusal: None

@@ -160,8 +160,25 @@ class UserMessage(Request):
     name: str | None = None
 
 
+class ReasoningDetail(Request):
+    """A part of earlier reasoning, as OpenRouter sends it.
+
+    Only text can be shown to a model. Encrypted data and summaries are unknown fields.
+    """
+
+    type: str
+    text: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    format: str | None = None
+    index: int | None = None
+
+
 class AssistantMessage(Request):
-    """A message from the assistant; `content` may be missing if there are tool calls."""
+    """A message from the assistant; `content` may be missing if there are tool calls.
+
+    Clients send earlier reasoning in one of three fields, or the same in several.
+    """
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -171,6 +188,22 @@ class AssistantMessage(Request):
     tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
     function_call: FunctionCall | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_details: list[ReasoningDetail] | None = None
+
+    @property
+    def thought(self) -> str | None:
+        """The earlier reasoning; None if no field has it."""
+        if self.__pydantic_fields_set__.isdisjoint(_REASONING):
+            return None
+        if self.reasoning_content or self.reasoning:
+            return self.reasoning_content or self.reasoning
+        if self.reasoning_details:
+            return "".join([detail.text or "" for detail in self.reasoning_details])
+        return self.reasoning_content if self.reasoning is None else self.reasoning
+
+
+_REASONING = frozenset({"reasoning_content", "reasoning", "reasoning_details"})
 
 
 class ToolMessage(Request):

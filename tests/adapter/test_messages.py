@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -115,6 +116,64 @@ async def test_thoughts_are_no_content(
         assert "".join(d.get("reasoning_content") or "" for d in deltas) == "Let me see. Paris?"
         assert "".join(d.get("content") or "" for d in deltas) == "It is Paris."
         assert counts_of(chunks[-1]) == counts_of(reply)
+
+
+def parts_of(message: dict[str, Any]) -> dict[str, str]:
+    """Return the texts of a message or of a delta."""
+    return {name: text for name, text in message.items() if name != "role" and text}
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", None])
+async def test_the_field_for_thoughts_can_be_chosen(
+    tmp_path: Path, client_of: Any, field: Any
+) -> None:
+    """Messages and deltas have reasoning in the chosen field only, and without it count it."""
+    path = scripted.scripted(
+        tmp_path / "model.gguf", (*THOUGHT[1:], *ANSWER), scripted.THINKING, ()
+    )
+    app = OpenAIAdapter(LlamaCpp(path), any_model=True, reasoning_field=field)
+    wanted = {"content": "It is Paris."} | ({field: "Let me see. Paris?"} if field else {})
+    body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "logprobs": True}
+    async with client_of(app) as client:
+        ask = functools.partial(client.post, "/v1/chat/completions")
+        whole = (await ask(json=body)).json()
+        assert parts_of(whole["choices"][0]["message"]) == wanted
+        assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+        for logprobs in (True, False):
+            reply = await ask(json={**body, "logprobs": logprobs, "stream": True})
+            choices = [chunk["choices"][0] for chunk in chunks_in(reply)]
+            assert choices[0]["delta"]["role"] == "assistant"
+            found: dict[str, str] = {}
+            for choice in choices:
+                for name, text in parts_of(choice["delta"]).items():
+                    found[name] = found.get(name, "") + text
+            assert found == wanted
+            if logprobs:
+                tokens = [e for c in choices if c["logprobs"] for e in c["logprobs"]["content"]]
+                assert tokens == whole["choices"][0]["logprobs"]["content"]
+    await app.aclose()
+
+
+async def test_thoughts_that_differ_are_an_error(demo: httpx2.AsyncClient) -> None:
+    """Two fields with different reasoning in one message are a 400 that names one of them."""
+    thought = {"role": "assistant", "content": "a", "reasoning": "x", "reasoning_content": "y"}
+    messages = [{"role": "user", "content": "?"}, thought, {"role": "user", "content": "?"}]
+    reply = await demo.post("/v1/chat/completions", json={"model": "m", "messages": messages})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "messages[1].reasoning")
+
+
+async def test_a_thought_without_an_answer_is_a_message(demo: httpx2.AsyncClient) -> None:
+    """A message that was cut off in its reasoning can be sent back."""
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "reasoning": "Hm."},
+        {"role": "user", "content": "Go on."},
+    ]
+    body = {"model": "m", "messages": messages, "max_tokens": 2}
+    reply = await demo.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    assert "x-latimer-ignored" not in reply.headers
 
 
 @THINKERS

@@ -114,8 +114,20 @@ def test_arguments_that_are_no_object_stay_as_they_were_sent(arguments: str) -> 
     [
         {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nYes."},
         {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},
+        {"role": "assistant", "content": "Yes.", "reasoning": "Hm."},
+        {"role": "assistant", "content": "Yes.", "reasoning": "Hm.", "reasoning_content": "Hm."},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "", "reasoning": "Hm."},
+        {
+            "role": "assistant",
+            "content": "Yes.",
+            "reasoning_details": [
+                {"type": "reasoning.text", "text": "H", "format": "unknown", "index": 0},
+                {"type": "reasoning.encrypted", "data": "eA==", "index": 1},
+                {"type": "reasoning.text", "text": "m.", "signature": None, "index": 2},
+            ],
+        },
     ],
-    ids=["in content", "beside it"],
+    ids=["in content", "beside it", "reasoning", "both", "one is empty", "details"],
 )
 def test_thoughts_of_the_assistant_are_split_off(assistant: dict[str, Any]) -> None:
     """The template gets the reasoning apart from the content, in either form that clients send."""
