@@ -13,8 +13,8 @@ from support.wrong_requests import C, H, body_of
 PATTERNS: dict[str, tuple[str, ...]] = {
     "opencode, pi and openclaw": (r"maximum context length is \d+ tokens",),
     "Cline and its forks": (r"\bcontext\s*(?:length|window)\b", r"\bmaximum\s*context\b"),
-    "Roo Code": (r"token", r"context length"),
-    "Continue and litellm": (r"This model's maximum context length is",),
+    "Cline, for OpenAI's servers": (r"token", r"context length"),
+    "litellm": (r"this model's maximum context length is",),
 }
 # What opencode, pi and openclaw take for another error.
 OTHERS = (r"rate limit", r"too many requests", r"^(?:Throttling error|Service unavailable):")

@@ -15,6 +15,11 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.generation.keepalive import COMMENT
 from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
 from latimer.backends.errors import Busy, ContextExceeded, EngineUnavailable, LatimerError
+from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount
 from support.servers import serving
 
 USER = [{"role": "user", "content": "hi"}]
@@ -201,11 +206,27 @@ async def test_comments_wait_for_frames_and_frames_for_comments() -> None:
     assert sent[-1].endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_client_that_leaves_in_the_silence_ends_the_work() -> None:
-    """A disconnect after comments ends the engine's work at once."""
+class Passing(BaseHTTPMiddleware):
+    """Middleware that passes every request on, through queues of its own."""
+
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        """Return the app's own response."""
+        return await call_next(request)
+
+
+def mounted(engine: Silent) -> Starlette:
+    """Return an app with middleware, and an adapter below a prefix."""
+    app = Starlette(routes=[Mount("/ai", app_of(engine))])
+    app.add_middleware(Passing)
+    return app
+
+
+@pytest.mark.parametrize(("make", "prefix"), [(app_of, ""), (mounted, "/ai")])
+async def test_a_client_that_leaves_in_the_silence_ends_the_work(make: Any, prefix: str) -> None:
+    """A disconnect after comments ends the engine's work at once, also behind middleware."""
     engine = Silent(silence=3600)
-    with serving(lambda: app_of(engine)) as address:
-        async with httpx2.AsyncClient(base_url=address) as client:
+    with serving(lambda: make(engine)) as address:
+        async with httpx2.AsyncClient(base_url=address + prefix) as client:
             body = {"model": "m", "messages": USER, "stream": True}
             async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
                 assert await anext(reply.aiter_raw()) == COMMENT
