@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
 from .errors import InvalidRequest, MethodNotAllowed, ShuttingDown, error_event, unexpected
 from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
 from .guards import Keys
+from .hosted import NAMES, Limits
 from .origins import LocalRules
 from .printable import printable
 from .service import (
@@ -54,6 +56,9 @@ ENDPOINTS: dict[str, tuple[str, Endpoint]] = {
 }
 
 
+_SLASHES = re.compile("/{2,}")
+
+
 class Options(TypedDict, total=False):
     """The options of an adapter.
 
@@ -69,7 +74,10 @@ class Options(TypedDict, total=False):
             `cors_origins`. They reject requests from other pages, and requests to unknown host
             names. By default there are none.
         max_body: the largest request body, in bytes; by default 32 MiB.
-        strict: reject unknown fields, and fields that the engine only approximates.
+        strict: reject unknown fields, and fields that the engine only approximates; implies
+            `limits="openai"`.
+        limits: `openai` to apply the limits of OpenAI's hosted service too; by default `engine`:
+            a request may ask for what the engine can do.
         parse_content: parse control tokens in message text. The author of a message can then
             forge messages of any role.
         fetch_images: fetch images from the http and https URLs in a request, at public addresses
@@ -92,6 +100,7 @@ class Options(TypedDict, total=False):
     local_rules: LocalRules | None
     max_body: int
     strict: bool
+    limits: Limits
     parse_content: bool
     fetch_images: bool
     chat_format: str | None
@@ -130,9 +139,16 @@ class OpenAIAdapter:
             keepalive=options.get("keepalive", KEEPALIVE),
             reasoning=options.get("reasoning_field", REASONING_FIELDS[0]),
         )
+        limits = options.get("limits", "engine")
+        if limits not in NAMES:
+            raise ValueError(f"limits must be one of {', '.join(NAMES)}, not {limits!r}")
         names, any_model = tuple(options.get("model_names", ())), options.get("any_model", False)
         listing = Listing(backend, names, any_model, policy)
-        self._service = Service([listing], options.get("max_body", DEFAULT_MAX_BODY))
+        self._service = Service(
+            [listing],
+            options.get("max_body", DEFAULT_MAX_BODY),
+            hosted=limits == "openai" or policy.strict,
+        )
         self._keys = Keys(options.get("api_keys", ()))
         self._shares = options.get("share_prefixes", False)
         endpoints = {
@@ -176,8 +192,9 @@ class OpenAIAdapter:
             if guarded:
                 owner = self._keys.check(exchange)
                 exchange.owner = "" if self._shares else owner
-            if scope["method"] != method:
-                raise MethodNotAllowed(scope["method"], scope["path"], [method])
+            if scope["method"] != method and (scope["method"], method) != ("HEAD", "GET"):
+                allowed = [method, "HEAD"] if method == "GET" else [method]
+                raise MethodNotAllowed(scope["method"], scope["path"], allowed)
             if method == "POST":
                 await exchange.receive(self._service.max_body)
             await unless_disconnected(exchange, endpoint(exchange, self._service))
@@ -210,10 +227,13 @@ class OpenAIAdapter:
         if root and path.startswith(root + "/"):
             path = path[len(root) :]
         found = self._endpoints.get(path)
-        if found is None and path.startswith(self._models):
-            name = path.partition("/models/")[2]
-            return ("GET", partial(retrieve_model, name=name), True) if name else None
-        return found
+        if found is not None:
+            return found
+        # Base URLs are often written with a slash too many.
+        single = _SLASHES.sub("/", path)
+        if single.startswith(self._models) and (name := path.partition("/models/")[2].rstrip("/")):
+            return "GET", partial(retrieve_model, name=name), True
+        return self._endpoints.get(single.rstrip("/"))
 
     async def aclose(self) -> None:
         """Release the backend."""

@@ -19,10 +19,11 @@ from pydantic_settings import (
 
 from ..backends.llama_cpp.options import CacheType
 from ..backends.turns import QUEUE
-from ..schemas import limits
+from ..schemas.limits import BODY
 from .chat.instruct import FORMATS
 from .config_errors import in_words, reason_of
 from .credentials import UnusableKey, check_key, keys_of
+from .hosted import Limits
 from .origins import LocalRules
 from .service import KEEPALIVE
 
@@ -77,8 +78,9 @@ class Settings(BaseSettings):
     allowed_host: Words = Field(
         default_factory=list, description="Other host names of this server, without an API key."
     )
-    max_body: Annotated[int, Field(ge=1)] = limits.BODY.most
+    max_body: Annotated[int, Field(ge=1)] = BODY.most
     strict: bool = False
+    limits: Limits = Field("engine", description="Whose limits apply to requests.")
     parse_content: bool = False
     fetch_images: bool = False
     chat_format: str | None = Field(None, description="The name of an instruct format.")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .errors import Header, InvalidRequest
 from .origins import ANY, LocalRules, host_name, is_origin
 
-METHODS = (b"GET", b"POST", b"DELETE")
+METHODS = (b"GET", b"HEAD", b"POST", b"DELETE")
 EXPOSED = (
     b"x-request-id, openai-processing-ms, x-latimer-ignored, x-latimer-inexact, retry-after-ms"
 )

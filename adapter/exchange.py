@@ -133,6 +133,8 @@ class Exchange:
         """Send a complete response."""
         length = (b"content-length", str(len(body)).encode())
         await self.start(status, content_type, [length, *headers])
+        if self.scope.get("method") == "HEAD":
+            body = b""
         await self._send({"type": "http.response.body", "body": body})
 
     async def error(self, error: LatimerError) -> None:

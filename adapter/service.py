@@ -50,11 +50,16 @@ class Policy:
 
 @dataclass(slots=True)
 class Served:
-    """A backend, its model, and the rules for requests to it."""
+    """A backend, its model, and the rules for requests to it.
+
+    Args:
+        name: the name of the model in responses: the request's, or else the first one.
+    """
 
     backend: Backend
     model: Model
     policy: Policy
+    name: str = ""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -114,6 +119,7 @@ class Service:
         listings: one for each backend; a name belongs to the first listing that has it.
         max_body: the largest request body, in bytes.
         observers: makes the observers of a request.
+        hosted: apply the limits of OpenAI's hosted service (`adapter/hosted.py`).
     """
 
     def __init__(
@@ -121,19 +127,26 @@ class Service:
         listings: Sequence[Listing],
         max_body: int = DEFAULT_MAX_BODY,
         observers: Callable[[Served], Sequence[Observer]] = lambda _served: (),
+        hosted: bool = False,
     ) -> None:
         self._listings = listings
         self.max_body = max_body
         self.observers = observers
+        self.hosted = hosted
 
-    async def resolve(self, name: str) -> Served:
+    async def resolve(self, name: str | None) -> Served:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).
 
+        A request may omit the name if one model is served.
+
         Raises:
-            InvalidRequest: no model has the name.
+            InvalidRequest: no model has the name, or the request must name one.
             EngineUnavailable: an engine that may serve the model is not available.
         """
+        if not name and len(self._listings) == 1:
+            return await self.first()
         missing: LatimerError | None = None
+        known: list[str] = []
         for listing in self._listings:
             try:
                 model = await listing.backend.model()
@@ -142,21 +155,29 @@ class Service:
                     raise
                 missing = missing or error
                 continue
-            if listing.any_model or name in listing.names_of(model):
-                return Served(listing.backend, model, listing.policy)
+            if name and (listing.any_model or name in listing.names_of(model)):
+                return Served(listing.backend, model, listing.policy, name)
+            known += listing.names_of(model)
         if missing is not None:
             raise missing
-        raise InvalidRequest(
-            f"The model `{shortened(name)}` does not exist or you do not have access to it.",
-            None,
-            "model_not_found",
-            404,
-        )
+        if not name:
+            raise InvalidRequest(
+                "you must provide a model parameter: this server has several models. Expected one "
+                f"of: {shortened(', '.join(known))}."
+            )
+        message = f"The model `{shortened(name)}` does not exist or you do not have access to it."
+        if not self.hosted:
+            message += (
+                f" This server has: {shortened(', '.join(known))}. To accept every name, start it "
+                "with --any-model."
+            )
+        raise InvalidRequest(message, None, "model_not_found", 404)
 
     async def first(self) -> Served:
         """Return the backend for requests that name no model."""
         listing = self._listings[0]
-        return Served(listing.backend, await listing.backend.model(), listing.policy)
+        model = await listing.backend.model()
+        return Served(listing.backend, model, listing.policy, listing.names_of(model)[0])
 
     async def models(self) -> dict[str, Served]:
         """Return every name that requests may use, with its backend.
@@ -167,8 +188,8 @@ class Service:
         found: dict[str, Served] = {}
         for listing in self._listings:
             model = await listing.backend.model()
-            served = Served(listing.backend, model, listing.policy)
             for name in listing.names_of(model):
+                served = Served(listing.backend, model, listing.policy, name)
                 found.setdefault(name, served)
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -17,6 +17,7 @@ from ..schemas.openai.common import SAMPLING_EXTRAS, Request
 from ..schemas.openai.completions import CompletionRequest
 from .errors import InvalidRequest
 from .exchange import Exchange
+from .hosted import HostedLimit, refused
 from .validation_errors import from_validation
 
 T = TypeVar("T")
@@ -36,21 +37,34 @@ MAX_LISTED = 20
 MAX_HEADER = 1024
 
 
-def read(exchange: Exchange, adapter: TypeAdapter[T]) -> Awaitable[T]:
+def read(
+    exchange: Exchange, adapter: TypeAdapter[T], limits: Sequence[HostedLimit] = ()
+) -> Awaitable[T]:
     """Parse and validate a request's body; see `Exchange.json` and `parse`."""
-    return exchange.json(partial(parse, adapter))
+    return exchange.json(partial(parse, adapter, limits))
 
 
-def parse(adapter: TypeAdapter[T], body: Mapping[str, Any]) -> T:
+def parse(adapter: TypeAdapter[T], limits: Sequence[HostedLimit], body: Mapping[str, Any]) -> T:
     """Validate a body.
+
+    Args:
+        limits: OpenAI's limits to apply as well.
 
     Raises:
         InvalidRequest: the body is invalid; with OpenAI's message.
     """
     try:
-        return adapter.validate_python(body)
-    except ValidationError as error:
-        raise from_validation(error, body, adapter.core_schema) from None
+        request = adapter.validate_python(body)
+    except ValidationError as invalid:
+        error = from_validation(invalid, body, adapter.core_schema)
+        # OpenAI's first error is a missing model, and its bounds are closer than an engine's.
+        closer = refused(limits, body, error.param)
+        if closer is not None and closer.code == error.code:
+            error = closer
+        raise refused(limits, body, "model") or error from None
+    if limits and (exceeded := refused(limits, body)) is not None:
+        raise exceeded
+    return request
 
 
 def unknown_fields(request: Request, path: str = "") -> list[str]:
@@ -172,7 +186,11 @@ async def notes(
 
 
 def _ignored(request: Request) -> list[str]:
-    return sorted(unknown_fields(request))
+    found = unknown_fields(request)
+    if "metadata" in request.__pydantic_fields_set__ and getattr(request, "metadata", None):
+        # It belongs to stored completions, and this one is not stored.
+        found.append("metadata")
+    return sorted(found)
 
 
 def note_inexact(

@@ -42,8 +42,6 @@ def from_validation(error: ValidationError, body: Any, schema: Any) -> InvalidRe
             context["text"].replace("{param}", path), path, context["code"] or None
         )
     if kind == "missing":
-        if path == "model":
-            return InvalidRequest("you must provide a model parameter")
         message = f"Missing required parameter: '{path}'."
         return InvalidRequest(message, path, "missing_required_parameter")
     if kind in _TYPES:

@@ -6,7 +6,7 @@ Matching is byte by byte, so the result does not depend on how the stream was cu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from .base import Generation, Matcher
@@ -16,14 +16,16 @@ class StopMatcher:
     """A filter that cuts a stream at a stop sequence and holds back a possible beginning of one.
 
     After a match, `stop` is the stop sequence that matched, and all later bytes are dropped.
-    Time is linear in the number of bytes for any stop sequences (Knuth, Morris and Pratt).
+    Time is linear in the number of bytes for any stop sequences (Knuth, Morris and Pratt). A byte
+    costs as much as there are stop sequences that have begun.
     """
 
-    __slots__ = ("_failures", "_firsts", "_held", "_states", "_stops", "stop")
+    __slots__ = ("_begun", "_failures", "_firsts", "_held", "_stops", "stop")
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._stops, self._firsts, self._failures = prepared(tuple(stops))
-        self._states = [0] * len(self._stops)
+        # The number of matched bytes of each stop sequence that has begun, by its index.
+        self._begun: dict[int, int] = {}
         self._held = b""
         self.stop: str | None = None
 
@@ -31,16 +33,19 @@ class StopMatcher:
         """Consume bytes; return those that can no longer be part of a stop sequence."""
         if self.stop is not None:
             return b""
-        if not self._held and self._firsts.isdisjoint(data):
+        if not self._held and self._firsts.keys().isdisjoint(data):
             return data
         buffer = self._held + data
         for position in range(len(self._held), len(buffer)):
-            match = self._advance(buffer[position])
+            byte = buffer[position]
+            if not self._begun and byte not in self._firsts:
+                continue
+            match = self._advance(byte)
             if match is not None:
                 self.stop = match.decode()
                 self._held = b""
                 return buffer[: position + 1 - len(match)]
-        keep = len(buffer) - max(self._states)
+        keep = len(buffer) - max(self._begun.values(), default=0)
         self._held = buffer[keep:]
         return buffer[:keep]
 
@@ -60,8 +65,10 @@ class StopMatcher:
     def _advance(self, byte: int) -> bytes | None:
         """Advance every automaton by a byte; return the longest match, or None."""
         match: bytes | None = None
-        for index, (stop, failure) in enumerate(zip(self._stops, self._failures, strict=True)):
-            state = self._states[index]
+        before, after = self._begun, {}
+        # Those that have not begun do so with their first byte.
+        for index in {*before, *self._firsts.get(byte, ())}:
+            stop, failure, state = self._stops[index], self._failures[index], before.get(index, 0)
             while state and stop[state] != byte:
                 state = failure[state - 1]
             if stop[state] == byte:
@@ -70,20 +77,24 @@ class StopMatcher:
                 if match is None or len(stop) > len(match):
                     match = stop
                 state = failure[state - 1]
-            self._states[index] = state
+            if state:
+                after[index] = state
+        self._begun = after
         return match
 
 
 @lru_cache(maxsize=32)
 def prepared(
     stops: tuple[str, ...],
-) -> tuple[list[bytes], frozenset[int], list[list[int]]]:
-    """Return the stop sequences in bytes, their first bytes, and their tables.
+) -> tuple[list[bytes], Mapping[int, Sequence[int]], list[list[int]]]:
+    """Return the stop sequences in bytes, their indexes by their first bytes, and their tables.
 
     All choices share the cached result. 64 KB of stop sequences take about 10 ms the first time.
     """
     spelled = [stop.encode() for stop in stops if stop]
-    firsts = frozenset(stop[0] for stop in spelled)
+    firsts: dict[int, list[int]] = {}
+    for index, stop in enumerate(spelled):
+        firsts.setdefault(stop[0], []).append(index)
     return spelled, firsts, [_failure(stop) for stop in spelled]
 
 

@@ -26,8 +26,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "cors", "credentials", "errors", "exchange", "guards", "origins", "printable",
-            "service", "validation", "validation_errors",
+            "cors", "credentials", "errors", "exchange", "guards", "hosted", "origins",
+            "printable", "service", "validation", "validation_errors",
         )
     ),
     ("adapter/generation/*.py",),

@@ -220,7 +220,13 @@ def main() -> None:
     "--strict",
     is_flag=True,
     default=None,
-    help="Reject unknown fields, and fields that the engine only approximates.",
+    help="Reject unknown fields, and fields that the engine only approximates; implies "
+    "--limits openai.",
+)
+@click.option(
+    "--limits",
+    type=click.Choice(["engine", "openai"]),
+    help="Allow what the engine can do, or only what OpenAI's service allows.  [engine]",
 )
 @click.option(
     "--chat-format",

@@ -216,6 +216,7 @@ def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
         local_rules=None if keys else local_rules(settings.host, pages, settings.allowed_host),
         max_body=settings.max_body,
         strict=settings.strict,
+        limits=settings.limits,
         parse_content=settings.parse_content,
         fetch_images=settings.fetch_images,
         chat_format=settings.chat_format,

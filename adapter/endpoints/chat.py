@@ -29,6 +29,7 @@ from ..generation.run import Plan
 from ..generation.sinks import Answer, Result, respond
 from ..generation.token_ids import in_model_vocabulary
 from ..generation.usage import detailed_usage_of
+from ..hosted import CHAT_LIMITS, lacking
 from ..service import Served, Service
 from ..validation import (
     check_stream_options,
@@ -60,12 +61,9 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "web_search_options": (_never, _LEAVE_OUT),
 }
 
-# Fields that need another field.
-_NEEDS = {
-    "tool_choice": "tools",
-    "parallel_tool_calls": "tools",
-    "function_call": "functions",
-}
+# Fields that ask for a call, and those with what can be called.
+_CALLS = {"tool_choice": "tools", "function_call": "functions"}
+_NO_CALL = (None, "none", "auto")
 
 # The `service_tier` of a response, by that of the request (contract 3.9).
 _TIERS = {"auto": "default", "fast": "priority"}
@@ -73,7 +71,7 @@ _TIERS = {"auto": "default", "fast": "priority"}
 
 async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     """Create a chat completion."""
-    request = await read(exchange, _REQUEST)
+    request = await read(exchange, _REQUEST, CHAT_LIMITS if service.hosted else ())
     served = await service.resolve(request.model)
     capabilities, strict = served.capabilities, served.policy.strict
     include_usage = check_stream_options(request)
@@ -114,7 +112,7 @@ def _answer(
         "id": f"chatcmpl-{random.getrandbits(96):024x}",
         "object": "chat.completion",
         "created": int(time.time()),
-        "model": request.model,
+        "model": served.name,
     }
     if request.service_tier is not None:
         head["service_tier"] = _TIERS.get(request.service_tier, request.service_tier)
@@ -153,17 +151,9 @@ def _check_combinations(request: ChatRequest) -> None:
             "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
             "top_logprobs",
         )
-    if request.metadata is not None and not request.store:
-        raise InvalidRequest(
-            "The 'metadata' parameter is only allowed when 'store' is enabled.", "metadata"
-        )
-    for name, needs in () if request.__pydantic_fields_set__.isdisjoint(_NEEDS) else _NEEDS.items():
-        if getattr(request, name) is not None and not getattr(request, needs):
-            raise InvalidRequest(
-                f"Invalid value for '{name}': '{name}' is only allowed when '{needs}' are "
-                "specified.",
-                name,
-            )
+    for name in sorted(request.__pydantic_fields_set__ & _CALLS.keys()):
+        if getattr(request, name) not in _NO_CALL and not getattr(request, _CALLS[name]):
+            raise lacking(name, _CALLS[name])
     both = (request.max_tokens, request.max_completion_tokens)
     if None not in both and both[0] != both[1]:
         raise InvalidRequest(

@@ -40,6 +40,7 @@ from ..generation.run import CHOICE, Plan
 from ..generation.sinks import Answer, Result, respond
 from ..generation.token_ids import in_model_vocabulary, loaded, to_text
 from ..generation.usage import usage_of
+from ..hosted import COMPLETION_LIMITS
 from ..service import Served, Service
 from ..validation import (
     check_stream_options,
@@ -53,7 +54,6 @@ from ..validation import (
 if TYPE_CHECKING:
     from ..generation.token_ids import Encoding
 
-DEFAULT_MAX_TOKENS = 16
 # Prompts to handle before the event loop runs other tasks.
 AT_ONCE = 32
 MOST_CHOICES = limits.CHOICES.most
@@ -63,7 +63,7 @@ _REQUEST = TypeAdapter(CompletionRequest)
 
 async def create_completion(exchange: Exchange, service: Service) -> None:
     """Create a completion."""
-    request = await read(exchange, _REQUEST)
+    request = await read(exchange, _REQUEST, COMPLETION_LIMITS if service.hosted else ())
     served = await service.resolve(request.model)
     model, policy, capabilities = served.model, served.policy, served.capabilities
     include_usage = check_stream_options(request)
@@ -102,7 +102,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         "id": f"cmpl-{random.getrandbits(96):024x}",
         "object": "text_completion",
         "created": int(time.time()),
-        "model": request.model,
+        "model": served.name,
         "system_fingerprint": model.fingerprint,
     }
     show = _shape(request)
@@ -144,8 +144,9 @@ def _translate(request: CompletionRequest, error: LatimerError) -> LatimerError:
 
     An error about `logprobs` names `best_of` if only the ranking of candidates needs them.
     """
-    if isinstance(error, Unsupported) and error.param == "logprobs" and request.logprobs is None:
-        return Unsupported("best_of", error.engine, error.hint)
+    if isinstance(error, Unsupported) and error.param in ("logprobs", "top_logprobs"):
+        own = "best_of" if request.logprobs is None else "logprobs"
+        return Unsupported(own, error.engine, error.hint)
     return error
 
 
@@ -222,7 +223,6 @@ def _job(
     candidates: int,
     best: int | None,
 ) -> Generation:
-    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     suffix = request.suffix or None
     if suffix is not None and request.echo and request.logprobs is not None:
         raise InvalidRequest(
@@ -233,7 +233,7 @@ def _job(
         )
     return Generation(
         Prompt(content, suffix, logprobs=request.logprobs if request.echo else None),
-        max_tokens,
+        request.max_tokens,
         seeds_of(request.seed, candidates),
         Stops(stops_of(request.stop)),
         sampling,

@@ -50,10 +50,10 @@ async def list_models(exchange: Exchange, service: Service) -> None:
 
 
 async def retrieve_model(exchange: Exchange, service: Service, name: str) -> None:
-    """Return one model; slashes in its name may be URL-encoded, once or twice."""
+    """Return one model; slashes in its name may be URL-encoded, once or twice, or doubled."""
     names = await service.models()
-    if name not in names and unquote(name) in names:
-        name = unquote(name)
+    spellings = (name, unquote(name), name.lstrip("/"))
+    name = next((spelling for spelling in spellings if spelling in names), name)
     served = await service.resolve(name)
     await exchange.reply(200, orjson.dumps(await _object(name, served)))
 

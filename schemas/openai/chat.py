@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
@@ -20,6 +20,7 @@ from .common import (
     Stop,
     StreamOptions,
     Usage,
+    is_unlimited,
 )
 from .messages import Content, Function, Message, Name, Tool
 from .tool_choice import LegacyChoice, ToolChoice
@@ -114,13 +115,18 @@ class InstructAdapter(Request):
     assistant_gen: str | None = None
 
 
+# None is no limit.
+MaxTokens = Annotated[
+    Annotated[int, Field(ge=1)] | None,
+    BeforeValidator(lambda value: None if is_unlimited(value) else value),
+]
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
 
 class ChatRequest(EngineExtras):
     """Body of `POST /v1/chat/completions`."""
 
-    model: str
+    model: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MESSAGES.most)]
     adapter: InstructAdapter | None = None
     audio: Audio | None = None
@@ -130,8 +136,8 @@ class ChatRequest(EngineExtras):
     functions: Annotated[list[Function], Field(max_length=128)] | None = None
     logit_bias: LogitBias = None
     logprobs: bool | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: MaxTokens = None
+    max_tokens: MaxTokens = None
     metadata: Annotated[Metadata, Field(max_length=16)] | None = None
     modalities: list[Literal["text", "audio"]] | None = None
     moderation: JsonObject | None = None

@@ -78,10 +78,17 @@ def _check_stop(value: object) -> object:
                 f"[{index}]",
             )
         _check_stop_length(item, f"[{index}]")
-    if len(value) > 4:
+    if len(value) > limits.STOPS.most:
         raise invalid(
-            "Invalid '{param}': array too long. Expected an array with maximum length 4, but got "
-            f"an array with length {len(value)} instead.",
+            f"Invalid '{{param}}': array too long. Expected an array with maximum length "
+            f"{limits.STOPS.most}, but got an array with length {len(value)} instead.",
+            "array_above_max_length",
+        )
+    size = sum(map(len, value))
+    if size > limits.STOP_TEXT.most:
+        raise invalid(
+            f"Invalid '{{param}}': too long. Expected at most {limits.STOP_TEXT.most} characters "
+            f"in all, but got {size} instead.",
             "array_above_max_length",
         )
     return value
@@ -98,6 +105,11 @@ def _check_stop_length(stop: str, path: str) -> None:
 
 
 Stop = Annotated[str | list[str] | None, BeforeValidator(_check_stop)]
+
+
+def is_unlimited(value: object) -> bool:
+    """Return True for -1 and -2, with which llama.cpp's clients ask for tokens without a limit."""
+    return type(value) is int and -2 <= value <= -1
 
 
 def _check_logit_bias(value: object) -> object:

@@ -19,6 +19,7 @@ from .common import (
     StreamOptions,
     Usage,
     invalid,
+    is_unlimited,
     kind_of,
 )
 
@@ -113,18 +114,33 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(EngineExtras):
-    """Body of `POST /v1/completions`."""
+DEFAULT_MAX_TOKENS = 16
 
-    model: str
+
+def _read_max_tokens(value: object) -> object:
+    """Return the default for null, and null for no limit."""
+    if value is None:
+        return DEFAULT_MAX_TOKENS
+    return None if is_unlimited(value) else value
+
+
+class CompletionRequest(EngineExtras):
+    """Body of `POST /v1/completions`.
+
+    `max_tokens` is None if there is no limit.
+    """
+
+    model: str | None = None
     prompt: Prompt = None
     best_of: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: LogitBias = None
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tokens: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_read_max_tokens)] = (
+        DEFAULT_MAX_TOKENS
+    )
     n: Count | None = None
     seed: Seed | None = None
     stop: Stop = None

@@ -93,7 +93,8 @@ async def test_models_are_listed_and_found(backend: LlamaCpp) -> None:
         ):
             assert reply.status_code == 404
             assert reply.json()["error"] == {
-                "message": "The model `gpt-5` does not exist or you do not have access to it.",
+                "message": "The model `gpt-5` does not exist or you do not have access to it. This "
+                "server has: gpt-4o, org/model. To accept every name, start it with --any-model.",
                 "type": "invalid_request_error",
                 "param": None,
                 "code": "model_not_found",
@@ -261,6 +262,48 @@ async def test_a_log_cannot_steer_a_terminal(caplog: pytest.LogCaptureFixture) -
         await client.post("/v1/chat/completions", json=HI)
     assert "\\x1b]0;evil\\x07" in caplog.text
     assert "\x1b" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models/", "/v1//models", "//v1/models", "//models//", "/v1/models//"],
+)
+async def test_a_slash_too_many_is_ignored(backend: LlamaCpp, path: str) -> None:
+    """A path with doubled slashes, or one at its end, is the path without them."""
+    async with client_of(OpenAIAdapter(backend, any_model=True)) as client:
+        # A path that begins with two slashes would name a host.
+        base = str(client.base_url).rstrip("/")
+        assert (await client.get(base + path)).json()["object"] == "list"
+        for asked in ("/v1/chat/completions/", "//v1//chat//completions"):
+            assert (await client.post(base + asked, json={**HI, "max_tokens": 1})).is_success
+        for asked in ("/v1/mod/els", "//"):
+            assert (await client.get(base + asked)).status_code == 404
+
+
+async def test_a_models_own_slashes_are_kept(backend: LlamaCpp) -> None:
+    """A model whose name is a path is found, and so is another behind doubled slashes."""
+    app = OpenAIAdapter(backend, model_names=["/models/a.gguf", "org/b"])
+    async with client_of(app) as client:
+        for path, name in (
+            ("/v1/models//models/a.gguf", "/models/a.gguf"),
+            ("/v1//models//models/a.gguf/", "/models/a.gguf"),
+            ("/v1/models//org/b/", "org/b"),
+        ):
+            assert (await client.get(path)).json()["id"] == name
+        assert (await client.get("/v1/models/a.gguf")).status_code == 404
+
+
+async def test_head_is_get_without_a_body(backend: LlamaCpp) -> None:
+    """`HEAD` has the status and the headers of `GET`, and no body, also for an error."""
+    async with client_of(OpenAIAdapter(backend)) as client:
+        for path, status in (("/v1/models", 200), ("/health", 200), ("/v1/models/none", 404)):
+            head, get = await client.head(path), await client.get(path)
+            assert (head.status_code, head.content) == (status, b"")
+            assert get.status_code == status
+            for name in ("content-type", "content-length"):
+                assert head.headers[name] == get.headers[name]
+        assert (await client.head("/v1/completions")).status_code == 405
+        assert (await client.post("/v1/models")).headers["allow"] == "GET, HEAD"
 
 
 async def test_strict_refuses_what_is_ignored(backend: LlamaCpp) -> None:

@@ -27,6 +27,7 @@ from latimer.adapter.cors import Access
 from latimer.adapter.errors import ShuttingDown, render
 from latimer.adapter.exchange import Exchange
 from latimer.adapter.guards import Keys
+from latimer.adapter.hosted import Limits
 from latimer.adapter.origins import LocalRules
 from latimer.backends.base import Backend
 from latimer.backends.errors import (
@@ -143,10 +144,12 @@ def compare(name: str, errors: Errors, known: Mapping[str, Any] = {}) -> None:
 
 
 async def all_errors(
-    backend: Backend, client_of: Callable[[Any], AbstractAsyncContextManager[httpx2.AsyncClient]]
+    backend: Backend,
+    client_of: Callable[[Any], AbstractAsyncContextManager[httpx2.AsyncClient]],
+    limits: Limits = "engine",
 ) -> Errors:
     """Return the error of each request."""
-    app = OpenAIAdapter(backend, model_names=["demo"])
+    app = OpenAIAdapter(backend, model_names=["demo"], limits=limits)
     async with client_of(app) as client:
         found = {
             name: await error_of(client, method, path, body)
@@ -157,9 +160,10 @@ async def all_errors(
 
 
 async def test_errors_of_requests_stay(client_of: Any) -> None:
-    """Errors of requests stay the same, in process and where other engines differ."""
+    """Errors of requests stay the same: in process, and where limits or other engines differ."""
     inside = await all_errors(LlamaCpp(gpu_layers=0), client_of)
     compare("in-process", {name: error for name, error in inside.items() if error is not None}, {})
+    compare("openai-limits", await all_errors(LlamaCpp(gpu_layers=0), client_of, "openai"), inside)
     for engine in FAKES:
         async with faked(engine) as (_, backend):
             compare(engine, await all_errors(backend, client_of), inside)

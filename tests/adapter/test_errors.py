@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter import OpenAIAdapter
 from support.wrong_requests import BASE, CASES, C, H, body_of
 
 
@@ -23,6 +25,15 @@ def assert_error(reply: httpx2.Response, status: int, code: str | None) -> dict[
     return error
 
 
+@pytest.fixture(scope="module")
+async def hosted(make_backend: Any, client_of: Any) -> AsyncIterator[httpx2.AsyncClient]:
+    """Return a client of an adapter with the limits of OpenAI's service."""
+    app = OpenAIAdapter(make_backend("llama_cpp"), any_model=True, limits="openai")
+    async with client_of(app) as client:
+        yield client
+    await app.aclose()
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 @pytest.mark.parametrize(
     ("path", "changes", "param", "code", "message"),
@@ -30,7 +41,7 @@ def assert_error(reply: httpx2.Response, status: int, code: str | None) -> dict[
     ids=[f"{case[0][4:8]}-{number}-{next(iter(case[1]))}" for number, case in enumerate(CASES)],
 )
 async def test_malformed_requests(
-    demo: httpx2.AsyncClient,
+    hosted: httpx2.AsyncClient,
     path: str,
     changes: dict[str, Any],
     param: str | None,
@@ -44,7 +55,7 @@ async def test_malformed_requests(
         if "stream" in changes or "stream_options" in changes or "best_of" in changes:
             pytest.skip("the field itself is about streams")
         body["stream"] = True
-    error = assert_error(await demo.post(path, json=body), 400, code)
+    error = assert_error(await hosted.post(path, json=body), 400, code)
     assert error["type"] == "invalid_request_error"
     if "audio" not in changes:
         assert error["param"] == param

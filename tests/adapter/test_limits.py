@@ -115,6 +115,8 @@ BEYOND: dict[str, tuple[str, dict[str, Any], str]] = {
     "ids to detokenise": ("/v1/detokenize", {"tokens": [5] * 1_048_577}, "tokens"),
     "messages": (H, chat(messages=chat()["messages"] * 65_537), "messages"),
     "a stop": (C, completion(stop="a" * 4_097), "stop"),
+    "stops": (C, completion(stop=["a"] * 129), "stop"),
+    "all stops": (C, completion(stop=["a" * 4_096] * 4 + ["b"]), "stop"),
     "breakers": (C, completion(dry_sequence_breakers=["a"] * 17), "dry_sequence_breakers"),
     "a breaker": (C, completion(dry_sequence_breakers=["a" * 41]), "dry_sequence_breakers[0]"),
     "a grammar": (C, completion(grammar='root ::= "' + "a" * 65_536 + '"'), "grammar"),

@@ -1,0 +1,181 @@
+"""The limits of OpenAI's hosted service that local engines do not have, in one table.
+
+The schemas hold what an engine can do. These limits apply to a request's body after it, with
+`limits="openai"` only. `docs/fidelity.md` shows this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from ..schemas import limits
+from .errors import InvalidRequest
+
+Limits: TypeAlias = Literal["engine", "openai"]
+NAMES: tuple[str, ...] = get_args(Limits)
+
+Body: TypeAlias = Mapping[str, Any]
+Rule: TypeAlias = Callable[[str, Body], InvalidRequest | None]
+
+
+class HostedLimit(NamedTuple):
+    """A limit of OpenAI's on one field.
+
+    Args:
+        rule: returns OpenAI's error if a body exceeds the limit.
+        engine: what is accepted by default.
+        openai: what OpenAI accepts.
+    """
+
+    field: str
+    rule: Rule
+    engine: str
+    openai: str
+
+
+def lacking(field: str, other: str) -> InvalidRequest:
+    """Return the error for a field that needs tools or functions, which the request lacks."""
+    return InvalidRequest(
+        f"Invalid value for '{field}': '{field}' is only allowed when '{other}' are specified.",
+        field,
+    )
+
+
+def at_least(bound: int) -> Rule:
+    """Return a rule for an integer's minimum."""
+
+    def rule(field: str, body: Body) -> InvalidRequest | None:
+        value = body.get(field)
+        if type(value) is not int or value >= bound:
+            return None
+        return _outside(field, value, "below", "minimum", f">= {bound}")
+
+    return rule
+
+
+def at_most(bound: int) -> Rule:
+    """Return a rule for an integer's maximum."""
+
+    def rule(field: str, body: Body) -> InvalidRequest | None:
+        value = body.get(field)
+        if type(value) is not int or value <= bound:
+            return None
+        return _outside(field, value, "above", "maximum", f"<= {bound}")
+
+    return rule
+
+
+def _outside(field: str, value: int, side: str, bound: str, allowed: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Invalid '{field}': integer {side} {bound} value. Expected a value {allowed}, but got "
+        f"{value} instead.",
+        field,
+        f"integer_{side}_{bound[:3]}_value",
+    )
+
+
+def no_longer_than(bound: int) -> Rule:
+    """Return a rule for the number of elements in an array."""
+
+    def rule(field: str, body: Body) -> InvalidRequest | None:
+        value = body.get(field)
+        if not isinstance(value, list) or len(value) <= bound:
+            return None
+        return InvalidRequest(
+            f"Invalid '{field}': array too long. Expected an array with maximum length {bound}, "
+            f"but got an array with length {len(value)} instead.",
+            field,
+            "array_above_max_length",
+        )
+
+    return rule
+
+
+def _with(other: str) -> Rule:
+    """Return a rule for a field that needs tools or functions."""
+
+    def rule(field: str, body: Body) -> InvalidRequest | None:
+        if body.get(field) is None or body.get(other):
+            return None
+        return lacking(field, other)
+
+    return rule
+
+
+def _stored(field: str, body: Body) -> InvalidRequest | None:
+    if body.get(field) is None or body.get("store"):
+        return None
+    return InvalidRequest(
+        f"The '{field}' parameter is only allowed when 'store' is enabled.", field
+    )
+
+
+def _named(field: str, body: Body) -> InvalidRequest | None:
+    name = body.get(field, "")
+    if name is None:
+        return InvalidRequest(
+            f"Invalid type for '{field}': expected a string, but got null instead.",
+            field,
+            "invalid_type",
+        )
+    return InvalidRequest("you must provide a model parameter") if name == "" else None
+
+
+_SERVED = "may be missing, null or empty if one model is served"
+_SHARED: tuple[HostedLimit, ...] = (
+    HostedLimit("model", _named, _SERVED, "required"),
+    HostedLimit(
+        "stop",
+        no_longer_than(4),
+        f"{limits.STOPS.most} sequences of {limits.STOP_TEXT.most:,} characters in all",
+        "4 sequences",
+    ),
+)
+COMPLETION_LIMITS: tuple[HostedLimit, ...] = (
+    *_SHARED,
+    HostedLimit("max_tokens", at_least(0), "at least 0; -1 and -2 are no limit", "at least 0"),
+    HostedLimit("logprobs", at_most(5), "at most 20", "at most 5"),
+)
+_UNLIMITED = "at least 1; -1 and -2 are no limit"
+_HARMLESS = '`"none"` and `"auto"` are allowed without'
+CHAT_LIMITS: tuple[HostedLimit, ...] = (
+    *_SHARED,
+    HostedLimit("max_tokens", at_least(1), _UNLIMITED, "at least 1"),
+    HostedLimit("max_completion_tokens", at_least(1), _UNLIMITED, "at least 1"),
+    HostedLimit("tool_choice", _with("tools"), f"{_HARMLESS} `tools`", "only with `tools`"),
+    HostedLimit("parallel_tool_calls", _with("tools"), "allowed without `tools`",
+                "only with `tools`"),
+    HostedLimit("function_call", _with("functions"), f"{_HARMLESS} `functions`",
+                "only with `functions`"),
+    HostedLimit("metadata", _stored, "ignored without `store`", "only with `store`"),
+)  # fmt: skip
+
+
+def refused(
+    hosted: Sequence[HostedLimit], body: Body, field: str | None = ""
+) -> InvalidRequest | None:
+    """Return the error for the first limit that a body exceeds, or None.
+
+    Args:
+        field: the field to check; by default all.
+    """
+    for limit in hosted:
+        if field in ("", limit.field):
+            error = limit.rule(limit.field, body)
+            if error is not None:
+                return error
+    return None
+
+
+def table() -> str:
+    """Return the limits as a table in Markdown."""
+    rows = ["| endpoint | field | by default | with `--limits openai` |", "|---|---|---|---|"]
+    both = set(_SHARED)
+    for name, hosted in (
+        ("both", _SHARED),
+        ("completions", [one for one in COMPLETION_LIMITS if one not in both]),
+        ("chat", [one for one in CHAT_LIMITS if one not in both]),
+    ):
+        rows += [f"| {name} | `{one.field}` | {one.engine} | {one.openai} |" for one in hosted]
+    return "\n".join(rows) + "\n"
