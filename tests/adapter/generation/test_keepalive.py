@@ -11,10 +11,14 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from faults.fake_koboldcpp import FakeKoboldcpp
+from faults.fake_llama_server import FakeLlamaServer
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.generation.keepalive import COMMENT
 from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
 from latimer.backends.errors import Busy, ContextExceeded, EngineUnavailable, LatimerError
+from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.llama_server import LlamaServer
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
@@ -250,6 +254,33 @@ async def test_a_real_engine_is_kept_waiting_for(
         reply = await client.post("/v1/completions", json=body)
         assert reply.text.startswith(COMMENTED)
     await app.aclose()
+
+
+@pytest.mark.parametrize("stage", ["request", "headers"])
+@pytest.mark.parametrize(
+    ("make_fake", "make"), [(FakeLlamaServer, LlamaServer), (FakeKoboldcpp, KoboldCpp)]
+)
+async def test_a_silent_server_is_waited_for_and_left(
+    make_fake: Any, make: Any, stage: str
+) -> None:
+    """Servers that send nothing are waited for with comments, and freed when the client leaves."""
+    fake = make_fake()
+    await fake.start()
+    backend = make(fake.url)
+    app = OpenAIAdapter(backend, any_model=True, keepalive=SHORT)
+    try:
+        with serving(lambda: app) as address:
+            async with httpx2.AsyncClient(base_url=address) as client:
+                body = {"model": "m", "prompt": f"FAULT:silence/{stage}", "stream": True, "n": 2}
+                async with client.stream("POST", "/v1/completions", json=body) as reply:
+                    assert await anext(reply.aiter_raw()) == COMMENT
+            for _ in range(100):
+                if not backend.server.turns._taken:
+                    break
+                await asyncio.sleep(0.01)
+            assert not backend.server.turns._taken
+    finally:
+        await fake.stop()
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
