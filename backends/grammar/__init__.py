@@ -10,11 +10,12 @@ from ..base import Generation, Grammar
 from ..errors import InvalidGrammar
 from ..offload import Memo
 from .characters import literal
+from .dialects import check_schema
 from .gbnf import MAX_SIZE, WrongGrammar, check
 from .preamble import after, renamed, token_or_text, until
 from .regex import repetitions
 from .regex import to_gbnf as regex_to_gbnf
-from .schema import WS, check_schema, path_to, rules_of
+from .schema import WS, path_to, rules_of
 from .schema import to_gbnf as schema_to_gbnf
 from .unenforced import Unenforced
 

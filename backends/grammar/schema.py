@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
-
-import jsonschema_rs
 
 from ...schemas import limits
 from .characters import LAST, SPECIAL, Range, complement, holds, literal, normal, one_in_json
-from .merge import CONSTRAINTS, KEYWORDS, PATTERNS, TYPES, allowed, are_disjoint, merged
+from .dialects import check_schema, modern
+from .merge import CONSTRAINTS, KEYWORDS, TYPES, allowed, are_disjoint, merged
 from .numbers import integers, numbers
 from .regex import MOST_TIMES, in_json
 from .unenforced import Unenforced
@@ -27,17 +25,6 @@ MOST_VISITS = limits.SCHEMA_VISITS.most
 MOST_SIZE = limits.SCHEMA.most
 MOST_OPTIONS = limits.ONE_OF.most
 MOST_KEY = limits.KEY.most
-# Characters of a validation error's message, which may quote the whole schema.
-MOST_SAID = 300
-# The published dialects; the validators include their meta-schemas.
-_DIALECTS: Mapping[str, type[jsonschema_rs.Validator]] = {
-    "http://json-schema.org/draft-04/schema": jsonschema_rs.Draft4Validator,
-    "http://json-schema.org/draft-06/schema": jsonschema_rs.Draft6Validator,
-    "http://json-schema.org/draft-07/schema": jsonschema_rs.Draft7Validator,
-    "https://json-schema.org/draft/2019-09/schema": jsonschema_rs.Draft201909Validator,
-    "https://json-schema.org/draft/2020-12/schema": jsonschema_rs.Draft202012Validator,
-}
-LATEST = "https://json-schema.org/draft/2020-12/schema"
 
 Schema = Mapping[str, Any]
 Path = tuple[str | int, ...]
@@ -79,43 +66,6 @@ FORMATS = {
 }
 
 
-def check_schema(schema: Any) -> None:
-    """Raise `Unenforced` with a path for a value that is not a JSON schema.
-
-    Nothing is fetched for any `$schema` or `$ref`.
-    """
-    errors = [_deepest(error) for error in _meta_schema(_dialect(schema)).iter_errors(schema)]
-    if errors:
-        # The error nearest to the root is the most helpful.
-        path, message = min(errors, key=lambda error: len(error[0]))
-        raise Unenforced(message, path)
-
-
-def _dialect(schema: Any) -> str:
-    """Return the dialect that a schema declares, if it is a published one, or the latest."""
-    named = schema.get("$schema") if isinstance(schema, dict) else None
-    named = named.rstrip("#") if isinstance(named, str) else ""
-    return named if named in _DIALECTS else LATEST
-
-
-@lru_cache(maxsize=len(_DIALECTS))
-def _meta_schema(dialect: str) -> jsonschema_rs.Validator:
-    kind = _DIALECTS[dialect]
-    return kind({"$ref": dialect}, offline=True, pattern_options=PATTERNS)
-
-
-def _deepest(error: jsonschema_rs.ValidationError) -> tuple[Path, str]:
-    """Return the path and the message of an error; of alternatives, the one with most progress."""
-    path, message = tuple(error.instance_path), error.message
-    branches = getattr(error.kind, "context", ())
-    if branches:
-        # OpenAI's message.
-        message = f"{error.instance!r:.100} is not valid under any of the given schemas"
-    inner = [_deepest(one) for branch in branches for one in branch]
-    deeper = [one for one in inner if len(one[0]) > len(path)]
-    return max(deeper or [(path, message[:MOST_SAID])], key=lambda one: len(one[0]))
-
-
 def path_to(schema: Any, keyword: str, path: Path = ()) -> Path | None:
     """Return the path of a keyword in a schema, or None; property names are not keywords."""
     if isinstance(schema, list):
@@ -152,6 +102,7 @@ def rules_of(schema: Any, name: str, prefix: str = "") -> dict[str, str]:
         Unenforced: see `to_gbnf`.
     """
     check_schema(schema)
+    schema = modern(schema)
     converter = _Converter(schema, prefix)
     converter.rules[name] = converter.visit(schema, ())
     return converter.rules

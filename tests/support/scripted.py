@@ -31,12 +31,19 @@ MAY_THINK = CHATML + "{# <think> </think> #}"
 
 
 def scripted(
-    path: Path, script: Sequence[str], template: str = CHATML, marks: Sequence[str] = ()
+    path: Path,
+    script: Sequence[str],
+    template: str = CHATML,
+    marks: Sequence[str] = (),
+    after: str = "\n",
+    context: int = 512,
 ) -> Path:
     """Write a model that answers every prompt with a script, then an end token.
 
     Args:
         script: its tokens, all different; those among `marks` are control tokens.
+        after: the last character of a prompt.
+        context: the context length.
     """
     alphabet = _byte_alphabet()
     controls = (*CONTROLS, *marks)
@@ -50,7 +57,7 @@ def scripted(
         kinds[ids[control]] = gguf.TokenType.CONTROL
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(path.stem)
-    writer.add_context_length(512)
+    writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(1)
     writer.add_feed_forward_length(64)
@@ -69,7 +76,7 @@ def scripted(
     writer.add_add_bos_token(False)
     writer.add_chat_template(template)
     follows = dict.fromkeys(range(len(tokens)), ids["<|im_end|>"])
-    chain = [tokens.index(alphabet[ord("\n")]), *(ids[piece] for piece in script)]
+    chain = [tokens.index(alphabet[ord(after)]), *(ids[piece] for piece in script)]
     follows |= dict(zip(chain, [*chain[1:], ids["<|im_end|>"]], strict=True))
     _write(writer, len(tokens), follows)
     return path

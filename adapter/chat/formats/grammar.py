@@ -16,7 +16,8 @@ from .rules import FunctionSchema
 _ANY = b'{"type":"object"}'
 # Leaves room for a preamble: the reasoning before the calls.
 MAX_SIZE = limits.SCHEMA.most - 2_000
-# Beyond this size, schemas that are not strict are dropped: each token would take longer.
+# Beyond this size, the largest schemas that are not strict are dropped: each token would take
+# longer.
 WELL_FOLLOWED = 63_536
 
 
@@ -70,11 +71,35 @@ def grammar(request: GrammarRequest) -> str:
     form, functions, parallel, forced, special, answer = request
     text = _grammar(form, functions, parallel, forced, special)
     if len(text) > WELL_FOLLOWED:
-        loose = [one if one.strict else one._replace(schema=_ANY) for one in functions]
+        loose = _loosened(form, functions, len(text) - WELL_FOLLOWED)
         text = _grammar(form, loose, parallel, forced, special)
     if len(text) > MAX_SIZE:
         raise TooLarge
     return text if answer is None else beside(text, as_gbnf(answer))
+
+
+def _loosened(
+    form: ToolCallFormat, functions: Sequence[FunctionSchema], excess: int
+) -> list[FunctionSchema]:
+    """Return the functions without the largest schemas, as far as they are not strict.
+
+    Args:
+        excess: the number of characters by which their grammar is too long.
+    """
+
+    def size(function: FunctionSchema) -> int:
+        rules = form.rules(function, "arguments-0", "f0-", 0)
+        return sum(len(name) + len(rule) + len(" ::= \n") for name, rule in rules.items())
+
+    any_size = size(FunctionSchema("", _ANY, False))
+    sizes = {index: size(one) for index, one in enumerate(functions) if not one.strict}
+    loose = list(functions)
+    for index in sorted(sizes, key=lambda index: -sizes[index]):
+        if excess <= 0:
+            break
+        excess -= sizes[index] - any_size
+        loose[index] = loose[index]._replace(schema=_ANY)
+    return loose
 
 
 def _grammar(

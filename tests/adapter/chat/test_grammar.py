@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,12 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat
-from latimer.adapter.chat.formats.grammar import GrammarRequest, TooLarge, beside
+from latimer.adapter.chat.formats.grammar import (
+    WELL_FOLLOWED,
+    GrammarRequest,
+    TooLarge,
+    beside,
+)
 from latimer.adapter.chat.formats.grammar import grammar as grammar_of
 from latimer.adapter.chat.formats.rules import FunctionSchema
 from latimer.backends.grammar import Unenforced, gbnf
@@ -126,7 +132,10 @@ def test_what_no_grammar_can_say_elsewhere_is_left_out(schema: Any) -> None:
 
 
 def test_many_functions_are_held_to_less() -> None:
-    """Schemas that are not strict shrink to plain objects when the grammar would be too large."""
+    """The largest schemas that are not strict become plain objects in a grammar that is too long.
+
+    The others stay enforced.
+    """
     rich = orjson.dumps({"properties": {f"p{i}": {"enum": [f"{i}" * 20]} for i in range(20)}})
 
     def offered(count: int, strict: bool) -> tuple[tuple[str, bytes, bool], ...]:
@@ -135,6 +144,10 @@ def test_many_functions_are_held_to_less() -> None:
     text = grammar(FORMATS[0], offered(128, False), True, False, NO_MARKS)
     gbnf.check(text)
     assert "p19" not in text
+    text = grammar(FORMATS[0], offered(40, False), True, False, NO_MARKS)
+    assert len(text) < WELL_FOLLOWED
+    kept = [index for index in range(40) if re.search(rf"f{index}-.*p19", text)]
+    assert 0 < len(kept) < 40
     assert "p19" in grammar(FORMATS[0], offered(3, False), True, False, NO_MARKS)
     text = grammar(FORMATS[0], offered(128, True), True, False, NO_MARKS)
     gbnf.check(text, SCHEMA.most)

@@ -175,3 +175,15 @@ def _matches(rule: str, text: str) -> bool:
 
     pattern = rule.replace('"-"', "-").replace('"."', "[.]").replace(" ", "")
     return re.fullmatch(pattern, text) is not None
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_exclusive_bounds_as_flags(named: bool) -> None:
+    """Exclusive bounds of draft 4 are flags, and are enforced also if no dialect is named."""
+    schema: dict[str, Any] = {"type": "integer", "minimum": 5, "exclusiveMinimum": True}
+    schema |= {"maximum": 7, "exclusiveMaximum": False}
+    if named:
+        schema["$schema"] = "http://json-schema.org/draft-04/schema#"
+    assert to_gbnf(json.dumps(schema)) == to_gbnf(
+        json.dumps({"type": "integer", "exclusiveMinimum": 5, "maximum": 7})
+    )
