@@ -25,6 +25,7 @@ from .reports import WRITERS, write
 from .reports.json import changes
 from .reports.run import OUTCOMES, Run
 from .runner import Settings, Unreachable, connected, judge
+from .target import SILENCE
 
 COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magenta",
            "unsupported": "blue"}  # fmt: skip
@@ -67,6 +68,13 @@ COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magent
     help="Command that stops and restarts the engine. Tests what clients see when it dies.",
 )
 @click.option(
+    "--silence",
+    type=click.FloatRange(0, min_open=True),
+    default=SILENCE,
+    metavar="SECONDS",
+    help=f"Longest time without bytes in a stream, in seconds. Default: {SILENCE:g}.",
+)
+@click.option(
     "--report",
     multiple=True,
     type=click.Path(path_type=Path),
@@ -96,6 +104,7 @@ def conform(
     model_hint: str | None,
     at_once: int,
     breaks: str | None,
+    silence: float,
     report: Sequence[Path],
     notes: Path | None,
     redact: bool,
@@ -133,7 +142,7 @@ def conform(
             f"--report {misplaced[0]} is in a folder that does not exist. Create it first."
         )
     _check_address(url)
-    settings = Settings(url, model, api_key, model_hint, at_once, breaks)
+    settings = Settings(url, model, api_key, model_hint, at_once, breaks, silence)
     try:
         run = asyncio.run(_judged(settings, checks, name or _without_user(url), not redact))
     except Unreachable as error:

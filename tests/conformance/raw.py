@@ -61,6 +61,11 @@ async def exchange(
     """Send a request and read the complete reply; see `connected`."""
     async with connected(api, method, path, body, bearer) as (reader, _writer):
         data = await reader.read()
+    return parsed(data)
+
+
+def parsed(data: bytes) -> RawReply:
+    """Return the reply of which these are all bytes."""
     head, separator, rest = data.partition(b"\r\n\r\n")
     if not separator:
         raise Fail(f"expected an HTTP response, but got {data[:200]!r}")

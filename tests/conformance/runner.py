@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx2
 
 from .check import Check, Diverges, Fail, Outcome, Skip, Unsupported, Verdict
-from .target import Api
+from .target import SILENCE, Api
 
 # The number of times that a check runs before it counts as failed.
 TRIES = 3
@@ -29,6 +29,7 @@ class Settings:
         hint: `demo` if the demo model answers.
         at_once: the number of checks that run concurrently.
         breaks: a command that stops and restarts the engine behind the server.
+        silence: the seconds for which a stream may send nothing.
     """
 
     url: str
@@ -37,6 +38,7 @@ class Settings:
     hint: str | None = None
     at_once: int = 8
     breaks: str | None = None
+    silence: float = SILENCE
 
 
 class Unreachable(Exception):
@@ -88,7 +90,9 @@ async def judge(
             async with turns:
                 verdict = await run(
                     check,
-                    lambda: Api(client, model, settings.hint, wrong, settings.breaks),
+                    lambda: Api(
+                        client, model, settings.hint, wrong, settings.breaks, settings.silence
+                    ),
                     patience,
                 )
             verdicts[check.id] = verdict

@@ -17,6 +17,8 @@ from .published import chunk_problem, problem
 
 # The endpoints that every server must have.
 BASIC = {"/completions", "/chat/completions"}
+# The seconds for which a stream may send nothing, by default: proxies often end it after 30.
+SILENCE = 20.0
 ERROR_KEYS = {"message", "type", "param", "code"}
 
 
@@ -116,6 +118,7 @@ class Api:
         hint: `demo` if the demo model answers, whose answers are known.
         wrong: the first violation of OpenAI's published types in the run, by endpoint.
         breaks: a command that stops and restarts the engine behind the server.
+        silence: the seconds for which a stream may send nothing.
     """
 
     def __init__(
@@ -125,12 +128,14 @@ class Api:
         hint: str | None = None,
         wrong: dict[str, str] | None = None,
         breaks: str | None = None,
+        silence: float = SILENCE,
     ) -> None:
         self.client = client
         self.model = model
         self.hint = hint
         self.wrong = {} if wrong is None else wrong
         self.breaks = breaks
+        self.silence = silence
         self.exchanges: list[Exchange] = []
 
     @property

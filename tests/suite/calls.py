@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from suite import schema
+from suite import language, schema
 
 _numbers = itertools.count(1)
 PIECE = 5
@@ -52,8 +52,23 @@ def plan(sent: Mapping[str, Any]) -> list[Call] | None:
 
 def _call(tool: Mapping[str, Any]) -> Call:
     if tool["type"] == "custom":
-        return Call("custom", tool["custom"]["name"], "ls")
+        form = tool["custom"].get("format") or {"type": "text"}
+        return Call("custom", tool["custom"]["name"], input_of(form))
     return Call("function", tool["function"]["name"], _arguments(tool["function"]))
+
+
+def input_of(form: Mapping[str, Any]) -> str:
+    """Return an input that follows the format of a custom tool.
+
+    Raises:
+        ValueError: its grammar is invalid.
+    """
+    if form["type"] == "text":
+        return "ls"
+    given = form["grammar"]
+    if given["syntax"] == "regex":
+        return language.of_regex(given["definition"])
+    return language.of_grammar(given["definition"], "start")
 
 
 def _deprecated(sent: Mapping[str, Any]) -> list[Call] | None:

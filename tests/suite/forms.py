@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from suite import schema
+from suite import calls, schema
 from suite.rules import Refused
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+FORMS = ("text", "json_object", "json_schema", "regex", "grammar")
 CHOICES = ("none", "auto", "required")
 
 
@@ -31,9 +32,25 @@ def _check_tools(tools: Any) -> None:
         function = tool.get(kind) or {}
         if not NAME.fullmatch(str(function.get("name", ""))):
             raise Refused("Invalid name.", f"tools[{at}].{kind}.name", "invalid_value")
+        _check_custom(function.get("format"), at)
         parameters = function.get("parameters")
         if parameters is not None and schema.problem(parameters):
             raise Refused("Invalid schema.", f"tools[{at}].function.parameters", "invalid_type")
+
+
+def _check_custom(form: Any, at: int) -> None:
+    """Raise `Refused` unless the format of a custom tool is text or a valid grammar."""
+    if form is None or form.get("type") == "text":
+        return
+    where = f"tools[{at}].custom.format"
+    if form.get("type") != "grammar":
+        raise Refused("Invalid value.", f"{where}.type", "invalid_value")
+    if form["grammar"].get("syntax") not in ("lark", "regex"):
+        raise Refused("Invalid value.", f"{where}.grammar.syntax", "invalid_value")
+    try:
+        calls.input_of(form)
+    except ValueError as error:
+        raise Refused(f"Invalid grammar: {error}.", f"{where}.grammar.definition") from None
 
 
 def _check_choice(body: dict[str, Any]) -> None:
@@ -56,9 +73,9 @@ def _check_choice(body: dict[str, Any]) -> None:
 def _check_form(form: Any) -> None:
     if form is None:
         return
-    if not isinstance(form, dict) or form.get("type") not in ("text", "json_object", "json_schema"):
+    if not isinstance(form, dict) or form.get("type") not in FORMS:
         raise Refused("Invalid 'response_format'.", "response_format", "invalid_value")
-    if form["type"] != "json_schema":
+    if form["type"] != "json_schema" or "schema" in form:
         return
     inner = form.get("json_schema")
     if not isinstance(inner, dict) or not NAME.fullmatch(str(inner.get("name", ""))):

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 END, TURN, TURN_END = 256, 257, 258
 SIZE = 259
-CONTEXT = 8192
+CONTEXT = 65_536
 SPELLINGS = {END: b"<|endoftext|>", TURN: b"<|im_start|>", TURN_END: b"<|im_end|>"}
 _CONTROL = re.compile("|".join(re.escape(name.decode()) for name in SPELLINGS.values()))
 _LETTERS = b"etaoin shrdlu, 1234."

@@ -16,11 +16,15 @@ def instance(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -
         for key in schema["$ref"].removeprefix("#/").split("/"):
             target = target[key]
         return instance(target, root)
+    if "const" in schema:
+        return schema["const"]
     if "enum" in schema:
         return schema["enum"][0]
     if "anyOf" in schema:
         return instance(schema["anyOf"][0], root)
     kind = schema.get("type", "object")
+    if kind == "object" and "required" in schema:
+        return {name: instance(schema["properties"][name], root) for name in schema["required"]}
     if kind == "object":
         return {name: instance(one, root) for name, one in schema.get("properties", {}).items()}
     if kind == "array":
@@ -33,6 +37,7 @@ def problem(schema: Any) -> str | None:
     if not isinstance(schema, dict):
         return "a schema is an object"
     kind = schema.get("type")
-    if kind is not None and kind not in TYPES:
-        return f"there is no type {kind!r}"
+    for one in kind if isinstance(kind, list) else [kind]:
+        if one is not None and one not in TYPES:
+            return f"there is no type {one!r}"
     return None

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from suite import embeddings, forms, responses
+from suite import embeddings, forms, model, responses
 from suite.rules import Refused, check_body, parse
 from suite.stored import Store
 from suite.work import CHAT, Work
@@ -28,6 +28,8 @@ POSTED = {COMPLETIONS, CHAT, EMBEDDINGS, RESPONSES, f"{RESPONSES}/input_tokens"}
 DOWN = 2
 # The number of long streams that the engine runs concurrently.
 SLOTS = 8
+# The tokens of a long prompt, and the twentieths of a second that its evaluation takes.
+LONG, EVALUATION = 7000, 52
 GONE = {"message": "The engine is gone.", "type": "server_error", "param": None, "code": None}
 
 
@@ -46,6 +48,8 @@ class Fault:
     buffers: bool = False
     # The status of a request while more than 20 run; 0 serves it.
     crowded: int = 0
+    # What a stream sends while a long prompt is evaluated.
+    comment: bytes = b": keep-alive\n\n"
     # Of two concurrent requests, one gets the other's answer.
     mixes: bool = False
     # The last event of a stream whose engine died, and the status of requests after that.
@@ -266,7 +270,8 @@ class Server:
         }
 
     async def _models(self, method: str, path: str, send: Send) -> None:
-        one = {"id": "org/toy", "object": "model", "created": 1_700_000_000, "owned_by": "suite"}
+        one = {"id": "org/toy", "object": "model", "created": 1_700_000_000, "owned_by": "suite",
+               "context_length": model.CONTEXT}  # fmt: skip
         if path == "/models":
             listed = {"object": "list", "data": [one]}
             await self._send(send, 200, self.fault.reply(path, listed, {}))
@@ -323,6 +328,8 @@ class Server:
             return
         headers = self._head("text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
         await _start(send, 200, self.fault.headers(200, headers))
+        if len(work.prompts[0][0]) > LONG:
+            await self._evaluate(send)
         kind = "chat.completion.chunk" if chat else "text_completion"
         chunks = [{"object": kind, **head, **chunk} for chunk in work.chunks()]
         if sent.get("store"):
@@ -338,6 +345,14 @@ class Server:
         if sent.get("max_tokens") == 12 and self.fault.lingers:
             await asyncio.sleep(6)
         await send({"type": "http.response.body", "body": b""})
+
+    async def _evaluate(self, send: Send) -> None:
+        """Send comments for as long as the evaluation of a long prompt takes."""
+        for _ in range(EVALUATION):
+            await asyncio.sleep(0.05)
+            if self.fault.comment:
+                await send({"type": "http.response.body", "body": self.fault.comment,
+                            "more_body": True})  # fmt: skip
 
     def _turn(self, sent: dict[str, Any]) -> int:
         """Count the repetitions of a request: without a seed, each one samples other tokens."""

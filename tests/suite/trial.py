@@ -25,7 +25,11 @@ from suite.witness import Use, Witness, notices
 SLOW = {
     "streaming.disconnect": ("stays-after-disconnect",),
     "streaming.first-chunk": ("waits-till-the-end",),
+    "keepalive.bytes": ("keepalive-none",),
+    "keepalive.comments": ("keepalive-none", "keepalive-joined", "keepalive-events"),
 }
+# The seconds for which a stream may send nothing.
+SILENCE = 2.0
 # The number of checks that run concurrently.
 AT_ONCE = 8
 # A busy machine can suspend a process for longer than a check's limit.
@@ -148,7 +152,10 @@ class Trial:
         async with self._turns:
             self._stage.servers[number] = Server(fault, clock)
             verdict = await run(
-                check, lambda: Api(client, "org/toy", "demo", wrong, command), PATIENCE, tries
+                check,
+                lambda: Api(client, "org/toy", "demo", wrong, command, SILENCE),
+                PATIENCE,
+                tries,
             )
             del self._stage.servers[number]
         return verdict

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from suite import calls, model, schema
+from suite import calls, constraints, model
 from suite.rules import Refused
 
 CHAT = "/chat/completions"
+# A bias against the end of the text.
+ENDLESS = dict.fromkeys((model.END, model.TURN, model.TURN_END), -100)
+# The tokens of an image, as text.
+IMAGE = "(image)"
 
 
 class Work:
@@ -42,13 +47,8 @@ class Work:
         """Return the bytes that replace the model's completion for calls or formats, or None."""
         if self.calls is not None:
             return "".join(call.text for call in self.calls).encode()
-        form = (self.sent.get("response_format") or {"type": "text"}) if self.chat else {}
-        if form.get("type") == "json_object":
-            return b'{"answer": "yes"}'
-        if form.get("type") == "json_schema":
-            value = schema.instance(form["json_schema"].get("schema") or {})
-            return json.dumps(value, ensure_ascii=False).encode()
-        return None
+        text = constraints.text_of(self.sent)
+        return None if text is None else text.encode()
 
     def _chat_prompt(self) -> list[tuple[list[int], str]]:
         offered = self.sent.get("tools") or self.sent.get("functions")
@@ -56,7 +56,7 @@ class Work:
         for message in self.sent["messages"]:
             content = message.get("content") or json.dumps(message.get("tool_calls") or "")
             if isinstance(content, list):
-                content = "".join(part["text"] for part in content)
+                content = "".join(part.get("text", IMAGE) for part in content)
             text = f"{message['role']}\n{content}"
             ids += [model.TURN, *text.encode("utf-8", "replace"), model.TURN_END, 10]
         return [([*ids, model.TURN, *b"assistant\n"], "")]
@@ -142,6 +142,7 @@ class Choice:
         counts: Counter[int] = Counter()
         self.reason = "length"
         forced = work.forced
+        least = math.inf if sent.get("ignore_eos") else sent.get("min_tokens") or 0
         limit = model.CONTEXT - len(ids) if work.limit is None else work.limit
         temperature = 1 if sent.get("temperature") is None else sent["temperature"]
         top_p = 1 if sent.get("top_p") is None else sent["top_p"]
@@ -151,7 +152,9 @@ class Choice:
         while len(self.tokens) < limit:
             values = model.logits(before)
             if forced is None:
-                token = model.draw(values, rng, temperature, top_p, bias, counts,
+                going = len(self.tokens) < least
+                token = model.draw(values, rng, temperature, top_p, ENDLESS if going else bias,
+                                   counts,
                                    sent.get("presence_penalty") or 0,
                                    sent.get("frequency_penalty") or 0)  # fmt: skip
             else:
@@ -169,6 +172,8 @@ class Choice:
             ends = [end for end in ends if end >= 0]
             if ends:
                 self.reason, self.cut = "stop", min(ends)
+                if sent.get("include_stop_str_in_output"):
+                    self.cut = len(data)
                 break
         if self.cut is not None:
             data, self.tokens = data[: self.cut], self.tokens[: self.cut]

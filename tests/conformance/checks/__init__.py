@@ -8,12 +8,17 @@ from . import (
     choices,
     completions,
     concurrency,
+    constraints,
+    custom_tools,
     echo,
     embeddings,
     engine,
     errors,
     headers,
+    history,
+    keepalive,
     logprobs,
+    mcp,
     models,
     responses,
     sampling,
@@ -29,7 +34,7 @@ from . import (
 
 MODULES = (
     transport, errors, headers, models, completions, choices, sampling, stops, logprobs, echo,
-    streaming, chat, chat_logprobs, tools, structured, embeddings, stored, responses,
-    concurrency, security, engine, types,
+    streaming, keepalive, chat, history, chat_logprobs, tools, custom_tools, mcp, structured,
+    constraints, embeddings, stored, responses, concurrency, security, engine, types,
 )  # fmt: skip
 GROUPS = [module.__name__.rpartition(".")[2] for module in MODULES]

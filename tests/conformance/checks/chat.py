@@ -289,3 +289,26 @@ async def answer(api: Api) -> None:
     found = await _message(api, "What is the capital of France?", temperature=0, max_tokens=60)
     expected = "The capital of France is Paris."
     expect(found["content"] == expected, f"expected {expected!r}, but got {found['content']!r}")
+
+
+# A PNG image of 64 by 64 pixels, half black and half white.
+IMAGE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQAAAACCEkxzAAAAFElEQVR42mP4DwQMIDDKGG"
+    "WQzgAA8SD/AcSiPtIAAAAASUVORK5CYII="
+)
+
+
+@check("chat.detail-original",
+       "An image with detail original is accepted, and has as many tokens as with high.",
+       "should", "3.2 [SDK]")  # fmt: skip
+async def detail_original(api: Api) -> None:
+    counts = []
+    for detail in ("high", "original"):
+        image = {"type": "image_url", "image_url": {"url": IMAGE, "detail": detail}}
+        messages = [{"role": "user", "content": [{"type": "text", "text": "Describe it."}, image]}]
+        body = {"model": api.model, "messages": messages, "max_tokens": 1}
+        reply = await api.post("/chat/completions", body)
+        if detail == "high" and reply.status != 200:
+            raise Skip(f"the model takes no images: {reply.text[:200]}")
+        counts.append(reply.ok()["usage"]["prompt_tokens"])
+    expect(counts[0] == counts[1], f"expected equal numbers of prompt tokens, but got {counts}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from ..check import check, expect
+from ..check import Skip, check, expect
 from ..target import Api
 
 
@@ -69,3 +71,48 @@ async def accepted(api: Api) -> None:
 async def delete(api: Api) -> None:
     reply = await api.send("DELETE", "/models/no-such-model-anywhere")
     reply.error(403, 404, 405)
+
+
+def context_of(model: Mapping[str, Any]) -> int | None:
+    """Return the context length in a model's entry, in any of the known spellings.
+
+    The length with which a model was trained counts only if no other is listed.
+    """
+    meta = model.get("meta") if isinstance(model.get("meta"), dict) else {}
+    assert isinstance(meta, dict)
+    for holder, name in (
+        (model, "context_length"), (model, "max_model_len"), (model, "context_window"),
+        (model, "max_context_length"), (meta, "n_ctx"), (meta, "n_ctx_train"),
+    ):  # fmt: skip
+        value = holder.get(name)
+        if type(value) is int and value > 0:
+            return value
+    return None
+
+
+@check("models.context-length",
+       "Each model lists its context length: context_length, max_model_len or meta.n_ctx.",
+       "may", "5 design")  # fmt: skip
+async def context_length(api: Api) -> None:
+    for model in await _listed(api):
+        one = (await api.get("/models/" + quote(model["id"], safe=""))).ok()
+        for entry in (model, one):
+            expect(context_of(entry), f"expected a context length, but got {entry}")
+
+
+@check("models.context-exact",
+       "The listed context length is the one that context_length_exceeded names.",
+       "should", "1.4 5 design")  # fmt: skip
+async def context_exact(api: Api) -> None:
+    entry = next((one for one in await _listed(api) if one["id"] == api.model), {})
+    length = context_of(entry)
+    if length is None:
+        raise Skip("the model's entry has no context length")
+    # More tokens than the context, also if a token has several words.
+    messages = [{"role": "user", "content": "a b " * (2 * length)}]
+    body = {"model": api.model, "messages": messages, "max_tokens": 1}
+    error = (await api.post("/chat/completions", body)).error(400)
+    expect(error["code"] == "context_length_exceeded", f"expected that code, but got {error}")
+    found = re.search(r"maximum context length is (\d+)", error["message"])
+    expect(found and int(found[1]) == length,
+           f"expected the context length {length} in the message, but got {error}")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from suite.faults import (
+    agents,
     bodies,
     embeddings,
     engine,
@@ -17,5 +18,5 @@ from suite.faults import (
 )
 from suite.faults.base import FAULTS
 
-__all__ = ["FAULTS", "bodies", "embeddings", "engine", "fields", "logprobs", "responses",
+__all__ = ["FAULTS", "agents", "bodies", "embeddings", "engine", "fields", "logprobs", "responses",
            "stored", "streams", "structured", "tools", "transport"]  # fmt: skip

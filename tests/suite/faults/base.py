@@ -16,7 +16,7 @@ FAULTS: dict[str, Fault] = {}
 def broken(name: str, **hooks: Any) -> None:
     """Register a fault that overrides some of the server's hooks and flags."""
     assert name not in FAULTS, name
-    plain = {"stays", "lingers", "buffers", "crowded", "mixes", "down", "wrong_key"}
+    plain = {"stays", "lingers", "buffers", "crowded", "mixes", "down", "wrong_key", "comment"}
     body = {key: hook if key in plain else staticmethod(hook) for key, hook in hooks.items()}
     made: Fault = type(name, (Fault,), {**body, "fails": EXPECTED.get(name, frozenset())})()
     FAULTS[name] = made
