@@ -195,18 +195,13 @@ broken("custom-history-refused", request=refuse(
 broken("custom-history-unread", valid=lambda path, body: (
     {**body, "messages": [m for m in body["messages"] if '"custom"' not in json.dumps(m)]}
     if path == CHAT else body))  # fmt: skip
-for _name, _definition, _wrong in (
-    ("regex", "definition", "(left"), ("lark", "definition", "|( SIDE"),
-    ("syntax", "syntax", "no_syntax"),
+for _name, _wrong in (
+    ("regex", "'(left'"), ("lark", "|( SIDE"), ("syntax", "no_syntax"), ("format", "no_type"),
 ):  # fmt: skip
     broken(f"custom-{_name}-unchecked", request=lambda path, body, wrong=_wrong: (
         {**body, "tools": None, "tool_choice": None}
         if "custom" in str(body.get("tools")) and wrong in str(body.get("tools"))
         else body))  # fmt: skip
-broken("custom-format-unchecked", request=lambda path, body: (
-    {**body, "tools": None, "tool_choice": None}
-    if "custom" in str(body.get("tools")) and "no_type" in str(body.get("tools"))
-    else body))  # fmt: skip
 
 for _name in ("structured_outputs", "guided_json", "guided_regex", "guided_choice",
               "guided_grammar", "grammar", "json_schema", "format", "min_tokens", "ignore_eos",
