@@ -30,14 +30,18 @@ _ERRORS = ("errors.keys", "errors.code-type", "errors.missing-messages", "errors
 
 PROFILES: Mapping[str, Sequence[str]] = {
     "openai": (
-        *_CHAT, *_CHAT_STREAM, *_ERRORS, "headers.request-id", "models.*", "chat.refusal-null",
+        *_CHAT, *_CHAT_STREAM, *_ERRORS, "history.system-middle", "history.developer-middle",
+        "chat.detail-original", "custom_tools.text", "custom_tools.round-trip",
+        "headers.request-id", "models.*", "chat.refusal-null",
         "streaming.choices-in-order", "streaming.usage", "transport.unknown-path", "types.*",
         *_TOOLS, *_TOOLS_STREAM,
         "structured.schema", "embeddings.base64", "embeddings.order", "stored.pages",
         "responses.type", "responses.stream-type", "responses.stream-order",
     ),
     "langchain": (
-        *_CHAT, *_CHAT_STREAM, "completions.usage", "completions.nulls", "choices.order",
+        "history.system-middle", "history.system-after-system", "history.user-after-user",
+        "history.arguments-*", *_CHAT, *_CHAT_STREAM, "completions.usage", "completions.nulls",
+        "choices.order",
         "streaming.usage", "chat.max-tokens", "errors.context", *_TOOLS, *_TOOLS_STREAM,
         "structured.schema", "embeddings.shape", "embeddings.order", "embeddings.id-lists",
     ),
@@ -60,18 +64,28 @@ PROFILES: Mapping[str, Sequence[str]] = {
     "instructor": (
         *_CHAT, "chat.refusal-null", "chat.no-tool-calls", "chat.usage-details", "tools.named",
         "tools.schema", "tools.length", "structured.schema", "structured.object",
-        "structured.finish",
+        "structured.finish", "constraints.object-schema",
     ),
-    "litellm": (*_CHAT, *_CHAT_STREAM, "errors.context", "errors.unknown-model", "streaming.usage"),
+    "litellm": (
+        "history.reasoning-content", "mcp.lookahead", *_CHAT, *_CHAT_STREAM,
+        "errors.context", "errors.unknown-model", "streaming.usage",
+    ),
     "Open WebUI": (
+        "history.system-middle", "keepalive.*", "mcp.auto",
         *_CHAT_STREAM, "models.list", "models.fields", "chat.system", "chat.history",
         "chat.text-parts", "streaming.disconnect", "headers.cors", *_TOOLS_STREAM,
         "tools.round-trip",
         "embeddings.shape", "embeddings.order",
     ),
     "SillyTavern": (
+        "history.assistant-first", "history.system-*", "history.user-after-user",
+        "history.assistant-after-assistant", "constraints.grammar", "constraints.json-schema",
         *_CHAT_STREAM, "models.list", "stops.chat", "stops.held-back", "streaming.disconnect",
         "chat.name", "chat.same-role", "streaming.in-pieces",
+    ),
+    "coding agents": (
+        *_CHAT_STREAM, *_TOOLS, *_TOOLS_STREAM, "headers.json", "models.*", "errors.chat-context",
+        "streaming.usage", "streaming.disconnect", "history.*", "mcp.*", "keepalive.*",
     ),
     "Mantella": (*_CHAT_STREAM, "models.list", "chat.system", "chat.history", "stops.chat"),
     "dspy": (*_CHAT, "choices.chat", "chat.max-tokens", "chat.finish-words"),

@@ -37,7 +37,7 @@ def _one(item: tuple[Any, Any]) -> str:
     if name is kind.SUBPATTERN:
         return "".join(map(_one, value[-1]))
     if name is kind.MAX_REPEAT:
-        return "".join(map(_one, value[2])) * value[0]
+        return "".join(map(_one, value[2])) * int(value[0])
     return ""
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from latimer.conformance.check import all_checks
+from latimer.conformance.profiles import PROFILES
+from suite.faults import FAULTS
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "conformance" / "contract.md"
 LEVELS = {"must": ("must",), "should": ("must", "should"), "may": ("must", "should", "may")}
@@ -15,6 +17,7 @@ SECTIONS = (
     # Models without reasoning cannot show section 3.8.
     *(f"3.{i}" for i in (1, 2, 3, 4, 5, 6, 7, 9)), "4", "5", "6", "7",
 )  # fmt: skip
+ROOT = DOCUMENT.parent.parent.parent
 CHECKS = {check.id: check for check in all_checks()}
 
 
@@ -48,3 +51,19 @@ def test_every_check_stands_for_a_promise() -> None:
     """Every `must` and `should` check belongs to a promise in the document."""
     held = {name for *_, ids in rows() for name in ids}
     assert [name for name, one in CHECKS.items() if one.level != "may" and name not in held] == []
+
+
+# The texts with numbers of checks, faults or client profiles, and what each number counts.
+COUNTS = (
+    ("README.md", r"a suite of (\d+) checks", len(CHECKS)),
+    ("CHANGELOG.md", r"`latimer conform`: (\d+) checks", len(CHECKS)),
+    ("docs/conformance/README.md", r"with (\d+) checks", len(CHECKS)),
+    ("docs/conformance/README.md", r"(\d+) faults can be", len(FAULTS)),
+    ("docs/conformance/README.md", r"lists (\d+) clients", len(PROFILES)),
+)
+
+
+@pytest.mark.parametrize(("path", "text", "count"), COUNTS)
+def test_the_documents_have_the_right_numbers(path: str, text: str, count: int) -> None:
+    """A document that names the number of checks, faults or profiles has the current one."""
+    assert re.findall(text, (ROOT / path).read_text()) == [str(count)]

@@ -19,6 +19,9 @@ EXPLAINED = {
     "completions.suffix": "the demo model has no tokens for filling in the middle",
     "streaming.first-chunk": "the demo model answers within a quarter of a second",
     "errors.wrong-key": "this server asks for no key",
+    "keepalive.bytes": "the demo model's prompts are evaluated within seconds",
+    "keepalive.comments": "the demo model's prompts are evaluated within seconds",
+    "chat.detail-original": "the demo model takes no images",
     "tools.several": "the demo model makes one call only",
     "tools.stream-order": "the demo model makes one call only",
 }

@@ -26,7 +26,7 @@ async def test_a_server_is_judged_by_pytest(tmp_path: Path) -> None:
     with serving(Server) as address:
         code, out = await pytest_on(tmp_path, "--openai-url", f"{address}/v1")
     assert code == 0, out
-    assert "8 passed" in out
+    assert "10 passed" in out
 
 
 async def test_without_a_server_everything_is_skipped(tmp_path: Path) -> None:

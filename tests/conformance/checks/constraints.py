@@ -6,6 +6,8 @@ constraint returns text that its client cannot parse.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +15,7 @@ from typing import Any, TypeAlias
 
 from jsonschema import Draft202012Validator
 
-from ..check import Body, Skip, check, expect
+from ..check import Body, Skip, Unsupported, check, expect
 from ..target import Api
 from .tools import one_of
 
@@ -82,6 +84,17 @@ PLAIN: Sequence[tuple[str, Mapping[str, Any], Judge]] = (
 )  # fmt: skip
 
 
+def _or_rejected(run: Body) -> Body:
+    """Return a check that also passes if the server rejects the constraint by name."""
+
+    @functools.wraps(run)
+    async def either(api: Api) -> None:
+        with contextlib.suppress(Unsupported):
+            await run(api)
+
+    return either
+
+
 def _follows(fields: Mapping[str, Any], judge: Judge, chat: bool) -> Body:
     async def run(api: Api) -> None:
         full = {"temperature": 0, "max_tokens": LIMIT, **fields}
@@ -94,7 +107,7 @@ def _follows(fields: Mapping[str, Any], judge: Judge, chat: bool) -> Body:
                f"expected text that follows the constraint, or a 400 error that names "
                f"{next(iter(fields))!r}, but got {text!r}")  # fmt: skip
 
-    return run
+    return _or_rejected(run)
 
 
 def _shown(fields: Mapping[str, Any]) -> str:
@@ -116,6 +129,7 @@ for _rows, _level, _chat in ((FORMATS, "must", True), (FIELDS, "should", True),
 @check("constraints.stream",
        "A constraint of a streamed chat completion is followed, or rejected by name.",
        "should", "1.2 3.7 10.29")  # fmt: skip
+@_or_rejected
 async def stream(api: Api) -> None:
     full = {"temperature": 0, "max_tokens": LIMIT}
     for fields in ({"guided_regex": REGEX}, {"grammar": GBNF}):
@@ -131,6 +145,7 @@ QUESTION = "What is the capital of France?"
 
 @check("constraints.min-tokens", "min_tokens is followed, or rejected by name.",
        "should", "1.2 3.1")  # fmt: skip
+@_or_rejected
 async def min_tokens(api: Api) -> None:
     body = await api.chat(QUESTION, temperature=0, min_tokens=40, max_tokens=44)
     count = body["usage"]["completion_tokens"]
@@ -139,6 +154,7 @@ async def min_tokens(api: Api) -> None:
 
 @check("constraints.ignore-eos", "ignore_eos is followed, or rejected by name.",
        "should", "1.2 3.1")  # fmt: skip
+@_or_rejected
 async def ignore_eos(api: Api) -> None:
     body = await api.chat(QUESTION, temperature=0, ignore_eos=True, max_tokens=80)
     count, reason = body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"]
@@ -148,6 +164,7 @@ async def ignore_eos(api: Api) -> None:
 
 @check("constraints.include-stop", "include_stop_str_in_output is followed, or rejected by name.",
        "should", "1.2 2.5")  # fmt: skip
+@_or_rejected
 async def include_stop(api: Api) -> None:
     full = {"temperature": 0, "max_tokens": 60, "stop": ["5"]}
     body = await api.chat("Count to 12.", include_stop_str_in_output=True, **full)

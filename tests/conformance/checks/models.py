@@ -104,8 +104,8 @@ async def context_length(api: Api) -> None:
        "The listed context length is the one that context_length_exceeded names.",
        "should", "1.4 5 design")  # fmt: skip
 async def context_exact(api: Api) -> None:
-    entry = next((one for one in await _listed(api) if one["id"] == api.model), {})
-    length = context_of(entry)
+    entries = [one for one in await _listed(api) if one["id"] == api.model]
+    length = context_of(entries[0]) if entries else None
     if length is None:
         raise Skip("the model's entry has no context length")
     # More tokens than the context, also if a token has several words.

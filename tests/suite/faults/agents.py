@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -48,6 +49,11 @@ def _pairs(role: str, roles: list[Any]) -> bool:
     return (role, role) in pairwise(roles)
 
 
+def _last_of(role: str, at: int, messages: list[Any]) -> bool:
+    """Return whether a message is the last of consecutive ones of a role, or of another role."""
+    return not _pairs(role, [one["role"] for one in messages[at : at + 2]])
+
+
 broken("history-system-middle-refused", request=_strict(
     lambda roles: "system" in roles[1:-1] and "assistant" in roles))  # fmt: skip
 broken("history-system-middle-dropped", valid=_kept(
@@ -62,11 +68,8 @@ broken("history-system-last-refused", request=_strict(
 broken("history-system-asked", valid=lambda path, body: (
     {**body, "messages": _asked(body["messages"])} if path == CHAT else body))  # fmt: skip
 for _role in ("user", "assistant"):
-    broken(f"history-{_role}-pairs-refused", request=_strict(
-        lambda roles, role=_role: _pairs(role, roles)))  # fmt: skip
-    broken(f"history-{_role}-pairs-dropped", valid=_kept(
-        lambda at, found, role=_role:
-        not _pairs(role, [one["role"] for one in found[at : at + 2]])))  # fmt: skip
+    broken(f"history-{_role}-pairs-refused", request=_strict(partial(_pairs, _role)))
+    broken(f"history-{_role}-pairs-dropped", valid=_kept(partial(_last_of, _role)))
 broken("history-assistant-first-refused", request=_strict(
     lambda roles: roles[:1] == ["assistant"]))  # fmt: skip
 broken("history-assistant-first-dropped", valid=_kept(
@@ -113,10 +116,15 @@ broken("history-malformed-emptied", valid=_emptied)
 broken("history-list-refused", request=refuse(
     lambda body: any(text.startswith("[") for text in _earlier(body)), CHAT, 400))  # fmt: skip
 broken("history-empty-refused", request=refuse(lambda body: "" in _earlier(body), CHAT, 400))
+
+
+def _have(name: str, body: Any) -> bool:
+    return any(name in message for message in _messages(body))
+
+
 for _name in ("reasoning", "reasoning_content"):
     broken(f"history-{_name.replace('_', '-')}-refused", request=refuse(
-        lambda body, name=_name: any(name in message for message in _messages(body)),
-        CHAT, 422))  # fmt: skip
+        partial(_have, _name), CHAT, 422))  # fmt: skip
 broken("history-null-reasoning-refused", request=refuse(
     lambda body: any(message.get("reasoning", "") is None for message in _messages(body)),
     CHAT, 400))  # fmt: skip
@@ -136,10 +144,14 @@ PARTS = {
     "const": '"const": 2', "condition": '"if"', "nested-refs": "#/$defs/item",
     "recursive-ref": "#/definitions/node", "type-list": '"null"], "enum"', "not": '"not"',
 }  # fmt: skip
+
+
+def _has_part(part: str, body: Any) -> bool:
+    return any('"$schema"' in one and part in one for one in _schemas(body))
+
+
 for _name, _part in PARTS.items():
-    broken(f"mcp-{_name}-refused", request=refuse(
-        lambda body, part=_part: any('"$schema"' in one and part in one for one in _schemas(body)),
-        CHAT, 400))  # fmt: skip
+    broken(f"mcp-{_name}-refused", request=refuse(partial(_has_part, _part), CHAT, 400))
 broken("mcp-many-refused", request=refuse(lambda body: len(_schemas(body)) == 50, CHAT, 400))
 broken("mcp-many-ignored", valid=lambda path, body: (
     {**body, "tools": None, "tool_choice": None} if len(_schemas(body)) == 50 else body
