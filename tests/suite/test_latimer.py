@@ -72,6 +72,15 @@ def unbuilt(verdict: Verdict) -> bool:
 
 
 @pytest.mark.timed
+async def test_streams_are_not_silent() -> None:
+    """Streams whose prompts wait contain comments, and the openai SDK reads their events."""
+    checks = [check for check in all_checks() if check.group == "keepalive"]
+    with serving(lambda: OpenAIAdapter(LlamaCpp(parallel=1), keepalive=0.02)) as url:
+        verdicts = await judge(Settings(f"{url}/v1", hint="demo", silence=0.2), checks)
+    assert [v.outcome for v in verdicts if v.outcome not in ("pass", "flaky")] == [], verdicts
+
+
+@pytest.mark.timed
 async def test_an_engine_that_dies_is_told(tmp_path: Path) -> None:
     """If llama-server dies during a stream, clients get an error, and later requests succeed."""
     checks = [check for check in all_checks() if check.group == "engine"]
