@@ -33,4 +33,4 @@ async def test_without_a_server_everything_is_skipped(tmp_path: Path) -> None:
     """Without `--openai-url`, pytest skips every check."""
     code, out = await pytest_on(tmp_path)
     assert code == 0, out
-    assert "8 skipped" in out
+    assert "10 skipped" in out
