@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import orjson
 
 from ...backends.base import MediaKind
+from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.models import ModelList, ModelObject
 from ..chat.manner import known_manner_of
 from ..exchange import Exchange
@@ -27,9 +28,19 @@ _PARAMETERS = (
     "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs",
     "response_format", "structured_outputs", "tools", "tool_choice", "parallel_tool_calls",
 )  # fmt: skip
-_REASONING_PARAMETERS = ("reasoning", "reasoning_effort")
-# OpenRouter's names for extras of engines.
-_EXTRAS = {"top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"}
+# Those that only some models or engines support; they are listed if requests may have the field.
+_REASONING_PARAMETERS = tuple(
+    name
+    for name in ("reasoning", "include_reasoning", "reasoning_effort")
+    if name in ChatRequest.model_fields
+)
+_EXTRAS = {
+    name: extra
+    for name, extra in (
+        ("top_k", "top_k"), ("min_p", "min_p"), ("repetition_penalty", "repeat_penalty"),
+    )
+    if name in ChatRequest.model_fields
+}  # fmt: skip
 
 
 class Abilities(NamedTuple):
@@ -105,5 +116,5 @@ def _parameters(served: Served, abilities: Abilities) -> list[str]:
     return [
         *(name for name in _PARAMETERS if name not in capabilities.refused),
         *(_REASONING_PARAMETERS if abilities.reasoning else ()),
-        *(name for extra, name in _EXTRAS.items() if extra in capabilities.extras),
+        *(name for name, extra in _EXTRAS.items() if extra in capabilities.extras),
     ]
