@@ -39,7 +39,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/chat/{name}.py"
         for name in (
-            "__init__", "conversation", "fetch", "folding", "instruct", "manner", "media",
+            "__init__", "conversation", "custom", "fetch", "folding", "instruct", "manner", "media",
             "message", "order", "prepare", "prompt", "reasoning", "special_tokens", "templates",
             "tools",
         )

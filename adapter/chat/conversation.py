@@ -30,9 +30,9 @@ from ...schemas.openai.messages import (
     ToolMessage,
 )
 from .formats import HERMES, ToolCallFormat, format_of
+from .json_call import INPUT
 from .reasoning import Tags
 from .templates import render
-from .tools import INPUT
 
 # The description of tools for a model whose template does not support them.
 BLOCK = (

@@ -13,6 +13,8 @@ from .parsing import BLANKS
 # The keys of a call's name and arguments in most formats.
 NAME = "name"
 ARGUMENTS = ("arguments", "parameters")
+# The name of the only argument of a function that represents a custom tool.
+INPUT = "input"
 
 _BLANKS = frozenset(BLANKS)
 _DELIMITERS = _BLANKS | frozenset(b",]}")

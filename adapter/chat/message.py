@@ -5,7 +5,7 @@ Sections 3.5 and 3.6 of the contract define the order of deltas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
@@ -16,7 +16,7 @@ from ..generation.choice import Delta
 from ..generation.frames import Frames
 from ..generation.logprobs import Entry
 from ..service import REASONING_FIELDS, ReasoningField
-from .tools import INPUT
+from .custom import InputReader
 
 Deltas: TypeAlias = list[tuple[dict[str, Any], Sequence[Entry]]]
 
@@ -28,13 +28,13 @@ class Shape(NamedTuple):
         apart: True if the output is split into parts; the role is then sent with the first delta,
             not when the choice begins.
         legacy: True if a call is returned as the deprecated `function_call`.
-        custom: names of the custom tools, whose input is sent when it is complete.
+        custom: the custom tools, by name.
         reasoning: the field for reasoning; None to leave it out.
     """
 
     apart: bool = False
     legacy: bool = False
-    custom: frozenset[str] = frozenset()
+    custom: Container[str] = ()
     reasoning: ReasoningField | None = "reasoning_content"
 
 
@@ -46,8 +46,8 @@ class MessageDeltas:
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._calls = 0
-        # Arguments of an open call of a custom tool, with their tokens; otherwise None.
-        self._input: tuple[list[str], list[Entry]] | None = None
+        # The reader of an open call of a custom tool, and the tokens that it has shown no text of.
+        self._input: tuple[InputReader, list[Entry]] | None = None
         self._begun = not shape.apart
 
     @property
@@ -65,20 +65,24 @@ class MessageDeltas:
         if kind == "call":
             return [*self.end(), *self._first(self._call(text, call_id), entries)]
         if self._input is not None:
-            self._input[0].append(text)
-            self._input[1].extend(entries)
-            return []
+            reader, waiting = self._input
+            waiting.extend(entries)
+            shown = reader.feed(text)
+            return self._input_deltas(shown, waiting) if shown else []
         return self._first(self._call_delta({"arguments": text}), entries)
 
     def end(self) -> Deltas:
-        """Return the input of an open custom tool call; nothing if it was cut off."""
+        """Return the rest of an open custom tool call."""
         if self._input is None:
             return []
-        (arguments, entries), self._input = self._input, None
-        try:
-            text = orjson.loads("".join(arguments))[INPUT]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            # Its tokens were generated all the same.
+        (reader, waiting), self._input = self._input, None
+        return self._input_deltas(reader.end(), waiting)
+
+    def _input_deltas(self, text: str, waiting: list[Entry]) -> Deltas:
+        """Return a part of a custom tool's input, or only its tokens, if any."""
+        entries = waiting.copy()
+        waiting.clear()
+        if not text:
             return [({}, entries)] if entries else []
         call = {"index": self._calls - 1, "custom": {"input": text}}
         return [({"tool_calls": [call]}, entries)]
@@ -93,7 +97,7 @@ class MessageDeltas:
     def _call(self, name: str, call_id: str) -> dict[str, Any]:
         self._calls += 1
         if name in self._shape.custom:
-            self._input = ([], [])
+            self._input = (InputReader(), [])
             head = {"index": self._calls - 1, "id": call_id, "type": "custom"}
             return {"tool_calls": [{**head, "custom": {"name": name, "input": ""}}]}
         function = {"name": name, "arguments": ""}

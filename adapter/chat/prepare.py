@@ -20,6 +20,7 @@ from ..generation.parts import Cutter, MessageFormat, Parser
 from ..service import Served
 from . import instruct
 from .conversation import Style
+from .custom import enforceable, unenforced
 from .formats import ToolCallFormat
 from .formats import grammar as calls_grammar
 from .formats.rules import FunctionSchema
@@ -125,11 +126,14 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     check_length(len(prompt.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
     _check_media(prompt.text, media)
     stops = tuple(dict.fromkeys((*turn.stops, *markers)))
+    inexact = ["messages"] if prompt.changed else []
     grammar, form = turn.answer, None
     preserved_tokens: tuple[str, ...] = ()
     if turn.tool_set is not None or tags is not None or manner.style.is_one_of_several:
         special = await _special_of(turn, served, manner, prompt.text, stops)
-        grammar, enforced = await _grammar(turn, served, special)
+        inputs = await enforceable(turn.tool_set, special.style.form)
+        grammar, enforced = await _grammar(turn, served, special, inputs)
+        inexact += unenforced(turn.tool_set, inputs if enforced else {})
         form, preserved_tokens = _form(special, turn.tool_set, enforced), special.preserved_tokens
     scan = None if form is None or not stops else partial(_cutter, form, stops)
     job = Generation(
@@ -148,7 +152,6 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     shape = Shape(form is not None, reasoning=field)
     if turn.tool_set is not None:
         shape = Shape(True, turn.tool_set.legacy, turn.tool_set.custom, field)
-    inexact = ["messages"] if prompt.changed else []
     if media and not served.capabilities.counts_media:
         inexact.append("usage")
     return ChatJob(job, form, shape, inexact)
@@ -207,22 +210,27 @@ async def _special_of(
     return replace(found, tokens=frozenset(tokens), preserved_tokens=tuple(sorted(spelled)))
 
 
-def _functions(tool_set: ToolSet) -> tuple[FunctionSchema, ...]:
+def _functions(tool_set: ToolSet, inputs: Mapping[str, Grammar]) -> tuple[FunctionSchema, ...]:
     """Return the functions in the form that grammars for tool calls need."""
     return tuple(
         FunctionSchema(
             function.name,
             None if function.parameters is None else orjson.dumps(function.parameters),
             bool(function.strict),
+            inputs.get(function.name),
         )
         for _, function in tool_set.functions
     )
 
 
 async def _grammar(
-    turn: ChatTurn, served: Served, special: _Special
+    turn: ChatTurn, served: Served, special: _Special, inputs: Mapping[str, Grammar]
 ) -> tuple[Grammar | None, bool]:
-    """Return the grammar of each choice, and True if it enforces tool calls."""
+    """Return the grammar of each choice, and True if it enforces tool calls.
+
+    Args:
+        inputs: the grammars of custom tools' inputs.
+    """
     tool_set, size = turn.tool_set, turn.size
     answer = None if turn.answer is None else turn.answer._replace(after=special.preamble)
     if tool_set is None:
@@ -241,7 +249,7 @@ async def _grammar(
         return None, False
     param = "functions" if tool_set.legacy else "tools"
     beside = None if answer is None or alone else answer._replace(after=None)
-    functions = await offload.run(size, _functions, tool_set)
+    functions = await offload.run(size, _functions, tool_set, inputs)
     try:
         text = await calls_grammar.prepared(
             calls_grammar.GrammarRequest(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from ...backends.base import Grammar
 from ...backends.errors import shortened
 from ...backends.grammar import Unenforced
 from ...schemas.openai.common import FinishReason
@@ -19,9 +21,6 @@ from ..errors import InvalidRequest
 
 Mode = Literal["auto", "required", "named"]
 
-# The name of the only argument of a function that represents a custom tool.
-INPUT = "input"
-
 
 class ToolSet(NamedTuple):
     """The tools that a model may call.
@@ -31,8 +30,8 @@ class ToolSet(NamedTuple):
         listed: all functions that the model sees.
         parallel: True if one message may contain several calls.
         legacy: True if the request has the deprecated `functions`.
-        custom: names of the custom tools, which the model sees as functions with one string
-            argument.
+        custom: the custom tools, which the model sees as functions with one string argument, by
+            name; each with the grammar of its input, or None.
     """
 
     functions: Sequence[tuple[int, Function]]
@@ -40,7 +39,7 @@ class ToolSet(NamedTuple):
     mode: Mode
     parallel: bool
     legacy: bool
-    custom: frozenset[str] = frozenset()
+    custom: Mapping[str, Grammar | None] = MappingProxyType({})
 
     @property
     def called(self) -> FinishReason:
@@ -51,7 +50,10 @@ class ToolSet(NamedTuple):
 
     def path(self, index: int) -> str:
         """Return the path of a function in the request."""
-        return f"functions[{index}]" if self.legacy else f"tools[{index}].function"
+        if self.legacy:
+            return f"functions[{index}]"
+        kind = "custom" if self.listed[index].name in self.custom else "function"
+        return f"tools[{index}].{kind}"
 
 
 def wrong_schema(name: str, error: Unenforced, param: str) -> InvalidRequest:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from ...backends.errors import Unsupported, shortened
+from ...backends.base import Grammar
+from ...backends.errors import shortened
 from ...backends.grammar import Unenforced, check_schema
 from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.messages import Custom, Function, FunctionTool, GrammarInput
@@ -14,32 +15,30 @@ from ...schemas.openai.tool_choice import (
     FunctionChoice,
     NamedTool,
 )
-from ..chat.tools import INPUT, Mode, ToolSet, wrong_schema
+from ..chat.json_call import INPUT
+from ..chat.tools import Mode, ToolSet, wrong_schema
 from ..errors import InvalidRequest
 
+_LANGUAGES = {"lark": "Lark grammar", "regex": "regular expression"}
 AnyChoice: TypeAlias = FunctionChoice | CustomChoice | AllowedToolsChoice | NamedTool
 
 
-def tool_set_of(request: ChatRequest, engine: str) -> ToolSet | None:
+def tool_set_of(request: ChatRequest) -> ToolSet | None:
     """Return the tools of a request, or None if the model may call none.
 
     Raises:
         InvalidRequest: `tool_choice` is malformed or names an unknown tool, or parameters are not
             a valid JSON schema.
-        Unsupported: a custom tool sets a format other than text.
     """
     legacy = not request.tools
     functions = list(request.functions or ())
-    custom = set()
+    custom: dict[str, Grammar | None] = {}
     for index, tool in enumerate(request.tools or ()):
         if isinstance(tool, FunctionTool):
             functions.append(tool.function)
             continue
-        if isinstance(tool.custom.format, GrammarInput):
-            hint = "Omit it, or describe the format in the tool's description."
-            raise Unsupported(f"tools[{index}].custom.format", engine, hint)
+        custom[tool.custom.name] = _grammar_of(tool.custom, f"tools[{index}].custom.format")
         functions.append(_taking_text(tool.custom))
-        custom.add(tool.custom.name)
     if not functions:
         return None
     choice = request.function_call if legacy else request.tool_choice
@@ -63,7 +62,7 @@ def tool_set_of(request: ChatRequest, engine: str) -> ToolSet | None:
     elif choice == "required":
         mode = "required"
     parallel = not legacy and request.parallel_tool_calls is not False
-    tool_set = ToolSet(allowed, functions, mode, parallel, legacy, frozenset(custom))
+    tool_set = ToolSet(allowed, functions, mode, parallel, legacy, custom)
     for index, function in enumerate(functions):
         if function.parameters is not None:
             _check(function, f"{tool_set.path(index)}.parameters")
@@ -72,11 +71,23 @@ def tool_set_of(request: ChatRequest, engine: str) -> ToolSet | None:
     return tool_set
 
 
+def _grammar_of(tool: Custom, path: str) -> Grammar | None:
+    if not isinstance(tool.format, GrammarInput):
+        return None
+    grammar = tool.format.grammar
+    return Grammar(grammar.syntax, grammar.definition, f"{path}.grammar.definition")
+
+
 def _taking_text(tool: Custom) -> Function:
-    """Return a custom tool as a function with one string argument."""
+    """Return a custom tool as a function with one string argument, which describes its grammar."""
+    text = {"type": "string"}
+    if isinstance(tool.format, GrammarInput):
+        grammar = tool.format.grammar
+        language = _LANGUAGES[grammar.syntax]
+        text["description"] = f"Text that matches this {language}:\n{grammar.definition}"
     parameters = {
         "type": "object",
-        "properties": {INPUT: {"type": "string"}},
+        "properties": {INPUT: text},
         "required": [INPUT],
         "additionalProperties": False,
     }

@@ -32,7 +32,7 @@ async def turn_of(
         raise Unsupported("chat_template_kwargs", capabilities.engine, hint)
     tool_set = None
     if request.tools or request.functions:
-        tool_set = await offload.run(size, tool_set_of, request, capabilities.engine)
+        tool_set = await offload.run(size, tool_set_of, request)
     answer = (
         grammar_of(request, capabilities)
         if size <= offload.SMALL

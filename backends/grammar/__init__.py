@@ -9,8 +9,9 @@ from ...schemas.limits import SCHEMA
 from ..base import Generation, Grammar
 from ..errors import InvalidGrammar
 from ..offload import Memo
-from .characters import literal
+from .characters import IN_JSON, PLAIN, Encoding, literal
 from .dialects import check_schema
+from .embedded import embedded
 from .gbnf import MAX_SIZE, WrongGrammar, check
 from .preamble import after, renamed, token_or_text, until
 from .regex import repetitions
@@ -20,11 +21,15 @@ from .schema import to_gbnf as schema_to_gbnf
 from .unenforced import Unenforced
 
 __all__ = [
+    "IN_JSON",
+    "PLAIN",
     "WS",
+    "Encoding",
     "Unenforced",
     "as_gbnf",
     "check_length",
     "check_schema",
+    "embedded",
     "gbnf_of",
     "in_request",
     "literal",

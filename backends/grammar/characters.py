@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from .ambiguity import joined
@@ -96,3 +97,23 @@ def _escaped(code: int) -> str:
     if code < 0x80:
         return f"\\x{code:02X}"
     return f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"
+
+
+def _literal_in_json(text: str) -> str:
+    return literal(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+class Encoding(NamedTuple):
+    """A way to write text.
+
+    Args:
+        one: returns GBNF for one character of a set.
+        text: returns GBNF for a literal text.
+    """
+
+    one: Callable[[Sequence[Range]], str]
+    text: Callable[[str], str]
+
+
+PLAIN = Encoding(one_of, literal)
+IN_JSON = Encoding(one_in_json, _literal_in_json)

@@ -10,7 +10,7 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from ...schemas import limits
-from .characters import LAST, Range, complement, normal, one_in_json, one_of
+from .characters import LAST, Encoding, Range, complement, normal, one_in_json, one_of
 from .unenforced import Unenforced
 
 # llama.cpp's limit for repetitions (src/llama-grammar.cpp).
@@ -44,6 +44,11 @@ def to_gbnf(pattern: str) -> str:
         Unenforced: the pattern is invalid, or has a feature that GBNF lacks, such as lookaround.
     """
     return f"root ::= {_converted(pattern, one_of, '')}"
+
+
+def encoded(pattern: str, encoding: Encoding) -> str:
+    """Return GBNF for whole texts that match a pattern, written in some way."""
+    return _converted(pattern, encoding.one, "")
 
 
 def in_json(pattern: str) -> str:

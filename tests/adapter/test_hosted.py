@@ -81,7 +81,7 @@ def text_of(reply: httpx2.Response) -> str:
     """Return the text of the only choice."""
     assert reply.status_code == 200, reply.text
     (choice,) = reply.json()["choices"]
-    return choice["message"]["content"] if "message" in choice else choice["text"]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
 
 
 @pytest.fixture(scope="module", params=["limits", "strict"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -297,7 +298,8 @@ async def test_custom_tools_take_text(asking: Any) -> None:
         chunks = [chunk["choices"][0] for chunk in await ask(tools=[custom], stream=True)]
         parts = [part for chunk in chunks for part in chunk["delta"].get("tool_calls", ())]
         assert parts[0]["custom"] == {"name": "run", "input": ""}
-        assert parts[1:] == [{"index": 0, "custom": {"input": 'a "b"\nc'}}]
+        assert [part["custom"]["input"] for part in parts[1:]] == ['a "b"', "\nc"]
+        assert all(part.keys() == {"index", "custom"} for part in parts[1:])
         assert chunks[-1]["finish_reason"] == "tool_calls"
         # A custom tool's input comes with its tokens, as a function's arguments do.
         shown = (await ask(tools=[custom], logprobs=True))["choices"][0]["logprobs"]["content"]
@@ -306,6 +308,32 @@ async def test_custom_tools_take_text(asking: Any) -> None:
         shown = (await ask(tools=[custom], logprobs=True))["choices"][0]["logprobs"]["content"]
         spelled = "".join(one["token"] for one in shown)
         assert json.loads(spelled[spelled.index("{") : spelled.rindex("}") + 1])["name"] == "run"
+
+
+GRAMMARS = (("regex", "[0-9]{3}x"), ("lark", 'start: DIGIT~3 "x"\n%import common.DIGIT'))
+
+
+@pytest.mark.parametrize(("syntax", "definition"), GRAMMARS, ids=["regex", "lark"])
+async def test_custom_tools_with_a_grammar(asking: Any, syntax: str, definition: str) -> None:
+    """A custom tool's input follows its grammar, whether the call is forced or chosen."""
+    grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    custom = {"type": "custom", "custom": {"name": "run", "format": grammar}}
+    script = ("<tool_call>", '{"name": "run", ', '"arguments": {"input": "x"', "}}",
+              "</tool_call>")  # fmt: skip
+    allowed = {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "run"}}]}
+    async with asking(script, scripted.HERMES, CALL_TAGS) as ask:
+        for choice in ("auto", "required", {"type": "custom", "custom": {"name": "run"}},
+                       {"type": "allowed_tools", "allowed_tools": allowed}):  # fmt: skip
+            reply = await ask(tools=[custom], tool_choice=choice, parallel_tool_calls=False)
+            (call,) = reply["choices"][0]["message"]["tool_calls"]
+            assert re.fullmatch("[0-9]{3}x", call["custom"]["input"]), call
+            # The call goes back as it came.
+            answered = [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": call["id"], "content": "done"},
+            ]
+            await ask(tools=[custom], messages=answered, max_tokens=1)
 
 
 async def test_several_calls(asking: Any) -> None:

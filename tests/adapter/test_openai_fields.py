@@ -76,4 +76,4 @@ def test_openais_fields_are_known(published: Any, own: type[Any]) -> None:
     names = {name for name, value in bodies[0].items() if value is not None}
     assert names == set(get_type_hints(published))
     for body in bodies:
-        assert unknown_fields(parse(adapter, body)) == []
+        assert unknown_fields(parse(adapter, (), body)) == []

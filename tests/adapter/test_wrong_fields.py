@@ -98,13 +98,13 @@ def changed(path: tuple[str | int, ...], *new: Any) -> Any:
 
 def test_the_body_is_valid() -> None:
     """The request that the other tests change has no error."""
-    parse(ADAPTER, BODY)
+    parse(ADAPTER, (), BODY)
 
 
 def error_of(body: Any) -> InvalidRequest | None:
     """Return the error of a body, or None if it is valid."""
     try:
-        parse(ADAPTER, body)
+        parse(ADAPTER, (), body)
     except InvalidRequest as error:
         return error
     return None

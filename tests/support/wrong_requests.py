@@ -178,6 +178,10 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
     (H, {"tools": [{"type": "custom", "custom": {"name": "f", "format": {"type": "grammar"}}}]},
      "tools[0].custom.format.grammar", "missing_required_parameter",
      "Missing required parameter: 'tools[0].custom.format.grammar'."),
+    (H, {"tools": [{"type": "custom", "custom": {"name": "f", "format": {
+        "type": "grammar", "grammar": {"syntax": "lark", "definition": "start: ("}}}}]},
+     "tools[0].custom.format.grammar.definition", "invalid_value",
+     "Invalid 'tools[0].custom.format.grammar.definition': line 1: unexpected…"),
     (H, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
      "tool_choice", None, "Invalid value for 'tool_choice': 'g' is not one of the tools of…"),
     (H, {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}},

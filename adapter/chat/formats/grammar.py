@@ -46,7 +46,10 @@ class GrammarRequest(NamedTuple):
     @property
     def size(self) -> int:
         """The total length of the names, the schemas and the answer's grammar."""
-        own = sum(len(name) + len(schema or b"") for name, schema, _ in self.functions)
+        own = sum(
+            len(name) + len(schema or b"") + len(text.text if text is not None else "")
+            for name, schema, _, text in self.functions
+        )
         return own + (len(self.answer.text) if self.answer is not None else 0)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from ....backends.base import Preamble
-from ....backends.grammar import Unenforced, rules_of, token_or_text
+from ....backends.base import Grammar, Preamble
+from ....backends.grammar import IN_JSON, Unenforced, embedded, literal, rules_of, token_or_text
+from ..json_call import INPUT
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -26,11 +28,13 @@ class FunctionSchema(NamedTuple):
         schema: the JSON schema of the arguments; None if the function has no arguments.
         strict: True if the whole schema must be enforced. Otherwise keywords that a grammar cannot
             enforce are dropped, or the whole schema if the grammar would be too large.
+        input: the grammar of the text that a custom tool takes; its schema has one argument.
     """
 
     name: str
     schema: bytes | None
     strict: bool
+    input: Grammar | None = None
 
 
 def marker(text: str, special: frozenset[str]) -> str:
@@ -48,6 +52,11 @@ def arguments(function: FunctionSchema, name: str, prefix: str, index: int) -> M
     Raises:
         Unenforced: a strict schema cannot be enforced.
     """
+    if function.input is not None:
+        text = f"{prefix}text"
+        key = literal(json.dumps(INPUT))
+        rule = f'"{{" ws {key} ws ":" ws "\\"" {text} "\\"" ws "}}"'
+        return {**embedded(function.input, text, f"{prefix}i", IN_JSON), name: rule}
     schema = _NO_ARGUMENTS if function.schema is None else orjson.loads(function.schema)
     if function.strict:
         try:

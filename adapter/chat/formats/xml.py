@@ -15,10 +15,10 @@ from typing import Any
 
 import orjson
 
-from ....backends.grammar import Unenforced, literal, until
+from ....backends.grammar import PLAIN, Unenforced, embedded, literal, until
 from ...generation.parts import Part
 from ..calls import CallParser
-from ..json_call import Broken
+from ..json_call import INPUT, Broken
 from ..parsing import BLANKS
 from .base import Check, ToolCallFormat
 from .rules import FunctionSchema, Path
@@ -188,6 +188,10 @@ _TEXT_KEYS = _NOTES | {"type"}
 
 def _tags(function: FunctionSchema, name: str, prefix: str, index: int) -> Mapping[str, str]:
     """Return the rules for arguments in tags: the properties of the schema, in its order."""
+    if function.input is not None:
+        text = f"{prefix}text"
+        rule = f'{literal(f"{PARAMETER}{INPUT}>")} "\\n" {text} "\\n</parameter>\\n"'
+        return {**embedded(function.input, text, f"{prefix}i", PLAIN), name: rule}
     strict = function.strict
     schema = {} if function.schema is None else orjson.loads(function.schema)
     properties = schema.get("properties") or {}

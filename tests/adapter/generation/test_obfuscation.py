@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from latimer.adapter.generation.obfuscation import STEP
 
-PATHS = {
+PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"prompt": "Hi"},
 }
