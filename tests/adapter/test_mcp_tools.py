@@ -75,7 +75,7 @@ async def client(
     async with AsyncExitStack() as stack:
         backend: Backend
         if request.param == "koboldcpp":
-            backend = await stack.enter_async_context(koboldcpp(TEMPLATE, "".join(SCRIPT)))
+            _, backend = await stack.enter_async_context(koboldcpp(TEMPLATE, "".join(SCRIPT)))
         else:
             scripted.scripted(path, SCRIPT, TEMPLATE, context=4096)
             if request.param == "llama_cpp":

@@ -28,14 +28,16 @@ class ScriptedKoboldcpp(FakeKoboldcpp):
 
 
 @contextlib.asynccontextmanager
-async def koboldcpp(template: str, script: str) -> AsyncIterator[KoboldCpp]:
-    """Return a backend for a fake koboldcpp with a template and a script."""
+async def koboldcpp(
+    template: str, script: str
+) -> AsyncIterator[tuple[ScriptedKoboldcpp, KoboldCpp]]:
+    """Return a fake koboldcpp with a template and a script, and its backend."""
     model = Model("koboldcpp/fake", 65_536, template)
     fake = ScriptedKoboldcpp(model=model, script=script)
     await fake.start()
     backend = KoboldCpp(fake.url)
     try:
-        yield backend
+        yield fake, backend
     finally:
         await backend.aclose()
         await fake.stop()

@@ -1,0 +1,146 @@
+"""Recorded sessions of coding agents, replayed over the templates of ten families and more.
+
+koboldcpp, whose fake computes nothing, gets every session with every template. The real engines get
+each session and each template once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.chat.manner import Manner, manner_of
+from latimer.adapter.chat.templates import render
+from latimer.backends.base import Backend, Model
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+from support.replies import chunks_in
+from support.scripted import scripted
+from support.scripted_koboldcpp import koboldcpp
+from support.servers import llama_server
+from support.strict_templates import ASKED, OMITTING, ONE_CALL
+
+TESTS = Path(__file__).parents[1]
+SESSIONS: dict[str, Any] = {
+    path.stem: json.loads(path.read_text())
+    for path in sorted((TESTS / "sessions").glob("*.json"))
+    if path.stem != "mcp_tools"
+}
+PUBLISHED = {path.stem: path.read_text() for path in sorted((TESTS / "templates").glob("*.jinja"))}
+TEMPLATES = {**PUBLISHED, "asked": ASKED, "omitting": OMITTING, "one call": ONE_CALL}
+# Each published template with a session that has tools.
+WITH_TOOLS = [name for name, one in SESSIONS.items() if one["call"]["name"]]
+PAIRS = list(zip(PUBLISHED, [*reversed(WITH_TOOLS)] * 2, strict=False))
+
+
+class Family:
+    """A template, and the text of a call by a model with it."""
+
+    def __init__(self, name: str) -> None:
+        self.template = TEMPLATES[name]
+        self._model = Model("m", 100, self.template, "<s>", "</s>", False, "fp", 0)
+        self.manner: Manner = manner_of(self._model)
+
+    @property
+    def prompt(self) -> str:
+        """A prompt of one message."""
+        messages = [{"role": "user", "content": "Hi"}]
+        return render(self._model, {"messages": messages, "variables": {}})
+
+    def script(self, call: Mapping[str, Any]) -> list[str]:
+        """Return the pieces of an answer with a call."""
+        form = self.manner.style.form
+        name, arguments = call["name"], call["arguments"]
+        if not name:
+            text = "Done."
+        elif form.title == "harmony":
+            text = f"<|channel|>commentary to=functions.{name} <|message|>{json.dumps(arguments)}"
+        else:
+            text = form.written([(name, arguments)])
+        tags = self.manner.tags
+        is_open = tags is not None and self.prompt.rstrip().endswith(tags.begin)
+        half = len(text) // 2
+        return [*([tags.end] if tags is not None and is_open else []), text[:half], text[half:]]
+
+
+def calls_in(reply: httpx2.Response, body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the calls of a response or of a stream."""
+    if not body.get("stream"):
+        message = reply.json()["choices"][0]["message"]
+        for call in message.get("tool_calls", ()):
+            yield call["function"]["name"], json.loads(call["function"]["arguments"])
+        return
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks_in(reply) if chunk["choices"]]
+    parts = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    if parts:
+        arguments = "".join(part["function"].get("arguments", "") for part in parts)
+        yield parts[0]["function"]["name"], json.loads(arguments)
+
+
+async def replay(
+    client: httpx2.AsyncClient, session: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]
+) -> None:
+    """Send requests of a session; each gets an answer, and those with tools the call."""
+    call = session["call"]
+    for number, request in enumerate(requests):
+        body = {"model": "m", "max_tokens": 250, **request}
+        reply = await client.post("/v1/chat/completions", json=body)
+        where = f"{session['client']} {number}: {reply.text}"
+        assert reply.status_code == 200, where
+        assert "error" not in reply.text[:20], where
+        assert reply.headers.get("x-latimer-inexact", "messages") == "messages", where
+        if request.get("tools"):
+            assert list(calls_in(reply, body)) == [(call["name"], call["arguments"])], where
+
+
+@asynccontextmanager
+async def serving(backend: Backend) -> AsyncIterator[httpx2.AsyncClient]:
+    """Return a client of an adapter."""
+    app = OpenAIAdapter(backend, any_model=True)
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(
+        transport=transport, base_url="http://latimer", timeout=60
+    ) as client:
+        yield client
+    await app.aclose()
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_sessions_over_koboldcpp(name: str) -> None:
+    """Every request of every session gets the right call, with the template of each family."""
+    family = Family(name)
+    async with koboldcpp(family.template, "") as (fake, backend), serving(backend) as client:
+        for session in SESSIONS.values():
+            fake.script = "".join(family.script(session["call"]))
+            await replay(client, session, session["requests"])
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+@pytest.mark.parametrize(("name", "client_name"), PAIRS, ids=[" ".join(pair) for pair in PAIRS])
+async def test_sessions_over_real_engines(
+    name: str, client_name: str, engine: str, tmp_path: Path
+) -> None:
+    """The last request of a session gets the right call from a real engine of each family."""
+    family, session = Family(name), SESSIONS[client_name]
+    path = tmp_path / "model.gguf"
+    scripted(
+        path,
+        family.script(session["call"]),
+        family.template,
+        after=family.prompt[-1],
+        context=16_384,
+    )
+    async with AsyncExitStack() as stack:
+        backend: Backend
+        if engine == "llama_cpp":
+            backend = LlamaCpp(path, context=16_384)
+        else:
+            backend = LlamaServer(stack.enter_context(llama_server(path, slots=1, context=16_384)))
+        client = await stack.enter_async_context(serving(backend))
+        await replay(client, session, session["requests"][-1:])
