@@ -75,6 +75,12 @@ COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magent
     help=f"Longest time without bytes in a stream, in seconds. Default: {SILENCE:g}.",
 )
 @click.option(
+    "--limits",
+    type=click.Choice(["engine", "openai"]),
+    default="engine",
+    help="Allow servers to do more than OpenAI's service, or require its limits.  [engine]",
+)
+@click.option(
     "--report",
     multiple=True,
     type=click.Path(path_type=Path),
@@ -105,6 +111,7 @@ def conform(
     at_once: int,
     breaks: str | None,
     silence: float,
+    limits: str,
     report: Sequence[Path],
     notes: Path | None,
     redact: bool,
@@ -142,7 +149,8 @@ def conform(
             f"--report {misplaced[0]} is in a folder that does not exist. Create it first."
         )
     _check_address(url)
-    settings = Settings(url, model, api_key, model_hint, at_once, breaks, silence)
+    settings = Settings(url, model, api_key, model_hint, at_once, breaks, silence,
+                        limits == "openai")  # fmt: skip
     try:
         run = asyncio.run(_judged(settings, checks, name or _without_user(url), not redact))
     except Unreachable as error:

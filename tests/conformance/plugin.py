@@ -16,3 +16,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=["demo"],
         help="Also run the checks that depend on this model's answers.",
     )
+    group.addoption(
+        "--openai-limits",
+        choices=["engine", "openai"],
+        default="engine",
+        help="Whose limits the server must have. Default: engine.",
+    )

@@ -30,6 +30,7 @@ class Settings:
         at_once: the number of checks that run concurrently.
         breaks: a command that stops and restarts the engine behind the server.
         silence: the seconds for which a stream may send nothing.
+        hosted: True if the server must have the limits of OpenAI's service.
     """
 
     url: str
@@ -39,6 +40,7 @@ class Settings:
     at_once: int = 8
     breaks: str | None = None
     silence: float = SILENCE
+    hosted: bool = False
 
 
 class Unreachable(Exception):
@@ -91,7 +93,13 @@ async def judge(
                 verdict = await run(
                     check,
                     lambda: Api(
-                        client, model, settings.hint, wrong, settings.breaks, settings.silence
+                        client,
+                        model,
+                        settings.hint,
+                        wrong,
+                        settings.breaks,
+                        settings.silence,
+                        settings.hosted,
                     ),
                     patience,
                 )

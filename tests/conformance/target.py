@@ -119,6 +119,7 @@ class Api:
         wrong: the first violation of OpenAI's published types in the run, by endpoint.
         breaks: a command that stops and restarts the engine behind the server.
         silence: the seconds for which a stream may send nothing.
+        hosted: True if the server must have the limits of OpenAI's service.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Api:
         wrong: dict[str, str] | None = None,
         breaks: str | None = None,
         silence: float = SILENCE,
+        hosted: bool = False,
     ) -> None:
         self.client = client
         self.model = model
@@ -136,6 +138,7 @@ class Api:
         self.wrong = {} if wrong is None else wrong
         self.breaks = breaks
         self.silence = silence
+        self.hosted = hosted
         self.exchanges: list[Exchange] = []
 
     @property

@@ -21,6 +21,7 @@ def verdicts(request: pytest.FixtureRequest) -> dict[str, Verdict]:
         request.config.getoption("--openai-model"),
         request.config.getoption("--openai-key"),
         request.config.getoption("--openai-hint"),
+        hosted=request.config.getoption("--openai-limits") == "openai",
     )
     wanted = {item.callspec.params["check"].id for item in request.session.items
               if hasattr(item, "callspec") and "check" in item.callspec.params}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Trials of the checks on the toy server, with and without a fault."""
+"""Trials of the checks on the toy server, which has OpenAI's limits, with and without a fault."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Trial:
             self._stage.servers[number] = Server(fault, clock)
             verdict = await run(
                 check,
-                lambda: Api(client, "org/toy", "demo", wrong, command, SILENCE),
+                lambda: Api(client, "org/toy", "demo", wrong, command, SILENCE, True),
                 PATIENCE,
                 tries,
             )

@@ -16,6 +16,7 @@ from . import (
     errors,
     headers,
     history,
+    hosted,
     keepalive,
     logprobs,
     mcp,
@@ -37,4 +38,6 @@ MODULES = (
     streaming, keepalive, chat, history, chat_logprobs, tools, custom_tools, mcp, structured,
     constraints, embeddings, stored, responses, concurrency, security, engine, types,
 )  # fmt: skip
+# Checks of limits, in the groups of the fields that they limit.
+LIMITS = hosted
 GROUPS = [module.__name__.rpartition(".")[2] for module in MODULES]

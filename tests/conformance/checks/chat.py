@@ -266,15 +266,6 @@ async def fingerprint(api: Api) -> None:
     expect(found[0] == found[1], f"expected the same system_fingerprint, but got {found}")
 
 
-@check("chat.metadata-alone",
-       "A chat completion request with metadata but without store is rejected with 400.",
-       "may", "3.1 10.89")  # fmt: skip
-async def metadata_alone(api: Api) -> None:
-    messages = [{"role": "user", "content": "Hello"}]
-    body = {"model": api.model, "messages": messages, "metadata": {"a": "b"}, "max_tokens": 1}
-    (await api.post("/chat/completions", body)).error(400)
-
-
 @check("chat.both-limits",
        "max_tokens and max_completion_tokens are accepted together if they are equal.",
        "should", "3.1 10.90")  # fmt: skip

@@ -368,17 +368,6 @@ for _name, _changes, _level, _source, _word in WRONG:
     check(f"tools.{_name}", _promise, _level, _source)(_rejected(_changes, _word))  # type: ignore[arg-type]
 
 
-@check("tools.choice-alone", "tool_choice without tools is rejected with 400.", "may", "3.1")
-async def choice_alone(api: Api) -> None:
-    await api.chat(ASK, tools=[WEATHER], max_tokens=1)
-    messages = [{"role": "user", "content": ASK}]
-    body = {"model": api.model, "messages": messages, "tool_choice": "auto", "max_tokens": 1}
-    reply = await api.post(H, body)
-    if reply.status == 200:
-        raise Diverges("the server accepts tool_choice without tools")
-    reply.error(400)
-
-
 @check("tools.allowed", "If tool_choice is allowed_tools, only the listed tools are called.",
        "should", "3.1")  # fmt: skip
 async def allowed(api: Api) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from latimer.conformance.checks.errors import INVALID
+from latimer.conformance.checks.hosted import BEYOND
 from suite.faults.base import (
     as_body,
     broken,
@@ -18,6 +19,7 @@ from suite.faults.base import (
     without,
 )
 from suite.rules import Refused
+from suite.server import COMPLETIONS
 from suite.work import CHAT
 
 
@@ -144,7 +146,10 @@ def _accepts(path: str, changes: Mapping[str, Any]) -> Callable[..., Any]:
     return hook
 
 
-for _name, _path, _changes, _param, _source in INVALID:
+for _name, _path, _changes in (
+    *((name, path, changes) for name, path, changes, _, _ in INVALID),
+    *((name, COMPLETIONS, changes) for name, changes, _, _ in BEYOND),
+):
     broken(f"accepts-{_name}", request=_accepts(_path, _changes))
 
 # Headers.

@@ -1,0 +1,81 @@
+"""Tests of the checks of OpenAI's limits, on servers that have them, exceed them, or clip."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, cast
+
+import httpx2
+import pytest
+from latimer.conformance.check import all_checks
+from latimer.conformance.checks.hosted import BEYOND
+from latimer.conformance.runner import run
+from latimer.conformance.target import Api
+from suite.server import Fault, Server
+from suite.stage import Direct, Stage
+from suite.trial import HEADERS
+
+CLIPPED = [f"errors.{name}" for name, *_ in BEYOND]
+IDS = [*CLIPPED, "errors.missing-model", "chat.metadata-alone", "tools.choice-alone"]
+CHECKS = {check.id: check for check in all_checks()}
+
+
+class Clips(Fault):
+    """A server that accepts requests beyond OpenAI's limits, and clips them to these."""
+
+    @staticmethod
+    def request(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a request within the limits that also has the fields of the original."""
+        within = {"model": "org/toy", **body, "asked": body}
+        if isinstance(body.get("stop"), list):
+            within["stop"] = body["stop"][:4]
+        if body.get("max_tokens") == -1:
+            within["max_tokens"] = None
+        if type(body.get("logprobs")) is int:
+            within["logprobs"] = min(body["logprobs"], 5)
+        if not body.get("tools"):
+            within.pop("tool_choice", None)
+        within.pop("metadata", None)
+        return within
+
+
+class Serves(Clips):
+    """A server that serves requests beyond OpenAI's limits."""
+
+    @staticmethod
+    def valid(path: str, sent: dict[str, Any]) -> dict[str, Any]:
+        """Return the original fields of a request that was found valid."""
+        asked = sent["asked"]
+        found = {**sent, **{name: asked[name] for name in ("stop", "logprobs") if name in asked}}
+        if asked.get("max_tokens") == -1:
+            found["max_tokens"] = 400
+        return found
+
+
+async def outcome(name: str, fault: Fault, hosted: bool) -> str:
+    """Return the verdict of a check on a toy server."""
+    stage = Stage()
+    stage.servers["0"] = Server(fault, itertools.count(1_700_000_000).__next__)
+    client = cast(httpx2.AsyncClient, Direct(stage, httpx2.URL("http://toy/0/v1/"), HEADERS))
+    api = Api(client, "org/toy", "demo", hosted=hosted)
+    return (await run(CHECKS[name], lambda: api, tries=1)).outcome
+
+
+@pytest.mark.parametrize("name", IDS)
+async def test_a_limit_may_be_openais_or_none(name: str) -> None:
+    """By default OpenAI's rejection passes, and so does a right answer."""
+    assert await outcome(name, Fault(), False) == "pass"
+    assert await outcome(name, Serves(), False) == "pass"
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+async def test_a_clipped_request_never_passes(name: str) -> None:
+    """The answer to a request that was clipped to OpenAI's limits fails."""
+    assert await outcome(name, Clips(), False) == "fail"
+
+
+@pytest.mark.parametrize("name", IDS)
+async def test_openais_limits_can_be_required(name: str) -> None:
+    """With `--limits openai` only OpenAI's rejection passes."""
+    assert await outcome(name, Fault(), True) == "pass"
+    assert await outcome(name, Serves(), True) == "fail"
