@@ -241,8 +241,10 @@ async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
         ("native responses", "yes (oai_compat: false)" if capabilities.native else "no"),
         ("sampling extras", ", ".join(sorted(capabilities.extras))),
         (
-            "message content",
-            "is text" if capabilities.plain_text else "is text: control tokens get a U+200B",
+            "messages",
+            "control tokens are text"
+            if capabilities.plain_text
+            else "control tokens are text, by a zero-width space",
         ),
         ("media", ", ".join(sorted(model.media)) or "-"),
         ("grammars", ", ".join(sorted(capabilities.grammars)) or "-"),

@@ -53,6 +53,15 @@ def from_validation(error: ValidationError, body: Any, schema: Any) -> InvalidRe
 
 
 def _wrong_type(path: str, expected: str, value: Any) -> InvalidRequest:
+    if isinstance(value, float) and abs(value) >= 2**63 and expected == "an integer":
+        # Whole numbers of more than 64 bits are parsed as decimal numbers.
+        side, word = ("below", "minimum") if value < 0 else ("above", "maximum")
+        bound = ">= -9223372036854775808" if value < 0 else "<= 9223372036854775807"
+        return InvalidRequest(
+            f"Invalid '{path}': integer {side} {word} value. Expected a value {bound}.",
+            path,
+            f"integer_{side}_{word[:3]}_value",
+        )
     message = f"Invalid type for '{path}': expected {expected}, but got {kind_of(value)} instead."
     return InvalidRequest(message, path, "invalid_type")
 

@@ -1,4 +1,4 @@
-"""Measure the loss of a quantisation: score texts with two llama-servers, token by token.
+"""Measure the loss of a quantization: score texts with two llama-servers, token by token.
 
     llama-server -m model-Q8_0.gguf --port 8080 &
     llama-server -m model-Q4_0.gguf --port 8081 &
@@ -56,7 +56,9 @@ async def main(addresses: Sequence[str], texts: Sequence[str]) -> None:
         first += pair[0]
         second += pair[1]
     if [token.id for token in first] != [token.id for token in second]:
-        sys.exit("The servers cut the texts into other tokens: these are not the same model.")
+        sys.exit(
+            "The servers return different tokens for the same text: these are not the same model."
+        )
     changes = [(b.logprob or 0) - (a.logprob or 0) for a, b in zip(first, second, strict=True)]
     same = sum(a.top[0].id == b.top[0].id for a, b in zip(first, second, strict=True))
     count = len(first)
@@ -64,7 +66,7 @@ async def main(addresses: Sequence[str], texts: Sequence[str]) -> None:
     print(f"perplexity                    {perplexity(first):.4f}  {perplexity(second):.4f}")
     print(f"mean change of a logprob      {math.fsum(changes) / count:+.4f}")
     print(f"mean size of a change         {math.fsum(map(abs, changes)) / count:.4f}")
-    print(f"same likeliest token          {same / count:.1%}")
+    print(f"same most likely token        {same / count:.1%}")
     print("most was lost at")
     for at in sorted(range(count), key=changes.__getitem__)[:5]:
         token = first[at].spelling.decode(errors="backslashreplace")

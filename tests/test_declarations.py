@@ -204,8 +204,18 @@ def test_messages_know_the_packages_of_their_extras() -> None:
 MISSING = [
     ("openai", ["conform", "--help"], 3, "'latimer conform' requires the extra 'conformance'"),
     ("jsonschema", ["conform", "http://127.0.0.1:1/v1"], 3, "requires the extra 'conformance'"),
-    ("llguidance", ["serve"], 3, "llama.cpp in process requires the extra 'llama-cpp'"),
-    ("tiktoken", ["serve", "--logit-bias-vocabulary", "p50k_base"], 3, "the extra 'tiktoken'"),
+    (
+        "llguidance",
+        ["serve", "--port", "0"],
+        3,
+        "llama.cpp in process requires the extra 'llama-cpp'",
+    ),
+    (
+        "tiktoken",
+        ["serve", "--port", "0", "--logit-bias-vocabulary", "p50k_base"],
+        3,
+        "the extra 'tiktoken'",
+    ),
     ("latimer.conformance.runner", ["conform", "--help"], 1, "ModuleNotFoundError"),
 ]
 

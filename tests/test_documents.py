@@ -53,7 +53,10 @@ def test_a_block_runs_as_it_stands(block: Block, reader: Reader) -> None:
 )
 def test_an_example_for_developers_runs(block: Block) -> None:
     """The examples of CONTRIBUTING.md use names and arguments that exist."""
-    exec(block.text, {"__name__": "example"})  # noqa: S102
+    # The first line names the file that the block is for, so also its package.
+    folder = block.text.splitlines()[0].removeprefix("# ").rpartition("/")[0]
+    package = "latimer." + folder.removeprefix("tests/").replace("/", ".")
+    exec(block.text, {"__name__": "example", "__package__": package})  # noqa: S102
 
 
 @pytest.mark.parametrize("block", [one for one in CONTRIBUTING if one.language == "sh"], ids=str)

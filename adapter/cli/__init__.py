@@ -327,8 +327,8 @@ class _Conform(click.Command):
         """See `click.Command.make_context`."""
         if not all(map(find_spec, CONFORMANCE)):
             click.echo(
-                "'latimer conform' requires the extra 'conformance': pip install "
-                "'latimer[conformance]'.",
+                "'latimer conform' requires the extra 'conformance': run pip install "
+                "'.[conformance]' in a clone of Latimer.",
                 err=True,
             )
             sys.exit(EXIT_START)

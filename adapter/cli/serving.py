@@ -137,7 +137,7 @@ def _sockets(settings: Settings) -> list[socket.socket]:
     except ValueError:
         # The host has empty or overlong labels, so it cannot be resolved.
         reason = "it is not a valid host name"
-    fail(f"cannot listen on {settings.host}:{settings.port}: {reason}.")
+    fail(_unusable(settings, reason))
 
 
 def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
@@ -147,7 +147,15 @@ def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
             one.listen(_BACKLOG)
     except OSError as error:
         # Two processes can bind the same port as long as neither listens.
-        fail(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}.")
+        fail(_unusable(settings, error.strerror))
+
+
+def _unusable(settings: Settings, reason: str) -> str:
+    """Describe why the server cannot listen."""
+    return (
+        f"cannot listen on {settings.host}:{settings.port}: {reason}. Choose another address with "
+        "--host and --port."
+    )
 
 
 def _load_vocabulary(settings: Settings) -> None:

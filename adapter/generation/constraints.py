@@ -46,7 +46,7 @@ def grammar_of(
     grammar = found[0]
     if grammar.kind not in capabilities.grammars:
         taken = sorted(n for n, k in GRAMMAR_FIELDS.items() if k in capabilities.grammars)
-        hint = f"Use {' or '.join(taken)}, or the in-process engine, which supports all."
+        hint = f"Use one of: {', '.join(taken)}. The in-process engine supports it."
         raise Unsupported(grammar.param, capabilities.engine, hint)
     return grammar
 

@@ -130,7 +130,8 @@ def _names() -> Collection[str]:
         import tiktoken
     except ImportError:
         raise EngineError(
-            "logit_bias_vocabulary requires the extra 'tiktoken': pip install 'latimer[tiktoken]'."
+            "logit_bias_vocabulary requires the extra 'tiktoken': run pip install "
+            "'.[tiktoken]' in a clone of Latimer."
         ) from None
     return sorted(tiktoken.list_encoding_names())
 

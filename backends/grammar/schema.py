@@ -148,7 +148,7 @@ class _Converter:
             raise Unenforced("no value satisfies it", path)
         for keyword in schema:
             if keyword in CONSTRAINTS - KEYWORDS and not _says_nothing(keyword, schema[keyword]):
-                raise Unenforced(f"'{keyword}' is not enforced", (*path, keyword))
+                raise Unenforced(f"'{keyword}' cannot be enforced", (*path, keyword))
         if "$ref" in schema:
             return self._reference(schema, path)
         if "allOf" in schema:

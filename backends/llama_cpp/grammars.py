@@ -355,7 +355,7 @@ def _place(grammar: Grammar, reason: str) -> Unenforced | None:
     if found is None:
         return None
     path = path_to(json.loads(grammar.text), found[1])
-    return None if path is None else Unenforced(f"'{shortened(found[1])}' is not enforced", path)
+    return None if path is None else Unenforced(f"'{shortened(found[1])}' cannot be enforced", path)
 
 
 def _reason(message: str) -> str:

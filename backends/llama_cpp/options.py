@@ -18,7 +18,10 @@ CacheType: TypeAlias = Literal[
 ENGINE = "llama.cpp in process"
 # The modules that the extra installs.
 EXTRA = frozenset({"llama_cpp", "llguidance", "numpy"})
-MISSING = "llama.cpp in process requires the extra 'llama-cpp': pip install 'latimer[llama-cpp]'."
+MISSING = (
+    "llama.cpp in process requires the extra 'llama-cpp': run pip install '.[llama-cpp]' in a "
+    "clone of Latimer."
+)
 PARALLEL = 16
 BATCH = 512
 # The maximum in llama.cpp (`llama_max_parallel_sequences`).

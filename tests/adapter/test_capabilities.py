@@ -58,8 +58,8 @@ async def test_what_is_done_only_nearly_is_said(
     ("engine", "fields", "words"),
     [
         ("llama_cpp", {"oai_compat": False}, "llama.cpp in process"),
-        ("llama_server", {"lark": "start: A"}, "Use grammar or json_schema or regex, or the"),
-        ("koboldcpp", {"lark": "start: A"}, "Use grammar or json_schema or regex, or the"),
+        ("llama_server", {"lark": "start: A"}, "Use one of: grammar, json_schema, regex."),
+        ("koboldcpp", {"lark": "start: A"}, "Use one of: grammar, json_schema, regex."),
         ("koboldcpp", {"frequency_penalty": 0.5}, "presence_penalty, which is the most similar"),
         ("koboldcpp", {"dynatemp_range": 0.5}, "not supported by koboldcpp"),
         ("koboldcpp", {"parse_special": False}, "always parses control tokens"),
@@ -159,7 +159,7 @@ async def test_what_a_schema_cannot_be_held_to_is_named(ask: Ask, engine: str) -
     error = reply.json()["error"]
     assert reply.status_code == 400
     assert error["param"] == "json_schema.properties.a.uniqueItems"
-    assert "'uniqueItems' is not enforced" in error["message"]
+    assert "'uniqueItems' cannot be enforced" in error["message"]
 
 
 async def test_two_grammars_are_one_too_many(ask: Ask) -> None:

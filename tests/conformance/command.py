@@ -20,7 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 import click
 
 from .check import Check, Verdict, all_checks
-from .profiles import PROFILES, needed, works
+from .profiles import NOT_JUDGED, PROFILES, needed, works
 from .reports import WRITERS, write
 from .reports.json import changes
 from .reports.run import OUTCOMES, Run
@@ -253,9 +253,9 @@ def _summary(run: Run) -> None:
         click.echo(f"{group:<16} {passed:>3} of {len(verdicts)}")
     click.echo()
     for name in PROFILES:
-        if not needed(name, [verdict.check for verdict in run.verdicts]):
-            continue
         verdict, broken = works(name, run.verdicts)
+        if verdict == NOT_JUDGED:
+            continue
         ids = ", ".join(one.check.id for one in broken[:3])
         more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
         click.echo(f"{name:<16} {verdict}{': ' if ids else ''}{ids}{more}")

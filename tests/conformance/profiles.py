@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from .check import Check, Verdict
+from .check import Check, Verdict, all_checks
+
+# The result for a client of whose checks some did not run.
+NOT_JUDGED = "not judged"
 
 _CHAT = (
     "chat.object", "chat.created", "chat.message", "chat.usage", "chat.finish-words", "chat.nulls",
@@ -108,6 +111,7 @@ def works(name: str, verdicts: Sequence[Verdict]) -> tuple[str, list[Verdict]]:
     Returns:
         `does not work` if a `must` check fails; `works except` if other checks fail, or checks are
         flaky or unsupported; else `works`. The verdicts are the broken and unsupported ones.
+        `not judged` if none is broken, and some of the client's checks did not run.
     """
     ids = {check.id for check in needed(name, [verdict.check for verdict in verdicts])}
     broken = [
@@ -116,6 +120,7 @@ def works(name: str, verdicts: Sequence[Verdict]) -> tuple[str, list[Verdict]]:
         if verdict.check.id in ids and (verdict.broken or verdict.outcome == "unsupported")
     ]
     if not broken:
-        return "works", []
+        ran_all = len(ids) == len(needed(name, all_checks()))
+        return ("works" if ran_all else NOT_JUDGED), []
     bad = any(v.outcome in ("fail", "timeout") and v.check.level == "must" for v in broken)
     return ("does not work" if bad else "works except"), broken

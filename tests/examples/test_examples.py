@@ -107,6 +107,6 @@ def test_compare_quantizations(tmp_path: Path) -> None:
     fine, rough = map(float, rows["perplexity"].split())
     assert 1 < min(fine, rough) < max(fine, rough) < 2
     assert float(rows["mean size of a change"]) > 0.01
-    assert 90 < float(rows["same likeliest token"].strip().rstrip("%")) <= 100
+    assert 90 < float(rows["same most likely token"].strip().rstrip("%")) <= 100
     assert int(rows["tokens"]) > 100
     assert "most was lost at" in done.stdout

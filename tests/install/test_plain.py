@@ -52,7 +52,8 @@ def test_commands_name_the_missing_extra(
 ) -> None:
     """A command that needs an extra exits with 3 and says what to install."""
     said = plain.run("latimer", *words, code=3).stderr
-    wanted = f"{feature} requires the extra '{extra}': pip install 'latimer[{extra}]'."
+    wanted = f"{feature} requires the extra '{extra}': run pip install '.[{extra}]' in a clone of "
+    wanted += "Latimer."
     prefix = {"serve": "Latimer cannot start: ", "check": "Latimer cannot check: "}.get(
         words[0], ""
     )
@@ -71,7 +72,7 @@ def test_requests_name_the_missing_extra(plain: Environment, llama_server_url: s
         model = httpx2.get(f"{address}/v1/models").json()["data"][0]["id"]
         reply = httpx2.post(f"{address}/v1/completions", json={**body, "model": model}, timeout=60)
     assert reply.status_code == 400
-    assert "pip install 'latimer[tiktoken]'" in reply.json()["error"]["message"]
+    assert "pip install '.[tiktoken]'" in reply.json()["error"]["message"]
 
 
 def test_nothing_comes_from_the_checkout(plain: Environment) -> None:

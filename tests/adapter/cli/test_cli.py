@@ -169,7 +169,8 @@ def test_a_port_in_use_is_no_start() -> None:
         done = run("serve", "--port", str(port))
     assert done.returncode == 3
     assert done.stderr == (
-        f"Latimer cannot start: cannot listen on 127.0.0.1:{port}: Address already in use.\n"
+        f"Latimer cannot start: cannot listen on 127.0.0.1:{port}: Address already in use. Choose "
+        "another address with --host and --port.\n"
     )
 
 

@@ -6,7 +6,7 @@ from html import escape
 from importlib.resources import files
 
 from ..check import Verdict
-from ..profiles import PROFILES, works
+from ..profiles import NOT_JUDGED, PROFILES, works
 from ..target import Exchange
 from .run import OUTCOMES, Run
 
@@ -47,7 +47,7 @@ def _group(name: str, verdicts: list[Verdict]) -> str:
 def _profile(name: str, run: Run) -> str:
     verdict, broken = works(name, run.verdicts)
     links = ", ".join(f'<a href="#{v.check.id}">{escape(v.check.id)}</a>' for v in broken)
-    kind = {"works": "pass", "works except": "flaky"}.get(verdict, "fail")
+    kind = {"works": "pass", "works except": "flaky", NOT_JUDGED: "skip"}.get(verdict, "fail")
     return (
         f'<tr><th>{escape(name)}</th><td><b class="{kind}">{verdict}</b></td><td>{links}</td></tr>'
     )
