@@ -147,7 +147,7 @@ def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
             one.listen(_BACKLOG)
     except OSError as error:
         # Two processes can bind the same port as long as neither listens.
-        fail(_unusable(settings, error.strerror))
+        fail(_unusable(settings, error.strerror or str(error)))
 
 
 def _unusable(settings: Settings, reason: str) -> str:
