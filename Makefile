@@ -15,7 +15,7 @@ export CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXA
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" 2>/dev/null)
 
-.PHONY: help serve test lint types unit test-full test-install faults fuzz soak bench record conformance \
+.PHONY: help serve test lint types unit test-full test-install clients faults fuzz soak bench record conformance \
 	conform-koboldcpp lock cmake-args clean
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make unit          run every test, without lint and types"
 	@echo "make test-full     run every conformance check against every fault (10 minutes)"
 	@echo "make test-install  install every extra into a fresh environment and use it there"
+	@echo "make clients       install clients, frameworks and coding agents, and use them (5 minutes)"
 	@echo "make faults        run every fault of clients and engines against live processes (10 minutes)"
 	@echo "make fuzz          send mutated requests and engine responses for 30 minutes (MINUTES=5)"
 	@echo "make soak          run at 80 % of capacity with random faults for 30 minutes (MINUTES=5)"
@@ -65,6 +66,10 @@ test-full: $(VENV)/test
 test-install: $(VENV)/test
 	$(BIN)/pytest tests/install
 
+# Each environment is kept in .venv-clients. Without Node.js its clients are skipped.
+clients: $(VENV)/test
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -rs tests/clients/installed
+
 # The table of what was tried and what happened is build/faults.md.
 faults: $(VENV)/test
 	mkdir -p build
@@ -101,7 +106,7 @@ cmake-args:
 	@echo "$(CMAKE_ARGS)"
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-clients build *.egg-info
 
 # Only what serving needs; the engine comes from the lock too.
 $(VENV)/serve: $(VENV)/engine pyproject.toml setup.py $(SOURCES)

@@ -1,0 +1,127 @@
+"""Environments of the clients, and a Latimer with each of two engines."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from latimer.backends.llama_cpp import DEMO_MODEL
+from support.environments import ROOT, Environment
+from support.servers import command, llama_server
+
+HERE = Path(__file__).parent
+# Kept between runs; an environment is made anew when its list of versions changes.
+KEPT = ROOT / ".venv-clients"
+collect_ignore = ["python", "node", "agents"]
+SAID: dict[str, str] = {}
+
+
+def _folder(name: str, *lists: Path) -> tuple[Path, bool]:
+    """Return an environment's folder, and True if it has what the lists say."""
+    digest = hashlib.sha256(b"".join(one.read_bytes() for one in lists)).hexdigest()
+    folder = KEPT / name
+    known = folder / "installed"
+    if known.exists() and known.read_text() == digest:
+        return folder, True
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "digest").write_text(digest)
+    return folder, False
+
+
+def _done(folder: Path, start: float) -> Path:
+    (folder / "digest").rename(folder / "installed")
+    SAID[f"installing {folder.name}"] = f"{time.monotonic() - start:.0f} s"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def python_of() -> Callable[[str], Environment]:
+    """Return a function that makes the environment of `python/NAME.txt`."""
+
+    def make(name: str) -> Environment:
+        versions = HERE / "python" / f"{name}.txt"
+        folder, known = _folder(name, versions)
+        if known:
+            return Environment(folder)
+        start = time.monotonic()
+        made = Environment.made(folder)
+        made.run("pip", "install", "-q", "-r", str(versions))
+        _done(folder, start)
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def node_of() -> Callable[[str], Path]:
+    """Return a function that returns a folder with the `node_modules` of `NAME/package.json`."""
+
+    def make(name: str) -> Path:
+        if shutil.which("npm") is None:
+            pytest.skip("needs Node.js 20 or newer, with npm")
+        lists = [HERE / name / one for one in ("package.json", "package-lock.json")]
+        folder, known = _folder(f"npm-{name}", *lists)
+        if not known:
+            start = time.monotonic()
+            for one in lists:
+                shutil.copy(one, folder)
+            # Not `npm ci`: the list lacks binaries of other systems, which are optional.
+            words = ["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error"]
+            done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+            _done(folder, start)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[str]:
+    """Run a real llama-server with the demo model."""
+    with llama_server(DEMO_MODEL) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def urls(engine: str) -> Iterator[str]:
+    """Run `latimer serve` with each engine; yield `LATIMER_URLS` for the clients' programs."""
+    named = ("--model-name", "demo")
+    with command(*named) as (_, inside), command(engine, *named) as (_, before):
+        yield f"in-process={inside} llama-server={before}"
+
+
+@pytest.fixture
+def run_in(urls: str) -> Callable[..., str]:
+    """Return a function that runs the program of a client and returns what it printed."""
+
+    def run(words: list[str], folder: Path, variables: dict[str, str]) -> str:
+        variables = {**variables, "LATIMER_URLS": urls}
+        done = subprocess.run(
+            words, cwd=folder, env=variables, capture_output=True, text=True,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def own_home(tmp_path: Path) -> dict[str, str]:
+    """Return environment variables with a home folder of its own and no settings of the user's."""
+    (tmp_path / "home").mkdir()
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    return {**kept, "HOME": str(tmp_path / "home"), "TERM": "dumb", "CI": "1"}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what each client's program said last, and how long installations took."""
+    for name, said in SAID.items():
+        terminalreporter.write_line(f"{name}: {said}")

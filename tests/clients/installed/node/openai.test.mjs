@@ -1,0 +1,107 @@
+// The `openai` package for Node.js.
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+import OpenAI from "openai";
+import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
+import { z } from "zod";
+import { ANSWER, ASK, LONG, WEATHER, engines } from "./engines.mjs";
+
+const Capital = z.object({ capital: z.string() });
+const ask = (content) => ({ model: "demo", temperature: 0, messages: [{ role: "user", content }] });
+
+for (const [engine, baseURL] of engines) {
+  const client = new OpenAI({ baseURL, apiKey: "unused", maxRetries: 0 });
+  describe(engine, () => {
+    test("chat: a completion has the answer and usage", async () => {
+      const reply = await client.chat.completions.create(ask(ASK));
+      assert.equal(reply.choices[0].message.content, ANSWER);
+      assert.equal(reply.usage.total_tokens, reply.usage.prompt_tokens + reply.usage.completion_tokens);
+    });
+
+    test("stream: deltas join to the answer, usage comes last", async () => {
+      let told = "";
+      let usage = null;
+      const options = { stream: true, stream_options: { include_usage: true } };
+      for await (const chunk of await client.chat.completions.create({ ...ask(ASK), ...options })) {
+        told += chunk.choices[0]?.delta.content ?? "";
+        usage = chunk.usage ?? usage;
+      }
+      assert.equal(told, ANSWER);
+      assert.ok(usage.completion_tokens > 0);
+    });
+
+    test("stream: the helper's final message", async () => {
+      const stream = client.chat.completions.stream(ask(ASK));
+      assert.equal(await stream.finalContent(), ANSWER);
+    });
+
+    test("tools: runTools calls the function and returns its result", async () => {
+      const asked = [];
+      const get_weather = ({ city }) => {
+        asked.push(city);
+        return '{"temp_c": 21}';
+      };
+      const runner = client.chat.completions.runTools({
+        ...ask(WEATHER),
+        tools: [
+          zodFunction({
+            name: "get_weather",
+            description: "Get the weather in a city",
+            parameters: z.object({ city: z.string() }),
+            function: get_weather,
+          }),
+        ],
+      });
+      assert.match(await runner.finalContent(), /21/);
+      assert.deepEqual(asked, ["Paris"]);
+    });
+
+    test("structured: parse returns an object of a zod schema", async () => {
+      const reply = await client.chat.completions.parse({
+        ...ask(ASK),
+        max_tokens: 100,
+        response_format: zodResponseFormat(Capital, "capital"),
+      });
+      Capital.parse(reply.choices[0].message.parsed);
+    });
+
+    test("logprobs: tokens join to the answer", async () => {
+      const options = { logprobs: true, top_logprobs: 2 };
+      const reply = await client.chat.completions.create({ ...ask(ASK), ...options });
+      const content = reply.choices[0].logprobs.content;
+      assert.equal(content.map((one) => one.token).join(""), ANSWER);
+    });
+
+    test("completions: the legacy route", async () => {
+      const prompt = "Q: What is the capital of Japan?\nA:";
+      const options = { model: "demo", prompt, max_tokens: 9, temperature: 0 };
+      assert.match((await client.completions.create(options)).choices[0].text, /Tokyo/);
+    });
+
+    test("errors: the client's own classes with OpenAI's codes", async () => {
+      await assert.rejects(client.chat.completions.create(ask(LONG)), (error) => {
+        assert.ok(error instanceof OpenAI.BadRequestError);
+        assert.equal(error.code, "context_length_exceeded");
+        return true;
+      });
+      await assert.rejects(
+        client.chat.completions.create({ ...ask(ASK), model: "another" }),
+        OpenAI.NotFoundError,
+      );
+    });
+
+    test("abort: a stream ends, and the next request is served", async () => {
+      const aborter = new AbortController();
+      const options = { ...ask("Tell me a story."), stream: true };
+      const stream = await client.chat.completions.create(options, { signal: aborter.signal });
+      for await (const _ of stream) aborter.abort();
+      const reply = await client.chat.completions.create(ask(ASK));
+      assert.equal(reply.choices[0].message.content, ANSWER);
+    });
+
+    test("models: the one that is served", async () => {
+      const { data } = await client.models.list();
+      assert.deepEqual(data.map((one) => one.id), ["demo"]);
+    });
+  });
+}

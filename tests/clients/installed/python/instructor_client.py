@@ -1,0 +1,38 @@
+"""Instructor around the `openai` client."""
+
+from __future__ import annotations
+
+import instructor
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
+
+ASK = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+class Capital(BaseModel):
+    """A structured answer."""
+
+    capital: str
+
+
+@pytest.mark.parametrize("mode", [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA])
+def test_structured(url: str, mode: instructor.Mode) -> None:
+    """Each mode returns an object at the first try."""
+    client = instructor.from_openai(OpenAI(base_url=url, api_key="unused"), mode=mode)
+    found = client.create(
+        model="demo", messages=ASK, response_model=Capital, max_retries=0, temperature=0,
+        max_tokens=100,
+    )  # fmt: skip
+    assert isinstance(found, Capital)
+
+
+async def test_partial_objects(url: str) -> None:
+    """A stream yields partial objects, and then the whole one."""
+    client = instructor.from_openai(
+        AsyncOpenAI(base_url=url, api_key="unused"), mode=instructor.Mode.JSON_SCHEMA
+    )
+    stream = client.create_partial(
+        model="demo", messages=ASK, response_model=Capital, temperature=0, max_tokens=100
+    )
+    assert [one async for one in stream][-1].capital

@@ -1,0 +1,51 @@
+"""Each library's program runs in the library's own environment, against both engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from clients.installed.conftest import HERE, SAID
+from support.environments import Environment
+
+pytestmark = pytest.mark.timeout(1200)
+PYTHON = HERE / "python"
+ENVIRONMENTS = {
+    "openai": ("openai_client", "openai_agents_client", "inspect_client"),
+    "frameworks": (
+        "langchain_client", "langchain_standard", "pydantic_ai_client", "instructor_client",
+        "llama_index_client", "litellm_client", "llm_client", "dspy_client", "smolagents_client",
+    ),
+}  # fmt: skip
+NODE = ("openai", "ai_sdk", "langchain", "openai_agents")
+
+
+@pytest.mark.parametrize(
+    ("environment", "program"),
+    [(name, one) for name, programs in ENVIRONMENTS.items() for one in programs],
+)
+def test_python(
+    environment: str,
+    program: str,
+    python_of: Callable[[str], Environment],
+    run_in: Callable[..., str],
+) -> None:
+    """Every test of a Python client passes."""
+    made = python_of(environment)
+    words = ["python", "-m", "pytest", "-q", "-c", str(PYTHON / "pytest.ini"), "--tb=short"]
+    said = run_in([*words, str(PYTHON / f"{program}.py")], made.work, made.variables())
+    SAID[program] = said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("program", NODE)
+def test_node(program: str, node_of: Callable[[str], Path], run_in: Callable[..., str]) -> None:
+    """Every test of a client for Node.js passes."""
+    folder = node_of("node")
+    # Imports are found from the file's own folder upwards.
+    for one in (HERE / "node").glob("*.mjs"):
+        (folder / one.name).write_text(one.read_text())
+    said = run_in(["node", "--test", f"{program}.test.mjs"], folder, dict(os.environ))
+    counts = [line[2:] for line in said.splitlines() if line.startswith(("# pass", "# fail"))]
+    SAID[f"{program} (Node.js)"] = ", ".join(counts)
