@@ -13,8 +13,9 @@ from support.reader import Reader
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
-    "serving", "mounting", "chat", "tools", "structured", "images", "evaluate", "logprobs",
-    "fidelity", "engine", "security", "performance", "architecture", "conformance/README", "errors",
+    "serving", "mounting", "clients", "chat", "tools", "structured", "images", "evaluate",
+    "logprobs", "fidelity", "engine", "security", "performance", "architecture",
+    "conformance/README", "errors",
 )  # fmt: skip
 DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PAGES)]
 CONTRIBUTING = blocks(ROOT / "CONTRIBUTING.md")

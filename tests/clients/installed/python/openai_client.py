@@ -62,7 +62,7 @@ async def test_asynchronous(url: str) -> None:
     assert reply.choices[0].message.content == ANSWER
 
 
-def test_parse(client: OpenAI) -> None:
+def test_structured(client: OpenAI) -> None:
     """`parse` returns an object of a Pydantic class."""
     reply = client.chat.completions.parse(
         model="demo", messages=ASK, temperature=0, max_tokens=60, response_format=Capital
@@ -70,7 +70,7 @@ def test_parse(client: OpenAI) -> None:
     assert isinstance(reply.choices[0].message.parsed, Capital)
 
 
-def test_parse_in_a_stream(client: OpenAI) -> None:
+def test_structured_in_a_stream(client: OpenAI) -> None:
     """The stream helper's events end with a parsed object."""
     with client.chat.completions.stream(
         model="demo", messages=ASK, temperature=0, max_tokens=60, response_format=Capital
@@ -81,7 +81,7 @@ def test_parse_in_a_stream(client: OpenAI) -> None:
     assert {"chunk", "content.delta", "content.done"} <= kinds
 
 
-def test_parsed_tools(client: OpenAI) -> None:
+def test_tools(client: OpenAI) -> None:
     """The arguments of a strict function are parsed."""
     reply = client.chat.completions.parse(
         model="demo", messages=WEATHER, temperature=0, max_tokens=100, tool_choice="required",
@@ -142,7 +142,7 @@ def test_errors(client: OpenAI) -> None:
         )
 
 
-def test_leaving_a_stream(client: OpenAI) -> None:
+def test_abort(client: OpenAI) -> None:
     """A stream that is left early does not disturb the next request."""
     story: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story."}]
     with client.chat.completions.create(model="demo", messages=story, stream=True) as stream:

@@ -1,0 +1,61 @@
+"""The page on clients names the versions, the tests and the settings of `make clients`."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+from clients.installed.test_agents import CONTINUE, OPENCODE, PI
+
+ROOT = Path(__file__).parent.parent.parent
+INSTALLED = Path(__file__).parent / "installed"
+PAGE = ROOT / "docs" / "clients.md"
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.read_text().splitlines()
+    if re.match(r"\|.*`[\w@/-]+` \d", line)
+]
+PROGRAMS = [row for row in ROWS if len(row) == 5]
+PINNED = re.compile(r"^([\w.-]+)==([\w.]+)$", re.MULTILINE)
+VERSION = re.compile(r"`([\w@/.-]+)` (\d[\w.]*)")
+# What the clients' programs need, and what is not a client.
+TOOLS = {"pytest", "pytest-asyncio", "zod", "@langchain/core"}
+
+
+def installed() -> set[tuple[str, str]]:
+    """Return the names and versions that the lists pin."""
+    found = set()
+    for path in sorted((INSTALLED / "python").glob("*.in")):
+        wanted = {line.split("[")[0] for line in path.read_text().split()}
+        text = path.with_suffix(".txt").read_text()
+        found |= {(name, version) for name, version in PINNED.findall(text) if name in wanted}
+    for path in sorted(INSTALLED.glob("*/package.json")):
+        found |= set(json.loads(path.read_text())["dependencies"].items())
+    return {one for one in found if one[0] not in TOOLS}
+
+
+def test_versions() -> None:
+    """The tables have exactly the versions that are installed."""
+    assert {pair for row in ROWS for pair in VERSION.findall(row[1])} == installed()
+
+
+@pytest.mark.parametrize("row", PROGRAMS, ids=lambda row: row[0])
+def test_a_row(row: list[str]) -> None:
+    """The program of a row exists, and has a test for each word that the row names."""
+    link = re.search(r"\]\((.*)\)", row[4])
+    assert link
+    text = (PAGE.parent / link[1]).read_text()
+    if row[0] == "LangChain's standard tests":
+        return
+    for word in row[3].split(", "):
+        assert re.search(rf"def test_{word.replace(' ', '_')}|test\([\"`]{word}:", text), word
+
+
+@pytest.mark.parametrize("settings", [OPENCODE, PI, CONTINUE], ids=["opencode", "pi", "continue"])
+def test_settings_of_agents(settings: str) -> None:
+    """The settings in the page are those of the tests."""
+    local = settings.strip("\n").replace("@URL", "http://127.0.0.1:8000/v1")
+    assert textwrap.indent(local, "    ") in PAGE.read_text()
