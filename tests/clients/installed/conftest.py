@@ -93,7 +93,9 @@ def engine() -> Iterator[str]:
 def urls(engine: str) -> Iterator[str]:
     """Run `latimer serve` with each engine; yield `LATIMER_URLS` for the clients' programs."""
     named = ("--model-name", "demo")
-    with command(*named) as (_, inside), command(engine, *named) as (_, before):
+    # Threads of a small model that share cores with other programs wait longer than they compute.
+    alone = command("--threads", "1", *named)
+    with alone as (_, inside), command(engine, *named) as (_, before):
         yield f"in-process={inside} llama-server={before}"
 
 
