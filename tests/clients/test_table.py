@@ -22,7 +22,7 @@ PROGRAMS = [row for row in ROWS if len(row) == 5]
 PINNED = re.compile(r"^([\w.-]+)==([\w.]+)$", re.MULTILINE)
 VERSION = re.compile(r"`([\w@/.-]+)` (\d[\w.]*)")
 # What the clients' programs need, and what is not a client.
-TOOLS = {"pytest", "pytest-asyncio", "zod", "@langchain/core"}
+TOOLS = {"pytest", "pytest-asyncio", "mcp", "zod", "@langchain/core"}
 
 
 def installed() -> set[tuple[str, str]]:

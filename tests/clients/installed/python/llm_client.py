@@ -31,11 +31,12 @@ def get_weather(city: str) -> str:
 '''
 
 
-@pytest.fixture
-def llm(url: str, tmp_path: Path) -> Llm:
+@pytest.fixture(scope="session")
+def llm(url: str, tmp_path_factory: pytest.TempPathFactory) -> Llm:
     """Return a function that runs the command and returns its output."""
-    (tmp_path / "extra-openai-models.yaml").write_text(MODELS.format(url=url))
-    variables = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "unused"}
+    folder = tmp_path_factory.mktemp("llm")
+    (folder / "extra-openai-models.yaml").write_text(MODELS.format(url=url))
+    variables = {**os.environ, "LLM_USER_PATH": str(folder), "OPENAI_API_KEY": "unused"}
 
     def run(*words: str, code: int = 0) -> str:
         done = subprocess.run(
