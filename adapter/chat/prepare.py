@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -171,9 +171,9 @@ def _check_media(text: str, media: Sequence[Media]) -> None:
         )
 
 
-async def _prompt(
+def _prompt(
     turn: ChatTurn, served: Served, manner: Manner, has_media: bool
-) -> tuple[Rendered, Sequence[str]]:
+) -> Awaitable[tuple[Rendered, Sequence[str]]]:
     """Return the prompt, and the stop sequences of an instruct format."""
     model = served.model
     form = turn.format
@@ -182,7 +182,7 @@ async def _prompt(
     functions = turn.tool_set.listed if turn.tool_set is not None else ()
     variables = variables_of(turn.variables, turn.effort, model, served.capabilities.engine)
     given = Input(turn.messages, functions, form, variables, has_media, turn.size)
-    return await rendered(given, served, manner)
+    return rendered(given, served, manner)
 
 
 async def _special_of(

@@ -48,15 +48,19 @@ async def rendered(given: Input, served: Served, manner: Manner) -> tuple[Render
     """
     model, size = served.model, given.size
     order = manner.order_with_tools if given.functions else manner.order
-    make = partial(_turns, model, given, manner)
-    turns, tools = make() if size <= offload.SMALL else await offload.run(size, make)
-    messages = folded(turns, order)
+    arguments = model, given.messages, given.functions, manner.style, manner.tags
+    if size <= offload.SMALL:
+        turns, tools = turns_of(*arguments)
+        messages = folded(turns, order)
+    else:
+        turns, tools = await offload.run(size, turns_of, *arguments)
+        messages = await offload.run(size, folded, turns, order)
     markers = () if given.format is None else given.format.stops(messages)
     try:
         prompt = await _prompt(messages, tools, given, served, messages is not turns)
     except TemplateError:
         # The sample conversations have not shown what this template rejects.
-        again = folded(turns, STRICTEST)
+        again = await offload.run(size, folded, turns, STRICTEST)
         if model.template is None or again is turns or again == messages:
             raise
         prompt = await _prompt(again, tools, given, served, True)
@@ -88,10 +92,6 @@ async def _prompt(
             served.model, conversation, served.backend, show, given.has_media, given.size
         )
     return prompt._replace(changed=True) if is_folded else prompt
-
-
-def _turns(model: Model, given: Input, manner: Manner) -> tuple[list[Turn], Tools]:
-    return turns_of(model, given.messages, given.functions, manner.style, manner.tags)
 
 
 def _show(model: Model, form: InstructFormat | None, conversation: Conversation) -> str:

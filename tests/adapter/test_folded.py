@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -85,3 +86,18 @@ async def test_a_reminder_keeps_the_prompt_cache(backend: Backend) -> None:
     cached = after.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     # The beginning of the assistant's turn is part of both prompts.
     assert cached >= evaluated - 1
+
+
+async def test_a_template_that_samples_do_not_show(tmp_path: Path) -> None:
+    """A rejection that no sample conversation shows is met by all foldings at once."""
+    late = "{% for m in messages %}{% if m.role == 'system' and loop.index > 9 %}"
+    late += "{{ raise_exception('Too late.') }}{% endif %}{% endfor %}" + scripted.CHATML
+    backend = LlamaCpp(scripted.scripted(tmp_path / "late.gguf", ("It is", " Paris", "."), late))
+    early = await ask(backend, SYSTEM, ASKS, SAYS, REMINDER, ASKS)
+    assert "x-latimer-inexact" not in early.headers
+    long = (SYSTEM, *[ASKS, SAYS] * 4, ASKS, REMINDER)
+    reply = await ask(backend, *long)
+    assert reply.json()["choices"][0]["message"]["content"] == "It is Paris."
+    assert reply.headers["x-latimer-inexact"] == "messages"
+    assert (await ask(backend, *long, strict=True)).status_code == 400
+    await backend.aclose()
