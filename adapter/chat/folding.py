@@ -19,13 +19,14 @@ a conversation stays the beginning of the prompt of its continuation, and the pr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, NamedTuple, TypeAlias
 
 Turn: TypeAlias = dict[str, Any]
 
 SYSTEM = ("system", "developer")
 _REASONING = ("reasoning_content", "thinking")
+_TEXTS = ("content", *_REASONING)
 _BETWEEN = "\n\n"
 
 
@@ -93,6 +94,8 @@ class _Fold:
         self._turns: list[Turn] = []
         self._waiting: list[str] = []
         self._in_head = True
+        # The texts of messages that are merged into the last one, by key.
+        self._texts: dict[str, list[str | None]] = {}
         # The role of the last message that counts in a template with alternating roles.
         self._counted: str | None = None
 
@@ -120,6 +123,7 @@ class _Fold:
         """Return all messages."""
         if self._waiting:
             self._put(_user(*self._waiting))
+        self._close()
         if not self._order.alone and all(turn["role"] != "user" for turn in self._turns):
             head = sum(1 for _ in takewhile(_is_system, self._turns))
             self._turns.insert(head, _user())
@@ -133,6 +137,7 @@ class _Fold:
             else:
                 self._turns.append(turn)
         elif order.later and not self._in_head:
+            self._close()
             self._turns.append(turn)
         elif turn["content"].strip():
             # Without its role, the prompt is the template's own for the first user message.
@@ -155,6 +160,7 @@ class _Fold:
 
     def _append(self, turn: Turn) -> None:
         self._in_head = False
+        self._close()
         self._turns.append(turn)
         if _counts(turn):
             self._counted = turn["role"]
@@ -173,16 +179,22 @@ class _Fold:
         """Merge a message into the last one, which has the same role or is a system message."""
         last = self._turns[-1]
         merged = {**last, **turn, "role": last["role"]}
-        for key in ("content", *_REASONING):
-            if key in merged:
-                merged[key] = _joined(last.get(key), turn.get(key))
+        if not self._texts:
+            self._texts = {key: [last[key]] for key in _TEXTS if key in last}
+        for key in _TEXTS:
+            if key in turn:
+                self._texts.setdefault(key, []).append(turn[key])
         if last.get("name") != turn.get("name"):
             merged.pop("name", None)
-        if merged["content"] == "" and turn["content"] is None:
-            merged["content"] = None
         self._turns[-1] = merged
         if not _counts(merged):
             self._counted = self._last_counted()
+
+    def _close(self) -> None:
+        """Join the texts of the last message, once for all that were merged into it."""
+        for key, texts in self._texts.items():
+            self._turns[-1][key] = _joined(*texts) or texts[-1]
+        self._texts = {}
 
     def _last_counted(self) -> str | None:
         return next((turn["role"] for turn in reversed(self._turns) if _counts(turn)), None)
@@ -198,7 +210,8 @@ def _one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
         if len(calls) < 2:
             yield turn
             continue
-        results = list(takewhile(lambda one: one["role"] == "tool", turns[position:]))
+        rest = islice(turns, position, None)
+        results = list(takewhile(lambda one: one["role"] == "tool", rest))
         position += len(results)
         blank = "" if isinstance(turn["content"], str) else None
         for index, call in enumerate(calls):

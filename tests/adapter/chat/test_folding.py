@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -207,3 +208,12 @@ def test_a_template_without_restrictions() -> None:
     """Without restrictions, the messages are the same object."""
     made = pure("SUSSAAUU")
     assert folded(made, ANY) is made
+
+
+@pytest.mark.parametrize("letters", ["U", "S", "SU", "PRR", "A", "AS"])
+def test_the_time_grows_with_the_messages(letters: str) -> None:
+    """Ten thousand messages are folded within a second, in any order."""
+    made = [{**turn, "content": "x" * 1_000} for turn in pure(letters) * (10_000 // len(letters))]
+    begun = time.process_time()
+    folded(made, STRICTEST)
+    assert time.process_time() - begun < 1
