@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import orjson
 
 from ..backends import offload
-from ..backends.errors import LatimerError
+from ..backends.errors import LatimerError, RequestError
 from ..schemas import limits
+from .dialects import Draft, with_names
 from .errors import Header, InvalidRequest, render
 
 Scope = MutableMapping[str, Any]
@@ -48,8 +49,8 @@ class Exchange:
     """An HTTP request and its response."""
 
     __slots__ = (
-        "_body", "_receive", "_send", "_started_at", "headers", "owner", "request_id", "scope",
-        "size", "started", "streams",
+        "_body", "_receive", "_send", "_started_at", "draft", "headers", "owner", "request_id",
+        "scope", "size", "started", "streams",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,6 +64,8 @@ class Exchange:
         # True if the response is a stream of events.
         self.streams = False
         self.owner = ""
+        # The replaced fields of other servers, if the request has any.
+        self.draft: Draft | None = None
         self._body: list[bytes] = []
         # The size of the request body in bytes, as far as it has been read.
         self.size = 0
@@ -139,6 +142,8 @@ class Exchange:
 
     async def error(self, error: LatimerError) -> None:
         """Send an error as a complete response."""
+        if self.draft is not None and isinstance(error, RequestError):
+            error = with_names(error, self.draft.names)
         status, body, headers = render(error)
         await self.reply(status, orjson.dumps(body), headers=headers)
 

@@ -15,6 +15,7 @@ from ..backends.errors import Unsupported, shortened
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.common import SAMPLING_EXTRAS, Request
 from ..schemas.openai.completions import CompletionRequest
+from . import dialects
 from .errors import InvalidRequest
 from .exchange import Exchange
 from .hosted import HostedLimit, refused
@@ -40,8 +41,26 @@ MAX_HEADER = 1024
 def read(
     exchange: Exchange, adapter: TypeAdapter[T], limits: Sequence[HostedLimit] = ()
 ) -> Awaitable[T]:
-    """Parse and validate a request's body; see `Exchange.json` and `parse`."""
-    return exchange.json(partial(parse, adapter, limits))
+    """Parse and validate a request's body; see `Exchange.json` and `parse`.
+
+    Fields of other servers are replaced by Latimer's own (`dialects`).
+    """
+    return exchange.json(partial(_read, exchange, adapter, limits))
+
+
+def _read(
+    exchange: Exchange,
+    adapter: TypeAdapter[T],
+    limits: Sequence[HostedLimit],
+    body: Mapping[str, Any],
+) -> T:
+    request = parse(adapter, limits, body)
+    if isinstance(request, ChatRequest | CompletionRequest) and request.__pydantic_extra__:
+        where: dialects.Where = "chat" if isinstance(request, ChatRequest) else "completions"
+        draft = exchange.draft = dialects.replaced(body, request.__pydantic_extra__, where)
+        if draft is not None:
+            return parse(adapter, limits, draft.body)
+    return request
 
 
 def parse(adapter: TypeAdapter[T], limits: Sequence[HostedLimit], body: Mapping[str, Any]) -> T:
@@ -109,12 +128,14 @@ def sampling_of(request: CompletionRequest | ChatRequest, capabilities: Capabili
     extras: dict[str, Any] = {}
     for name in sorted(request.__pydantic_fields_set__ & SAMPLING_EXTRAS):
         value = getattr(request, name)
-        if value is None:
+        if value is None or (name == "min_tokens" and not value):
             continue
         if name not in capabilities.extras:
             hint = capabilities.refused.get(name, "Omit it, or use an engine that supports it.")
             raise Unsupported(name, capabilities.engine, hint)
         extras[name] = value
+    if "min_tokens" in extras:
+        _check_least(request, extras["min_tokens"])
     for name in ("presence_penalty", "frequency_penalty"):
         if getattr(request, name) and name in capabilities.refused:
             raise Unsupported(name, capabilities.engine, capabilities.refused[name])
@@ -126,6 +147,26 @@ def sampling_of(request: CompletionRequest | ChatRequest, capabilities: Capabili
         logit_bias=_biases(request.logit_bias),
         extras=extras,
     )
+
+
+def _check_least(request: CompletionRequest | ChatRequest, least: int) -> None:
+    """Reject a `min_tokens` that another field contradicts."""
+    most = request.max_tokens
+    if most is None and isinstance(request, ChatRequest):
+        most = request.max_completion_tokens
+    if most is not None and least > most:
+        raise InvalidRequest(
+            f"Invalid 'min_tokens': {least} is more than 'max_tokens', {most}.",
+            "min_tokens",
+            "invalid_value",
+        )
+    if stops_of(request.stop):
+        raise InvalidRequest(
+            "Invalid 'min_tokens': not supported together with 'stop', which can end a reply "
+            "before. Omit one of them.",
+            "min_tokens",
+            "invalid_value",
+        )
 
 
 def _biases(logit_bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
@@ -156,15 +197,17 @@ async def notes(
     capabilities: Capabilities,
     strict: bool,
     inexact: Iterable[str] = (),
+    dropped: Sequence[str] = (),
 ) -> None:
     """Name ignored and inexact fields in headers; under `strict`, reject the request.
 
     Args:
         inexact: fields that are inexact for another reason than the engine.
+        dropped: fields that have no effect on this model.
 
     Raises:
         InvalidRequest: a field is unknown, under `strict`.
-        Unsupported: a field is inexact, under `strict`.
+        Unsupported: a field is inexact, or has no effect on this model, under `strict`.
     """
     size = exchange.size
     ignored = (
@@ -176,9 +219,20 @@ async def notes(
         if name in sampling.extras or name == "usage" or getattr(sampling, name, None)
     }
     approximated.update(inexact)
+    if strict and dropped:
+        hint = "The model's chat template has no setting for it. Omit it."
+        raise Unsupported(dropped[0], capabilities.engine, hint)
+    draft = exchange.draft
+    if draft is not None:
+        ignored = sorted((*ignored, *draft.unknown))
     if strict and ignored:
         name = shortened(ignored[0])
         raise InvalidRequest(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+    if draft is not None:
+        dropped = [draft.names.get(name, name) for name in dropped]
+        ignored = sorted((*ignored, *draft.ignored, *dropped))
+    elif dropped:
+        ignored = sorted((*ignored, *dropped))
     if ignored:
         exchange.headers.append((b"x-latimer-ignored", _listed(ignored)))
     if approximated:

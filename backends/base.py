@@ -32,6 +32,9 @@ Content: TypeAlias = TokenIds | Text
 WINDOWS = frozenset({"repeat_last_n", "dry_penalty_last_n"})
 
 
+# The hint for `min_tokens` where an engine cannot ban end tokens for a part of the answer.
+ALWAYS_OR_NEVER = "It can only ban end tokens in all of the answer: send 'ignore_eos'."
+
 # The sampling extras of llama.cpp, by their names in requests.
 LLAMA_CPP_EXTRAS = frozenset(
     {

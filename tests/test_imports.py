@@ -22,12 +22,15 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("backends/*.py",),
     ("backends/grammar/*.py",),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),
+    ("adapter/errors.py",),
+    # Fields of other servers.
+    ("adapter/dialects/*.py",),
     # One HTTP exchange, independent of its endpoint, and the models that are served.
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "cors", "credentials", "errors", "exchange", "guards", "hosted", "origins",
-            "printable", "service", "validation", "validation_errors",
+            "cors", "credentials", "exchange", "guards", "hosted", "origins", "printable",
+            "service", "validation", "validation_errors",
         )
     ),
     ("adapter/generation/*.py",),

@@ -7,9 +7,16 @@ configuration can name one of `FORMATS` for a model without a template, or inste
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 ROLES = ("system", "user", "assistant")
+# The end of a prompt: the next turn begins, the last message continues, or neither.
+Opening: TypeAlias = Literal["begin", "continue", "end"]
+
+
+def opening_of(messages: Sequence[Mapping[str, Any]]) -> Opening:
+    """Return the end of a prompt if the request does not name it."""
+    return "continue" if messages[-1]["role"] == "assistant" else "begin"
 
 
 class Turn(NamedTuple):

@@ -31,7 +31,7 @@ from .parsing import Plain
 from .prompt import Input, rendered
 from .reasoning import Tags
 from .special_tokens import LIKELY, Rendered, spellings_of
-from .templates import variables_of
+from .templates import AS_USUAL, Reasoning, variables_of
 from .thinking import Thinking
 from .tools import ToolSet, wrong_schema
 
@@ -48,7 +48,8 @@ class ChatTurn:
         answer: the grammar of the answer, or None.
         format: the instruct format to use instead of the model's chat template, or None.
         variables: template variables from the request.
-        effort: the reasoning effort.
+        reasoning: the reasoning that the request asks for.
+        opening: the end of the prompt, if the request names it.
     """
 
     messages: Sequence[Message]
@@ -63,7 +64,8 @@ class ChatTurn:
     answer: Grammar | None = None
     format: instruct.InstructFormat | None = None
     variables: Mapping[str, Any] | None = None
-    effort: str | None = None
+    reasoning: Reasoning = AS_USUAL
+    opening: instruct.Opening | None = None
 
 
 @dataclass(slots=True)
@@ -74,12 +76,14 @@ class ChatJob:
         form: the format that splits the output into parts; None if all of it is content.
         shape: the shape of the messages in the response.
         inexact: names of the API's fields that are only approximated.
+        dropped: names of the API's fields for which the model's template has no setting.
     """
 
     job: Generation
     form: MessageFormat | None
     shape: Shape
     inexact: Sequence[str]
+    dropped: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -122,7 +126,8 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     manner = await known_manner_of(model)
     tags = manner.tags
     media = await media_of(turn.messages, served)
-    prompt, markers = await _prompt(turn, served, manner, bool(media))
+    variables, dropped = variables_of(turn.variables, turn.reasoning, model)
+    prompt, markers = await _prompt(turn, served, manner, variables, bool(media))
     check_length(len(prompt.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
     _check_media(prompt.text, media)
     stops = tuple(dict.fromkeys((*turn.stops, *markers)))
@@ -154,7 +159,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
         shape = Shape(True, turn.tool_set.legacy, turn.tool_set.custom, field)
     if media and not served.capabilities.counts_media:
         inexact.append("usage")
-    return ChatJob(job, form, shape, inexact)
+    return ChatJob(job, form, shape, inexact, dropped)
 
 
 def _cutter(form: MessageFormat, stops: Sequence[str]) -> Cutter:
@@ -172,16 +177,18 @@ def _check_media(text: str, media: Sequence[Media]) -> None:
 
 
 def _prompt(
-    turn: ChatTurn, served: Served, manner: Manner, has_media: bool
+    turn: ChatTurn,
+    served: Served,
+    manner: Manner,
+    variables: Mapping[str, Any],
+    has_media: bool,
 ) -> Awaitable[tuple[Rendered, Sequence[str]]]:
     """Return the prompt, and the stop sequences of an instruct format."""
-    model = served.model
     form = turn.format
-    if form is None and model.template is None:
+    if form is None and served.model.template is None:
         form = instruct.FORMATS["alpaca"]
     functions = turn.tool_set.listed if turn.tool_set is not None else ()
-    variables = variables_of(turn.variables, turn.effort, model, served.capabilities.engine)
-    given = Input(turn.messages, functions, form, variables, has_media, turn.size)
+    given = Input(turn.messages, functions, form, variables, has_media, turn.size, turn.opening)
     return rendered(given, served, manner)
 
 

@@ -13,7 +13,7 @@ from ..errors import InvalidRequest
 from ..service import Served
 from .conversation import turns_of
 from .folding import STRICTEST, Turn, folded
-from .instruct import InstructFormat
+from .instruct import InstructFormat, Opening, opening_of
 from .manner import Manner
 from .special_tokens import Rendered, prompt_of
 from .templates import Conversation, TemplateError, render
@@ -30,6 +30,7 @@ class Input(NamedTuple):
         variables: the template's variables.
         has_media: True if messages contain images or audio.
         size: size of the request in bytes; the work on a large one runs in a thread.
+        opening: the end of the prompt, if the request names it.
     """
 
     messages: Sequence[Message]
@@ -38,6 +39,7 @@ class Input(NamedTuple):
     variables: Mapping[str, Any]
     has_media: bool
     size: int
+    opening: Opening | None = None
 
 
 async def rendered(given: Input, served: Served, manner: Manner) -> tuple[Rendered, Sequence[str]]:
@@ -84,6 +86,15 @@ async def _prompt(
         "variables": given.variables,
         "tools": tools,
     }
+    if given.opening is not None:
+        conversation["opening"] = given.opening
+        if given.format is not None and given.opening != opening_of(messages):
+            raise InvalidRequest(
+                "Invalid 'add_generation_prompt': an instruct format always begins the next turn, "
+                "or continues the assistant's last message. Omit it.",
+                "add_generation_prompt",
+                "invalid_value",
+            )
     show = partial(_show, served.model, given.format)
     if served.policy.parse_content:
         prompt = Rendered.of(await offload.run(given.size, show, conversation))

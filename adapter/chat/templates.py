@@ -8,10 +8,11 @@ transformers): trimmed blocks, loop controls, the `generation` tag, `raise_excep
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import jinja2
 from jinja2 import nodes
@@ -20,21 +21,32 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...backends.base import Model
-from ...backends.errors import EngineError, Unsupported, summed_up
+from ...backends.errors import EngineError, summed_up
 from ..errors import InvalidRequest
-from .instruct import FORMATS
+from .instruct import FORMATS, Opening, opening_of
+from .reasoning import tags_of
 
 # Variables that the adapter passes to a template; a request cannot set them.
 OWN = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents")
+# Variables that switch reasoning on and off.
+SWITCHES = ("enable_thinking", "thinking")
+# The variable `thinking` in a condition, which no text or key of a message looks like.
+_THINKING = re.compile(
+    r"{%-?\s*(?:el)?if\s+(?:not\s+)?thinking\b|\bthinking\s+is\s+(?:not\s+)?defined\b"
+)
 _PRIVATE = range(0x10F000, 0x10FFFE)
 
 
 class Conversation(TypedDict):
-    """The input of a template: messages and tools from `turns_of`, and variables."""
+    """The input of a template: messages and tools from `turns_of`, and variables.
+
+    Without an `opening`, an assistant's last message is continued, and a turn begins after others.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any]
     tools: NotRequired[Sequence[Mapping[str, Any]] | None]
+    opening: NotRequired[Opening | None]
 
 
 class _GenerationTag(Extension):
@@ -70,8 +82,12 @@ def render(model: Model, conversation: Conversation) -> str:
     if model.template is None:
         return FORMATS["alpaca"].render(messages)
     last = messages[-1]
-    if last["role"] != "assistant":
-        return without_bos(_rendered(model, conversation, messages, True), model)
+    opening = conversation.get("opening")
+    if opening is None:
+        opening = opening_of(messages)
+    if opening != "continue":
+        prompt = _rendered(model, conversation, messages, opening == "begin")
+        return without_bos(prompt, model)
     said = "".join(message["content"] or "" for message in messages)
     here = next(chr(code) for code in _PRIVATE if chr(code) not in said)
     marked = [*messages[:-1], {**last, "content": last["content"] + here}]
@@ -116,17 +132,35 @@ def _rendered(
         ) from error
 
 
+class Reasoning(NamedTuple):
+    """The reasoning that a request asks for.
+
+    Args:
+        effort: `reasoning_effort`.
+        enabled: `enable_thinking`.
+    """
+
+    effort: str | None = None
+    enabled: bool | None = None
+
+
+# The reasoning of a request that does not mention it.
+AS_USUAL = Reasoning()
+
+
 def variables_of(
-    given: Mapping[str, Any] | None, effort: str | None, model: Model, engine: str
-) -> dict[str, Any]:
+    given: Mapping[str, Any] | None, reasoning: Reasoning, model: Model
+) -> tuple[dict[str, Any], Sequence[str]]:
     """Return the variables that a request passes to the model's template.
 
     A template that uses `reasoning_effort` gets the effort. A template that can only switch
-    reasoning on or off gets `enable_thinking`.
+    reasoning on or off gets `enable_thinking`, or `thinking`.
+
+    Returns:
+        The variables, and the fields for which the template has no setting.
 
     Raises:
         InvalidRequest: the request sets a variable of `OWN`.
-        Unsupported: the template has no setting for an effort other than `none`.
     """
     source = model.template or ""
     variables = dict(given) if given else {}
@@ -137,16 +171,34 @@ def variables_of(
                 f"chat_template_kwargs.{name}",
                 "invalid_value",
             )
-    if effort is None:
-        return variables
-    if "reasoning_effort" in source:
-        return {"reasoning_effort": effort, **variables}
-    if "enable_thinking" in source:
-        return {"enable_thinking": effort != "none", **variables}
-    if effort != "none":
-        hint = "This model's chat template has no reasoning effort. Omit it."
-        raise Unsupported("reasoning_effort", engine, hint)
-    return variables
+    effort, enabled = reasoning
+    if effort is None and enabled is None:
+        return variables, ()
+    found: dict[str, Any] = {}
+    dropped = []
+    switches = [name for name in SWITCHES if _uses(source, name)]
+    reasons = tags_of(source) is not None
+    if effort is not None:
+        if "reasoning_effort" in source:
+            found["reasoning_effort"] = effort
+        elif switches:
+            found.update(dict.fromkeys(switches, effort != "none"))
+        elif effort != "none" or reasons:
+            dropped.append("reasoning_effort")
+    if enabled is not None:
+        if switches:
+            found.update(dict.fromkeys(switches, enabled))
+        elif not enabled and "reasoning_effort" in source:
+            found.setdefault("reasoning_effort", "none")
+        elif enabled != reasons:
+            dropped.append("enable_thinking")
+    return {**found, **variables}, tuple(dropped)
+
+
+@lru_cache(maxsize=64)
+def _uses(source: str, name: str) -> bool:
+    """Return True if a template uses a variable; the word alone can also be a tag or a text."""
+    return name in source and (name != "thinking" or _THINKING.search(source) is not None)
 
 
 def without_bos(prompt: str, model: Model) -> str:

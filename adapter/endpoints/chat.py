@@ -90,7 +90,7 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     except LatimerError as error:
         raise in_chat(error) from None
     inexact = (*inexact, *chat.inexact)
-    await notes(exchange, request, sampling, capabilities, strict, inexact)
+    await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
     if request.oai_compat is False:
         _check_native(chat.job, capabilities)
         await pass_native(exchange, served.backend, chat.job, bool(request.stream))

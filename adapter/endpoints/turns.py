@@ -6,8 +6,9 @@ from ...backends import offload
 from ...backends.base import Sampling
 from ...backends.errors import Unsupported
 from ...schemas.openai.chat import ChatRequest, InstructAdapter
-from ..chat.instruct import FORMATS, ROLES, InstructFormat, Turn
+from ..chat.instruct import FORMATS, ROLES, InstructFormat, Opening, Turn
 from ..chat.prepare import ChatTurn
+from ..chat.templates import Reasoning
 from ..errors import InvalidRequest
 from ..exchange import Exchange
 from ..generation.constraints import grammar_of
@@ -51,8 +52,34 @@ async def turn_of(
         answer,
         own,
         request.chat_template_kwargs,
-        request.reasoning_effort,
+        Reasoning(request.reasoning_effort, request.enable_thinking),
+        _opening(request),
     )
+
+
+def _opening(request: ChatRequest) -> Opening | None:
+    """Return the end of the prompt that a request names, with vLLM's rules; None if it names none.
+
+    Raises:
+        InvalidRequest: it both continues a message and begins a turn, or there is none to continue.
+    """
+    begins, continues = request.add_generation_prompt, request.continue_final_message
+    if begins is None and continues is None:
+        return None
+    if not continues:
+        return "end" if begins is False else "begin"
+    name = "continue_final_message"
+    if begins:
+        raise InvalidRequest(
+            f"Invalid '{name}': 'add_generation_prompt' must then be false.", name, "invalid_value"
+        )
+    if request.messages[-1].role != "assistant":
+        raise InvalidRequest(
+            f"Invalid '{name}': the last message must then be the assistant's.",
+            name,
+            "invalid_value",
+        )
+    return "continue"
 
 
 def _format(request: ChatRequest, served: Served) -> InstructFormat | None:

@@ -7,7 +7,13 @@ import orjson
 from ...backends.base import Capabilities, Grammar
 from ...backends.errors import Unsupported, shortened
 from ...backends.grammar import Unenforced, check_schema
-from ...schemas.openai.chat import ChatRequest, JsonObjectFormat, JsonSchema, JsonSchemaFormat
+from ...schemas.openai.chat import (
+    ChatRequest,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    TextFormat,
+)
 from ...schemas.openai.common import GRAMMAR_FIELDS
 from ...schemas.openai.completions import CompletionRequest
 from ..errors import InvalidRequest
@@ -66,11 +72,38 @@ def _field(request: CompletionRequest | ChatRequest, name: str) -> Grammar:
 def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None:
     """Return the grammar of `response_format` (contract 3.7)."""
     form = request.response_format if isinstance(request, ChatRequest) else None
+    if form is None:
+        return None
+    # Whatever else describes the answer would be dropped.
+    for name, value in (form.__pydantic_extra__ or {}).items():
+        if value is not None:
+            raise InvalidRequest(
+                f"Unknown parameter: '{_FIELD}.{shortened(name)}'. Send the schema as "
+                f"'{_SCHEMA}', or a 'grammar'.",
+                f"{_FIELD}.{name}",
+                "unknown_parameter",
+            )
+    if isinstance(form, TextFormat):
+        return None
+    if form.schema_ is not None:
+        if isinstance(form, JsonSchemaFormat) and form.json_schema is not None:
+            raise InvalidRequest(
+                f"Invalid '{_FIELD}.schema': '{_FIELD}.json_schema' is set already. Omit one of "
+                "them.",
+                f"{_FIELD}.schema",
+                "invalid_value",
+            )
+        _check(form.schema_, "", f"{_FIELD}.schema")
+        return Grammar("json_schema", orjson.dumps(form.schema_).decode(), f"{_FIELD}.schema")
     if isinstance(form, JsonObjectFormat):
         return Grammar("json_schema", _OBJECT, _FIELD)
-    if not isinstance(form, JsonSchemaFormat):
-        return None
-    named: JsonSchema = form.json_schema
+    named: JsonSchema | None = form.json_schema
+    if named is None:
+        raise InvalidRequest(
+            f"Missing required parameter: '{_FIELD}.json_schema'.",
+            f"{_FIELD}.json_schema",
+            "missing_required_parameter",
+        )
     if named.schema_ is None:
         return Grammar("json_schema", _OBJECT, _FIELD)
     _check(named.schema_, f" for response_format '{shortened(named.name)}'", _FIELD)

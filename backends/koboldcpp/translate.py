@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from ...schemas.native.koboldcpp import GeneratePayload, LastLogprobs, StreamEvent
-from ..base import MEDIA, Capabilities, Finish, Generation, MediaKind, Reason
+from ..base import ALWAYS_OR_NEVER, MEDIA, Capabilities, Finish, Generation, MediaKind, Reason
 from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, TooMany
 from ..stops import StopMatcher, begun_before, matcher_of
 
@@ -70,6 +70,7 @@ CAPABILITIES = Capabilities(
     engine=ENGINE,
     extras=frozenset(EXTRAS),
     refused={
+        "min_tokens": ALWAYS_OR_NEVER,
         "frequency_penalty": "Omit it, or send presence_penalty, which is the most similar.",
         "parse_special": "It always parses control tokens. Omit it, or send true.",
         "suffix": "It does not expose the model's fill-in-the-middle tokens. Omit it.",

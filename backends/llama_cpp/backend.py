@@ -62,7 +62,7 @@ DEMO_MODEL = Path(__file__).with_name("demo.gguf")
 
 CAPABILITIES = Capabilities(
     engine=ENGINE,
-    extras=LLAMA_CPP_EXTRAS,
+    extras=LLAMA_CPP_EXTRAS | {"min_tokens"},
     grammars=frozenset({"gbnf", "json_schema", "regex", "lark"}),
     refused={
         "oai_compat": "The in-process engine has no native response. Omit it.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -169,3 +169,32 @@ class Sampler:
             self._add(llama_cpp.llama_sampler_init_temp_ext(sampling.temperature, spread, exponent))
         elif sampling.temperature != 1.0:
             self._add(llama_cpp.llama_sampler_init_temp(sampling.temperature))
+
+
+class LongSampler(Sampler):
+    """A sampler that bans end tokens for the first `min_tokens` tokens.
+
+    A grammar that allows only an end token ends the text before.
+    """
+
+    def __init__(self, sampling: Sampling, *arguments: Any) -> None:
+        super().__init__(sampling, *arguments)
+        self._left: int = sampling.extras["min_tokens"]
+
+    def sample(self, context: Context, rows: Rows, candidates: Candidates) -> int:
+        """See `Sampler.sample`."""
+        token = super().sample(context, rows, candidates)
+        self._left -= 1
+        if self._left == 0:
+            # The ban is the first sampler of the chain.
+            llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_chain_remove(self._chain, 0))
+        return token
+
+    def _add_bias(self, sampling: Sampling, vocabulary: Vocabulary) -> None:
+        self._add_ban(vocabulary.ends, vocabulary.size)
+        super()._add_bias(sampling, vocabulary)
+
+    def _add_ban(self, tokens: Iterable[int], size: int) -> None:
+        entries = [llama_cpp.llama_logit_bias(token, -math.inf) for token in tokens]
+        array = (llama_cpp.llama_logit_bias * len(entries))(*entries)
+        self._add(llama_cpp.llama_sampler_init_logit_bias(size, len(entries), array))

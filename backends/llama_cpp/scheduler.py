@@ -18,7 +18,7 @@ from .grammars import Candidates, TooComplex
 from .library import Context, DecodeFailed
 from .line import Line
 from .projector import Projector
-from .sampling import DeadEnd, Sampler
+from .sampling import DeadEnd, LongSampler, Sampler
 from .scoring import score
 from .states import BLOCK
 from .tasks import Run, Task, TaskChoice
@@ -198,7 +198,7 @@ class Scheduler:
         job = task.job
         seed = job.seeds[choice.index]
         constraint = None if task.constraint is None else task.constraint.copy()
-        sampler = Sampler(
+        sampler = (LongSampler if job.sampling.extras.get("min_tokens") else Sampler)(
             job.sampling,
             seed,
             self._vocabulary,

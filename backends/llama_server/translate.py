@@ -11,6 +11,7 @@ import orjson
 
 from ...schemas.native.llama_server import CompletionPayload, MultimodalPrompt
 from ..base import (
+    ALWAYS_OR_NEVER,
     LLAMA_CPP_EXTRAS,
     MEDIA,
     Capabilities,
@@ -71,6 +72,7 @@ NEUTRAL: dict[str, Any] = {
 CAPABILITIES = Capabilities(
     engine=ENGINE,
     extras=LLAMA_CPP_EXTRAS,
+    refused={"min_tokens": ALWAYS_OR_NEVER},
     # The server also counts the prompt's tokens; OpenAI counts generated tokens only.
     inexact=frozenset({"presence_penalty", "frequency_penalty"}),
     grammars=frozenset({"gbnf", "json_schema", "regex"}),

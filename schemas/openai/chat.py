@@ -42,16 +42,18 @@ class TextFormat(Request):
 
 
 class JsonObjectFormat(Request):
-    """One JSON object."""
+    """One JSON object; `schema` is llama.cpp's."""
 
     type: Literal["json_object"]
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
 
 
 class JsonSchemaFormat(Request):
-    """JSON that follows a schema."""
+    """JSON that follows a schema; `schema` beside `type` is llama.cpp's."""
 
     type: Literal["json_schema"]
-    json_schema: JsonSchema
+    json_schema: JsonSchema | None = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
 
 
 ResponseFormat = Annotated[
@@ -130,7 +132,10 @@ class ChatRequest(EngineExtras):
     messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MESSAGES.most)]
     adapter: InstructAdapter | None = None
     audio: Audio | None = None
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: JsonObject | None = None
+    continue_final_message: bool | None = None
+    enable_thinking: bool | None = None
     frequency_penalty: Penalty | None = None
     function_call: LegacyChoice | None = None
     functions: Annotated[list[Function], Field(max_length=128)] | None = None

@@ -184,6 +184,7 @@ class EngineExtras(Request):
     repeat_penalty: RepeatPenalty | None = None
     repeat_last_n: Window | None = None
     ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), Whole] | None = None
     grammar: Gbnf = None
     regex: str | None = None
     lark: str | None = None

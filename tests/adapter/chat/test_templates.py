@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 from latimer.adapter.chat.conversation import plain
-from latimer.adapter.chat.templates import Conversation, render, variables_of
+from latimer.adapter.chat.instruct import Opening
+from latimer.adapter.chat.templates import (
+    AS_USUAL,
+    Conversation,
+    Reasoning,
+    render,
+    variables_of,
+)
 from latimer.backends.base import Model
 from latimer.backends.errors import EngineError, RequestError
 from latimer.schemas.openai.chat import ChatRequest
@@ -149,6 +156,12 @@ def test_what_a_template_leaves_out_cannot_go_on() -> None:
          {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
          {"enable_thinking": False}),
         ("", {"reasoning_effort": "none"}, {}),
+        ("{{ enable_thinking }}", {"enable_thinking": True}, {"enable_thinking": True}),
+        ("{% if thinking %}{% endif %}", {"enable_thinking": False}, {"thinking": False}),
+        ("{{ reasoning_effort }}", {"enable_thinking": False}, {"reasoning_effort": "none"}),
+        ("{{ enable_thinking }}", {"reasoning_effort": "none", "enable_thinking": True},
+         {"enable_thinking": True}),
+        ("<think>", {"enable_thinking": True}, {}),
     ],
 )  # fmt: skip
 def test_variables_of_a_template(
@@ -157,15 +170,55 @@ def test_variables_of_a_template(
     """The request's own template variables take precedence over those from `reasoning_effort`."""
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
     request = ChatRequest.model_validate(body)
-    assert (
-        variables_of(
-            request.chat_template_kwargs,
-            request.reasoning_effort,
-            replace(MODEL, template=source),
-            "engine",
-        )
-        == variables
+    reasoning = Reasoning(request.reasoning_effort, request.enable_thinking)
+    model = replace(MODEL, template=source)
+    assert variables_of(request.chat_template_kwargs, reasoning, model) == (variables, ())
+
+
+@pytest.mark.parametrize(
+    ("roles", "opening", "prompt"),
+    [
+        (("user",), None, "user:x;assistant:"),
+        (("user",), "begin", "user:x;assistant:"),
+        (("user",), "end", "user:x;"),
+        (("user", "assistant"), None, "user:x;assistant:x"),
+        (("user", "assistant"), "continue", "user:x;assistant:x"),
+        (("user", "assistant"), "begin", "user:x;assistant:x;assistant:"),
+        (("user", "assistant"), "end", "user:x;assistant:x;"),
+    ],
+)
+def test_a_request_names_the_end_of_its_prompt(
+    roles: tuple[str, ...], opening: Opening | None, prompt: str
+) -> None:
+    """A prompt ends with a new turn, inside the last message or after it, as the request says."""
+    source = (
+        "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
     )
+    conversation: Conversation = {
+        "messages": [{"role": role, "content": "x"} for role in roles],
+        "variables": {},
+        "opening": opening,
+    }
+    assert render(replace(MODEL, template=source), conversation) == prompt
+
+
+@pytest.mark.parametrize(
+    ("source", "reasoning", "dropped"),
+    [
+        ("", Reasoning("low"), ["reasoning_effort"]),
+        ("<think>", Reasoning("low"), ["reasoning_effort"]),
+        ("<think>", Reasoning("none"), ["reasoning_effort"]),
+        ("", Reasoning(enabled=True), ["enable_thinking"]),
+        ("<think> while thinking", Reasoning(enabled=False), ["enable_thinking"]),
+        ("", Reasoning("high", True), ["reasoning_effort", "enable_thinking"]),
+    ],
+)
+def test_reasoning_without_a_setting_is_named(
+    source: str, reasoning: Reasoning, dropped: list[str]
+) -> None:
+    """A field about reasoning that the template has no setting for is named."""
+    assert variables_of(None, reasoning, replace(MODEL, template=source)) == ({}, tuple(dropped))
 
 
 def test_variables_reach_the_template() -> None:
@@ -183,5 +236,5 @@ def test_what_the_template_is_given_by_itself_is_refused(name: str) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     request = ChatRequest.model_validate({**body, "chat_template_kwargs": {name: []}})
     with pytest.raises(RequestError) as caught:
-        variables_of(request.chat_template_kwargs, None, MODEL, "engine")
+        variables_of(request.chat_template_kwargs, AS_USUAL, MODEL)
     assert caught.value.param == f"chat_template_kwargs.{name}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latimer.backends.base import Generation, Piece, Prompt, Sampling, Text
+from latimer.backends.base import Finish, Generation, Piece, Prompt, Sampling, Text
 from latimer.backends.llama_cpp import LlamaCpp
 from support.recordings import DEMO_CHATML
 
@@ -124,6 +124,23 @@ async def test_dry_ends_repetitions_the_prompts_too(backend: LlamaCpp) -> None:
     ):
         text = await sample(backend, prompt, 8, **biased, extras={**extras, **neutral})
         assert text == " Lisbon" * 8, neutral
+
+
+async def test_a_least_number_of_tokens(backend: LlamaCpp) -> None:
+    """With `min_tokens` no end token comes before, and any may come after."""
+    plain = await sample(backend, FRANCE, 60, temperature=0.0)
+    count = len(await backend.tokenize(plain, add_special=False, parse_special=False))
+    for least in (1, count):
+        extras = {"min_tokens": least}
+        assert await sample(backend, FRANCE, 60, temperature=0.0, extras=extras) == plain
+    for least in (count + 1, count + 10):
+        job = Generation(Prompt(FRANCE), 60, sampling=Sampling(0.0, extras={"min_tokens": least}))
+        async with backend.open(job) as batches:
+            events = [event async for batch in batches for event in batch]
+        finish = events[-1]
+        assert isinstance(finish, Finish)
+        assert least <= finish.completion_tokens < 60
+        assert finish.reason == "end"
 
 
 async def test_the_end_can_be_ignored(backend: LlamaCpp) -> None:

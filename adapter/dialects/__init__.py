@@ -1,0 +1,96 @@
+"""Fields of other servers: vLLM, llama.cpp, Ollama, koboldcpp, LM Studio, OpenRouter and more.
+
+One table has every field with its verdict. Only requests with fields that Latimer's schema lacks
+come here. `docs/dialects.md` shows the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...backends.errors import RequestError
+from ..errors import InvalidRequest, worded
+from . import constraints, ends, prompts, sampling, serving
+from .fields import Draft, Field, Where
+
+__all__ = ["GROUPS", "TABLES", "Draft", "Field", "Where", "replaced", "table", "with_names"]
+
+GROUPS: Mapping[str, tuple[Field, ...]] = {
+    "Constraints": constraints.FIELDS,
+    "Sampling": sampling.FIELDS,
+    "Length, end and reply": ends.FIELDS,
+    "Reasoning and prompts": prompts.FIELDS,
+    "Caches, models and operation": serving.FIELDS,
+}
+
+
+def _on(where: Where) -> Mapping[str, Field]:
+    fields = (field for group in GROUPS.values() for field in group)
+    return {field.name: field for field in fields if field.on in (None, where)}
+
+
+# The fields of each endpoint by name; a request's fields are replaced in this order.
+TABLES: Mapping[Where, Mapping[str, Field]] = {
+    "chat": _on("chat"),
+    "completions": _on("completions"),
+}
+_PLACES: Mapping[Where, Mapping[str, int]] = {
+    where: {name: place for place, name in enumerate(fields)} for where, fields in TABLES.items()
+}
+
+
+def replaced(body: Mapping[str, Any], extra: Mapping[str, Any], where: Where) -> Draft | None:
+    """Return a request with Latimer's own fields; None if all of its other fields are unknown.
+
+    Args:
+        extra: the fields of the body that the endpoint's schema lacks.
+
+    Raises:
+        InvalidRequest: a field is refused, or contradicts another one.
+    """
+    fields = TABLES[where]
+    known = sorted((name for name in extra if name in fields), key=_PLACES[where].__getitem__)
+    if not known:
+        return None
+    draft = Draft(body, fields, where)
+    for name in known:
+        del draft.body[name]
+    for name in known:
+        draft.take(name, extra[name])
+    return draft
+
+
+def with_names(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """Return an error that names the client's fields.
+
+    Args:
+        names: the client's field for each field that was set.
+    """
+    facts = worded(error)
+    message, param = facts.message, facts.param
+    for name, own in names.items():
+        if param is not None and (param == name or param.startswith((f"{name}.", f"{name}["))):
+            param = own + param[len(name) :]
+        message = message.replace(f"'{name}'", f"'{own}'").replace(f"'{name}.", f"'{own}.")
+        message = message.replace(f"'{name}[", f"'{own}[")
+    return InvalidRequest(message, param, facts.code, facts.status)
+
+
+def table() -> str:
+    """Return all fields as tables in Markdown."""
+    lines: list[str] = []
+    for title, fields in GROUPS.items():
+        lines += [
+            f"## {title}", "",
+            "| field | of | endpoint | verdict | becomes, or hint, or reason |",
+            "|---|---|---|---|---|",
+        ]  # fmt: skip
+        for field in fields:
+            note = field.note.replace("|", "\\|")
+            lines.append(
+                f"| `{field.name}` | {field.servers} | {field.on or 'both'} | {field.verdict} | "
+                f"{note} |"
+            )
+        lines.append("")
+    return "\n".join(lines)

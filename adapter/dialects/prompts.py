@@ -1,0 +1,135 @@
+"""Fields of other servers for reasoning, and for the prompt that a template makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import InvalidRequest
+from .fields import Draft, Field, ignored, inside, mapped, refused, same, wrong_type
+
+
+def thinking(draft: Draft, value: Any) -> None:
+    """Switch reasoning on or off: a boolean, or Anthropic's object with a type."""
+    if isinstance(value, dict):
+        inside(draft, value)
+    elif isinstance(value, bool):
+        draft.set("enable_thinking", value)
+    else:
+        raise wrong_type(draft.origin, "a boolean or an object", value)
+
+
+def kind(draft: Draft, value: Any) -> None:
+    """Switch reasoning on or off by the type of Anthropic's `thinking`."""
+    if value not in ("enabled", "disabled", "adaptive", "auto"):
+        raise InvalidRequest(
+            f"Invalid '{draft.origin}': expected 'enabled', 'disabled' or 'adaptive'.",
+            draft.origin,
+            "invalid_value",
+        )
+    if value in ("enabled", "disabled"):
+        draft.set("enable_thinking", value == "enabled")
+
+
+def think(draft: Draft, value: Any) -> None:
+    """Set Ollama's `think`: a boolean, or an effort."""
+    draft.set("enable_thinking" if isinstance(value, bool) else "reasoning_effort", value)
+
+
+def continued(draft: Draft, value: Any) -> None:
+    """Continue the final message."""
+    draft.set("continue_final_message", value)
+
+
+_BUDGET = "Limit all tokens with 'max_completion_tokens', or send 'reasoning_effort'."
+_SHOWN = "Reasoning is apart from the content, in 'reasoning_content'. Omit it."
+_MESSAGES = "Put the text into 'messages' or 'prompt'."
+_FILES = "Send images and audio as parts of messages."
+_TEMPLATE = "Start the engine with another template, or send an 'adapter'."
+_FITS = "a prompt is never cut: one that does not fit is a 400"
+_KWARGS = "Omit it."
+_NO_TEMPLATE = "completions have no template"
+
+
+def _none(value: Any) -> bool:
+    return bool(value == -1)
+
+
+FIELDS: tuple[Field, ...] = (
+    same("reasoning_effort", "vLLM, llama.cpp, Ollama, OpenRouter", "low", on="chat"),
+    ignored("reasoning_effort", "koboldcpp", _NO_TEMPLATE, "low", on="completions"),
+    same("enable_thinking", "Qwen, SGLang", False, on="chat"),
+    mapped("thinking", "DeepSeek, Anthropic", "`enable_thinking`", False, thinking, on="chat"),
+    mapped("thinking.type", "DeepSeek, Anthropic", "`enable_thinking`", "disabled", kind,
+           on="chat"),
+    refused("thinking.budget_tokens", "Anthropic", _BUDGET, 1024, on="chat"),
+    mapped("think", "Ollama", "`enable_thinking`, or `reasoning_effort`", False, think, on="chat"),
+    mapped("reasoning", "OpenRouter, Ollama", "the fields below", {"effort": "low"}, inside, {},
+           on="chat"),
+    mapped("reasoning.effort", "OpenRouter, Ollama", "`reasoning_effort`", "low",
+           lambda draft, value: draft.set("reasoning_effort", value), on="chat"),
+    mapped("reasoning.enabled", "OpenRouter", "`enable_thinking`", False, thinking, on="chat"),
+    refused("reasoning.max_tokens", "OpenRouter", _BUDGET, 1024, on="chat"),
+    refused("reasoning.exclude", "OpenRouter", _SHOWN, True, False, on="chat"),
+    ignored("reasoning.summary", "OpenAI's Responses", "reasoning is returned as it is", "auto",
+            on="chat"),
+    refused("include_reasoning", "vLLM, OpenRouter", _SHOWN, False, True),
+    refused("separate_reasoning", "SGLang", _SHOWN, False, True),
+    refused("reasoning_format", "llama.cpp", _SHOWN, "none", "auto", "deepseek"),
+    refused("thinking_token_budget", "vLLM", _BUDGET, 100, _none),
+    refused("thinking_budget", "Qwen", _BUDGET, 100, _none),
+    refused("thinking_budget_tokens", "llama.cpp", _BUDGET, 100, _none),
+    refused("reasoning_budget", "llama.cpp", _BUDGET, 100, _none),
+    refused("reasoning_budget_tokens", "llama.cpp", _BUDGET, 100, _none),
+    ignored("reasoning_budget_message", "llama.cpp", "it belongs to the budget", "Stop."),
+    ignored("reasoning_budget_start_tag", "llama.cpp", "it belongs to the budget", "<think>"),
+    ignored("reasoning_budget_end_tag", "llama.cpp", "it belongs to the budget", "</think>"),
+    ignored("reasoning_budget_end_tags", "llama.cpp", "it belongs to the budget", ["</think>"]),
+    ignored("reasoning_control", "llama.cpp", "it prepares requests that end reasoning", True),
+    ignored("thinking_forced_open", "llama.cpp", "the prompt shows whether reasoning is open",
+            True),
+    same("add_generation_prompt", "vLLM, llama.cpp", False, on="chat"),
+    same("continue_final_message", "vLLM, llama.cpp", True, on="chat"),
+    mapped("continue_assistant_turn", "koboldcpp", "`continue_final_message`", True, continued,
+           on="chat"),
+    ignored("add_generation_prompt", "vLLM", _NO_TEMPLATE, False, on="completions"),
+    ignored("continue_final_message", "vLLM", _NO_TEMPLATE, True, on="completions"),
+    refused("add_special_tokens", "vLLM", "A BOS is added once, if the model uses one. Omit it.",
+            True, False, on="chat"),
+    refused("add_special_tokens", "vLLM", "Send token ids, to which nothing is added.", False, True,
+            on="completions"),
+    refused("add_bos_token", "text-generation-webui",
+            "Send token ids to completions, to which nothing is added.", False, True),
+    same("chat_template_kwargs", "vLLM, llama.cpp", {"a": 1}, on="chat"),
+    ignored("chat_template_kwargs", "vLLM", _NO_TEMPLATE, {"a": 1}, on="completions"),
+    refused("chat_template", "vLLM", _TEMPLATE, "{{ messages }}", on="chat"),
+    ignored("chat_template", "vLLM", _NO_TEMPLATE, "{{ messages }}", on="completions"),
+    refused("instruction_template", "text-generation-webui", _TEMPLATE, "Alpaca", ""),
+    refused("instruction_template_str", "text-generation-webui", _TEMPLATE, "{{ a }}", ""),
+    same("adapter", "koboldcpp", {"user_start": "U:", "assistant_start": "A:"}, on="chat"),
+    ignored("adapter", "koboldcpp", _NO_TEMPLATE, {"user_start": "U:"}, on="completions"),
+    refused("generation_prompt", "llama.cpp", _TEMPLATE, "A:", ""),
+    refused("chat_parser", "llama.cpp", "Replies are parsed by the model's template.", "{}", ""),
+    ignored("chat_format", "llama.cpp", "replies are parsed by the model's template", 1),
+    refused("parse_tool_calls", "llama.cpp", "Send 'tool_choice': 'none'.", False, True),
+    refused("documents", "vLLM", _MESSAGES, [{"title": "a", "text": "b"}], []),
+    refused("memory", "koboldcpp", _MESSAGES, "Be brief.", ""),
+    refused("system", "Ollama", _MESSAGES, "Be brief.", ""),
+    refused("context", "Ollama", "Send token ids to completions.", [1, 2], []),
+    refused("images", "koboldcpp, Ollama", _FILES, ["aGk="], []),
+    refused("audio", "koboldcpp", _FILES, ["aGk="], [], on="completions"),
+    refused("replace_instruct_placeholders", "koboldcpp", "Send an 'adapter' to chat.", True,
+            False),
+    refused("prompt_embeds", "vLLM", "Send a 'prompt'.", "aGk=", []),
+    refused("mm_processor_kwargs", "vLLM", _KWARGS, {"a": 1}, {}),
+    refused("media_io_kwargs", "vLLM", _KWARGS, {"a": {}}, {}),
+    refused("truncate_prompt_tokens", "vLLM", "Send a shorter prompt.", 5, -1),
+    ignored("truncation_side", "vLLM", "it belongs to `truncate_prompt_tokens`", "left"),
+    ignored("truncation_length", "text-generation-webui", _FITS, 2048),
+    ignored("max_context_length", "koboldcpp", _FITS, 2048),
+    ignored("num_ctx", "Ollama", _FITS, 2048),
+    ignored("truncate", "Ollama", _FITS, True),
+    ignored("shift", "Ollama", _FITS, True),
+    ignored("n_keep", "llama.cpp", _FITS, 5),
+    ignored("n_discard", "llama.cpp", _FITS, 5),
+    ignored("transforms", "OpenRouter", _FITS, ["middle-out"]),
+)  # fmt: skip

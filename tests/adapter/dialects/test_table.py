@@ -1,0 +1,182 @@
+"""Tests of the table of other servers' fields: complete, consistent, and documented."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapter.dialects.outcomes import BASES, EQUAL, body_of, equal, rows, sent
+from latimer.adapter.dialects import GROUPS, TABLES, Field, Where, replaced, table
+from latimer.adapter.errors import InvalidRequest
+from latimer.adapter.validation import parse
+from latimer.schemas.openai.chat import ChatRequest
+from latimer.schemas.openai.common import Request
+from latimer.schemas.openai.completions import CompletionRequest
+from pydantic import TypeAdapter
+
+PAGE = Path(__file__).parents[3] / "docs" / "dialects.md"
+START = "<!-- table -->\n"
+SCHEMAS: dict[Where, type[Request]] = {"chat": ChatRequest, "completions": CompletionRequest}
+ADAPTERS: dict[Where, TypeAdapter[Any]] = {
+    where: TypeAdapter(schema) for where, schema in SCHEMAS.items()
+}
+
+
+def read(where: Where, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what a request asks for, with the fields of other servers replaced."""
+    request = parse(ADAPTERS[where], (), body)
+    draft = replaced(body, request.__pydantic_extra__, where)
+    if draft is not None:
+        request = parse(ADAPTERS[where], (), draft.body)
+    found: dict[str, Any] = request.model_dump(exclude_none=True)
+    return found
+
+
+def test_the_page_shows_the_table() -> None:
+    """docs/dialects.md shows the table; `LATIMER_SNAPSHOT=1` writes it again."""
+    text = PAGE.read_text()
+    before = text.partition(START)[0]
+    if os.environ.get("LATIMER_SNAPSHOT"):
+        PAGE.write_text(before + START + "\n" + table())
+    assert PAGE.read_text() == before + START + "\n" + table()
+
+
+def test_no_field_has_two_rows() -> None:
+    """Each field has one row for each endpoint."""
+    for where, fields in TABLES.items():
+        names = [f.name for group in GROUPS.values() for f in group if f.on in (None, where)]
+        assert len(names) == len(set(names)) == len(fields)
+
+
+@pytest.mark.parametrize("where", TABLES)
+def test_rows_agree_with_the_schema(where: Where) -> None:
+    """A field of Latimer's schema is mapped to itself, and only that is."""
+    known = SCHEMAS[where].model_fields
+    for field in TABLES[where].values():
+        outer, _, inner = field.name.rpartition(".")
+        is_same = field.verdict == "mapped" and field.apply is None
+        assert is_same == ((inner if outer == "options" else field.name) in known), field.name
+
+
+def test_every_mapped_field_has_an_outcome() -> None:
+    """Each mapped field has a request that it equals, and no other has one."""
+    mapped = {field.name for _, field in rows("mapped") if field.apply is not None}
+    assert mapped == EQUAL.keys()
+
+
+@pytest.mark.parametrize(
+    ("where", "field"), rows("mapped"), ids=lambda one: one if isinstance(one, str) else one.name
+)
+def test_a_mapped_field_equals_another_request(where: Where, field: Field) -> None:
+    """A mapped field asks for the same as the fields that it is mapped to."""
+    theirs = body_of(where, field, sent(field.name, field.example))
+    ours = body_of(where, field, equal(where, field))
+    assert read(where, theirs) == read(where, ours)
+    assert field.name in EQUAL or read(where, theirs) != read(where, body_of(where, field, {}))
+
+
+@pytest.mark.parametrize("where", TABLES)
+def test_values_without_effect_change_nothing(where: Where) -> None:
+    """A neutral value of a field, and null, ask for the same as no field."""
+    for field in TABLES[where].values():
+        if field.verdict == "mapped" and field.apply is None:
+            continue
+        for value in (None, *(one for one in field.neutral if not callable(one))):
+            body = body_of(where, field, {})
+            assert read(where, {**body, **sent(field.name, value)}) == read(where, body), field.name
+
+
+@pytest.mark.parametrize("where", TABLES)
+def test_examples_have_an_effect(where: Where) -> None:
+    """The example of each field is not neutral, and a refused one is refused."""
+    for field in TABLES[where].values():
+        assert field.has_effect(field.example)
+        body = body_of(where, field, sent(field.name, field.example))
+        if field.verdict == "refused":
+            with pytest.raises(InvalidRequest):
+                read(where, body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n_predict": 5, "max_tokens": 6}, "n_predict"),
+        ({"n_predict": 5, "num_predict": 6}, "num_predict"),
+        ({"rep_pen": 1.2, "repeat_penalty": 1.1}, "rep_pen"),
+        ({"options": {"temperature": 1}, "temperature": 0.5}, "options.temperature"),
+        ({"options": []}, "options"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": 5}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a", 5]}, "guided_choice[1]"),
+        ({"guided_choice": "a"}, "guided_choice"),
+        ({"guided_grammar": "yes"}, "guided_grammar"),
+        ({"guided_grammar": 5}, "guided_grammar"),
+        ({"structured_outputs": {"json": {"type": "object"}}, "guided_json": {}}, "guided_json"),
+        ({"custom_token_bans": "a"}, "custom_token_bans"),
+        ({"custom_token_bans": 5}, "custom_token_bans"),
+        ({"do_sample": 5}, "do_sample"),
+    ],
+)  # fmt: skip
+def test_contradictions_and_wrong_values_name_the_field(fields: dict[str, Any], param: str) -> None:
+    """A field that contradicts another, or has a wrong value, is a 400 that names it."""
+    for where, base in BASES.items():
+        with pytest.raises(InvalidRequest) as caught:
+            read(where, {"model": "m", **base, **fields})
+        assert caught.value.param == param
+        assert f"'{param}'" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"n_predict": 5, "max_tokens": 5}, {"max_tokens": 5}),
+        ({"rep_pen": 1.2, "rep_pen_range": 64}, {"repeat_penalty": 1.2, "repeat_last_n": 64}),
+        ({"rep_pen_range": 64, "rep_pen": 1.2}, {"repeat_penalty": 1.2, "repeat_last_n": 64}),
+        ({"repetition_penalty": 1.2, "repeat_last_n": 9},
+         {"repeat_penalty": 1.2, "repeat_last_n": 9}),
+        ({"repetition_penalty_range": 0}, {"repeat_last_n": -1}),
+        ({"guided_json": '{"type": "object"}'}, {"json_schema": {"type": "object"}}),
+        ({"format": {"type": "object"}}, {"json_schema": {"type": "object"}}),
+        ({"structured_outputs": {"json": '{"a": 1}', "regex": None}}, {"json_schema": {"a": 1}}),
+        ({"guided_choice": ["a", "a", 'b"\n']}, {"grammar": 'root ::= "a" | "b\\x22\\x0A"'}),
+        ({"guided_grammar": "%llguidance {}\nstart: /a+/"},
+         {"lark": "%llguidance {}\nstart: /a+/"}),
+        ({"guided_grammar": '?start: "a" "b"'}, {"lark": '?start: "a" "b"'}),
+        ({"guided_grammar": 'root ::= "a:" b\nb ::= "c: d"'},
+         {"grammar": 'root ::= "a:" b\nb ::= "c: d"'}),
+        ({"sampler_seed": -1}, {}),
+        ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}),
+        ({"logit_bias": {"9": 1}, "custom_token_bans": "5"},
+         {"logit_bias": {"9": 1.0, "5": -100.0}}),
+        ({"samplers": "edskypmxt"}, {}),
+        ({"usage": {"include": True}, "stream": True},
+         {"stream": True, "stream_options": {"include_usage": True}}),
+    ],
+)  # fmt: skip
+def test_values_are_translated(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Values keep their meaning in Latimer's own fields."""
+    for where, base in BASES.items():
+        body = {"model": "m", **base}
+        assert read(where, {**body, **fields}) == read(where, {**body, **expected})
+
+
+def test_reasoning_in_all_spellings() -> None:
+    """Each server's way to switch reasoning on or off, or to set its effort, is the same."""
+    spellings: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"thinking": {"type": "enabled"}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "adaptive"}}, {}),
+        ({"thinking": True}, {"enable_thinking": True}),
+        ({"think": "high"}, {"reasoning_effort": "high"}),
+        ({"think": True}, {"enable_thinking": True}),
+        ({"reasoning": {"effort": "high", "enabled": True, "exclude": False}},
+         {"reasoning_effort": "high", "enable_thinking": True}),
+    ]  # fmt: skip
+    body = {"model": "m", **BASES["chat"]}
+    for fields, expected in spellings:
+        assert read("chat", {**body, **fields}) == read("chat", {**body, **expected})
+    for wrong in ({"thinking": {"type": "maybe"}}, {"thinking": 5}, {"think": "loud"}):
+        with pytest.raises(InvalidRequest):
+            read("chat", {**body, **wrong})
