@@ -68,7 +68,8 @@ def test_tools(llm: Llm) -> None:
 def test_structured(llm: Llm) -> None:
     """A schema is enforced."""
     said = llm(
-        "-m", "local", "-o", "max_tokens", "100", "--schema", "capital str",
+        "-m", "local", "-o", "temperature", "0", "-o", "max_tokens", "100",
+        "--schema", "capital str",
         "What is the capital of France?",
     )  # fmt: skip
     assert list(json.loads(said)) == ["capital"]
