@@ -199,7 +199,7 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
         "name": "f", "strict": True,
         "parameters": {"type": "object", "properties": {"a": {"type": "string", "not": {}}}}}}]},
      "tools[0].function.parameters.properties.a.not", None,
-     "Invalid schema for function 'f': In context=('properties', 'a', 'not'), 'not' is not…"),
+     "Invalid schema for function 'f': In context=('properties', 'a', 'not'), 'not' cannot be…"),
     (H, {"tools": MANY, "tool_choice": "required"}, "tools", "array_above_max_length",
      "Invalid 'tools': the grammar for these functions is too large…"),
     (H, {"tools": [TOOL], "regex": "a"}, "regex", "invalid_value",
