@@ -6,4 +6,5 @@ export const engines = process.env.LATIMER_URLS.split(" ").map((one) => {
 export const ASK = "What is the capital of France?";
 export const ANSWER = "The capital of France is Paris.";
 export const WEATHER = "What is the weather in Paris?";
+export const TOM = "Give me JSON for Tom, age 33.";
 export const LONG = "word ".repeat(5000);

@@ -6,9 +6,9 @@ import { HumanMessage } from "@langchain/core/messages";
 import { tool } from "@langchain/core/tools";
 import { ChatOpenAI } from "@langchain/openai";
 import { z } from "zod";
-import { ANSWER, ASK, LONG, WEATHER, engines } from "./engines.mjs";
+import { ANSWER, ASK, LONG, TOM, WEATHER, engines } from "./engines.mjs";
 
-const schema = z.object({ capital: z.string() });
+const schema = z.object({ name: z.string(), age: z.number().int() });
 const get_weather = tool(async () => '{"temp_c": 21}', {
   name: "get_weather",
   description: "Get the weather in a city",
@@ -48,7 +48,7 @@ for (const [engine, baseURL] of engines) {
 
     for (const method of ["jsonSchema", "functionCalling"]) {
       test(`structured: an object by ${method}`, async () => {
-        schema.parse(await model.withStructuredOutput(schema, { method }).invoke(ASK));
+        schema.parse(await model.withStructuredOutput(schema, { method }).invoke(TOM));
       });
     }
 

@@ -4,9 +4,9 @@ import { describe, test } from "node:test";
 import OpenAI from "openai";
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
-import { ANSWER, ASK, LONG, WEATHER, engines } from "./engines.mjs";
+import { ANSWER, ASK, LONG, TOM, WEATHER, engines } from "./engines.mjs";
 
-const Capital = z.object({ capital: z.string() });
+const Person = z.object({ name: z.string(), age: z.number().int() });
 const ask = (content) => ({ model: "demo", temperature: 0, messages: [{ role: "user", content }] });
 
 for (const [engine, baseURL] of engines) {
@@ -58,11 +58,11 @@ for (const [engine, baseURL] of engines) {
 
     test("structured: parse returns an object of a zod schema", async () => {
       const reply = await client.chat.completions.parse({
-        ...ask(ASK),
+        ...ask(TOM),
         max_tokens: 100,
-        response_format: zodResponseFormat(Capital, "capital"),
+        response_format: zodResponseFormat(Person, "person"),
       });
-      Capital.parse(reply.choices[0].message.parsed);
+      Person.parse(reply.choices[0].message.parsed);
     });
 
     test("logprobs: tokens join to the answer", async () => {

@@ -4,7 +4,7 @@ import { describe, test } from "node:test";
 import { Agent, OpenAIChatCompletionsModel, run, setTracingDisabled, tool } from "@openai/agents";
 import OpenAI from "openai";
 import { z } from "zod";
-import { ANSWER, ASK, WEATHER, engines } from "./engines.mjs";
+import { ANSWER, ASK, TOM, WEATHER, engines } from "./engines.mjs";
 
 setTracingDisabled(true);
 for (const [engine, baseURL] of engines) {
@@ -39,8 +39,8 @@ for (const [engine, baseURL] of engines) {
     });
 
     test("structured: an output type is enforced", async () => {
-      const outputType = z.object({ capital: z.string() });
-      outputType.parse((await run(new Agent({ ...options, outputType }), ASK)).finalOutput);
+      const outputType = z.object({ name: z.string(), age: z.number().int() });
+      outputType.parse((await run(new Agent({ ...options, outputType }), TOM)).finalOutput);
     });
   });
 }

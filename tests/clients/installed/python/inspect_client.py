@@ -9,11 +9,14 @@ from inspect_ai.tool import ToolInfo, ToolParams
 from inspect_ai.util import JSONSchema, json_schema
 from pydantic import BaseModel
 
+TOM = "Give me JSON for Tom, age 33."
 
-class Capital(BaseModel):
+
+class Person(BaseModel):
     """A structured answer."""
 
-    capital: str
+    name: str
+    age: int
 
 
 def model_of(url: str, **more: Any) -> Model:
@@ -51,9 +54,9 @@ async def test_tools(url: str) -> None:
 
 async def test_structured(url: str) -> None:
     """A response schema is enforced."""
-    schema = ResponseSchema(name="capital", json_schema=json_schema(Capital))
-    reply = await model_of(url, response_schema=schema).generate("What is the capital of France?")
-    Capital.model_validate_json(reply.completion)
+    schema = ResponseSchema(name="person", json_schema=json_schema(Person))
+    reply = await model_of(url, response_schema=schema).generate(TOM)
+    Person.model_validate_json(reply.completion)
 
 
 async def test_reasoning_effort(url: str) -> None:

@@ -7,13 +7,15 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
-ASK = [{"role": "user", "content": "What is the capital of France?"}]
+TOM = "Give me JSON for Tom, age 33."
+ASK = [{"role": "user", "content": TOM}]
 
 
-class Capital(BaseModel):
+class Person(BaseModel):
     """A structured answer."""
 
-    capital: str
+    name: str
+    age: int
 
 
 @pytest.mark.parametrize("mode", [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA])
@@ -21,10 +23,10 @@ def test_structured(url: str, mode: instructor.Mode) -> None:
     """Each mode returns an object at the first try."""
     client = instructor.from_openai(OpenAI(base_url=url, api_key="unused"), mode=mode)
     found = client.create(
-        model="demo", messages=ASK, response_model=Capital, max_retries=0, temperature=0,
+        model="demo", messages=ASK, response_model=Person, max_retries=0, temperature=0,
         max_tokens=100,
     )  # fmt: skip
-    assert isinstance(found, Capital)
+    assert isinstance(found, Person)
 
 
 async def test_partial_objects(url: str) -> None:
@@ -33,6 +35,10 @@ async def test_partial_objects(url: str) -> None:
         AsyncOpenAI(base_url=url, api_key="unused"), mode=instructor.Mode.JSON_SCHEMA
     )
     stream = client.create_partial(
-        model="demo", messages=ASK, response_model=Capital, temperature=0, max_tokens=100
+        model="demo",
+        messages=ASK,
+        response_model=Person,
+        temperature=0,
+        max_tokens=100,
     )
-    assert [one async for one in stream][-1].capital
+    assert [one async for one in stream][-1].name

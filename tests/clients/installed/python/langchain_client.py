@@ -14,13 +14,15 @@ from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel
 
 ANSWER = "The capital of France is Paris."
+TOM = "Give me JSON for Tom, age 33."
 ASK = "What is the capital of France?"
 
 
-class Capital(BaseModel):
+class Person(BaseModel):
     """A structured answer."""
 
-    capital: str
+    name: str
+    age: int
 
 
 @tool
@@ -70,8 +72,8 @@ def test_tools(url: str) -> None:
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_structured(url: str, method: Any) -> None:
     """`with_structured_output` returns an object by either method."""
-    model = model_of(url).with_structured_output(Capital, method=method)
-    assert isinstance(model.invoke(ASK), Capital)
+    model = model_of(url).with_structured_output(Person, method=method)
+    assert isinstance(model.invoke(TOM), Person)
 
 
 def test_logprobs(url: str) -> None:

@@ -10,14 +10,16 @@ import pytest
 from pydantic import BaseModel
 
 litellm.drop_params = False
+TOM = "Give me JSON for Tom, age 33."
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
 
 
-class Capital(BaseModel):
+class Person(BaseModel):
     """A structured answer."""
 
-    capital: str
+    name: str
+    age: int
 
 
 def options(url: str, **more: Any) -> dict[str, Any]:
@@ -61,8 +63,10 @@ def test_tools(url: str) -> None:
 
 def test_structured(url: str) -> None:
     """A Pydantic class as the format is enforced."""
-    reply = litellm.completion(messages=ASK, response_format=Capital, **options(url))
-    Capital.model_validate_json(reply.choices[0].message.content)
+    reply = litellm.completion(
+        messages=[{"role": "user", "content": TOM}], response_format=Person, **options(url)
+    )
+    Person.model_validate_json(reply.choices[0].message.content)
 
 
 def test_logprobs(url: str) -> None:

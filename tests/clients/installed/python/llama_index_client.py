@@ -12,14 +12,16 @@ from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
+TOM = "Give me JSON for Tom, age 33."
 ASK = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 
 
-class Capital(BaseModel):
+class Person(BaseModel):
     """A structured answer."""
 
-    capital: str
+    name: str
+    age: int
 
 
 def model_of(url: str, **more: Any) -> OpenAILike:
@@ -67,8 +69,8 @@ def test_tools(url: str) -> None:
 
 def test_structured(url: str) -> None:
     """`as_structured_llm` returns an object."""
-    model = model_of(url, should_use_structured_outputs=True).as_structured_llm(Capital)
-    assert isinstance(model.complete(ASK).raw, Capital)
+    model = model_of(url, should_use_structured_outputs=True).as_structured_llm(Person)
+    assert isinstance(model.complete(TOM).raw, Person)
 
 
 def test_errors(url: str) -> None:

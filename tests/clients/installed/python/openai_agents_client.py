@@ -15,14 +15,16 @@ from agents import (
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
+TOM = "Give me JSON for Tom, age 33."
 set_tracing_disabled(True)
 SETTINGS = ModelSettings(temperature=0, max_tokens=100)
 
 
-class Capital(BaseModel):
+class Person(BaseModel):
     """A structured answer."""
 
-    capital: str
+    name: str
+    age: int
 
 
 def model_of(url: str) -> OpenAIChatCompletionsModel:
@@ -71,6 +73,6 @@ async def test_tools(url: str) -> None:
 
 async def test_structured(url: str) -> None:
     """An output type is enforced and parsed."""
-    agent = Agent(name="one", model=model_of(url), model_settings=SETTINGS, output_type=Capital)
-    result = await Runner.run(agent, "What is the capital of France?")
-    assert isinstance(result.final_output, Capital)
+    agent = Agent(name="one", model=model_of(url), model_settings=SETTINGS, output_type=Person)
+    result = await Runner.run(agent, TOM)
+    assert isinstance(result.final_output, Person)

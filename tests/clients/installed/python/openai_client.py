@@ -8,6 +8,7 @@ from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
 
+TOM = "Give me JSON for Tom, age 33."
 ASK: list[ChatCompletionMessageParam] = [
     {"role": "user", "content": "What is the capital of France?"}
 ]
@@ -17,10 +18,11 @@ WEATHER: list[ChatCompletionMessageParam] = [
 ]
 
 
-class Capital(BaseModel):
+class Person(BaseModel):
     """A structured answer."""
 
-    capital: str
+    name: str
+    age: int
 
 
 class GetWeather(BaseModel):
@@ -65,19 +67,27 @@ async def test_asynchronous(url: str) -> None:
 def test_structured(client: OpenAI) -> None:
     """`parse` returns an object of a Pydantic class."""
     reply = client.chat.completions.parse(
-        model="demo", messages=ASK, temperature=0, max_tokens=60, response_format=Capital
+        model="demo",
+        messages=[{"role": "user", "content": TOM}],
+        temperature=0,
+        max_tokens=60,
+        response_format=Person,
     )
-    assert isinstance(reply.choices[0].message.parsed, Capital)
+    assert isinstance(reply.choices[0].message.parsed, Person)
 
 
 def test_structured_in_a_stream(client: OpenAI) -> None:
     """The stream helper's events end with a parsed object."""
     with client.chat.completions.stream(
-        model="demo", messages=ASK, temperature=0, max_tokens=60, response_format=Capital
+        model="demo",
+        messages=[{"role": "user", "content": TOM}],
+        temperature=0,
+        max_tokens=60,
+        response_format=Person,
     ) as stream:
         kinds = {event.type for event in stream}
         parsed = stream.get_final_completion().choices[0].message.parsed
-    assert isinstance(parsed, Capital)
+    assert isinstance(parsed, Person)
     assert {"chunk", "content.delta", "content.done"} <= kinds
 
 
@@ -138,7 +148,7 @@ def test_errors(client: OpenAI) -> None:
     assert wrong.value.param == "temperature"
     with pytest.raises(openai.LengthFinishReasonError):
         client.chat.completions.parse(
-            model="demo", messages=ASK, max_tokens=1, response_format=Capital
+            model="demo", messages=ASK, max_tokens=1, response_format=Person
         )
 
 

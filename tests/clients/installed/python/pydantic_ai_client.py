@@ -11,14 +11,16 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
+TOM = "Give me JSON for Tom, age 33."
 ASK = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 
 
-class Capital(BaseModel):
+class Person(BaseModel):
     """A structured answer."""
 
-    capital: str
+    name: str
+    age: int
 
 
 def model_of(url: str, name: str = "demo") -> OpenAIChatModel:
@@ -59,10 +61,10 @@ async def test_tools(url: str) -> None:
 
 
 @pytest.mark.parametrize("way", [NativeOutput, ToolOutput])
-async def test_structured(url: str, way: type[NativeOutput[Capital]]) -> None:
+async def test_structured(url: str, way: type[NativeOutput[Person]]) -> None:
     """An output type works by a format and by a tool."""
-    result = await Agent(model_of(url), output_type=way(Capital)).run(ASK)
-    assert isinstance(result.output, Capital)
+    result = await Agent(model_of(url), output_type=way(Person)).run(TOM)
+    assert isinstance(result.output, Person)
 
 
 async def test_errors(url: str) -> None:
