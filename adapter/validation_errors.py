@@ -163,7 +163,7 @@ def _path(loc: tuple[int | str, ...], body: Any, schema: Any, missing: bool) -> 
 
     pydantic's location also contains the tags of unions. The schema tells which steps are tags: a
     call of type `function` has a key of that name, too. In a union without tags, a step that is not
-    a key of the value at its place is the name of a type, unless it is that of a missing field.
+    a key of the value at its place is the name of a type. A missing field is not a key either.
     """
     path, here = "", body
     definitions: dict[str, Any] = {}

@@ -24,9 +24,9 @@ from .conversation import FUNCTION, Style, turns_of
 from .folding import ANY, Order
 from .templates import render
 
-# The samples for each field of `Order`, one letter per message: (S)ystem, (U)ser, (A)ssistant, a
-# tool (R)esult, a (C)all, two (P)arallel calls, a call with content and (T)hought, a call with
-# (M)alformed arguments.
+# The samples for each field of `Order`, one letter per message. The roles are (S)ystem, (U)ser,
+# (A)ssistant, and a tool (R)esult. An assistant message can also be a (C)all, two (P)arallel calls,
+# a call with content and (T)hought, or a call with (M)alformed arguments.
 _SAMPLES = {
     "system": ("SU",),
     "kept": ("SUA", "SUCR"),

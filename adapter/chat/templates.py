@@ -1,7 +1,7 @@
 """Render chat messages to a prompt with the model's own Jinja template, in a sandbox.
 
-The environment is the one that chat templates are written for (`apply_chat_template` of
-transformers): trimmed blocks, loop controls, the `generation` tag, `raise_exception`,
+The environment is the one that chat templates are written for: `apply_chat_template` of
+transformers. It has trimmed blocks, loop controls, the `generation` tag, `raise_exception`,
 `strftime_now`, and a `tojson` that does not escape for HTML.
 """
 

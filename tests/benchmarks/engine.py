@@ -2,10 +2,11 @@
 
     python tests/benchmarks/engine.py [--model demo|110m|FILE] [--tokens 128] [--repeats 3]
 
-All servers run on one machine with the same model, two threads each, and as many sequences for
-Latimer as llama-server has slots. The same clients send the same streamed requests, and the servers
-alternate. Results are medians of tokens per second, the time to the first token, CPU time per token
-(of the server and its threads), and the cost of a prompt of a thousand tokens the second time.
+All servers run on one machine with the same model and two threads each. Latimer has as many
+sequences as llama-server has slots. The same clients send the same streamed requests, and the
+servers alternate. Results are medians of tokens per second, the time to the first token, and CPU
+time per token of the server and its threads. The last result is the cost of a prompt of a thousand
+tokens the second time.
 """
 
 from __future__ import annotations
