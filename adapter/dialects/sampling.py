@@ -26,6 +26,30 @@ _ORDER = [
 ]
 _ALIASES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature", "tfs_z": ""}
 _LETTERS = "edskypmxt"
+# What text-generation-webui and SillyTavern send unless the user moves a sampler. With
+# `temperature_last`, only top_p and typical_p are in another order.
+_PRIORITY = [
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "dry",
+    "temperature",
+    "dynamic_temperature",
+    "quadratic_sampling",
+    "top_n_sigma",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "tfs",
+    "top_a",
+    "min_p",
+    "mirostat",
+    "xtc",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram",
+]
 
 
 def _usual(value: Any) -> bool:
@@ -51,8 +75,14 @@ def as_koboldcpp(draft: Draft, value: Any) -> None:
 
 
 def window(draft: Draft, value: Any) -> None:
-    """Set `repeat_last_n`; 0 is all of the context."""
-    draft.set("repeat_last_n", WHOLE if value == 0 else value)
+    """Set `repeat_last_n`; 0 is all of the context, unless another field names a window.
+
+    SillyTavern sends one number under all names of the window, and 0 differs between servers.
+    """
+    if value == 0:
+        draft.default("repeat_last_n", WHOLE)
+    else:
+        draft.set("repeat_last_n", value)
 
 
 def greedy(draft: Draft, value: Any) -> None:
@@ -117,7 +147,8 @@ FIELDS: tuple[Field, ...] = (
     same("repeat_penalty", "llama.cpp, Ollama, LM Studio", 1.1),
     same("repeat_last_n", "llama.cpp, Ollama", 128),
     mapped("rep_pen_range", "koboldcpp", "`repeat_last_n`", 128),
-    mapped("repetition_penalty_range", _WORDS, "`repeat_last_n`; 0 is all of the context", 128,
+    mapped("repetition_penalty_range", _WORDS, "`repeat_last_n`; 0 is all of the context, unless "
+           "`repeat_last_n` or `rep_pen_range` is sent", 128,
            window),
     mapped("rep_pen", "koboldcpp", "`repeat_penalty`, over 320 tokens unless `rep_pen_range` is "
            "sent", 1.1, as_koboldcpp, 1),
@@ -144,7 +175,7 @@ FIELDS: tuple[Field, ...] = (
     refused("min_keep", "llama.cpp", "Omit it.", 3, 0),
     refused("samplers", "llama.cpp", _SAMPLERS, ["temperature"], _usual),
     refused("sampler_order", "koboldcpp", _SAMPLERS, [0, 6], [6, 0, 1, 3, 4, 2, 5]),
-    refused("sampler_priority", _WORDS, _SAMPLERS, ["temperature"], []),
+    refused("sampler_priority", _WORDS, _SAMPLERS, ["temperature"], [], _PRIORITY),
     refused("temperature_last", _WORDS, "The temperature is always the last sampler.", False, True),
     ignored("backend_sampling", "llama.cpp", "it samples by the same rules elsewhere", True),
     same("ignore_eos", "vLLM, llama.cpp", True),
