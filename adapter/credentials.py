@@ -34,7 +34,7 @@ def check_key(key: str, setting: str) -> None:
 
 
 def keys_of(file: Path) -> list[str]:
-    """Return the keys in a file, one per line; surrounding blanks and empty lines are ignored.
+    """Return the keys in a file, one per line; surrounding whitespace and empty lines are ignored.
 
     Raises:
         UnusableKey: the file is not UTF-8 text, or has no key.

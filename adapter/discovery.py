@@ -113,7 +113,7 @@ def _check_file(model: str) -> None:
             raise WrongSetup(f"'{model}' is a directory. Specify a GGUF file.")
         if not path.exists() and _HOST_AND_PORT.fullmatch(model):
             raise WrongSetup(f"There is no model at {model}. Did you mean http://{model}?")
-        # This check comes before that for the extra: a mistyped name is no reason to install it.
+        # This check comes before that for the extra: a mistyped name does not require it.
         with parts_of(path)[0].open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 raise WrongSetup(
@@ -131,7 +131,7 @@ def _check_address(address: str) -> None:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        # The text that urlsplit takes for a port can be the beginning of a password.
+        # The text that urlsplit reads as a port can be the beginning of a password.
         reason = str(error) if "@" not in address else "it must not contain a user name or password"
     else:
         if "@" in parts.netloc:
@@ -222,7 +222,7 @@ async def _get(upstream: HttpUpstream, path: str) -> tuple[int, dict[str, Any]]:
 
 
 async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
-    """Return whether a backend is reachable, and the rows of a table of its capabilities."""
+    """Return True if a backend is reachable, and the rows of a table of its capabilities."""
     try:
         await backend.health()
         model = await backend.model()

@@ -194,7 +194,7 @@ class Service:
         return found
 
     async def health(self) -> None:
-        """Return if every engine is ready.
+        """Check that every engine is ready.
 
         Raises:
             EngineUnavailable: an engine is not available.

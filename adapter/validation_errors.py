@@ -161,7 +161,7 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Inval
 def _path(loc: tuple[int | str, ...], body: Any, schema: Any, missing: bool) -> str:
     """Return a field's path in OpenAI's form: `messages[0].content[1].type`.
 
-    pydantic's location also contains the tags of unions. The schema tells which steps are tags: a
+    pydantic's location also contains the tags of unions. The schema shows the tags: a
     call of type `function` has a key of that name, too. In a union without tags, a step that is not
     a key of the value at its place is the name of a type. A missing field is not a key either.
     """

@@ -192,7 +192,7 @@ class Generation:
 
     Args:
         max_tokens: the largest number of tokens to generate; None is up to the context length.
-        seeds: one per choice; its length is the number of choices. None is a random seed.
+        seeds: one per choice; its length is the number of choices. None means a random seed.
         preserved_tokens: control tokens whose spelling appears in the generated text.
         logprobs: the number of alternatives to report for each generated token; None reports no
             tokens.
@@ -436,7 +436,7 @@ class Backend(Protocol):
         ...
 
     async def health(self) -> None:
-        """Return if the engine can answer; raise `EngineUnavailable` otherwise."""
+        """Check that the engine is ready; raise `EngineUnavailable` otherwise."""
         ...
 
     async def aclose(self) -> None:

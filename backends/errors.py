@@ -154,7 +154,7 @@ def check_ids(param: str, ids: Sequence[int], size: int) -> None:
 
 
 class WordTooLong(RequestError):
-    """A word or a run of blanks of more than `most` characters; `beginning` is its start."""
+    """A word or a run of whitespace of more than `most` characters; `beginning` is its start."""
 
     def __init__(self, most: int, beginning: str) -> None:
         super().__init__("prompt", f"{most} characters without a change", beginning)
@@ -254,7 +254,7 @@ def ids_of_text(value: Any, text: str, size: int = LARGEST) -> tuple[int, ...]:
     ids = ids_of(value)
     if ids and max(ids) >= size:
         raise ValueError(f"{max(ids)} is not one of {size} token ids")
-    # Some tokenizers drop blanks.
+    # Some tokenizers drop whitespace.
     if not ids and text.strip():
         raise ValueError("no tokens for a text that is not empty")
     return ids

@@ -38,7 +38,7 @@ class Turns:
     """A bounded queue in front of an engine.
 
     Args:
-        limit: the largest number of waiting requests; others are rejected. None is no limit.
+        limit: the largest number of waiting requests; others are rejected. None means no limit.
         places: the number of calls that the engine runs at a time.
     """
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
+import json
 import re
 import shutil
 import subprocess
 import sys
+import tokenize
 import zipfile
 from pathlib import Path
 
@@ -89,6 +92,40 @@ def test_texts_use_common_terms(path: Path) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             assert id(node) in docstrings or not BANNED.search(node.value), node.value
+
+
+NOTES = sorted((ROOT / "docs" / "conformance" / "notes").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", NOTES, ids=lambda path: path.stem)
+def test_notes_of_the_reports_use_common_terms(path: Path) -> None:
+    """No explanation of a failed check contains a banned word or begins with a clause."""
+    notes = json.loads(path.read_text()).values()
+    clauses = re.compile(rf"({'|'.join(CLAUSES)})\b")
+    assert notes
+    assert not [note for note in notes if BANNED.search(note) or clauses.match(note)]
+
+
+# Words of the former voice that have no other meaning in the sources.
+ARCHAIC = re.compile(
+    r"\b(beside(?!:)|told|tells|goes? on|made sure|nearly|anew|thereby|whoever|whatever"
+    r"|tokenisers?|blanks|(?<!there )(?-i:(is|are) none)|(?<!there )is no(?! (longer|more))"
+    r"|returns? whether)\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_and_comments_use_common_terms(path: Path) -> None:
+    """No docstring and no comment contains a word of the project's former voice."""
+    source = path.read_text()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
+    texts = [ast.get_docstring(node) or "" for node in nodes]
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
+    for text in texts:
+        assert not ARCHAIC.search(text), text
 
 
 def test_no_middleware_that_copies_streams() -> None:

@@ -68,13 +68,13 @@ def _is_enforceable(key: _Input) -> bool:
         check("".join(f"{name} ::= {rule}\n" for name, rule in {"ws": WS, **rules}.items()),
               SCHEMA.most)  # fmt: skip
     except WrongGrammar:
-        # The grammar is right, but an engine cannot follow it.
+        # The grammar is valid, but an engine cannot enforce it.
         return False
     return True
 
 
 _BEGIN = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
-# Whole characters of a JSON string. Half of a surrogate pair waits for the other half.
+# Complete characters of a JSON string. Half of a surrogate pair waits for the other half.
 _CHARACTERS = re.compile(
     r'(?:[^"\\]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}(?=.{6}|[^\\]|\\[^u])|'
     r"\\u(?![dD][89abAB])[0-9a-fA-F]{4})++",
@@ -83,7 +83,7 @@ _CHARACTERS = re.compile(
 
 
 class InputReader:
-    """A reader of a custom tool's input from the arguments of its function."""
+    """A parser of a custom tool's input from the arguments of its function."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -104,7 +104,7 @@ class InputReader:
         return _unescaped(found[0])
 
     def end(self) -> str:
-        """Return the input of arguments that are written in another way than `{"input": "…"}`."""
+        """Return the input of arguments with another format than `{"input": "…"}`."""
         if self._begun:
             return ""
         try:
@@ -118,5 +118,5 @@ def _unescaped(text: str) -> str:
     if "\\" not in text:
         return text
     value: str = json.loads(f'"{text}"', strict=False)
-    # Half of a surrogate pair alone is no character.
+    # A lone surrogate is not a character.
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -58,24 +58,24 @@ class MarkerFinder:
 
 
 class Blanks:
-    """A buffer that holds back blanks at the end of content until more content follows."""
+    """A buffer that holds back whitespace at the end of content until more content follows."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def content(self, data: bytes) -> list[Part]:
-        """Add content; return what is known without the blanks at its end."""
+        """Add content; return the known part without the whitespace at its end."""
         data = self._held + data
         sure = data.rstrip(BLANKS)
         self._held = data[len(sure) :]
         return [Part("content", sure, len(sure))] if sure else []
 
     def drop(self) -> list[Part]:
-        """Return the held blanks as nothing, since they are next to a marker."""
+        """Return the held whitespace as nothing, since it is next to a marker."""
         held, self._held = self._held, b""
         return [Part("nothing", b"", len(held))] if held else []
 
     def flush(self) -> list[Part]:
-        """Return the held blanks as content."""
+        """Return the held whitespace as content."""
         held, self._held = self._held, b""
         return [Part("content", held, len(held))] if held else []

@@ -167,7 +167,7 @@ def _cutter(form: MessageFormat, stops: Sequence[str]) -> Cutter:
 
 
 def _check_media(text: str, media: Sequence[Media]) -> None:
-    """Reject images and sounds that the chat template leaves out."""
+    """Reject images and audio that the chat template omits."""
     if media and text.count(MEDIA) != len(media):
         raise InvalidRequest(
             "The model's chat template omits some of the images or audio of these messages. Send "

@@ -75,8 +75,8 @@ async def _prompt(
     if is_folded and served.policy.strict:
         raise InvalidRequest(
             "Invalid 'messages': the model's chat template does not accept them as they are, and "
-            "--strict does not let the server fold them. Send at most one system message, as the "
-            "first one; let user and assistant messages alternate; send one call per message, "
+            "this server is strict and does not change them. Send at most one system message, as "
+            "the first one; let user and assistant messages alternate; send one call per message, "
             "with a JSON object as its arguments.",
             "messages",
             "invalid_value",

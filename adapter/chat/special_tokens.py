@@ -165,7 +165,7 @@ async def spellings_of(backend: Backend, model: Model) -> frozenset[str]:
 
 
 class _SpecialTokens:
-    """The special tokens of a model, and their effect on adjacent blanks."""
+    """The special tokens of a model, and their effect on adjacent whitespace."""
 
     def __init__(self, specials: Sequence[Special], model: Model) -> None:
         self.fingerprint = model.fingerprint
@@ -177,7 +177,7 @@ class _SpecialTokens:
         self._strips: dict[str, tuple[bool, bool]] = {}
 
     async def strips(self, mark: str, backend: Backend) -> tuple[bool, bool]:
-        """Return whether a control token strips the blanks before it, and those after it."""
+        """Return two flags: a control token strips whitespace before it, and after it."""
         found = self._strips.get(mark)
         if found is None:
 

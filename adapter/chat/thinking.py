@@ -43,7 +43,7 @@ class Thinking:
         return [*self._answer.feed(held), *self._answer.end()]
 
     def _starts(self, data: bytes, mark: bool) -> list[Part]:
-        """Parse blanks, and then the tag or the answer."""
+        """Parse whitespace, and then the tag or the answer."""
         before, text = self._held, self._held + data
         bare = text.lstrip(BLANKS)
         if mark:
@@ -75,7 +75,7 @@ class Thinking:
             at, tag = found
             return self._finished(text[:at], at + len(tag), text[at + len(tag) :])
         start = 0 if self._thought else len(text) - len(text.lstrip(BLANKS))
-        # Hold back blanks at the end, and what may be the beginning of the tag.
+        # Hold back whitespace at the end, and a possible beginning of the tag.
         sure = text[: len(text) - self._ends.held(text)].rstrip(BLANKS)
         if len(sure) <= start:
             self._held = text
@@ -94,7 +94,7 @@ class Thinking:
         return parts + (self._leads(rest, False) if rest else [])
 
     def _leads(self, data: bytes, mark: bool) -> list[Part]:
-        """Drop the blanks between the tag and the answer."""
+        """Drop the whitespace between the tag and the answer."""
         bare = data if mark else data.lstrip(BLANKS)
         parts = [Part("nothing", b"", len(data) - len(bare))] if len(bare) < len(data) else []
         if not bare:

@@ -104,7 +104,7 @@ class Draft:
         self.replace(name, value)
 
     def replace(self, name: str, value: Any) -> None:
-        """Set a field, whatever its value is."""
+        """Set a field, and replace any earlier value."""
         self.body[name] = value
         self.names[name] = self.origin
 

@@ -16,7 +16,7 @@ from ..chat.manner import known_manner_of
 from ..exchange import Exchange
 from ..service import Served, Service
 
-# The words of llama-server, Ollama and LM Studio for what a model can do.
+# The words of llama-server, Ollama and LM Studio for the capabilities of a model.
 _MEDIA: Mapping[MediaKind, tuple[str, ...]] = {"image": ("vision",), "audio": ("audio",)}
 _ANY_MEDIA = ("multimodal",)
 _TOOLS = ("tools", "tool_use")
@@ -44,7 +44,7 @@ _EXTRAS = {
 
 
 class Abilities(NamedTuple):
-    """The abilities of a model that its chat template tells of."""
+    """The capabilities that a model's chat template indicates."""
 
     tools: bool
     reasoning: bool
@@ -89,7 +89,7 @@ async def _object(name: str, served: Served) -> ModelObject:
 
 
 async def abilities_of(served: Served) -> Abilities:
-    """Return what the model can do by the template that chat requests use by default."""
+    """Return the capabilities of the template that chat requests use by default."""
     model = served.model
     if served.policy.chat_format is not None:
         model = replace(model, template=None)

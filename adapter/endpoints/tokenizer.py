@@ -1,4 +1,4 @@
-"""The model's tokeniser, through the endpoints of vLLM that evaluation harnesses use."""
+"""The model's tokenizer, through the endpoints of vLLM that evaluation harnesses use."""
 
 from __future__ import annotations
 

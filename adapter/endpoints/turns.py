@@ -61,7 +61,8 @@ def _opening(request: ChatRequest) -> Opening | None:
     """Return the end of the prompt that a request names, with vLLM's rules; None if it names none.
 
     Raises:
-        InvalidRequest: it both continues a message and begins a turn, or there is none to continue.
+        InvalidRequest: it both continues a message and begins a turn, or there is no message to
+            continue.
     """
     begins, continues = request.add_generation_prompt, request.continue_final_message
     if begins is None and continues is None:

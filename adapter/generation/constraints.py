@@ -74,7 +74,7 @@ def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None
     form = request.response_format if isinstance(request, ChatRequest) else None
     if form is None:
         return None
-    # Whatever else describes the answer would be dropped.
+    # Other keys that describe the answer would be dropped.
     for name, value in (form.__pydantic_extra__ or {}).items():
         if value is not None:
             raise InvalidRequest(

@@ -13,7 +13,7 @@ async def pass_native(exchange: Exchange, backend: Backend, job: Generation, str
     """Send the engine's native response: its status, its content type, its body as it arrives.
 
     Raises:
-        EngineError: the status is none of HTTP's final ones.
+        EngineError: the status is not a final HTTP status.
     """
     async with backend.native(job, stream) as reply:
         if not 200 <= reply.status <= 599:

@@ -1,7 +1,7 @@
 """Random padding of the events of a stream, which hides the lengths of tokens (contract 3.5).
 
 A reader of encrypted traffic sees the length of each event. `stream_options.include_obfuscation`
-asks for a key `obfuscation` in every chunk that makes the lengths equal, or nearly so.
+asks for a key `obfuscation` in every chunk, which pads events to the same or similar lengths.
 """
 
 from __future__ import annotations

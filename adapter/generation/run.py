@@ -132,7 +132,7 @@ def _finishes(choices: Sequence[Choice]) -> list[Finish]:
 async def _count_reasoning(usage: Usage, choices: Sequence[Choice], backend: Backend) -> None:
     """Add the number of reasoning tokens to the usage.
 
-    The engine's tokeniser counts them if the engine does not report their number.
+    The engine's tokenizer counts them if the engine does not report their number.
     """
     total = 0
     for choice in choices:

@@ -159,7 +159,7 @@ def _encoding(name: str) -> Encoding:
 
 
 async def to_model(name: str, biases: Biases, backend: Backend) -> tuple[Biases, bool]:
-    """Map biases from another vocabulary to the model's, and return whether the result is exact.
+    """Map biases from another vocabulary to the model's; also return True if the result is exact.
 
     A token maps to the model's token with the same bytes. If there is none, it maps to the first
     of the model's tokens that spell it. If two tokens map to one, an exact match wins, then the
@@ -193,7 +193,7 @@ async def to_model(name: str, biases: Biases, backend: Backend) -> tuple[Biases,
 
 
 def to_text(encoding: Encoding, ids: Sequence[int]) -> Text:
-    """Return the text of a prompt in another vocabulary's ids, for the model's own tokeniser.
+    """Return the text of a prompt in another vocabulary's ids, for the model's own tokenizer.
 
     Raises:
         InvalidRequest: an id is not in the vocabulary, or the bytes of the ids are not UTF-8.
@@ -244,7 +244,7 @@ async def _first(
 ) -> int:
     """Return the first of the model's tokens in these bytes.
 
-    This is the tokeniser's first token, or the longest token that the bytes begin with.
+    This is the tokenizer's first token, or the longest token that the bytes begin with.
 
     Raises:
         InvalidRequest: the bytes begin with none of the model's tokens.

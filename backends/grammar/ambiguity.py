@@ -256,7 +256,7 @@ def _check_token(follower: _Follower, ways: Ways) -> None:
     """Follow the characters of a token along the most paths.
 
     llama.cpp follows each path through a token separately (`llama_grammar_reject_candidates`). Two
-    ways to read a blank are four billion ways to read a token of 32 blanks. Long tokens repeat one
+    ways to read a space are four billion ways to read a token of 32 spaces. Long tokens repeat one
     character; other tokens have few characters.
     """
     ahead = ways

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 
 from ..errors import shortened
 from .characters import Encoding, Range, normal
-from .gbnf import WrongGrammar
+from .gbnf import MAX_NESTING, WrongGrammar
 from .regex import encoded as encoded_regex
 from .unenforced import Unenforced
 
@@ -84,7 +84,10 @@ def rules_of(text: str, name: str, prefix: str, encoding: Encoding) -> dict[str,
     try:
         return _Reader(text, prefix, encoding).rules(name)
     except RecursionError:
-        raise Unenforced("a Lark grammar that is nested so deeply is not enforced") from None
+        raise Unenforced(
+            "a Lark grammar that is nested this deeply is not enforced; "
+            f"use at most {MAX_NESTING} levels of groups"
+        ) from None
 
 
 def _tokens(text: str) -> list[_Token]:
@@ -327,7 +330,9 @@ def _unescaped(token: _Token) -> str:
     try:
         return re.sub(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", _character, body)
     except (ValueError, OverflowError):
-        raise WrongGrammar(f"line {token.line}: an escape names no character") from None
+        raise WrongGrammar(
+            f"line {token.line}: an escape is not a character; the last one is \\U0010FFFF"
+        ) from None
 
 
 def _character(match: re.Match[str]) -> str:

@@ -20,7 +20,7 @@ _ANY = [Range(0, LAST)]
 _DIGITS = [Range(0x30, 0x39)]
 _WORD = [*_DIGITS, Range(0x41, 0x5A), Range(0x5F, 0x5F), Range(0x61, 0x7A)]
 _SPACE = [Range(0x09, 0x0D), Range(0x20, 0x20)]
-# ASCII only, as in ECMAScript except for rare blanks, so a match is a match in every dialect.
+# ASCII only, as in ECMAScript except for rare spaces, so a match is a match in every dialect.
 _CATEGORIES = {
     codes.CATEGORY_DIGIT: normal(_DIGITS),
     codes.CATEGORY_NOT_DIGIT: complement(_DIGITS),
@@ -47,7 +47,7 @@ def to_gbnf(pattern: str) -> str:
 
 
 def encoded(pattern: str, encoding: Encoding) -> str:
-    """Return GBNF for whole texts that match a pattern, written in some way."""
+    """Return GBNF for whole texts that match a pattern, in an encoding."""
     return _converted(pattern, encoding.one, "")
 
 
@@ -67,7 +67,10 @@ def _converted(pattern: str, one: Callable[[Sequence[Range]], str], around: str)
         tree = list(parsed)
         return _Converter(one).found(tree, around, around) or _NOTHING
     except RecursionError:
-        raise Unenforced("a regular expression that is nested so deeply is not enforced") from None
+        raise Unenforced(
+            "a regular expression that is nested this deeply is not enforced; "
+            f"use at most {limits.GROUPS.most} levels of groups"
+        ) from None
     except (re.error, OverflowError, ValueError) as error:
         raise Unenforced(f"'{pattern:.100}' is not a valid regular expression: {error}") from None
 
@@ -152,7 +155,7 @@ def _set_of(items: Sequence[Node]) -> list[Range]:
     return complement(ranges) if negated else normal(ranges)
 
 
-# An unclosed set extends to the end of the text, so that nothing in it is searched again. Blanks in
+# An unclosed set extends to the end of the text, so that nothing in it is searched again. Spaces in
 # repetitions are allowed, as in the verbose mode (`(?x)`).
 _STEP = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|\{\s*+(\d++)\s*+(?:,\s*+(\d*+)\s*+)?\}|.", re.DOTALL

@@ -30,7 +30,7 @@ Schema = Mapping[str, Any]
 Path = tuple[str | int, ...]
 
 _CHARACTER = one_in_json(normal([Range(0, LAST)]))
-# A blank, or a new line with blanks, as in llama.cpp's own rule.
+# A space, or a line break and spaces, as in llama.cpp's own rule.
 WS = '(" " | "\\n" [ \\t]{0,20})?'
 _PRIMITIVES = {
     "ws": WS,
@@ -127,7 +127,7 @@ class _Converter:
         # A reference with other keywords is expanded, so a reference to itself would never end.
         if self._depth == MOST_DEEP:
             reason = f"it is nested more than {MOST_DEEP} schemas deep, or is circular"
-            raise Unenforced(reason, path[:8])
+            raise Unenforced(f"{reason}; use fewer levels and references", path[:8])
         self._visits += 1
         self._depth += 1
         try:
@@ -145,7 +145,7 @@ class _Converter:
         if schema is True:
             return self._primitive("value")
         if schema is False:
-            raise Unenforced("no value satisfies it", path)
+            raise Unenforced("no value satisfies 'false'; send a schema that allows a value", path)
         for keyword in schema:
             if keyword in CONSTRAINTS - KEYWORDS and not _says_nothing(keyword, schema[keyword]):
                 raise Unenforced(f"'{keyword}' cannot be enforced", (*path, keyword))
@@ -228,7 +228,8 @@ class _Converter:
         if rest.keys() & CONSTRAINTS:
             values = allowed(rest, values, path)
         if not values:
-            raise Unenforced("no value satisfies it", (*path, keyword))
+            reason = "no value satisfies it and the other keywords; allow at least one value"
+            raise Unenforced(reason, (*path, keyword))
         return _any([literal(json.dumps(value, ensure_ascii=False)) for value in values])
 
     def _typed(self, schema: Schema, path: Path) -> str:

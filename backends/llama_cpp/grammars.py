@@ -320,7 +320,7 @@ def _size(grammar: Grammar, _compiled: Constraint) -> int:
 
 
 def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
-    """Return llguidance's tokeniser for a vocabulary, from the spellings that are known already.
+    """Return llguidance's tokenizer for a vocabulary, from the spellings that are known already.
 
     Tokens that are not text are prefixed with 0xFF: control tokens, and added tokens that look
     like them (llguidance/llamacpp.py).

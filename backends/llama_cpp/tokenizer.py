@@ -25,7 +25,7 @@ def tokenize(
     Args:
         vocabulary: llama.cpp's pointer.
     """
-    # There is rarely more than one token per byte, and BOS, EOS and a space may be added. Blanks
+    # There is rarely more than one token per byte, and BOS, EOS and a space may be added. Spaces
     # that are not in the vocabulary take three tokens each; then a second call is needed.
     capacity = len(data) + 3
     while True:
@@ -42,8 +42,8 @@ class Cutter:
     """A splitter of texts before control tokens.
 
     Args:
-        special: the tokens that the tokeniser finds anywhere in a text: the spelling of each, and
-            True if the token includes the blanks before it.
+        special: the tokens that the tokenizer finds anywhere in a text: the spelling of each, and
+            True if the token includes the whitespace before it.
     """
 
     def __init__(self, special: Iterable[tuple[bytes, bool]]) -> None:

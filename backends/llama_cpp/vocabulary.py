@@ -43,7 +43,7 @@ class Vocabulary:
         self.bos_id: int = llama_cpp.llama_vocab_bos(self.pointer)
         self.bos = self._spelling(self.bos_id)
         self.eos = self._spelling(llama_cpp.llama_vocab_eos(self.pointer))
-        # If the tokeniser appends EOS to a text, it would append one to every piece.
+        # If the tokenizer appends EOS to a text, it would append one to every piece.
         self._ends_texts: bool = llama_cpp.llama_vocab_get_add_eos(self.pointer)
         self.adds_space = self.pieces[self._tokens("a")[0]][:1] == b" "
         ends = (
@@ -57,7 +57,7 @@ class Vocabulary:
         """Return the token ids of a text, as llama.cpp tokenises it.
 
         Raises:
-            WordTooLong: a word or a run of blanks is too long.
+            WordTooLong: a word or a run of whitespace is too long.
         """
         if len(text) > WORD.most:
             _check_runs(text)
@@ -137,7 +137,7 @@ class Vocabulary:
         return token
 
     def _mark(self, spelling: str) -> int | None:
-        # Blanks before a token may be part of it.
+        # Whitespace before a token may be part of it.
         if len(spelling.strip()) > self.longest:
             return None
         ids = self.tokenize(spelling, add_special=False, parse_special=True)
@@ -161,7 +161,7 @@ class Vocabulary:
 
 
 def _check_runs(text: str) -> None:
-    """Reject a word, or a run of blanks, that overflows the stack in llama.cpp's recursion."""
+    """Reject a word, or a run of whitespace, that overflows the stack in llama.cpp's recursion."""
     for run in _RUN.finditer(text):
         if run.end() - run.start() > WORD.most:
             raise WordTooLong(WORD.most, run[0][:20])

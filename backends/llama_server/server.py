@@ -99,7 +99,7 @@ class Server:
         return specials
 
     async def health(self) -> None:
-        """Return if the server can answer; ask it at most twice a second."""
+        """Check that the server is ready; ask it at most twice a second."""
         await self._health.run()
 
     async def _ask_health(self) -> None:

@@ -49,7 +49,7 @@ class JsonObjectFormat(Request):
 
 
 class JsonSchemaFormat(Request):
-    """JSON that follows a schema; `schema` beside `type` is llama.cpp's."""
+    """JSON that follows a schema; `schema` next to `type` is llama.cpp's."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema | None = None
@@ -117,7 +117,7 @@ class InstructAdapter(Request):
     assistant_gen: str | None = None
 
 
-# None is no limit.
+# None means no limit.
 MaxTokens = Annotated[
     Annotated[int, Field(ge=1)] | None,
     BeforeValidator(lambda value: None if is_unlimited(value) else value),

@@ -45,7 +45,7 @@ TopK = Annotated[
 Window = Annotated[int, Field(ge=-1, le=_MOST), Whole]
 # 0 switches it off, like 1.
 RepeatPenalty = Annotated[float, Field(ge=0), AfterValidator(lambda value: value or 1.0)]
-# An empty grammar is none.
+# An empty grammar means no grammar.
 Gbnf = Annotated[str | None, AfterValidator(lambda value: value or None)]
 Breakers = Annotated[
     Annotated[

@@ -1,6 +1,6 @@
 """`/tokenizer_info`, `/tokenize` and `/detokenize`, which are endpoints of vLLM, not of OpenAI.
 
-Evaluation harnesses use them as a model's tokeniser (lm-eval's `tokenizer_backend=remote`).
+Evaluation harnesses use them as a model's tokenizer (lm-eval's `tokenizer_backend=remote`).
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ import httpx2
 import pytest
 from support.wrong_requests import C, H, body_of
 
-# What programs search the message of the error for; one of each group must match.
+# Patterns that programs search the error's message for; one of each group must match.
 PATTERNS: dict[str, tuple[str, ...]] = {
     "opencode, pi and openclaw": (r"maximum context length is \d+ tokens",),
     "Cline and its forks": (r"\bcontext\s*(?:length|window)\b", r"\bmaximum\s*context\b"),
     "Cline, for OpenAI's servers": (r"token", r"context length"),
     "litellm": (r"this model's maximum context length is",),
 }
-# What opencode, pi and openclaw take for another error.
+# Patterns by which opencode, pi and openclaw recognise other errors.
 OTHERS = (r"rate limit", r"too many requests", r"^(?:Throttling error|Service unavailable):")
 # Longer than a context of the longest tokens, so no engine is asked to count them.
 LONG = "word " * 450_000

@@ -60,7 +60,7 @@ async def ask(backend: Backend, *messages: Any, strict: bool = False) -> httpx2.
 async def test_messages_in_an_order_that_the_template_rejects(
     backend: Backend, messages: tuple[Any, ...]
 ) -> None:
-    """They get an answer that says so in a header; under `strict` they get a 400."""
+    """Folded messages set `x-latimer-inexact`; under `strict` they are rejected with 400."""
     reply = await ask(backend, *messages)
     assert reply.json()["choices"][0]["message"]["content"] == "It is Paris."
     assert reply.headers["x-latimer-inexact"] == "messages"
@@ -68,11 +68,11 @@ async def test_messages_in_an_order_that_the_template_rejects(
     assert refused.status_code == 400
     error = refused.json()["error"]
     assert (error["param"], error["code"]) == ("messages", "invalid_value")
-    assert "--strict" in error["message"]
+    assert "is strict" in error["message"]
 
 
 async def test_messages_in_the_order_of_the_template(backend: Backend) -> None:
-    """They get an answer without the header, also under `strict`."""
+    """Messages that the template accepts set no header, also under `strict`."""
     reply = await ask(backend, SYSTEM, ASKS, SAYS, ASKS, strict=True)
     assert reply.status_code == 200
     assert "x-latimer-inexact" not in reply.headers
@@ -89,7 +89,7 @@ async def test_a_reminder_keeps_the_prompt_cache(backend: Backend) -> None:
 
 
 async def test_a_template_that_samples_do_not_show(tmp_path: Path) -> None:
-    """A rejection that no sample conversation shows is met by all foldings at once."""
+    """If the template rejects messages that no sample covers, all foldings are applied."""
     late = "{% for m in messages %}{% if m.role == 'system' and loop.index > 9 %}"
     late += "{{ raise_exception('Too late.') }}{% endif %}{% endfor %}" + scripted.CHATML
     backend = LlamaCpp(scripted.scripted(tmp_path / "late.gguf", ("It is", " Paris", "."), late))

@@ -1,4 +1,4 @@
-"""Tests of what `/v1/models` says about a model: its sizes and what it can do."""
+"""Tests of the sizes and capabilities of a model in `/v1/models`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_openai_python_reads_models(demo: httpx2.AsyncClient) -> None:
 async def test_abilities_come_from_the_template(
     template: str, tools: bool, reasoning: bool
 ) -> None:
-    """The template tells if the model takes tools and reasons; an instruct format has neither."""
+    """Tools and reasoning are detected in the template; an instruct format has neither."""
     text = (TEMPLATES / f"{template}.jinja").read_text() if template else None
     model = Model("m", 1000, text, "<s>", "</s>", False, "fp_0", 7)
     backend = LlamaServer("http://127.0.0.1:1")
@@ -91,7 +91,7 @@ async def test_abilities_come_from_the_template(
 
 
 async def test_images_are_named(demo: httpx2.AsyncClient) -> None:
-    """A model that takes images is listed with the words of llama-server and of Ollama."""
+    """A model that accepts images is listed with the words of llama-server and of Ollama."""
     from latimer.adapter.endpoints.models import _object
 
     model = Model("m", 9, None, "", "", False, "fp_0", 7, frozenset({"image", "audio"}))

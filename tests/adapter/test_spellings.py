@@ -54,7 +54,7 @@ def test_a_spelling_has_llama_cpps_meaning(field: str, spelling: Any, value: Any
 async def test_a_value_without_a_meaning_is_refused(
     demo: httpx2.AsyncClient, field: str, value: Any, code: str
 ) -> None:
-    """A value that is no spelling is a 400 that names the field."""
+    """An unknown spelling is a 400 that names the field."""
     reply = await demo.post(C, json={"model": "demo", "prompt": "a", field: value})
     error = reply.json()["error"]
     assert reply.status_code == 400

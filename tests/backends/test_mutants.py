@@ -1,4 +1,4 @@
-"""Tests that a request ends with a response or a `LatimerError`, whatever the engine sends."""
+"""Tests that a request ends with a response or a `LatimerError` for any bytes of the engine."""
 
 from __future__ import annotations
 

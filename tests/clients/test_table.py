@@ -21,7 +21,7 @@ ROWS = [
 PROGRAMS = [row for row in ROWS if len(row) == 5]
 PINNED = re.compile(r"^([\w.-]+)==([\w.]+)$", re.MULTILINE)
 VERSION = re.compile(r"`([\w@/.-]+)` (\d[\w.]*)")
-# What the clients' programs need, and what is not a client.
+# Dependencies of the clients' programs that are not clients.
 TOOLS = {"pytest", "pytest-asyncio", "mcp", "zod", "@langchain/core"}
 
 

@@ -114,7 +114,7 @@ async def judge(
 
 
 async def _patience(client: httpx2.AsyncClient, model: str, at_once: int) -> float:
-    """Return the factor by which time limits are extended: a slow engine's queue is no fault."""
+    """Return the factor by which time limits are extended: a slow engine's queue is not a fault."""
     start = time.monotonic()
     body = {"model": model, "prompt": "Hello", "max_tokens": 4}
     with contextlib.suppress(httpx2.HTTPError):

@@ -134,7 +134,7 @@ class Engine(ABC):
     """A fake engine with a record of its requests.
 
     Args:
-        faults: the fault of every call to a path, whatever its body.
+        faults: the fault of every call to a path, with any body.
         sent: the bytes written to connections.
         open: the number of open connections; `most` is its maximum.
         working: the number of running generations.

@@ -115,7 +115,7 @@ def close(ours: list[float], others: list[float]) -> bool:
 
 
 async def test_three_ways_to_the_same_arrays(engine: Engine) -> None:
-    """Of 300 random requests, streamed and plain logprobs agree, and scoring gives them again."""
+    """Streamed, plain and scored log-probabilities of 300 random requests agree."""
     rng = random.Random(5)
     fragments = cut = 0
     for _ in range(REQUESTS):

@@ -1,4 +1,4 @@
-"""Make the small models that the fidelity tests run on beside the demo model.
+"""Make the small models that the fidelity tests use in addition to the demo model.
 
     pip install gguf sentencepiece tokenizers numpy
     python tests/models/make.py
@@ -7,7 +7,7 @@ Weights are random, vocabularies are trained here on words made here: nothing is
 Each model has what the demo model lacks:
 
 * `spm.gguf`: SentencePiece with BOS, a space in front of the first piece, byte fallback
-* `bpe.gguf`: byte-level BPE with the llama-3 pre-tokeniser, BOS, and user-defined tokens
+* `bpe.gguf`: byte-level BPE with the llama-3 pre-tokenizer, BOS, and user-defined tokens
 * `recurrent.gguf`: Mamba's recurrent state, from which no part can be removed
 """
 

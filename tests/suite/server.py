@@ -48,7 +48,7 @@ class Fault:
     buffers: bool = False
     # The status of a request while more than 20 run; 0 serves it.
     crowded: int = 0
-    # What a stream sends while a long prompt is evaluated.
+    # The bytes that a stream sends while a long prompt is evaluated.
     comment: bytes = b": keep-alive\n\n"
     # Of two concurrent requests, one gets the other's answer.
     mixes: bool = False

@@ -67,7 +67,7 @@ async def test_every_must_holds(address: str) -> None:
 
 
 def unbuilt(verdict: Verdict) -> bool:
-    """Return whether a check concerns an API that is not implemented and is rejected by name."""
+    """Return True if a check concerns an API that is not implemented and is rejected by name."""
     return verdict.check.group in UNBUILT and verdict.outcome == "unsupported"
 
 

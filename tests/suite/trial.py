@@ -132,7 +132,7 @@ class Trial:
         return sorted(verdict.check.id for verdict in verdicts if verdict.outcome != "pass")
 
     def reaches(self, name: str, check: Check) -> bool:
-        """Return whether a fault changes anything that a check makes the server do."""
+        """Return True if a fault changes anything that a check makes the server do."""
         return notices(self.records[check.id].uses, FAULTS[name])
 
     async def over_sockets(self, name: str, check: Check) -> Verdict:
@@ -187,7 +187,7 @@ async def opened(full: bool = False) -> AsyncIterator[Trial]:
 
 
 def judges(check: Check, name: str) -> bool:
-    """Return whether a check judges a fault."""
+    """Return True if a check judges a fault."""
     if check.group == "engine":
         return name.startswith("break-")
     return name in SLOW.get(check.id, (name,))

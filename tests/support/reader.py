@@ -21,7 +21,7 @@ from support.servers import free_port
 ROOT = Path(__file__).parent.parent.parent
 EVALUATE = ROOT / "examples" / "evaluate"
 ANSWER = "The capital of France is Paris."
-# What the output of a Python block contains, by what the block asks for.
+# The text that the output of a Python block contains, by a part of its request.
 OUTPUTS = {
     "tools=": "get_weather", "response_format=": '"capital"', "logprobs=": "None\n", "": ANSWER,
 }  # fmt: skip

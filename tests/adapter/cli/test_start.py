@@ -75,7 +75,7 @@ def test_settings_that_count_for_nothing_are_told(llama_server_url: str) -> None
 
 
 def test_an_unknown_engine_is_told() -> None:
-    """A server that is no known engine gives a message at the start and a 503 for each request."""
+    """An unknown engine gives a message at the start and a 503 for each request."""
     with canned({}) as (engine, asked), begun(engine) as (process, address, line):
         assert "neither llama-server nor koboldcpp." in line
         reply = ask(address)

@@ -28,7 +28,7 @@ async def events_of(demo: httpx2.AsyncClient, path: str, **options: Any) -> list
 async def test_chunks_are_padded_if_a_request_asks_for_it(
     demo: httpx2.AsyncClient, path: str
 ) -> None:
-    """Every chunk ends with random text, and the lengths of events tell less than before."""
+    """Every chunk ends with random text, and the lengths of all events have the same remainder."""
     padded = await events_of(demo, path, include_obfuscation=True)
     assert all(event.rpartition(',"')[2].startswith('obfuscation":"') for event in padded)
     texts = {event.rpartition(':"')[2].removesuffix('"}') for event in padded}

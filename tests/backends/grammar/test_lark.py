@@ -113,7 +113,7 @@ def test_common_terminals(walker: Walker, name: str) -> None:
         ('start: "a" -> 5', "line 1: unexpected '5'"),
         ('start: "a"~x', "line 1: unexpected 'x'"),
         ('start: "a".."bc"', "line 1: unexpected '\"bc\"'"),
-        ('start: "\\UFFFFFFFF"', "line 1: an escape names no character"),
+        ('start: "\\UFFFFFFFF"', "line 1: an escape is not a character; the last one is"),
     ],
 )
 def test_malformed_grammars(text: str, reason: str) -> None:

@@ -101,7 +101,7 @@ def test_fragments_of_characters_are_counted_where_they_lie() -> None:
 
 
 def test_an_engine_error_is_raised() -> None:
-    """A finish reason of `error`, and an event that is no object, raise an error."""
+    """A finish reason of `error`, and an event that is not an object, raise an error."""
     stream = ChoiceStream(Generation(Prompt(Text("x")), 4), 0, 1)
     with pytest.raises(EngineError, match="failed while generating"):
         stream.parse(b'{"token": "", "finish_reason": "error"}')

@@ -54,7 +54,7 @@ def job(rng: random.Random) -> Generation:
 
 
 async def run(backend: LlamaCpp, work: Generation, rng: random.Random) -> str:
-    """Run a job, and return whether it was complete, left early or rejected."""
+    """Run a job, and return its end: complete, left early or rejected."""
     leaves = rng.random() < 0.2
     ended = 0
     try:
@@ -71,7 +71,7 @@ async def run(backend: LlamaCpp, work: Generation, rng: random.Random) -> str:
 
 @pytest.mark.timeout(600)
 async def test_everything_ends_and_nothing_leaks() -> None:
-    """Of random requests, 24 at a time, each one ends, memory stays flat and no cell is lost."""
+    """Each of 24 concurrent random requests ends, memory stays flat and no cell is lost."""
     rng = random.Random(5)
     backend = LlamaCpp(context=CELLS, parallel=8, max_waiting=100_000, cache_memory=4 << 20)
     turns = asyncio.Semaphore(24)

@@ -234,7 +234,7 @@ async def test_an_error_in_mid_stream_surfaces() -> None:
 
 
 async def test_a_server_that_is_no_llama_server_is_named() -> None:
-    """The error says when the server at the address is no llama-server."""
+    """If the server at the address is not llama-server, the error says so."""
     client = httpx2.AsyncClient(
         transport=httpx2.MockTransport(lambda _: httpx2.Response(200, json={})),
         base_url="http://fake",

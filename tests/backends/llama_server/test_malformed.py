@@ -217,7 +217,7 @@ async def test_counts_that_cannot_be_are_an_engine_error(name: str, apart: bool)
 
 @pytest.mark.parametrize("data", [b"", b"null", b"<html>", DEEP, b'{"error":{"code":503}}'])
 def test_a_503_is_unavailable_whatever_it_says(data: bytes) -> None:
-    """A response with status 503 means unavailable, whatever its body."""
+    """A response with status 503 and any body means unavailable."""
     assert isinstance(to_error(503, data), EngineUnavailable)
 
 

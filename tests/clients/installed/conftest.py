@@ -16,7 +16,7 @@ from support.environments import ROOT, Environment
 from support.servers import command, llama_server
 
 HERE = Path(__file__).parent
-# Kept between runs; an environment is made anew when its list of versions changes.
+# Kept between runs; an environment is rebuilt when its list of versions changes.
 KEPT = ROOT / ".venv-clients"
 collect_ignore = ["python", "node", "agents"]
 SAID: dict[str, str] = {}

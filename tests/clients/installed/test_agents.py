@@ -1,4 +1,4 @@
-"""Coding agents write a file with their own tools, told by a llama-server with written answers."""
+"""Coding agents write a file with their own tools; a llama-server returns scripted answers."""
 
 from __future__ import annotations
 

@@ -310,7 +310,7 @@ def _numbers() -> Iterator[Case]:
 
 
 async def _survives(stage: Stage, case: Case) -> list[str]:
-    """Send bytes that are barely a request, and check that the reply is no 500."""
+    """Send bytes that are barely a request, and check that the reply is not a 500."""
     found = await raw(stage, case)
     return [one for one in found if " 500 " in one or "unhandled" in one]
 

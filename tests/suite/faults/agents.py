@@ -50,7 +50,7 @@ def _pairs(role: str, roles: list[Any]) -> bool:
 
 
 def _last_of(role: str, at: int, messages: list[Any]) -> bool:
-    """Return whether a message is the last of consecutive ones of a role, or of another role."""
+    """Return True if a message is the last of consecutive ones of a role, or of another role."""
     return not _pairs(role, [one["role"] for one in messages[at : at + 2]])
 
 

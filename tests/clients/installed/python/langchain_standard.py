@@ -1,4 +1,4 @@
-"""LangChain's standard tests of chat models, with what the demo model can be asked."""
+"""LangChain's standard tests of chat models, as far as the demo model is able to pass them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 URLS = dict(one.split("=", 1) for one in os.environ["LATIMER_URLS"].split())
-# What the demo model is too small for: the right tool of several, and JSON by instruction alone.
+# The demo model is too small to choose among tools, and to write JSON by instruction alone.
 WIT = (
     "test_tool_calling", "test_tool_calling_async", "test_json_mode", "test_agent_loop",
     "test_unicode_tool_call_integration",

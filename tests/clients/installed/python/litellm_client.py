@@ -44,7 +44,7 @@ async def test_stream(url: str) -> None:
 
 
 def test_tools(url: str) -> None:
-    """A call and its result go round."""
+    """A tool call and its result make a round trip."""
     function = {
         "name": "get_weather", "description": "Get the weather in a city",
         "parameters": {
