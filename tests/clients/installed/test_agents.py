@@ -48,7 +48,7 @@ class Agent(NamedTuple):
         words: the command; the prompt is its last argument.
         arguments: the names of the tool's arguments for a path and a content.
         files: settings, by their path in the home folder.
-        before: a command that runs first.
+        before, after: commands that run first, and at the end.
     """
 
     words: tuple[str, ...]
@@ -57,6 +57,7 @@ class Agent(NamedTuple):
     files: dict[str, str] = {}  # noqa: RUF012
     variables: dict[str, str] = {}  # noqa: RUF012
     before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 AGENTS = {
@@ -79,6 +80,8 @@ AGENTS = {
     "cline": Agent(
         ("cline",), "editor", ("path", "new_text"),
         before=("cline", "auth", "-p", "openai", "-k", "unused", "-m", "demo", "-b", "@URL"),
+        # It leaves a process in the background.
+        after=("cline", "hub", "stop"),
     ),
 }  # fmt: skip
 
@@ -137,7 +140,11 @@ def test_an_agent_writes_a_file(
     prompt = told(f"<tool_call>\n{json.dumps(call)}\n</tool_call>")
     if agent.before:
         run(tuple(map(local, agent.before)), folder, variables)
-    said = run((*map(local, agent.words), prompt), folder, variables)
+    try:
+        said = run((*map(local, agent.words), prompt), folder, variables)
+    finally:
+        if agent.after:
+            run(agent.after, folder, variables)
     assert (folder / "hello.txt").read_text().strip() == TEXT.strip()
     assert DONE in said
 
