@@ -12,12 +12,8 @@ from support.documents import Block, blocks, commands
 from support.reader import Reader
 
 ROOT = Path(__file__).parent.parent
-PAGES = (
-    "serving", "mounting", "clients", "chat", "tools", "structured", "images", "evaluate",
-    "logprobs", "fidelity", "engine", "security", "performance", "architecture",
-    "conformance/README", "errors",
-)  # fmt: skip
-DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PAGES)]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "conformance" / "README.md"]
+DOCUMENTS = [ROOT / "README.md", *PAGES]
 CONTRIBUTING = blocks(ROOT / "CONTRIBUTING.md")
 STRANGE = [
     Block("", 1, "text\n"),
@@ -81,3 +77,11 @@ def test_an_unknown_block_fails(block: Block, reader: Reader) -> None:
     """A new kind of block, or a misspelt command, fails until the reader can run it."""
     with pytest.raises(AssertionError):
         reader.run(block)
+
+
+def test_indented_code_is_rejected(tmp_path: Path) -> None:
+    """Code without a fence, which would not run, fails."""
+    page = tmp_path / "page.md"
+    page.write_text("Run this:\n\n    latimer serve\n")
+    with pytest.raises(AssertionError, match="fence this code"):
+        blocks(page)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
+from clients.installed.python.llm_client import MODELS
 from clients.installed.test_agents import CONTINUE, OPENCODE, PI
+from support.documents import blocks
 
 ROOT = Path(__file__).parent.parent.parent
 INSTALLED = Path(__file__).parent / "installed"
@@ -21,6 +22,7 @@ ROWS = [
 PROGRAMS = [row for row in ROWS if len(row) == 5]
 PINNED = re.compile(r"^([\w.-]+)==([\w.]+)$", re.MULTILINE)
 VERSION = re.compile(r"`([\w@/.-]+)` (\d[\w.]*)")
+SETTINGS = {"opencode": OPENCODE, "pi": PI, "continue": CONTINUE, "llm": MODELS}
 # Dependencies of the clients' programs that are not clients.
 TOOLS = {"pytest", "pytest-asyncio", "mcp", "zod", "@langchain/core"}
 
@@ -54,8 +56,8 @@ def test_a_row(row: list[str]) -> None:
         assert re.search(rf"def test_{word.replace(' ', '_')}|test\([\"`]{word}:", text), word
 
 
-@pytest.mark.parametrize("settings", [OPENCODE, PI, CONTINUE], ids=["opencode", "pi", "continue"])
-def test_settings_of_agents(settings: str) -> None:
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_settings(settings: str) -> None:
     """The settings in the page are those of the tests."""
-    local = settings.strip("\n").replace("@URL", "http://127.0.0.1:8000/v1")
-    assert textwrap.indent(local, "    ") in PAGE.read_text()
+    local = re.sub("@URL|{url}", "http://127.0.0.1:8000/v1", settings.strip("\n"))
+    assert local in [block.text.strip() for block in blocks(PAGE)]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"\n\n(?: {4}|\t).*")
+_VARIABLE = re.compile(r"(\w+)=(.*)", re.DOTALL)
 
 
 class Block(NamedTuple):
@@ -22,10 +26,17 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command of a shell block: its words, and True if it runs in the background."""
+    """A command of a shell block.
+
+    Args:
+        words: its words, with `|` between the commands of a pipe.
+        background: True if it runs in the background.
+        variables: the environment variables that are set in front of it.
+    """
 
     words: tuple[str, ...]
     background: bool = False
+    variables: Mapping[str, str] = MappingProxyType({})
 
 
 def blocks(path: Path) -> list[Block]:
@@ -36,15 +47,28 @@ def blocks(path: Path) -> list[Block]:
         for match in _FENCE.finditer(text)
     ]
     assert 2 * len(found) == len(re.findall(r"^\s*```", text, re.MULTILINE)), "a fence is open"
+    indented = _INDENTED.search(_FENCE.sub("", text))
+    assert indented is None, f"fence this code, so that it runs: {indented[0].strip()}"
     return found
 
 
 def commands(text: str) -> list[Command]:
     """Return the commands of a shell block, without its comments."""
     found = []
-    for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
+    line = ""
+    for part in text.replace("\\\n", " ").splitlines(keepends=True):
+        line += part
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # a quotation that ends on a later line
+            continue
+        line = ""
         if words:
             background = words[-1] == "&"
-            found.append(Command(tuple(words[: -1 if background else None]), background))
+            variables = {}
+            while assigned := _VARIABLE.fullmatch(words[0]):
+                variables[assigned[1]] = assigned[2]
+                del words[0]
+            found.append(Command(tuple(words[: -1 if background else None]), background, variables))
+    assert not line, f"a quotation is open: {line}"
     return found

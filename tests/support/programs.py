@@ -57,13 +57,15 @@ def program(
                 process.wait(30)
 
 
-def ask(address: str, fields: Mapping[str, Any] | None = None) -> str:
+def ask(address: str, fields: Mapping[str, Any] | None = None, key: str | None = None) -> str:
     """Return the answer of a server's first model to one question.
 
     Args:
         fields: more fields of the request.
+        key: the API key.
     """
-    with httpx2.Client(base_url=address, timeout=60) as client:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    with httpx2.Client(base_url=address, timeout=60, headers=headers) as client:
         model = client.get("/v1/models").json()["data"][0]["id"]
         messages = [{"role": "user", "content": QUESTION}]
         body = {"model": model, "messages": messages, "temperature": 0, **(fields or {})}

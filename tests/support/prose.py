@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-_CODE = re.compile(r"^```.*?^```$|<!--.*?-->|^---$|^    [^\n]*$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"^```.*?^```$|<!--.*?-->|^---$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 # The beginnings of a paragraph: an empty line, a list item or a heading.

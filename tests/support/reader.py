@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from latimer.backends.llama_cpp import DEMO_MODEL
 
 from support.documents import Block, Command, commands
 from support.programs import ask, program
+from support.projector import png, projector
 from support.servers import free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,15 +25,22 @@ EVALUATE = ROOT / "examples" / "evaluate"
 ANSWER = "The capital of France is Paris."
 # The text that the output of a Python block contains, by a part of its request.
 OUTPUTS = {
-    "tools=": "get_weather", "response_format=": '"capital"', "logprobs=": "None\n", "": ANSWER,
+    '"custom"': "turn ", "tools=": "get_weather", "response_format=": '"capital"',
+    "logprobs=": "None\n", "except ": "decimal_above_max_value", ".open(": "Finish(",
+    '"image_url"': "\n", "": ANSWER,
 }  # fmt: skip
 HERE = "http://127.0.0.1:8000"
+# Tests use the loopback interface only.
+EVERYWHERE, LOCAL = "--host 0.0.0.0", "--host 127.0.0.1"
+DEMO_NAME, DEMO_WIDTH = "demo", 192
+PROJECTED = ("latimer", "serve", "model.gguf", "--mmproj", "mmproj.gguf")
+KEY = "LATIMER_API_KEY"
 # A local lm-eval task in place of one that needs a download.
 TASKS = {"hellaswag": "choice.yaml"}
 
 
 class Reader:
-    """A runner of blocks in a folder that has a `model.gguf`.
+    """A runner of blocks in a folder with a model, its projector, a picture and the examples.
 
     Only addresses, the port and the names of tasks are replaced.
 
@@ -52,7 +61,10 @@ class Reader:
             "HF_HOME": str(folder / "huggingface"),
         }
         shutil.copy(DEMO_MODEL, folder / "model.gguf")
-        shutil.copy(EVALUATE / "choice.yaml", folder)
+        projector(folder / "mmproj.gguf", DEMO_WIDTH)
+        (folder / "picture.png").write_bytes(png(255, 0, 0))
+        for path in EVALUATE.glob("*.yaml"):
+            shutil.copy(path, folder)
         questions = (EVALUATE / "questions.jsonl").read_text().splitlines(keepends=True)
         (folder / "questions.jsonl").write_text("".join(questions[:4]))
 
@@ -66,6 +78,8 @@ class Reader:
             self._python(self._local(block.text))
         elif block.language == "sh":
             self._shell(self._local(block.text))
+        elif block.language in ("json", "yaml") and HERE in block.text:
+            self._settings(block)
         elif block.language == "json":
             self._fields(block.text)
         else:
@@ -73,17 +87,27 @@ class Reader:
 
     def _local(self, text: str) -> str:
         theirs = "|".join(map(re.escape, self._addresses))
-        return re.sub(rf"({theirs})\b", lambda match: self._addresses[match[1]], text)
+        local = re.sub(rf"({theirs})\b", lambda match: self._addresses[match[1]], text)
+        return local.replace(EVERYWHERE, LOCAL)
 
     def _python(self, text: str) -> None:
         if re.search(r"^app = ", text, re.MULTILINE):
             self._app(text)
             return
-        assert self._address in text, "a Python block makes an app, or asks a running Latimer"
+        asks = self._address in text
+        assert asks or "from latimer." in text, "nothing in this Python block uses Latimer"
         (self._folder / "block.py").write_text(text)
-        with self._serving("latimer", "serve"):
+        words = PROJECTED if '"image_url"' in text else ("latimer", "serve")
+        with self._serving(*words) if asks else contextlib.nullcontext():
             expected = next(OUTPUTS[key] for key in OUTPUTS if key in text)
             assert expected in self._output(sys.executable, "block.py")
+
+    def _settings(self, block: Block) -> None:
+        """Check the address and the model of a client's settings; `make clients` runs them."""
+        assert f"{HERE}/v1" in block.text
+        assert re.search(rf"\b{DEMO_NAME}\b", block.text), "the settings name another model"
+        if block.language == "json":
+            json.loads(block.text)
 
     def _fields(self, text: str) -> None:
         """Send each line as fields of a chat request."""
@@ -103,6 +127,8 @@ class Reader:
 
     def _shell(self, text: str) -> None:
         with contextlib.ExitStack() as background:
+            if self._address in text and "latimer serve" not in text:
+                background.enter_context(self._serving("latimer", "serve"))
             for command in commands(text):
                 self._command(command, background)
 
@@ -111,33 +137,49 @@ class Reader:
         if words[:2] == ("latimer", "serve"):
             with contextlib.ExitStack() as foreground:
                 stack = background if command.background else foreground
-                stack.enter_context(self._serving(*words))
-                assert ask(self._address) == ANSWER
+                stack.enter_context(self._serving(*words, **command.variables))
+                assert ask(self._address, key=command.variables.get(KEY)) == ANSWER
             return
         known: dict[str, Callable[..., None]] = {
             "latimer check": self._check,
             "latimer conform": self._conform,
             "lm_eval --model": self._lm_eval,
+            "pytest --pyargs": self._pytest,
+            "curl": self._curl,
+            "cd": _cd,
             "make": _make,
+            "pip install": _pip,
+            "python": _benchmark,
         }
         runs = known.get(" ".join(words[:2])) or known.get(words[0])
         assert runs is not None, f"no way to run {' '.join(words)}"
         assert not command.background, f"{words[0]} does not serve"
         runs(*words)
 
-    def _serving(self, *words: str) -> contextlib.AbstractContextManager[None]:
-        return program(words, f"{self._address}/health", self._variables, self._folder)
+    def _serving(self, *words: str, **variables: str) -> contextlib.AbstractContextManager[None]:
+        variables = {**self._variables, **variables}
+        return program(words, f"{self._address}/health", variables, self._folder)
 
     def _check(self, *words: str) -> None:
         assert "reachable" in self._output(*words)
 
     def _conform(self, *words: str) -> None:
+        if "--diff" in words:
+            self._output(*words)
+            return
         # A full run takes minutes.
         assert " checks: " in self._output(*words, "--only", "models.*")
 
+    def _pytest(self, *words: str) -> None:
+        assert " passed" in self._output(*words, "-k", "models.list")
+
+    def _curl(self, *words: str) -> None:
+        quoted = [word if word == "|" else shlex.quote(word) for word in words]
+        assert self._output("sh", "-c", " ".join(quoted))
+
     def _lm_eval(self, *words: str) -> None:
         output = self._output(*(TASKS.get(word, word) for word in words))
-        found = re.search(r"^\|demo_choice\|.*\|acc .*?\|\s*([\d.]+)\|", output, re.MULTILINE)
+        found = re.search(r"^\|demo_choice *\|.*\|acc *\|.*?\|\s*([\d.]+)\|", output, re.MULTILINE)
         assert found, output
         assert float(found[1]) > 0.5
 
@@ -147,6 +189,22 @@ class Reader:
         )
         assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}\n{done.stderr[-3000:]}"
         return done.stdout
+
+
+def _cd(_command: str, folder: str) -> None:
+    """Check that a folder of the repository exists; the reader has its files."""
+    assert (ROOT / folder).is_dir(), folder
+
+
+def _benchmark(_command: str, script: str, *words: str) -> None:
+    """Check that a script and its options exist; a benchmark takes minutes."""
+    options = [word for word in words if word.startswith("--")]
+    assert all(f'"{option}"' in (ROOT / script).read_text() for option in options), options
+
+
+def _pip(_command: str, _install: str, *words: str) -> None:
+    """Check that the project needs the packages; `tests/install` installs them."""
+    assert words[-1] in (ROOT / "pyproject.toml").read_text(), words[-1]
 
 
 def _make(_command: str, target: str) -> None:
