@@ -23,20 +23,8 @@ from faults.mistakes import BODIES
 from faults.mistakes import VALUES as WRONG
 from faults.wire import Engine
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.cors import Access
-from latimer.adapter.errors import ShuttingDown, render
-from latimer.adapter.exchange import Exchange
-from latimer.adapter.guards import Keys
 from latimer.adapter.hosted import Limits
-from latimer.adapter.origins import LocalRules
 from latimer.backends.base import Backend
-from latimer.backends.errors import (
-    Busy,
-    EngineSilent,
-    EngineUnavailable,
-    LatimerError,
-    TooComplex,
-)
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
@@ -44,6 +32,7 @@ from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.completions import CompletionRequest
 from latimer.schemas.openai.tokenizer import DetokenizeRequest, TokenizeRequest
 from pydantic import BaseModel
+from support import error_page
 from support.wrong_requests import BASE, CASES, C, H, body_of
 
 SNAPSHOTS = Path(__file__).parent / "errors"
@@ -51,14 +40,6 @@ WRITES = bool(os.environ.get("LATIMER_SNAPSHOT"))
 ADDRESS = re.compile(r"127\.0\.0\.1:\d+")
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "errors.md"
-# Errors that no request of the snapshots gets.
-OTHERS: tuple[LatimerError, ...] = (
-    Busy("1024 requests are waiting for the engine.", 1.0),
-    EngineUnavailable("The engine has not responded yet."),
-    EngineSilent("The engine at http://127.0.0.1:8080 sent nothing for 60 s."),
-    ShuttingDown(),
-    TooComplex(30.0),
-)
 
 Asked: TypeAlias = tuple[str, str, str, Any]
 Errors: TypeAlias = dict[str, Any]
@@ -187,20 +168,23 @@ async def test_errors_of_engines_stay(engine: str, client_of: Any) -> None:
     compare(f"{engine}-faults", {name: error for name, error in found.items() if error}, {})
 
 
-def test_the_page_of_errors_is_generated() -> None:
-    """docs/errors.md lists every error code of the snapshots and of `adapter/errors.py`."""
-    found: dict[tuple[int, str, str], str] = {}
-    known = [
-        error for path in sorted(SNAPSHOTS.glob("*.json")) for error in load(path) if error
-    ]  # fmt: skip
-    for status, error in (*known, *map(rendered, [*OTHERS, *rejected()])):
+async def test_the_page_of_errors_is_generated(client_of: Any, tmp_path: Path) -> None:
+    """docs/errors.md lists every status and code of the snapshots and of other errors."""
+    messages: dict[tuple[int, str, str], set[str]] = {}
+    snapshots = [error for path in sorted(SNAPSHOTS.glob("*.json")) for error in load(path)]
+    found = [error async for error in error_page.others(client_of, tmp_path)]
+    for status, error in filter(None, [*snapshots, *found]):
         key = status, error["code"] or "", error["type"]
-        example = min(found.get(key, error["message"]), error["message"], key=len)
-        found[key] = example
-    rows = [
-        f"| {status} | {f'`{code}`' if code else 'null'} | `{kind}` | {escaped(example)} |"
-        for (status, code, kind), example in sorted(found.items())
-    ]
+        messages.setdefault(key, set()).add(error["message"])
+    unknown = set(error_page.EXAMPLES)
+    rows = []
+    for (status, code, kind), texts in sorted(messages.items()):
+        chosen = {one for one in unknown for text in texts if text.startswith(one)}
+        unknown -= chosen
+        fitting = [text for text in texts if text.startswith(tuple(chosen))] or texts
+        example = escaped(min(fitting, key=lambda text: (len(text), text)))
+        rows.append(f"| {status} | {f'`{code}`' if code else 'null'} | `{kind}` | {example} |")
+    assert not unknown, "examples that are no error's message"
     table = "\n".join(["| status | code | type | example |", "|--:|---|---|---|", *rows])
     before, _, rest = PAGE.read_text().partition("| status |")
     _, _, after = rest.partition("\n\n")
@@ -210,31 +194,18 @@ def test_the_page_of_errors_is_generated() -> None:
     assert PAGE.read_text() == text
 
 
-def rejected() -> Iterator[LatimerError]:
-    """Yield the errors of requests without permission."""
-    access = Access([], LocalRules())
-    host, origin = (b"host", b"latimer.example"), (b"origin", b"https://page.example")
-    for headers in ([host], [origin]):
-        verdict = access.judge("POST", "http", headers)
-        assert verdict is not None
-        assert verdict.error is not None
-        yield verdict.error
-    for headers in ([], [(b"authorization", b"Bearer wrong")]):
-        try:
-            Keys(["right"]).check(Exchange({"headers": headers}, None, None))  # type: ignore[arg-type]
-        except LatimerError as error:
-            yield error
+def test_every_code_is_on_the_page() -> None:
+    """docs/errors.md has every error code in the sources."""
+    listed = re.findall(r"^\| \d+ \| `(\w+)`", PAGE.read_text(), re.MULTILINE)
+    patterns = error_page.codes()
+    assert len(patterns) > 30
+    assert not {one for one in patterns if not any(re.fullmatch(one, code) for code in listed)}
+    assert not {code for code in listed if not any(re.fullmatch(one, code) for one in patterns)}
 
 
 def load(path: Path) -> Iterator[Any]:
     """Yield the errors of a snapshot."""
     yield from json.loads(path.read_text()).values()
-
-
-def rendered(error: LatimerError) -> tuple[int, Any]:
-    """Return the status and the error object of an error."""
-    status, body, _ = render(error)
-    return status, body["error"]
 
 
 def escaped(text: str) -> str:

@@ -1,0 +1,200 @@
+"""The errors of docs/errors.md that no snapshot has, its examples, and the codes in the sources."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx2
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.cli.protocol import MOST_HEAD
+from latimer.adapter.cors import Access
+from latimer.adapter.errors import ShuttingDown, render, unexpected
+from latimer.adapter.exchange import Exchange
+from latimer.adapter.guards import Keys
+from latimer.adapter.origins import LocalRules
+from latimer.adapter.service import DEFAULT_MAX_BODY
+from latimer.backends.errors import (
+    Busy,
+    EngineError,
+    EngineSilent,
+    EngineUnavailable,
+    LatimerError,
+    TooComplex,
+)
+from latimer.backends.llama_cpp import LlamaCpp
+
+from support.projector import listener, png, projector
+from support.servers import serving
+from support.wrong_requests import ASKED, C, H
+
+ROOT = Path(__file__).parent.parent.parent
+DEMO_WIDTH = 192
+# A status and an error object.
+Reply: TypeAlias = tuple[int, Any]
+
+# The beginnings of the messages that the page shows. Other codes have their shortest message.
+EXAMPLES = (
+    "Invalid 'stop': array too long. Expected an array with maximum length 128",
+    "This model's maximum context length is 2048 tokens. However, you requested 5009",
+    "Invalid 'temperature': decimal above maximum value.",
+    "Invalid 'temperature': decimal below minimum value.",
+    "Invalid 'messages': empty array.",
+    "Invalid 'n': integer above maximum value. Expected a value <= 128, but got 129",
+    "Invalid type for 'messages[0].content': expected",
+    "Invalid value: 'some'. Supported values are",
+    "Missing required parameter: 'messages[0].role'.",
+    "Unknown parameter: 'tempature'",
+    "The 'stream_options' parameter is only allowed",
+    "Invalid 'max_tokens': integer below minimum value. Expected a value >= 1, but got 0",
+    "Unsupported parameter: 'messages[0].content[0].type' is not supported by llama.cpp in process",
+    "The engine has not responded yet.",
+    "llama-server responded with status 500.",
+    "1024 requests are waiting",
+    "The model `none` does not exist or you do not have access to it. This server has: demo.",
+    "Not allowed to GET on /v1/completions.",
+)
+OTHERS: tuple[LatimerError, ...] = (
+    Busy("1024 requests are waiting for the engine.", 1.0),
+    EngineError("llama-server responded with status 500."),
+    EngineUnavailable("The engine has not responded yet."),
+    EngineSilent("The engine at http://127.0.0.1:8080 sent nothing for 60 s."),
+    ShuttingDown(),
+    TooComplex(30.0),
+)
+
+
+def encoded(data: bytes) -> str:
+    """Return data in base64."""
+    return base64.b64encode(data).decode()
+
+
+# The header of an image of 1.6 gigapixels, and a FLAC that declares 2**36 - 1 samples.
+HUGE = png(1, 2, 3)[:16] + (40_000).to_bytes(4) * 2 + png(1, 2, 3)[24:]
+ENDLESS = (
+    b"fLaC\x80\0\0\x22" + b"\x10\0\x10\0" + bytes(6)
+    + (16_000 << 44 | 15 << 36 | 2**36 - 1).to_bytes(8) + bytes(32)
+)  # fmt: skip
+URLS = (
+    "data:image/png;base64,%%%",
+    f"data:image/png;base64,{encoded(b'hello')}",
+    f"data:text/plain;base64,{encoded(png(1, 2, 3))}",
+    f"data:image/png;base64,{encoded(HUGE)}",
+    "picture.png",
+)
+SOUND = {"type": "input_audio", "input_audio": {"data": encoded(ENDLESS), "format": "wav"}}
+PARTS = [*({"type": "image_url", "image_url": {"url": url}} for url in URLS), SOUND]
+
+Client: TypeAlias = Callable[[Any], AbstractAsyncContextManager[httpx2.AsyncClient]]
+
+
+async def others(client_of: Client, folder: Path) -> AsyncIterator[Reply]:
+    """Yield the errors that no snapshot has."""
+    for error in (*OTHERS, *_rejected()):
+        status, body, _ = render(error)
+        yield status, body["error"]
+    failed, body = unexpected()
+    yield failed, body["error"]
+    yield await _long_head()
+    for make in (projector, listener):
+        backend = LlamaCpp(mmproj=make(folder / f"{make.__name__}.gguf", DEMO_WIDTH))
+        app = OpenAIAdapter(backend, any_model=True, strict=True)
+        async with client_of(app) as client:
+            for path, body, headers in _requests():
+                reply = await client.post(path, content=body, headers=headers)
+                if reply.status_code != 200:
+                    yield reply.status_code, reply.json()["error"]
+        await app.aclose()
+
+
+def _requests() -> Iterator[tuple[str, bytes, dict[str, str]]]:
+    """Yield paths, bodies and headers."""
+    yield C, b" " * (DEFAULT_MAX_BODY + 1), {}
+    yield C, b"{}", {"content-type": "text/plain"}
+    bodies = [
+        {"messages": [ASKED], "tempature": 1},
+        {"messages": [ASKED], "logit_bias": dict.fromkeys(map(str, range(70_000)), 1)},
+        *({"messages": [{"role": "user", "content": [part]}]} for part in PARTS),
+    ]
+    for body in bodies:
+        yield H, json.dumps({"model": "demo", **body}).encode(), {}
+
+
+def _rejected() -> Iterator[LatimerError]:
+    """Yield the errors of requests without permission."""
+    access = Access([], LocalRules())
+    host, origin = (b"host", b"latimer.example"), (b"origin", b"https://page.example")
+    local, method = (b"origin", b"http://localhost"), b"access-control-request-method"
+    names = (b"access-control-request-headers", b"a b;")
+    for asked, headers in (
+        ("POST", [host]),
+        ("POST", [origin]),
+        ("OPTIONS", [local, (method, b"PUT")]),
+        ("OPTIONS", [local, (method, b"POST"), names]),
+    ):
+        verdict = access.judge(asked, "http", headers)
+        assert verdict is not None
+        assert verdict.error is not None
+        yield verdict.error
+    for headers in ([], [(b"authorization", b"Bearer wrong")]):
+        try:
+            Keys(["right"]).check(Exchange({"headers": headers}, None, None))  # type: ignore[arg-type]
+        except LatimerError as error:
+            yield error
+
+
+async def _long_head() -> Reply:
+    """Return the error of a request with headers that are too long."""
+    with serving(lambda: OpenAIAdapter(LlamaCpp())) as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.split(":")[2]))
+        writer.write(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MOST_HEAD // 4))
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.read()
+        writer.close()
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+# The position of the code among the arguments of the functions that make errors.
+_CODES = {"InvalidRequest": 2, "invalid": 1, "_body": 3}
+
+
+def codes() -> set[str]:
+    """Return a pattern for each error code in the sources; parts that vary are `[a-z]+`."""
+    found: set[str] = set()
+    for folder in ("adapter", "backends", "schemas"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                for value in _values(node):
+                    found |= set(_patterns(value))
+    return found
+
+
+def _values(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions of error codes in a call, an assignment or a table of messages."""
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        yield from (word.value for word in node.keywords if word.arg == "code")
+        yield from node.args[_CODES[name] :][:1] if name in _CODES else ()
+    elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "code":
+        yield node.value
+    elif isinstance(node, ast.Lambda) and isinstance(node.body, ast.Tuple):
+        yield from node.body.elts[1:]
+
+
+def _patterns(value: ast.expr) -> Iterator[str]:
+    if isinstance(value, ast.IfExp):
+        yield from (*_patterns(value.body), *_patterns(value.orelse))
+    elif isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield re.escape(value.value)
+    elif isinstance(value, ast.JoinedStr):
+        yield "".join(
+            re.escape(str(part.value)) if isinstance(part, ast.Constant) else "[a-z]+"
+            for part in value.values
+        )
