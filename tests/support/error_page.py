@@ -98,19 +98,19 @@ Client: TypeAlias = Callable[[Any], AbstractAsyncContextManager[httpx2.AsyncClie
 async def others(client_of: Client, folder: Path) -> AsyncIterator[Reply]:
     """Yield the errors that no snapshot has."""
     for error in (*OTHERS, *_rejected()):
-        status, body, _ = render(error)
-        yield status, body["error"]
-    failed, body = unexpected()
-    yield failed, body["error"]
+        status, reply, _ = render(error)
+        yield status, reply["error"]
+    status, reply = unexpected()
+    yield status, reply["error"]
     yield await _long_head()
     for make in (projector, listener):
         backend = LlamaCpp(mmproj=make(folder / f"{make.__name__}.gguf", DEMO_WIDTH))
         app = OpenAIAdapter(backend, any_model=True, strict=True)
         async with client_of(app) as client:
             for path, body, headers in _requests():
-                reply = await client.post(path, content=body, headers=headers)
-                if reply.status_code != 200:
-                    yield reply.status_code, reply.json()["error"]
+                got = await client.post(path, content=body, headers=headers)
+                if got.status_code != 200:
+                    yield got.status_code, got.json()["error"]
         await app.aclose()
 
 
@@ -118,7 +118,7 @@ def _requests() -> Iterator[tuple[str, bytes, dict[str, str]]]:
     """Yield paths, bodies and headers."""
     yield C, b" " * (DEFAULT_MAX_BODY + 1), {}
     yield C, b"{}", {"content-type": "text/plain"}
-    bodies = [
+    bodies: list[dict[str, Any]] = [
         {"messages": [ASKED], "tempature": 1},
         {"messages": [ASKED], "logit_bias": dict.fromkeys(map(str, range(70_000)), 1)},
         *({"messages": [{"role": "user", "content": [part]}]} for part in PARTS),
