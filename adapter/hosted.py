@@ -24,8 +24,8 @@ class HostedLimit(NamedTuple):
 
     Args:
         rule: returns OpenAI's error if a body exceeds the limit.
-        engine: what is accepted by default.
-        openai: what OpenAI accepts.
+        engine: the values that are accepted by default.
+        openai: the values that OpenAI accepts.
     """
 
     field: str
@@ -134,10 +134,10 @@ _SHARED: tuple[HostedLimit, ...] = (
 )
 COMPLETION_LIMITS: tuple[HostedLimit, ...] = (
     *_SHARED,
-    HostedLimit("max_tokens", at_least(0), "at least 0; -1 and -2 are no limit", "at least 0"),
+    HostedLimit("max_tokens", at_least(0), "at least 0; -1 and -2 mean no limit", "at least 0"),
     HostedLimit("logprobs", at_most(5), "at most 20", "at most 5"),
 )
-_UNLIMITED = "at least 1; -1 and -2 are no limit"
+_UNLIMITED = "at least 1; -1 and -2 mean no limit"
 _HARMLESS = '`"none"` and `"auto"` are allowed without'
 CHAT_LIMITS: tuple[HostedLimit, ...] = (
     *_SHARED,

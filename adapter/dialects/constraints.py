@@ -12,7 +12,7 @@ from ..errors import InvalidRequest
 from .fields import Draft, Field, ignored, inside, mapped, refused, same, unsupported, wrong_type
 
 _OBJECT = {"type": "object"}
-_SPACE = "Omit it. Use a 'regex' or a 'grammar' for other white space."
+_SPACE = "Omit it. Use a 'regex' or a 'grammar' for other whitespace."
 _TAGS = "Use 'tools' or a 'grammar' instead."
 _COMMENT = re.compile(r"(?m)^\s*(?://|#).*$")
 _LARK_RULE = re.compile(r"(?m)^\s*(?:%llguidance\b|[?!]?[A-Za-z_]\w*(?:\.-?\d+)?\s*:(?!:))")
@@ -97,7 +97,7 @@ def response_format(draft: Draft, value: Any) -> None:
         schema(draft, named.get("schema") or _OBJECT)
     elif kind != "text":
         raise unsupported(
-            path, "Its 'type' is 'text', 'json_object' or 'json_schema'. Or send a 'grammar'."
+            path, "Use the 'type' 'text', 'json_object' or 'json_schema', or send a 'grammar'."
         )
 
 
@@ -132,11 +132,15 @@ FIELDS: tuple[Field, ...] = (
     mapped("guided_grammar", _OLD, "`grammar`, or `lark`", _GBNF, grammar, ""),
     refused("guided_whitespace_pattern", _OLD, _SPACE, "[ ]?", ""),
     refused("structural_tag", _OLD, _TAGS, "{}"),
-    ignored("guided_decoding_backend", _OLD, "every backend enforces the same", "xgrammar"),
+    ignored("guided_decoding_backend", _OLD, "every backend enforces the same constraint",
+            "xgrammar"),
     mapped("format", "Ollama", "`json_schema`", "json", format_, ""),
     mapped("grammar_string", "text-generation-webui", "`grammar`", _GBNF, None, ""),
-    refused("grammar_lazy", "llama.cpp", "A grammar begins with the answer.", True, False),
-    refused("grammar_triggers", "llama.cpp", "A grammar begins with the answer.",
+    refused("grammar_lazy", "llama.cpp", "A grammar applies from the start of the answer. Omit it.",
+            True, False),
+    refused("grammar_triggers", "llama.cpp",
+            "A grammar applies from the start of the answer. Omit it.",
             [{"type": 1, "value": "a"}], []),
-    refused("grammar_retain_state", "koboldcpp", "Each request is independent.", True, False),
+    refused("grammar_retain_state", "koboldcpp",
+            "Each request starts its grammar from the beginning. Omit it.", True, False),
 )  # fmt: skip

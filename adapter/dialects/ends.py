@@ -29,7 +29,7 @@ _WEBUI = "text-generation-webui"
 _ECHO = "Send 'echo' and 'logprobs' to /v1/completions."
 _IDS = "Send the reply's text to /tokenize."
 _TEXT = "Send the text of the token in 'stop'."
-_STOP = "The field 'stop' of the request has the text to append."
+_STOP = "Omit it. The request's 'stop' has the text to append."
 _LEFT_OUT = "Control tokens are never part of a reply. Omit it."
 
 FIELDS: tuple[Field, ...] = (
@@ -54,8 +54,8 @@ FIELDS: tuple[Field, ...] = (
     refused("echo", "vLLM", "Put the last message before the reply.", True, False, on="chat"),
     same("echo", "vLLM", True, on="completions"),
     mapped("n_probs", "llama.cpp", "`logprobs`, and `top_logprobs` in chat", 3, alternatives, 0),
-    refused("post_sampling_probs", "llama.cpp", "Log-probabilities are the model's own.", True,
-            False),
+    refused("post_sampling_probs", "llama.cpp",
+            "Log-probabilities are computed before sampling. Omit it.", True, False),
     refused("prompt_logprobs", "vLLM", _ECHO, 1),
     refused("logprob_token_ids", "vLLM", "Send 'top_logprobs', or 'logprobs' in completions.", [5],
             []),
@@ -68,12 +68,12 @@ FIELDS: tuple[Field, ...] = (
     ignored("verbose", "llama.cpp", "it adds diagnostics to the reply", True),
     ignored("timings_per_token", "llama.cpp", "it adds diagnostics to the reply", True),
     ignored("return_progress", "llama.cpp", "it adds diagnostics to the stream", True),
-    ignored("sse_ping_interval", "llama.cpp", "it is about comments in the stream", 5),
-    ignored("stream_interval", "vLLM", "it is about the size of chunks", 2),
-    ignored("max_tokens_second", _WEBUI, "it is about the speed of the stream", 5),
-    ignored("return_token_offsets", "vLLM", "it has no effect on these paths", True),
-    ignored("return_mm_kwargs", "vLLM", "it has no effect on these paths", False),
-    ignored("routed_experts_prompt_start", "vLLM", "it is about diagnostics", 1),
+    ignored("sse_ping_interval", "llama.cpp", "it only affects comments in the stream", 5),
+    ignored("stream_interval", "vLLM", "it only affects the size of chunks", 2),
+    ignored("max_tokens_second", _WEBUI, "it only affects the speed of the stream", 5),
+    ignored("return_token_offsets", "vLLM", "it has no effect on these endpoints", True),
+    ignored("return_mm_kwargs", "vLLM", "it has no effect on these endpoints", False),
+    ignored("routed_experts_prompt_start", "vLLM", "it only affects diagnostics", 1),
     ignored("auto_max_new_tokens", _WEBUI, "`max_tokens` is the limit", True),
     mapped("usage", "OpenRouter", "the field below", {"include": True}, inside, {}),
     mapped("usage.include", "OpenRouter", "`stream_options.include_usage` in a stream", True, usage,

@@ -41,7 +41,7 @@ def continued(draft: Draft, value: Any) -> None:
 
 
 _BUDGET = "Limit all tokens with 'max_completion_tokens', or send 'reasoning_effort'."
-_SHOWN = "Reasoning is apart from the content, in 'reasoning_content'. Omit it."
+_SHOWN = "Reasoning is returned as 'reasoning_content', separate from the content. Omit it."
 _MESSAGES = "Put the text into 'messages' or 'prompt'."
 _FILES = "Send images and audio as parts of messages."
 _TEMPLATE = "Start the engine with another template, or send an 'adapter'."
@@ -70,7 +70,7 @@ FIELDS: tuple[Field, ...] = (
     mapped("reasoning.enabled", "OpenRouter", "`enable_thinking`", False, thinking, on="chat"),
     refused("reasoning.max_tokens", "OpenRouter", _BUDGET, 1024, on="chat"),
     refused("reasoning.exclude", "OpenRouter", _SHOWN, True, False, on="chat"),
-    ignored("reasoning.summary", "OpenAI's Responses", "reasoning is returned as it is", "auto",
+    ignored("reasoning.summary", "OpenAI's Responses", "reasoning is returned unchanged", "auto",
             on="chat"),
     refused("include_reasoning", "vLLM, OpenRouter", _SHOWN, False, True),
     refused("separate_reasoning", "SGLang", _SHOWN, False, True),
@@ -80,12 +80,17 @@ FIELDS: tuple[Field, ...] = (
     refused("thinking_budget_tokens", "llama.cpp", _BUDGET, 100, _none),
     refused("reasoning_budget", "llama.cpp", _BUDGET, 100, _none),
     refused("reasoning_budget_tokens", "llama.cpp", _BUDGET, 100, _none),
-    ignored("reasoning_budget_message", "llama.cpp", "it belongs to the budget", "Stop."),
-    ignored("reasoning_budget_start_tag", "llama.cpp", "it belongs to the budget", "<think>"),
-    ignored("reasoning_budget_end_tag", "llama.cpp", "it belongs to the budget", "</think>"),
-    ignored("reasoning_budget_end_tags", "llama.cpp", "it belongs to the budget", ["</think>"]),
-    ignored("reasoning_control", "llama.cpp", "it prepares requests that end reasoning", True),
-    ignored("thinking_forced_open", "llama.cpp", "the prompt shows whether reasoning is open",
+    ignored("reasoning_budget_message", "llama.cpp", "it only has an effect with a budget",
+            "Stop."),
+    ignored("reasoning_budget_start_tag", "llama.cpp", "it only has an effect with a budget",
+            "<think>"),
+    ignored("reasoning_budget_end_tag", "llama.cpp", "it only has an effect with a budget",
+            "</think>"),
+    ignored("reasoning_budget_end_tags", "llama.cpp", "it only has an effect with a budget",
+            ["</think>"]),
+    ignored("reasoning_control", "llama.cpp", "it only enables later requests that end reasoning",
+            True),
+    ignored("thinking_forced_open", "llama.cpp", "open reasoning is detected in the prompt",
             True),
     same("add_generation_prompt", "vLLM, llama.cpp", False, on="chat"),
     same("continue_final_message", "vLLM, llama.cpp", True, on="chat"),
@@ -108,8 +113,9 @@ FIELDS: tuple[Field, ...] = (
     same("adapter", "koboldcpp", {"user_start": "U:", "assistant_start": "A:"}, on="chat"),
     ignored("adapter", "koboldcpp", _NO_TEMPLATE, {"user_start": "U:"}, on="completions"),
     refused("generation_prompt", "llama.cpp", _TEMPLATE, "A:", ""),
-    refused("chat_parser", "llama.cpp", "Replies are parsed by the model's template.", "{}", ""),
-    ignored("chat_format", "llama.cpp", "replies are parsed by the model's template", 1),
+    refused("chat_parser", "llama.cpp", "The model's template determines the parser. Omit it.",
+            "{}", ""),
+    ignored("chat_format", "llama.cpp", "the model's template determines the parser", 1),
     refused("parse_tool_calls", "llama.cpp", "Send 'tool_choice': 'none'.", False, True),
     refused("documents", "vLLM", _MESSAGES, [{"title": "a", "text": "b"}], []),
     refused("memory", "koboldcpp", _MESSAGES, "Be brief.", ""),
@@ -123,7 +129,8 @@ FIELDS: tuple[Field, ...] = (
     refused("mm_processor_kwargs", "vLLM", _KWARGS, {"a": 1}, {}),
     refused("media_io_kwargs", "vLLM", _KWARGS, {"a": {}}, {}),
     refused("truncate_prompt_tokens", "vLLM", "Send a shorter prompt.", 5, -1),
-    ignored("truncation_side", "vLLM", "it belongs to `truncate_prompt_tokens`", "left"),
+    ignored("truncation_side", "vLLM", "it only has an effect with `truncate_prompt_tokens`",
+            "left"),
     ignored("truncation_length", "text-generation-webui", _FITS, 2048),
     ignored("max_context_length", "koboldcpp", _FITS, 2048),
     ignored("num_ctx", "Ollama", _FITS, 2048),

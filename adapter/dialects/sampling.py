@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import InvalidRequest
 from .fields import Draft, Field, ignored, mapped, refused, same, wrong_type
 
-# All of the context.
+# The whole context.
 WHOLE = -1
 # koboldcpp's default for `rep_pen_range`.
 KOBOLDCPP_RANGE = 320
@@ -26,7 +26,7 @@ _ORDER = [
 ]
 _ALIASES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature", "tfs_z": ""}
 _LETTERS = "edskypmxt"
-# What text-generation-webui and SillyTavern send unless the user moves a sampler. With
+# The order that text-generation-webui and SillyTavern send by default. With
 # `temperature_last`, only top_p and typical_p are in another order.
 _PRIORITY = [
     "repetition_penalty",
@@ -75,7 +75,7 @@ def as_koboldcpp(draft: Draft, value: Any) -> None:
 
 
 def window(draft: Draft, value: Any) -> None:
-    """Set `repeat_last_n`; 0 is all of the context, unless another field names a window.
+    """Set `repeat_last_n`; 0 means the whole context, unless another field names a window.
 
     SillyTavern sends one number under all names of the window, and 0 differs between servers.
     """
@@ -86,20 +86,20 @@ def window(draft: Draft, value: Any) -> None:
 
 
 def greedy(draft: Draft, value: Any) -> None:
-    """Set the temperature to 0, which sampling that is switched off means."""
+    """Set the temperature to 0 if sampling is switched off."""
     if value is not False:
         raise wrong_type(draft.origin, "a boolean", value)
     draft.replace("temperature", 0)
 
 
 def seed(draft: Draft, value: Any) -> None:
-    """Set `seed`; -1 is a random one."""
+    """Set `seed`; -1 means a random seed."""
     if value != -1:
         draft.set("seed", value)
 
 
 def bans(draft: Draft, value: Any) -> None:
-    """Ban tokens by their ids, which a string lists with commas."""
+    """Ban tokens by their ids, from a list or a string with commas."""
     ids = value.split(",") if isinstance(value, str) else value
     if not isinstance(ids, list):
         raise wrong_type(draft.origin, "token ids, as a string with commas", value)
@@ -116,7 +116,7 @@ def bans(draft: Draft, value: Any) -> None:
 
 _BEAMS = "Use 'n' for several answers, or 'best_of' in completions for the best one."
 _BAN = "Ban tokens with a 'logit_bias' of -100."
-_SAMPLERS = "Latimer applies samplers in llama.cpp's order."
+_SAMPLERS = "Latimer applies samplers in llama.cpp's order. Omit it."
 _NONE = "Omit it, or use 'min_p' or 'top_p'."
 _WORDS = "text-generation-webui"
 _BOTH = "koboldcpp, text-generation-webui"
@@ -133,8 +133,8 @@ FIELDS: tuple[Field, ...] = (
     same("dynatemp_range", "llama.cpp, koboldcpp", 0.5),
     same("dynatemp_exponent", "llama.cpp, koboldcpp", 1.5),
     refused("dynamic_temperature", _WORDS, "Send 'dynatemp_range'.", True, False),
-    ignored("dynatemp_low", _WORDS, "it belongs to `dynamic_temperature`", 0.5),
-    ignored("dynatemp_high", _WORDS, "it belongs to `dynamic_temperature`", 1.5),
+    ignored("dynatemp_low", _WORDS, "it only has an effect with `dynamic_temperature`", 0.5),
+    ignored("dynatemp_high", _WORDS, "it only has an effect with `dynamic_temperature`", 1.5),
     same("mirostat", "llama.cpp, Ollama, koboldcpp", 2),
     mapped("mirostat_mode", _BOTH, "`mirostat`", 2, None, 0),
     same("mirostat_tau", "llama.cpp, Ollama, koboldcpp", 4.0),
@@ -147,7 +147,7 @@ FIELDS: tuple[Field, ...] = (
     same("repeat_penalty", "llama.cpp, Ollama, LM Studio", 1.1),
     same("repeat_last_n", "llama.cpp, Ollama", 128),
     mapped("rep_pen_range", "koboldcpp", "`repeat_last_n`", 128),
-    mapped("repetition_penalty_range", _WORDS, "`repeat_last_n`; 0 is all of the context, unless "
+    mapped("repetition_penalty_range", _WORDS, "`repeat_last_n`; 0 means the whole context, unless "
            "`repeat_last_n` or `rep_pen_range` is sent", 128,
            window),
     mapped("rep_pen", "koboldcpp", "`repeat_penalty`, over 320 tokens unless `rep_pen_range` is "
@@ -165,19 +165,21 @@ FIELDS: tuple[Field, ...] = (
     refused("epsilon_cutoff", _WORDS, _NONE, 3, 0),
     refused("eta_cutoff", _WORDS, _NONE, 3, 0),
     refused("smoothing_factor", _BOTH, _NONE, 0.3, 0),
-    ignored("smoothing_curve", _BOTH, "it belongs to `smoothing_factor`", 1.0),
+    ignored("smoothing_curve", _BOTH, "it only has an effect with `smoothing_factor`", 1.0),
     refused("penalty_alpha", _WORDS, "Omit it.", 0.6, 0),
     refused("guidance_scale", _BOTH, "Omit it.", 1.5, 1),
     refused("negative_prompt", _BOTH, "Omit it.", "bad", ""),
     refused("adaptive_target", "llama.cpp, koboldcpp", _NONE, 0.5,
             lambda value: isinstance(value, int | float) and value < 0),
-    ignored("adaptive_decay", "llama.cpp, koboldcpp", "it belongs to `adaptive_target`", 0.9),
+    ignored("adaptive_decay", "llama.cpp, koboldcpp",
+            "it only has an effect with `adaptive_target`", 0.9),
     refused("min_keep", "llama.cpp", "Omit it.", 3, 0),
     refused("samplers", "llama.cpp", _SAMPLERS, ["temperature"], _usual),
     refused("sampler_order", "koboldcpp", _SAMPLERS, [0, 6], [6, 0, 1, 3, 4, 2, 5]),
     refused("sampler_priority", _WORDS, _SAMPLERS, ["temperature"], [], _PRIORITY),
-    refused("temperature_last", _WORDS, "The temperature is always the last sampler.", False, True),
-    ignored("backend_sampling", "llama.cpp", "it samples by the same rules elsewhere", True),
+    refused("temperature_last", _WORDS, "The temperature is always the last sampler. Omit it.",
+            False, True),
+    ignored("backend_sampling", "llama.cpp", "it only selects the device that samples", True),
     same("ignore_eos", "vLLM, llama.cpp", True),
     mapped("ban_eos_token", _BOTH, "`ignore_eos`", True, None, False),
     mapped("use_default_badwordsids", "koboldcpp", "`ignore_eos`", True,
@@ -194,13 +196,14 @@ FIELDS: tuple[Field, ...] = (
     refused("vllm_xargs", "vLLM", "Omit it.", {"a": 1}, {}),
     refused("watermarking", "vLLM", "Omit it.", True, False),
     mapped("do_sample", _WORDS, "`temperature` 0 for false", False, greedy, True),
-    mapped("sampler_seed", "koboldcpp", "`seed`; -1 is a random one", 7, seed),
+    mapped("sampler_seed", "koboldcpp", "`seed`; -1 means a random seed", 7, seed),
     refused("use_beam_search", "vLLM", _BEAMS, True, False),
     refused("num_beams", _WORDS, _BEAMS, 4, 1, 0),
     refused("best_of", "vLLM, llama.cpp", _BEAMS, 2, 1, on="chat"),
     same("best_of", "vLLM", 2, on="completions"),
-    ignored("length_penalty", "vLLM, text-generation-webui", "it belongs to beam search", 0.8),
-    ignored("early_stopping", _WORDS, "it belongs to beam search", True),
+    ignored("length_penalty", "vLLM, text-generation-webui",
+            "it only has an effect with beam search", 0.8),
+    ignored("early_stopping", _WORDS, "it only has an effect with beam search", True),
     refused("t_max_predict_ms", "llama.cpp", "Send 'max_tokens'.", 500,
             lambda value: isinstance(value, int) and value <= 0),
     refused("n_indent", "llama.cpp", "Send a 'grammar'.", 4, 0),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from .fields import Field, ignored, inside, mapped, refused, same
 
-_CACHE = "a cache does not change an answer"
-_LOADED = "the engine and its model are running already"
-_QUEUE = "it is about the order of requests"
-_ROUTE = "one server has one model"
-_RECORD = "it is about records of requests"
+_CACHE = "a cache does not change the answer"
+_LOADED = "the engine has already loaded its model"
+_QUEUE = "it only affects the order of requests"
+_ROUTE = "only `model` selects the engine"
+_RECORD = "it only identifies or logs requests"
 _WEBUI = "text-generation-webui"
 
 # Ollama's options with the names and meanings of Latimer's fields.
@@ -29,7 +29,7 @@ FIELDS: tuple[Field, ...] = (
     ignored("n_cache_reuse", "llama.cpp", _CACHE, 64),
     ignored("id_slot", "llama.cpp", _CACHE, 0),
     ignored("slot_id", "llama.cpp", _CACHE, 0),
-    ignored("cache_salt", "vLLM", "API keys share no cache", "salt"),
+    ignored("cache_salt", "vLLM", "API keys do not share the prompt cache", "salt"),
     ignored("kv_transfer_params", "vLLM", _CACHE, {"a": 1}),
     ignored("ec_transfer_params", "vLLM", _CACHE, {"a": 1}),
     ignored("priority", "vLLM", _QUEUE, 1),
@@ -41,7 +41,7 @@ FIELDS: tuple[Field, ...] = (
     ignored("quiet", "koboldcpp", _RECORD, True),
     ignored("keep_alive", "Ollama", _LOADED, "5m"),
     ignored("ttl", "LM Studio", _LOADED, 300),
-    ignored("draft_model", "LM Studio", "drafts do not change an answer", "small"),
+    ignored("draft_model", "LM Studio", "a draft model does not change the answer", "small"),
     ignored("api_type", _WEBUI, _ROUTE, "vllm"),
     ignored("api_server", _WEBUI, _ROUTE, "http://127.0.0.1"),
     ignored("legacy_api", _WEBUI, _ROUTE, False),
@@ -51,7 +51,7 @@ FIELDS: tuple[Field, ...] = (
     refused("preset", "OpenRouter", "Send the fields of the preset.", "mine", ""),
     refused("plugins", "OpenRouter", "Send 'tools'.", [{"id": "web"}], []),
     ignored("image_config", "OpenRouter", "replies have no images", {"aspect_ratio": "1:1"}),
-    ignored("using_openai_tools", "koboldcpp", "`tools` are always read", True),
+    ignored("using_openai_tools", "koboldcpp", "`tools` are always used", True),
     mapped("options", "Ollama", "the fields below", {"num_ctx": 2048}, inside, {}),
     *(same(f"options.{name}", "Ollama", example) for name, example in _ALIKE.items()),
     mapped("options.num_predict", "Ollama", "`max_tokens`", 5),

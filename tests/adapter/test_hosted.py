@@ -57,7 +57,7 @@ BEYOND: list[tuple[str, dict[str, Any], str, str]] = [
     (H, {"metadata": {}}, COUNTED, "The 'metadata' parameter is only allowed when 'store' is en"),
     (H, {"metadata": {"a": "b"}}, COUNTED, "The 'metadata' parameter is only allowed when 'store'"),
 ]  # fmt: skip
-# What no engine can do, with the bound that each mode names.
+# Requests beyond every engine, with the bound that each mode names.
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (C, {"stop": ["a"] * 129}, "length 128,", "length 4,"),
     (C, {"logprobs": 21}, "<= 20,", "<= 5,"),

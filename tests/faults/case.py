@@ -46,7 +46,7 @@ class Case:
         expect: the allowed statuses; an error event of a stream counts as one.
         says: a word that an error's message, param or code must contain.
         check: a further check of a successful reply.
-        act: what the client does.
+        act: the actions of the client.
         memory: MiB by which the process can grow.
         seconds: how long a reply can take.
         beside: True to send small requests at the same time.

@@ -152,7 +152,7 @@ async def test_tools_calls_and_results_are_text(backend: LlamaCpp, name: str) ->
             if isinstance(ids, Text):
                 ids = await backend.tokenize(ids.text, add_special=True, parse_special=True)
             found.append(await specials_of(ids, backend))
-        # Where the tool instructions are text, the tags in those instructions are text as well.
+        # If the tool instructions are text, the tags in those instructions are text as well.
         assert found[0] == found[1] or not style_of(model).calls
         assert [one for one in found[0] if one.decode() not in ADDED] == [
             one for one in found[1] if one.decode() not in ADDED

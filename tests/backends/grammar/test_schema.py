@@ -1,4 +1,4 @@
-"""Tests of JSON schemas as GBNF: what is enforced, and what is rejected with its place."""
+"""Tests of JSON schemas as GBNF: enforced keywords, and rejected ones with their path."""
 
 from __future__ import annotations
 
