@@ -80,7 +80,9 @@ class Settings(BaseSettings):
     )
     max_body: Annotated[int, Field(ge=1)] = BODY.most
     strict: bool = False
-    limits: Limits = Field("engine", description="Whose limits apply to requests.")
+    limits: Limits = Field(
+        "engine", description="The limits for requests: the engine's or OpenAI's."
+    )
     parse_content: bool = False
     fetch_images: bool = False
     chat_format: str | None = Field(None, description="The name of an instruct format.")

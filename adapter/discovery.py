@@ -244,7 +244,7 @@ async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
             "messages",
             "control tokens are text"
             if capabilities.plain_text
-            else "control tokens are text, by a zero-width space",
+            else "control tokens are text, split by a zero-width space",
         ),
         ("media", ", ".join(sorted(model.media)) or "-"),
         ("grammars", ", ".join(sorted(capabilities.grammars)) or "-"),

@@ -1,6 +1,6 @@
 """The limits of OpenAI's hosted service that local engines do not have, in one table.
 
-The schemas hold what an engine can do. These limits apply to a request's body after it, with
+The schemas hold what an engine can do. These limits apply after the schema, with
 `limits="openai"` only. `docs/fidelity.md` shows this table.
 """
 
@@ -20,7 +20,7 @@ Rule: TypeAlias = Callable[[str, Body], InvalidRequest | None]
 
 
 class HostedLimit(NamedTuple):
-    """A limit of OpenAI's on one field.
+    """A limit of OpenAI's service on one field.
 
     Args:
         rule: returns OpenAI's error if a body exceeds the limit.

@@ -76,7 +76,7 @@ def parse(adapter: TypeAdapter[T], limits: Sequence[HostedLimit], body: Mapping[
         request = adapter.validate_python(body)
     except ValidationError as invalid:
         error = from_validation(invalid, body, adapter.core_schema)
-        # OpenAI's first error is a missing model, and its bounds are closer than an engine's.
+        # OpenAI reports a missing model first, and its bounds are tighter than an engine's.
         closer = refused(limits, body, error.param)
         if closer is not None and closer.code == error.code:
             error = closer
@@ -162,8 +162,8 @@ def _check_least(request: CompletionRequest | ChatRequest, least: int) -> None:
         )
     if stops_of(request.stop):
         raise InvalidRequest(
-            "Invalid 'min_tokens': not supported together with 'stop', which can end a reply "
-            "before. Omit one of them.",
+            "Invalid 'min_tokens': not supported together with 'stop', which can end the "
+            "answer earlier. Omit one of them.",
             "min_tokens",
             "invalid_value",
         )
@@ -242,7 +242,7 @@ async def notes(
 def _ignored(request: Request) -> list[str]:
     found = unknown_fields(request)
     if "metadata" in request.__pydantic_fields_set__ and getattr(request, "metadata", None):
-        # It belongs to stored completions, and this one is not stored.
+        # Metadata is only used for stored completions, and this one is not stored.
         found.append("metadata")
     return sorted(found)
 

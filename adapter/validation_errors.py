@@ -161,9 +161,10 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Inval
 def _path(loc: tuple[int | str, ...], body: Any, schema: Any, missing: bool) -> str:
     """Return a field's path in OpenAI's form: `messages[0].content[1].type`.
 
-    pydantic's location also contains the tags of unions. The schema shows the tags: a
-    call of type `function` has a key of that name, too. In a union without tags, a step that is not
-    a key of the value at its place is the name of a type. A missing field is not a key either.
+    pydantic's location also contains the tags of unions. The schema identifies them,
+    because a call of type `function` also has a key of that name. In a union without tags, a step
+    that is not a key of the value at its place is the name of a type. A missing
+    field is not a key either.
     """
     path, here = "", body
     definitions: dict[str, Any] = {}
@@ -184,7 +185,7 @@ def _path(loc: tuple[int | str, ...], body: Any, schema: Any, missing: bool) -> 
 
 
 def _bare(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Return a schema without what wraps it; None if it is not known."""
+    """Return a schema without its wrappers; None if it is unknown."""
     while schema is not None:
         kind = schema["type"]
         if kind == "definitions":
@@ -199,7 +200,7 @@ def _bare(schema: Any, definitions: dict[str, Any]) -> Any:
 
 
 def _inner(schema: Any, step: int | str) -> Any:
-    """Return the schema of a field or an element; None if it is not known."""
+    """Return the schema of a field or an element; None if it is unknown."""
     kind = None if schema is None else schema["type"]
     if kind == "model-fields":
         return schema["fields"].get(step)

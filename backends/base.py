@@ -28,12 +28,12 @@ TokenIds: TypeAlias = tuple[int, ...]
 Content: TypeAlias = TokenIds | Text
 
 
-# Extras that set how many of the last tokens a sampler looks at.
+# Extras that set the number of last tokens that a sampler considers.
 WINDOWS = frozenset({"repeat_last_n", "dry_penalty_last_n"})
 
 
 # The hint for `min_tokens` where an engine cannot ban end tokens for a part of the answer.
-ALWAYS_OR_NEVER = "It can only ban end tokens in all of the answer: send 'ignore_eos'."
+ALWAYS_OR_NEVER = "It can only ban end tokens for the whole answer: send 'ignore_eos'."
 
 # The sampling extras of llama.cpp, by their names in requests.
 LLAMA_CPP_EXTRAS = frozenset(
@@ -62,7 +62,7 @@ class Sampling:
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def extras_within(self, context: int) -> Mapping[str, Any]:
-        """Return the extras, with windows cut to the context length; -1 is all of it.
+        """Return the extras, with windows cut to the context length; -1 means all of it.
 
         A longer window has no effect, but engines allocate memory for it: 8 GiB for 2**31 - 1. DRY
         gets its window in each request, because the engines' defaults differ.
@@ -73,7 +73,7 @@ class Sampling:
             name: (context if value < 0 else min(value, context)) if name in WINDOWS else value
             for name, value in self.extras.items()
         }
-        # koboldcpp takes a window of 0 as all of the context; in llama.cpp it disables DRY.
+        # For koboldcpp a window of 0 means the whole context; for llama.cpp it disables DRY.
         if extras.get("dry_multiplier") and not extras.setdefault("dry_penalty_last_n", context):
             extras["dry_multiplier"] = 0.0
         return extras

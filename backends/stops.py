@@ -16,8 +16,8 @@ class StopMatcher:
     """A filter that cuts a stream at a stop sequence and holds back a possible beginning of one.
 
     After a match, `stop` is the stop sequence that matched, and all later bytes are dropped.
-    Time is linear in the number of bytes for any stop sequences (Knuth, Morris and Pratt). A byte
-    costs as much as there are stop sequences that have begun.
+    Time is linear in the number of bytes for any stop sequences (Knuth, Morris and Pratt). Each
+    byte is compared with every stop sequence that has begun.
     """
 
     __slots__ = ("_begun", "_failures", "_firsts", "_held", "_stops", "stop")
@@ -66,7 +66,7 @@ class StopMatcher:
         """Advance every automaton by a byte; return the longest match, or None."""
         match: bytes | None = None
         before, after = self._begun, {}
-        # Those that have not begun do so with their first byte.
+        # The other stop sequences begin with their first byte.
         for index in {*before, *self._firsts.get(byte, ())}:
             stop, failure, state = self._stops[index], self._failures[index], before.get(index, 0)
             while state and stop[state] != byte:

@@ -46,7 +46,7 @@ class MessageDeltas:
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._calls = 0
-        # The reader of an open call of a custom tool, and the tokens that it has shown no text of.
+        # The parser of an open custom tool call, and its tokens whose text is not complete yet.
         self._input: tuple[InputReader, list[Entry]] | None = None
         self._begun = not shape.apart
 

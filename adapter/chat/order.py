@@ -58,11 +58,11 @@ def order_of(model: Model, style: Style, functions: Sequence[Function] = ()) -> 
         return ANY
     found: dict[str, bool] = {}
     for field, samples in _SAMPLES.items():
-        # Calls in words are content, and results in words are user messages.
+        # Calls described in text are content, and results described in text are user messages.
         if (style.calls or field not in _WITH_CALLS) and (
             style.results == "tool" or field != "uncounted"
         ):
-            # Without a system role, only the other messages of a sample are of interest.
+            # Without a system role, only the other messages of a sample are tried.
             tried = samples if found.get("system", True) else [one.lstrip("S") for one in samples]
             found[field] = all(
                 _accepts(model, style, functions, sample, roles)

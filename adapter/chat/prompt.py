@@ -61,7 +61,7 @@ async def rendered(given: Input, served: Served, manner: Manner) -> tuple[Render
     try:
         prompt = await _prompt(messages, tools, given, served, messages is not turns)
     except TemplateError:
-        # The sample conversations have not shown what this template rejects.
+        # The template rejects an order that no sample conversation covers.
         again = await offload.run(size, folded, turns, STRICTEST)
         if model.template is None or again is turns or again == messages:
             raise

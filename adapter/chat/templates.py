@@ -30,7 +30,7 @@ from .reasoning import tags_of
 OWN = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents")
 # Variables that switch reasoning on and off.
 SWITCHES = ("enable_thinking", "thinking")
-# The variable `thinking` in a condition, which no text or key of a message looks like.
+# The variable `thinking` in a condition. Texts and keys of messages do not match.
 _THINKING = re.compile(
     r"{%-?\s*(?:el)?if\s+(?:not\s+)?thinking\b|\bthinking\s+is\s+(?:not\s+)?defined\b"
 )
@@ -40,7 +40,7 @@ _PRIVATE = range(0x10F000, 0x10FFFE)
 class Conversation(TypedDict):
     """The input of a template: messages and tools from `turns_of`, and variables.
 
-    Without an `opening`, an assistant's last message is continued, and a turn begins after others.
+    Without an `opening`, a final assistant message is continued; after others, a turn begins.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -197,7 +197,7 @@ def variables_of(
 
 @lru_cache(maxsize=64)
 def _uses(source: str, name: str) -> bool:
-    """Return True if a template uses a variable; the word alone can also be a tag or a text."""
+    """Return True if a template uses a variable; the word can also occur in a tag or in text."""
     return name in source and (name != "thinking" or _THINKING.search(source) is not None)
 
 

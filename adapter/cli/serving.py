@@ -151,7 +151,7 @@ def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
 
 
 def _unusable(settings: Settings, reason: str) -> str:
-    """Describe why the server cannot listen."""
+    """Return the error of a server that cannot listen."""
     return (
         f"cannot listen on {settings.host}:{settings.port}: {reason}. Choose another address with "
         "--host and --port."
@@ -174,7 +174,7 @@ def _listening(settings: Settings, sockets: list[socket.socket]) -> str:
 async def _listen_when_ready(
     settings: Settings, backend: Backend, sockets: list[socket.socket], listens: asyncio.Event
 ) -> None:
-    """Print the model and the address when the engine is ready; until then, the reason why not.
+    """Print the model and the address when the engine is ready; until then, a reason.
 
     Args:
         listens: set when the server can accept requests, even if it responds with 503.

@@ -1,7 +1,7 @@
 """Fields of other servers: vLLM, llama.cpp, Ollama, koboldcpp, LM Studio, OpenRouter and more.
 
 One table has every field with its verdict. Only requests with fields that Latimer's schema lacks
-come here. `docs/dialects.md` shows the table.
+are looked up here. `docs/dialects.md` shows the table.
 """
 
 from __future__ import annotations

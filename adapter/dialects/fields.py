@@ -21,9 +21,9 @@ class Field(NamedTuple):
         name: its name; a dot separates the name of an object from that of a field inside it.
         servers: the servers that define it.
         verdict: `mapped` to a field of Latimer, `refused` with a 400, or `ignored` and listed.
-        note: the field that it is mapped to, the hint of the error, or why the answer is the same.
+        note: the field that it is mapped to, the hint of the error, or the reason for ignoring it.
         example: a value that has an effect.
-        neutral: values without effect, besides null; or functions that return True for them.
+        neutral: values without effect, in addition to null; or functions that return True for them.
         apply: writes a mapped value into the request; None for a field of Latimer's own schema.
         on: the only endpoint of the row; None for both.
     """
@@ -141,7 +141,7 @@ def renamed(name: str) -> Apply:
 
 
 def inside(draft: Draft, value: Any) -> None:
-    """Take each field of an object, under its path."""
+    """Replace each field of an object, under its path."""
     path = draft.origin
     if not isinstance(value, dict):
         raise wrong_type(path, "an object", value)

@@ -61,7 +61,7 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "web_search_options": (_never, _LEAVE_OUT),
 }
 
-# Fields that ask for a call, and those with what can be called.
+# Fields that request a call, and the fields with the tools.
 _CALLS = {"tool_choice": "tools", "function_call": "functions"}
 _NO_CALL = (None, "none", "auto")
 

@@ -19,7 +19,7 @@ from ..exchange import EVENT_STREAM, Exchange
 COMMENT = b": keep-alive\n\n"
 # Ticks per interval: a comment follows after three to four of them without a frame.
 TICKS = 4
-# The value of `KeepAlive.idle` while a frame is being sent: no number of ticks makes it silent.
+# The value of `KeepAlive.idle` while a frame is being sent. Ticks never make it positive.
 SENDING = -(2**60)
 # The shortest time between two ticks, in seconds.
 SHORTEST = 0.005
@@ -60,7 +60,7 @@ class KeepAlive:
                 self.writing.cancel()
 
     def tick(self) -> None:
-        """Note that a part of the interval is over; start a comment at its end."""
+        """Count a part of the interval; start a comment at the end of the last one."""
         self.idle += 1
         if self.idle >= TICKS and (self.writing is None or self.writing.done()):
             self.idle = 0
@@ -68,7 +68,7 @@ class KeepAlive:
             self.writing = asyncio.get_running_loop().create_task(self._write())
 
     async def settle(self) -> None:
-        """Wait until a comment is sent, or give it up if its first byte is not sent yet."""
+        """Wait until a comment is sent, or cancel it if its first byte is not sent yet."""
         task = self.writing
         if task is not None:
             if not self._is_sending:

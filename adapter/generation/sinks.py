@@ -332,7 +332,7 @@ def respond(
         return run(served.backend, plan, Collected(exchange, served, answer), observers)
     sink = Streamed(exchange, served, answer, frames)
     seconds = served.policy.keepalive
-    # The head of a response that is sent at once depends on its end.
+    # A response that is sent in one piece needs its end before its head.
     if not seconds or sink.at_once:
         return run(served.backend, plan, sink, observers)
     plan.party = sink.comments.party

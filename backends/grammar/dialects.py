@@ -25,7 +25,7 @@ _DIALECTS: Mapping[str, type[jsonschema_rs.Validator]] = {
 }
 LATEST = "https://json-schema.org/draft/2020-12/schema"
 
-# Keywords whose values are schemas by name, or no schemas.
+# Keywords whose values are schemas by name, or not schemas.
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _VALUES = frozenset({"enum", "const", "default", "examples", "example"})
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
@@ -34,7 +34,7 @@ _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 def check_schema(schema: Any) -> None:
     """Raise `Unenforced` with a path for a value that is not a JSON schema.
 
-    Nothing is fetched for any `$schema` or `$ref`.
+    A `$schema` or `$ref` is never fetched.
     """
     errors = [_deepest(error) for error in _meta_schema(_dialect(schema)).iter_errors(schema)]
     if errors and not _meta_schema(LATEST).is_valid(modern(schema)):
@@ -57,7 +57,7 @@ def _meta_schema(dialect: str) -> jsonschema_rs.Validator:
 
 
 def _deepest(error: jsonschema_rs.ValidationError) -> tuple[Path, str]:
-    """Return the path and the message of an error; of alternatives, the one with most progress."""
+    """Return the path and the message of an error; for alternatives, those of the deepest one."""
     path, message = tuple(error.instance_path), error.message
     branches = getattr(error.kind, "context", ())
     if branches:

@@ -1,4 +1,4 @@
-"""Grammars inside other grammars: text of its own language as a part of GBNF."""
+"""Regular expressions and Lark grammars as parts of GBNF."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .lark import rules_of
 from .regex import encoded
 from .unenforced import Unenforced
 
-# Errors of Python's parser for what other dialects allow: `\\p{L}`, `(?<name>…)`.
+# Errors of Python's parser for syntax of other dialects: `\\p{L}`, `(?<name>…)`.
 _FOREIGN = ("bad escape", "unknown extension")
 
 
@@ -39,6 +39,6 @@ def embedded(grammar: Grammar, name: str, prefix: str, encoding: Encoding) -> di
             raise Unenforced(f"a regular expression with a {error.msg} is not enforced") from None
         raise WrongGrammar(f"it is not a valid regular expression: {error}") from None
     except (RecursionError, OverflowError, ValueError):
-        # The conversion has the error.
+        # The conversion below raises the error.
         pass
     return {name: encoded(grammar.text, encoding)}

@@ -107,7 +107,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Reader:
-    """A reader of one grammar, by recursive descent."""
+    """A recursive-descent parser of one grammar."""
 
     def __init__(self, text: str, prefix: str, encoding: Encoding) -> None:
         self._todo = _tokens(text)

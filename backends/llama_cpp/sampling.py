@@ -174,7 +174,7 @@ class Sampler:
 class LongSampler(Sampler):
     """A sampler that bans end tokens for the first `min_tokens` tokens.
 
-    A grammar that allows only an end token ends the text before.
+    A grammar that allows only an end token ends the text earlier.
     """
 
     def __init__(self, sampling: Sampling, *arguments: Any) -> None:

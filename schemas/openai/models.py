@@ -1,7 +1,7 @@
 """`GET /v1/models` and `GET /v1/models/{model}` (contract, section 5).
 
-OpenAI defines the first four keys. The others are those of servers whose clients ask for more than
-a name: llama-server (`meta`, `architecture`), vLLM (`max_model_len`), OpenRouter (`context_length`,
+OpenAI defines the first four keys. The others are keys of servers whose clients need more than the
+name: llama-server (`meta`, `architecture`), vLLM (`max_model_len`), OpenRouter (`context_length`,
 `supported_parameters`), Ollama and LM Studio (`capabilities`).
 """
 
@@ -22,8 +22,8 @@ class Architecture(TypedDict):
 class ModelObject(TypedDict):
     """One model; `created` is in seconds since 1970.
 
-    `context_length`, `max_model_len` and `meta.n_ctx` are the same: the tokens of prompt and
-    completion that the engine has room for. `meta` has the model's other sizes that are known.
+    `context_length`, `max_model_len` and `meta.n_ctx` are the same: the maximum number of
+    tokens in prompt and completion. `meta` also has the other known sizes of the model.
     """
 
     id: str

@@ -16,14 +16,14 @@ class NamedTool(Request):
 
 
 class FunctionChoice(Request):
-    """A function that is named as `tools` define it."""
+    """The name of a function, in the format of `tools`."""
 
     type: Literal["function"]
     function: NamedTool
 
 
 class CustomChoice(Request):
-    """A custom tool that is named as `tools` define it."""
+    """The name of a custom tool, in the format of `tools`."""
 
     type: Literal["custom"]
     custom: NamedTool
@@ -33,7 +33,7 @@ ToolName = Annotated[FunctionChoice | CustomChoice, Field(discriminator="type")]
 
 
 class AllowedTools(Request):
-    """Some of the tools, and whether one of them must be called."""
+    """Some of the tools; with the mode `required`, one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[ToolName], Field(min_length=1)]
@@ -47,7 +47,7 @@ class AllowedToolsChoice(Request):
 
 
 def _check_word_or_object(*words: str) -> BeforeValidator:
-    """Return a validator of a field that is one of some words, or an object."""
+    """Return a validator of a field that is one of several words, or an object."""
     listed = ", ".join(f"'{word}'" for word in words[:-1]) + f", and '{words[-1]}'"
 
     def check(value: object) -> object:

@@ -269,7 +269,7 @@ async def test_a_log_cannot_steer_a_terminal(caplog: pytest.LogCaptureFixture) -
     ["/v1/models/", "/v1//models", "//v1/models", "//models//", "/v1/models//"],
 )
 async def test_a_slash_too_many_is_ignored(backend: LlamaCpp, path: str) -> None:
-    """A path with doubled slashes, or one at its end, is the path without them."""
+    """A path with doubled or trailing slashes is served as the path without them."""
     async with client_of(OpenAIAdapter(backend, any_model=True)) as client:
         # A path that begins with two slashes would name a host.
         base = str(client.base_url).rstrip("/")
@@ -281,7 +281,7 @@ async def test_a_slash_too_many_is_ignored(backend: LlamaCpp, path: str) -> None
 
 
 async def test_a_models_own_slashes_are_kept(backend: LlamaCpp) -> None:
-    """A model whose name is a path is found, and so is another behind doubled slashes."""
+    """A model whose name is a path is found, and so is another model after doubled slashes."""
     app = OpenAIAdapter(backend, model_names=["/models/a.gguf", "org/b"])
     async with client_of(app) as client:
         for path, name in (

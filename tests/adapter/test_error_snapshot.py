@@ -141,7 +141,7 @@ async def all_errors(
 
 
 async def test_errors_of_requests_stay(client_of: Any) -> None:
-    """Errors of requests stay the same: in process, and where limits or other engines differ."""
+    """Request errors stay the same: in process, with OpenAI's limits, and on other engines."""
     inside = await all_errors(LlamaCpp(gpu_layers=0), client_of)
     compare("in-process", {name: error for name, error in inside.items() if error is not None}, {})
     compare("openai-limits", await all_errors(LlamaCpp(gpu_layers=0), client_of, "openai"), inside)

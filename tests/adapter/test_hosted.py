@@ -72,7 +72,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 def body_of(path: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return a request with some fields changed or left out."""
+    """Return a request with some fields changed or omitted."""
     merged = {**BASE[path], **changes}
     return {name: value for name, value in merged.items() if value is not DROP}
 

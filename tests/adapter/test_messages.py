@@ -128,7 +128,7 @@ def parts_of(message: dict[str, Any]) -> dict[str, str]:
 async def test_the_field_for_thoughts_can_be_chosen(
     tmp_path: Path, client_of: Any, field: Any
 ) -> None:
-    """Messages and deltas have reasoning in the chosen field only, and without it count it."""
+    """Messages and deltas have reasoning in the chosen field only; usage always counts it."""
     path = scripted.scripted(
         tmp_path / "model.gguf", (*THOUGHT[1:], *ANSWER), scripted.THINKING, ()
     )
@@ -327,7 +327,7 @@ async def test_custom_tools_with_a_grammar(asking: Any, syntax: str, definition:
             reply = await ask(tools=[custom], tool_choice=choice, parallel_tool_calls=False)
             (call,) = reply["choices"][0]["message"]["tool_calls"]
             assert re.fullmatch("[0-9]{3}x", call["custom"]["input"]), call
-            # The call goes back as it came.
+            # The call is sent back unchanged.
             answered = [
                 {"role": "user", "content": "Hi"},
                 {"role": "assistant", "content": None, "tool_calls": [call]},

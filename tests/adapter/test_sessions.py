@@ -86,7 +86,7 @@ def calls_in(reply: httpx2.Response, body: Mapping[str, Any]) -> Iterator[tuple[
 async def replay(
     client: httpx2.AsyncClient, session: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Send requests of a session; each gets an answer, and those with tools the call."""
+    """Send the requests of a session, and check each answer, or its call if it has tools."""
     call = session["call"]
     for number, request in enumerate(requests):
         body = {"model": "m", "max_tokens": 250, **request}

@@ -1,4 +1,4 @@
-"""Requests of programs that run in an editor or a browser, as they send them."""
+"""Recorded requests of programs that run in an editor or a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on clients names the versions, the tests and the settings of `make clients`."""
+"""Tests that the page on clients names the versions, tests and settings of `make clients`."""
 
 from __future__ import annotations
 

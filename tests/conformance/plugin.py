@@ -20,5 +20,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--openai-limits",
         choices=["engine", "openai"],
         default="engine",
-        help="Whose limits the server must have. Default: engine.",
+        help="Limits that the server must have. Default: engine.",
     )

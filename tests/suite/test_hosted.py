@@ -63,7 +63,7 @@ async def outcome(name: str, fault: Fault, hosted: bool) -> str:
 
 @pytest.mark.parametrize("name", IDS)
 async def test_a_limit_may_be_openais_or_none(name: str) -> None:
-    """By default OpenAI's rejection passes, and so does a right answer."""
+    """By default OpenAI's rejection passes, and so does a correct answer."""
     assert await outcome(name, Fault(), False) == "pass"
     assert await outcome(name, Serves(), False) == "pass"
 

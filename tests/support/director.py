@@ -1,4 +1,4 @@
-"""A llama-server whose answers are written: a real one answers everything but `/completion`."""
+"""A llama-server with scripted answers; a real one serves all paths except `/completion`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _events(target: str, text: str, evaluated: int) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def directed(target: str, write: Write) -> Iterator[str]:
-    """Serve a llama-server's interface with written answers; yield its address.
+    """Serve a llama-server's interface with scripted answers; yield its address.
 
     Args:
         target: the address of a real llama-server, for templates and tokens.

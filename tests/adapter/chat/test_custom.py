@@ -42,7 +42,7 @@ def walker(demo_loaded: LoadedModel) -> Walker:
 def test_inputs_follow_their_grammar(
     walker: Walker, form: ToolCallFormat, grammar: Grammar, pattern: str
 ) -> None:
-    """In every format a forced call of a custom tool has an input of the tool's grammar."""
+    """In every format, the input of a forced custom tool call matches the tool's grammar."""
     function = FunctionSchema("run", orjson.dumps(TEXT), False, grammar)
     text = grammar_of(GrammarRequest(form, (function,), False, True, frozenset()))
     found = walker.texts(text, 20)
@@ -61,7 +61,7 @@ def test_inputs_follow_their_grammar(
 
 @given(st.text(), st.booleans(), st.lists(st.integers(0, 200), max_size=8))
 def test_an_input_is_read_as_it_arrives(text: str, is_ascii: bool, cuts: list[int]) -> None:
-    """However arguments are split, the parts of the input add up to it."""
+    """The parts of an input join to the whole input for every split of the arguments."""
     arguments = json.dumps({"input": text}, ensure_ascii=is_ascii)
     reader = InputReader()
     places = [0, *sorted(cut % (len(arguments) + 1) for cut in cuts), len(arguments)]
@@ -70,7 +70,7 @@ def test_an_input_is_read_as_it_arrives(text: str, is_ascii: bool, cuts: list[in
 
 
 def test_inputs_stream() -> None:
-    """Characters of an input are shown at once, and escapes when they are complete."""
+    """Characters of an input are sent immediately, and escapes when they are complete."""
     reader = InputReader()
     parts = ['{"in', 'put": "a', "b\\", "nc\\ud83d", "\\ude0", '0d"', "}"]
     assert [reader.feed(part) for part in parts] == ["", "a", "b", "\nc", "", "\U0001f600d", ""]
@@ -89,7 +89,7 @@ def test_inputs_stream() -> None:
     ],
 )
 def test_arguments_that_no_grammar_made(arguments: str, expected: str) -> None:
-    """The input is found in other arguments, too, and one that is cut off is shown so far."""
+    """Arguments in another format and truncated arguments have an input, too."""
     reader = InputReader()
     assert reader.feed(arguments) + reader.end() == expected
 
@@ -101,7 +101,7 @@ def tool_set(**grammars: Grammar | None) -> ToolSet:
 
 
 async def test_what_cannot_be_enforced_is_listed() -> None:
-    """A format that no grammar can say, or that nothing enforces, is named by its path."""
+    """A format that cannot be enforced is listed with its path."""
     ahead = Grammar("regex", "a(?=b)", "")
     endless = Grammar("lark", 'start: ("a"?)*', "")
     tools = tool_set(a=LARK, b=ahead, c=None, d=endless, e=QUOTED)

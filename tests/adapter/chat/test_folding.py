@@ -87,7 +87,7 @@ def shown(name: str, letters: str, tools: bool = True) -> str:
 @pytest.mark.parametrize("tools", [True, False], ids=["tools", "no tools"])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_template_shows_every_message(name: str, tools: bool) -> None:
-    """Every template renders what OpenAI accepts, and its prompt contains the text of each one."""
+    """Every template renders the orders that OpenAI accepts, with the text of each message."""
     for letters in UNUSUAL:
         prompt = shown(name, letters, tools)
         assert [f"text-{i}." for i in range(len(letters)) if f"text-{i}." not in prompt] == []
@@ -95,7 +95,7 @@ def test_every_template_shows_every_message(name: str, tools: bool) -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_usual_conversations_are_not_folded(name: str) -> None:
-    """A conversation in the order that a template is made for reaches it unchanged."""
+    """A conversation in the template's own order is not changed."""
     for letters in ("U", "UAU", "UAUAU", "UCRCR", "UCRAUA"):
         made, messages, _ = turns(name, letters)
         assert messages is made
@@ -199,7 +199,7 @@ def test_a_later_system_message_never_moves_to_the_head() -> None:
     ],
 )
 def test_each_step(letters: str, order: Order, expected: Sequence[str]) -> None:
-    """Each restriction of a template is met by the documented change, and by no other."""
+    """Each restriction of a template causes the documented change, and no other."""
     found = folded(pure(letters), order)
     assert [f"{turn['role']}:{turn['content']}" for turn in found] == expected
 

@@ -190,7 +190,7 @@ def test_variables_of_a_template(
 def test_a_request_names_the_end_of_its_prompt(
     roles: tuple[str, ...], opening: Opening | None, prompt: str
 ) -> None:
-    """A prompt ends with a new turn, inside the last message or after it, as the request says."""
+    """A prompt ends with a new turn, inside the last message or after it, as requested."""
     source = (
         "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
         "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -217,7 +217,7 @@ def test_a_request_names_the_end_of_its_prompt(
 def test_reasoning_without_a_setting_is_named(
     source: str, reasoning: Reasoning, dropped: list[str]
 ) -> None:
-    """A field about reasoning that the template has no setting for is named."""
+    """A reasoning field for which the template has no setting is listed."""
     assert variables_of(None, reasoning, replace(MODEL, template=source)) == ({}, tuple(dropped))
 
 

@@ -16,7 +16,7 @@ BASES: dict[Where, dict[str, Any]] = {
     "completions": {"prompt": DEMO_CHATML.format("Count to 12.")},
 }
 PATHS: dict[Where, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-# Values that hold still what a request does not name.
+# Values that fix the fields that a request does not name.
 STILL = {"model": "demo", "temperature": 0, "max_tokens": 5, "seed": 1}
 
 # Latimer's own fields for the example of each mapped field.
@@ -103,7 +103,7 @@ def equal(where: Where, field: Field) -> dict[str, Any]:
 
 
 def body_of(where: Where, field: Field, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a request with some fields, which decide what else it may have."""
+    """Return a request with some fields, and with defaults that do not contradict them."""
     own = equal(where, field) if field.verdict == "mapped" else {}
     still = {name: value for name, value in STILL.items() if name not in own}
     around = AROUND.get(field.name, {}) if where == "chat" else {}

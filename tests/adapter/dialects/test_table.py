@@ -25,7 +25,7 @@ ADAPTERS: dict[Where, TypeAdapter[Any]] = {
 
 
 def read(where: Where, body: dict[str, Any]) -> dict[str, Any]:
-    """Return what a request asks for, with the fields of other servers replaced."""
+    """Return the parsed request, with the fields of other servers replaced."""
     request = parse(ADAPTERS[where], (), body)
     draft = replaced(body, request.__pydantic_extra__, where)
     if draft is not None:
@@ -61,7 +61,7 @@ def test_rows_agree_with_the_schema(where: Where) -> None:
 
 
 def test_every_mapped_field_has_an_outcome() -> None:
-    """Each mapped field has a request that it equals, and no other has one."""
+    """Each mapped field, and no other field, has an equal request of Latimer's own."""
     mapped = {field.name for _, field in rows("mapped") if field.apply is not None}
     assert mapped == EQUAL.keys()
 
@@ -70,7 +70,7 @@ def test_every_mapped_field_has_an_outcome() -> None:
     ("where", "field"), rows("mapped"), ids=lambda one: one if isinstance(one, str) else one.name
 )
 def test_a_mapped_field_equals_another_request(where: Where, field: Field) -> None:
-    """A mapped field asks for the same as the fields that it is mapped to."""
+    """A mapped field gives the same request as the fields that it is mapped to."""
     theirs = body_of(where, field, sent(field.name, field.example))
     ours = body_of(where, field, equal(where, field))
     assert read(where, theirs) == read(where, ours)
@@ -79,7 +79,7 @@ def test_a_mapped_field_equals_another_request(where: Where, field: Field) -> No
 
 @pytest.mark.parametrize("where", TABLES)
 def test_values_without_effect_change_nothing(where: Where) -> None:
-    """A neutral value of a field, and null, ask for the same as no field."""
+    """A neutral value of a field, and null, give the same request as no field."""
     for field in TABLES[where].values():
         if field.verdict == "mapped" and field.apply is None:
             continue
@@ -166,7 +166,7 @@ def test_values_are_translated(fields: dict[str, Any], expected: dict[str, Any])
 
 
 def test_reasoning_in_all_spellings() -> None:
-    """Each server's way to switch reasoning on or off, or to set its effort, is the same."""
+    """The fields of every server for reasoning give the same request."""
     spellings: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"thinking": {"type": "enabled"}}, {"enable_thinking": True}),
         ({"thinking": {"type": "adaptive"}}, {}),

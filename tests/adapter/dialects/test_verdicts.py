@@ -22,7 +22,7 @@ _PLAIN = {"temperature": 0.0, "top_p": 1.0, "presence_penalty": 0.0, "stop_seque
 
 
 class AnySampling(Replay):
-    """A koboldcpp that answers any sampling like greedy sampling, and keeps what it was sent."""
+    """A fake koboldcpp that answers any sampling as greedy, and keeps its requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ async def test_a_refused_field(
         assert error["message"].endswith(f"'{field.name}' is not supported. {field.note}")
 
 
-# As many fields as a header lists are sent at once.
+# The fields are sent together, as many as a header lists.
 GROUPS = [
     (where, names[start : start + 15])
     for where in PATHS

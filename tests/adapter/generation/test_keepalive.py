@@ -103,7 +103,7 @@ async def streamed(client_of: Any, engine: Silent, keepalive: float = SHORT) -> 
 
 
 def text_of(reply: httpx2.Response) -> str:
-    """Return the text of a stream, whose events are read like a client does."""
+    """Return the text of a stream, with its events parsed as a client parses them."""
     text = ""
     for event in reply.text.split("\n\n"):
         if event and not event.startswith(":") and event != "data: [DONE]":
@@ -113,7 +113,7 @@ def text_of(reply: httpx2.Response) -> str:
 
 
 async def test_silence_is_filled_with_comments(client_of: Any) -> None:
-    """Comments come before the first frame and between frames, each of them whole."""
+    """Complete comments precede the first frame, and occur between frames."""
     reply = await streamed(client_of, Silent())
     before, _, after = reply.text.partition("data: ")
     assert before.count(COMMENTED) >= 2
@@ -142,7 +142,7 @@ async def test_no_comment_without_need(client_of: Any, keepalive: float) -> None
 
 
 async def test_plain_responses_have_no_comments(client_of: Any) -> None:
-    """A response that is not a stream is JSON and nothing else."""
+    """A response that is not a stream is JSON without comments."""
     async with client_of(app_of(Silent())) as client:
         reply = await client.post("/v1/chat/completions", json={"model": "m", "messages": USER})
     assert reply.json()["choices"][0]["message"]["content"] == "one two"
@@ -159,7 +159,7 @@ async def test_plain_responses_have_no_comments(client_of: Any) -> None:
 async def test_a_request_that_is_not_accepted_keeps_its_status(
     client_of: Any, error: LatimerError, status: int
 ) -> None:
-    """An error before the engine accepts the request has its status, however long that takes."""
+    """An error before the engine accepts the request keeps its status, also after a long wait."""
     reply = await streamed(client_of, Silent(error, admits=False))
     assert reply.status_code == status
     assert reply.json()["error"]["message"]
@@ -182,7 +182,7 @@ async def test_an_error_after_a_comment_is_an_event(client_of: Any) -> None:
 
 
 async def test_comments_wait_for_frames_and_frames_for_comments() -> None:
-    """No part of the response is sent before the one before it has been sent."""
+    """No part of the response is sent before the previous part is sent."""
     sent: list[bytes] = []
     sending = 0
 
@@ -227,7 +227,7 @@ def mounted(engine: Silent) -> Starlette:
 
 @pytest.mark.parametrize(("make", "prefix"), [(app_of, ""), (mounted, "/ai")])
 async def test_a_client_that_leaves_in_the_silence_ends_the_work(make: Any, prefix: str) -> None:
-    """A disconnect after comments ends the engine's work at once, also behind middleware."""
+    """A disconnect after comments immediately cancels generation, also behind middleware."""
     engine = Silent(silence=3600)
     with serving(lambda: make(engine)) as address:
         async with httpx2.AsyncClient(base_url=address + prefix) as client:
@@ -263,7 +263,7 @@ async def test_a_real_engine_is_kept_waiting_for(
 async def test_a_silent_server_is_waited_for_and_left(
     make_fake: Any, make: Any, stage: str
 ) -> None:
-    """Servers that send nothing are waited for with comments, and freed when the client leaves."""
+    """A silent server causes comments, and is released when the client disconnects."""
     fake = make_fake()
     await fake.start()
     backend = make(fake.url)

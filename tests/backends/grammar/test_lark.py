@@ -117,7 +117,7 @@ def test_common_terminals(walker: Walker, name: str) -> None:
     ],
 )
 def test_malformed_grammars(text: str, reason: str) -> None:
-    """A malformed grammar is an error that says where."""
+    """A malformed grammar is an error that names the line or the rule."""
     with pytest.raises(gbnf.WrongGrammar) as error:
         gbnf_of(text)
     assert reason in str(error.value)
@@ -141,7 +141,7 @@ def test_malformed_grammars(text: str, reason: str) -> None:
     ],
 )  # fmt: skip
 def test_what_gbnf_cannot_say(text: str) -> None:
-    """A feature of Lark or llguidance that GBNF lacks is not enforced, and no mistake."""
+    """A feature of Lark or llguidance that GBNF lacks is not enforced, but not malformed."""
     with pytest.raises(Unenforced):
         gbnf_of(text)
 
@@ -152,6 +152,6 @@ def test_what_gbnf_cannot_say(text: str) -> None:
      ("a(?=b)", Unenforced), ("a" * 70_000, gbnf.WrongGrammar)],
 )  # fmt: skip
 def test_regular_expressions_that_are_not_converted(pattern: str, error: type[Exception]) -> None:
-    """A regular expression is malformed in every dialect, or only not enforced."""
+    """A malformed regular expression and one with unsupported syntax have different errors."""
     with pytest.raises(error):
         embedded(Grammar("regex", pattern, ""), "text", "x-", PLAIN)

@@ -127,7 +127,7 @@ async def test_dry_ends_repetitions_the_prompts_too(backend: LlamaCpp) -> None:
 
 
 async def test_a_least_number_of_tokens(backend: LlamaCpp) -> None:
-    """With `min_tokens` no end token comes before, and any may come after."""
+    """`min_tokens` bans end tokens before that number of tokens, and allows them after it."""
     plain = await sample(backend, FRANCE, 60, temperature=0.0)
     count = len(await backend.tokenize(plain, add_special=False, parse_special=False))
     for least in (1, count):

@@ -23,7 +23,7 @@ SAID: dict[str, str] = {}
 
 
 def _folder(name: str, *lists: Path) -> tuple[Path, bool]:
-    """Return an environment's folder, and True if it has what the lists say."""
+    """Return an environment's folder, and True if it matches the lists."""
     digest = hashlib.sha256(b"".join(one.read_bytes() for one in lists)).hexdigest()
     folder = KEPT / name
     known = folder / "installed"
@@ -101,7 +101,7 @@ def urls(engine: str) -> Iterator[str]:
 
 @pytest.fixture
 def run_in(urls: str) -> Callable[..., str]:
-    """Return a function that runs the program of a client and returns what it printed."""
+    """Return a function that runs the program of a client and returns its output."""
 
     def run(words: list[str], folder: Path, variables: dict[str, str]) -> str:
         variables = {**variables, "LATIMER_URLS": urls}
@@ -124,6 +124,6 @@ def own_home(tmp_path: Path) -> dict[str, str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what each client's program said last, and how long installations took."""
+    """Show the last output of each client's program, and the duration of installations."""
     for name, said in SAID.items():
         terminalreporter.write_line(f"{name}: {said}")

@@ -87,7 +87,7 @@ AGENTS = {
 
 
 def answer(prompt: str) -> str:
-    """Return the answer that the user's message holds, until the agent has followed it."""
+    """Return the answer that the user's message contains, until the agent has followed it."""
     wanted = ANSWERED.search(prompt)
     if wanted is None or TEXT.strip() in prompt:
         return DONE
@@ -96,7 +96,7 @@ def answer(prompt: str) -> str:
 
 @pytest.fixture(scope="module")
 def url(engine: str) -> Iterator[str]:
-    """Serve the written answers with Latimer."""
+    """Serve the scripted answers with Latimer."""
     with directed(engine, answer) as written, command(written, "--model-name", "demo") as (_, it):
         yield f"{it}/v1"
 
@@ -107,7 +107,7 @@ def told(text: str) -> str:
 
 
 def run(words: tuple[str, ...], folder: Path, variables: dict[str, str]) -> str:
-    """Run a command and return what it printed."""
+    """Run a command and return its output."""
     done = subprocess.run(
         words, cwd=folder, env=variables, capture_output=True, text=True, timeout=120,
         stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """Limits of OpenAI's hosted service (contract 1.2, 2.1 and 3.1).
 
-A local server may do more than OpenAI's. Its answer must then be right, and never that to a
+A local server may do more than OpenAI's. Its answer must then be correct, and never that to a
 clipped request. With `--limits openai` only OpenAI's rejection passes.
 """
 
@@ -31,7 +31,7 @@ BEYOND: tuple[tuple[str, dict[str, Any], str, str], ...] = (
 
 
 async def _rejected(api: Api, path: str, body: dict[str, Any], param: str, right: Right) -> bool:
-    """Return True if a request is rejected; otherwise its answer must be right."""
+    """Return True if a request is rejected; otherwise its answer must be correct."""
     reply = await api.post(path, body)
     if reply.status == 200 and not api.hosted:
         right(reply.json())

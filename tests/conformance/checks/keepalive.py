@@ -1,6 +1,6 @@
-"""Streams that wait: comments while the server has nothing else to send (contract 1.7).
+"""Streams that wait, and comments while the server has nothing else to send (contract 1.7).
 
-Proxies and clients end a connection on which nothing arrives for long. These checks send long
+Proxies and clients close a connection that is silent for long. These checks send long
 prompts, several at a time, and skip if the first event arrives before a client would notice.
 """
 

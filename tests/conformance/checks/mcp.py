@@ -1,7 +1,7 @@
 """Tools with the schemas of MCP servers: many, and with every keyword (contract 3.1, 3.6).
 
 OpenAI accepts any schema in a tool that is not `strict`. A keyword that the server cannot enforce
-may be left out of the constraint, but it must not make the request fail.
+may be missing in the constraint, but it must not make the request fail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .tools import ASK, LIMIT, WEATHER, calls_of
 H = "/chat/completions"
 WORD = {"type": "string", "maxLength": 8}
 
-# The properties of a tool, and what its parameters have besides, by the keyword in question.
+# The properties of a tool and other keywords of its parameters, by the keyword in question.
 KINDS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "lookahead": ({"name": {**WORD, "pattern": "^(?!-)(?=.*[a-z])[a-z0-9-]{1,8}(?<!-)$"}}, {}),
     "nested-refs": ({"item": {"$ref": "#/$defs/item"}},
@@ -134,7 +134,7 @@ async def required(api: Api) -> None:
        "With 50 MCP tools and tool_choice naming one, it is called and its arguments match.",
        "must", "3.6", seconds=60)  # fmt: skip
 async def named(api: Api) -> None:
-    # The first ones are left if the context holds only a few.
+    # If the context holds only a few tools, these are the first ones.
     for tool in TOOLS[:2]:
         choice = {"type": "function", "function": {"name": tool["function"]["name"]}}
         _match(await _choice(api, TOOLS, choice), [tool])

@@ -34,7 +34,7 @@ def _strict(when: Callable[[list[Any]], Any]) -> Any:
 
 
 def _kept(keep: Callable[[int, list[dict[str, Any]]], bool]) -> Any:
-    """Return a request hook that drops messages in silence."""
+    """Return a request hook that drops messages silently."""
 
     def hook(path: str, body: dict[str, Any]) -> dict[str, Any]:
         if path != CHAT:

@@ -33,7 +33,7 @@ class GetWeather(BaseModel):
 
 @pytest.fixture
 def client(url: str) -> OpenAI:
-    """Return the client with nothing but a base URL and a key."""
+    """Return the client with only a base URL and a key."""
     return OpenAI(base_url=url, api_key="unused")
 
 
@@ -153,7 +153,7 @@ def test_errors(client: OpenAI) -> None:
 
 
 def test_abort(client: OpenAI) -> None:
-    """A stream that is left early does not disturb the next request."""
+    """A stream that is closed early does not disturb the next request."""
     story: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story."}]
     with client.chat.completions.create(model="demo", messages=story, stream=True) as stream:
         next(iter(stream))
