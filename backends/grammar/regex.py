@@ -163,7 +163,7 @@ _STEP = re.compile(
 
 
 def repetitions(text: str) -> int:
-    """Return the approximate number of parts of an expression with its repetitions expanded.
+    """Return the approximate number of parts of a regular expression, repetitions expanded.
 
     Time is linear in the text, and nesting uses a list instead of recursion.
     """

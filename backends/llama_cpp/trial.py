@@ -1,8 +1,8 @@
 """Compile a grammar once, in a process of its own that can be killed.
 
 llguidance cannot be interrupted, and some short grammars take it minutes and gigabytes, such as
-intersections of expressions and multiples of large numbers. So a grammar that may be one of these
-is compiled here first. This file is run as a script. It reads a grammar in llguidance's own format
+intersections of regular expressions and multiples of large numbers. Such a grammar is therefore
+compiled here first. This file is run as a script. It reads a grammar in llguidance's own format
 from standard input, and imports nothing from Latimer.
 """
 

@@ -16,7 +16,7 @@ def of_regex(pattern: str) -> str:
     """Return a short text that matches a regular expression.
 
     Raises:
-        ValueError: the expression is invalid.
+        ValueError: the regular expression is invalid.
     """
     try:
         return "".join(_one(item) for item in parser.parse(pattern))

@@ -18,12 +18,12 @@ EXPLAINED = {
     "errors.unknown-field": "unknown fields are ignored and listed, unless the server is strict",
     "completions.suffix": "the demo model has no tokens for filling in the middle",
     "streaming.first-chunk": "the demo model answers within a quarter of a second",
-    "errors.wrong-key": "this server asks for no key",
+    "errors.wrong-key": "this server has no API key",
     "keepalive.bytes": "the demo model's prompts are evaluated within seconds",
     "keepalive.comments": "the demo model's prompts are evaluated within seconds",
-    "chat.detail-original": "the demo model takes no images",
-    "tools.several": "the demo model makes one call only",
-    "tools.stream-order": "the demo model makes one call only",
+    "chat.detail-original": "the demo model does not accept images",
+    "tools.several": "the demo model makes only one call",
+    "tools.stream-order": "the demo model makes only one call",
 }
 # Groups of APIs that are not implemented. The server rejects them by name.
 UNBUILT = ("embeddings", "stored", "responses")
