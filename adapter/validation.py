@@ -75,15 +75,29 @@ def parse(adapter: TypeAdapter[T], limits: Sequence[HostedLimit], body: Mapping[
     try:
         request = adapter.validate_python(body)
     except ValidationError as invalid:
-        error = from_validation(invalid, body, adapter.core_schema)
-        # OpenAI reports a missing model first, and its bounds are tighter than an engine's.
-        closer = refused(limits, body, error.param)
-        if closer is not None and closer.code == error.code:
-            error = closer
-        raise refused(limits, body, "model") or error from None
-    if limits and (exceeded := refused(limits, body)) is not None:
+        raise _invalid(invalid, adapter, limits, body) from None
+    exceeded = refused(limits, body) if limits else None
+    if exceeded is None:
+        return request
+    try:
         raise exceeded
-    return request
+    finally:
+        # Its traceback refers to this frame: without this, the two would be a reference cycle.
+        del exceeded
+
+
+def _invalid(
+    invalid: ValidationError,
+    adapter: TypeAdapter[T],
+    limits: Sequence[HostedLimit],
+    body: Mapping[str, Any],
+) -> InvalidRequest:
+    error = from_validation(invalid, body, adapter.core_schema)
+    # OpenAI reports a missing model first, and its bounds are tighter than an engine's.
+    closer = refused(limits, body, error.param)
+    if closer is not None and closer.code == error.code:
+        error = closer
+    return refused(limits, body, "model") or error
 
 
 def unknown_fields(request: Request, path: str = "") -> list[str]:

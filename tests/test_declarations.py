@@ -63,6 +63,23 @@ NOT_IMPORTED = {
 OF_PYTEST = ("tests/conformance/plugin.py", "tests/conformance/test_conformance.py")
 # Scripts that list their own requirements in their docstrings.
 SCRIPTS = ("tests/models/make.py",)
+# Programs of `make clients`, which have environments of their own.
+CLIENTS = "tests/clients/installed/python"
+# The requirements that their modules with another name come with.
+CLIENT_MODULES = {
+    "agents": "openai-agents",
+    "langchain_core": "langchain-openai",
+    "llama_index": "llama-index-llms-openai-like",
+    "pydantic": "openai",
+    "pydantic_ai": "pydantic-ai-slim",
+}
+# Their requirements that no program imports, and the reason for each.
+CLIENTS_NOT_IMPORTED = {
+    "aider-chat": "a command",
+    "llm": "a command",
+    "mcp": "LiteLLM needs it for tools",
+    "pytest-asyncio": "a plugin: asynchronous tests",
+}
 
 
 def canonical(name: str) -> str:
@@ -118,7 +135,7 @@ def imports() -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], str] = {}
     for path in files():
         name = str(path.relative_to(ROOT))
-        if name not in SCRIPTS:
+        if name not in SCRIPTS and not name.startswith(CLIENTS):
             for module in modules(path.read_text()) - ours:
                 if module != "pytest" or name not in OF_PYTEST:
                     found.setdefault((part_of(name), module), name)
@@ -191,6 +208,16 @@ def test_scripts_name_their_own_requirements() -> None:
         source = (ROOT / name).read_text()
         listed = (ast.get_docstring(ast.parse(source)) or "").split("pip install ")[1].split()
         assert modules(source) <= set(listed) | {"latimer"}
+
+
+def test_programs_of_clients_declare_their_imports() -> None:
+    """The programs of clients import what their requirements list, and nothing else."""
+    folder = ROOT / CLIENTS
+    lists = [path.read_text().split() for path in sorted(folder.glob("*.in"))]
+    declared = {names(one)[0] for listed in lists for one in listed}
+    used = {module for path in folder.glob("*.py") for module in modules(path.read_text())}
+    imported = {CLIENT_MODULES.get(module, canonical(module)) for module in used}
+    assert imported | CLIENTS_NOT_IMPORTED.keys() == declared
 
 
 def test_messages_know_the_packages_of_their_extras() -> None:

@@ -77,7 +77,7 @@ _BEGIN = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 # Complete characters of a JSON string. Half of a surrogate pair waits for the other half.
 _CHARACTERS = re.compile(
     r'(?:[^"\\]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}(?=.{6}|[^\\]|\\[^u])|'
-    r"\\u(?![dD][89abAB])[0-9a-fA-F]{4})++",
+    r"\\u(?![dD][89abAB])[0-9a-fA-F]{4})+",
     re.DOTALL,
 )
 

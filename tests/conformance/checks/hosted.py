@@ -132,6 +132,7 @@ def _no_call(answer: Answer) -> None:
        "answered without a call.",
        "may", "3.1")  # fmt: skip
 async def choice_alone(api: Api) -> None:
-    tool = {"type": "function", "function": {"name": "get_time"}}
+    parameters = {"type": "object", "properties": {}}
+    tool = {"type": "function", "function": {"name": "get_time", "parameters": parameters}}
     await api.chat("Hello", tools=[tool], max_tokens=1)
     await _rejected(api, H, {"model": api.model, **HELLO, "tool_choice": "auto"}, "", _no_call)
