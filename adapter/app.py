@@ -89,7 +89,7 @@ class Options(TypedDict, total=False):
         keepalive: the seconds of silence after which a stream sends a comment, 10 by default; 0
             sends none.
         reasoning_field: the field of messages for reasoning: `reasoning_content` (the default),
-            `reasoning`, or None to leave reasoning out of responses.
+            `reasoning`, or None to omit reasoning from responses.
     """
 
     model_names: Sequence[str]

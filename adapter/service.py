@@ -36,7 +36,7 @@ class Policy:
         vocabulary: the vocabulary of the token ids in requests, by its name in tiktoken; by default
             the model's own.
         keepalive: seconds of silence after which a stream sends a comment; 0 sends none.
-        reasoning: the field of messages for reasoning; None to leave it out of responses.
+        reasoning: the field of messages for reasoning; None to omit it from responses.
     """
 
     strict: bool = False

@@ -146,7 +146,7 @@ def test_no_files_import_one_another() -> None:
 
 
 def test_circles_are_found() -> None:
-    """Import cycles are found, and files outside of them are left out."""
+    """Import cycles are found, and files outside of them are ignored."""
     graph = {"a": "b", "b": "ac", "c": "d", "d": "c", "e": "a", "f": ""}
     found = circles({name: frozenset(others) for name, others in graph.items()})
     assert found == {frozenset("ab"), frozenset("cd")}

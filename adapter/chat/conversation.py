@@ -85,7 +85,7 @@ def style_of(model: Model) -> Style:
     styles = list(IN_WORDS)
     if form is not None:
         native = [Style(form, True, True, null, "tool") for null in (False, True)]
-        # Some templates leave out calls. A marker is then enough to know their format.
+        # Some templates omit calls. A marker is then enough to know their format.
         written = [Style(form, True, results="tool")] if form.begin else []
         styles = [*native, *written, *styles]
     style = next((style for style in styles if _shows(model, style)), IN_WORDS[-1])

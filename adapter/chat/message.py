@@ -29,7 +29,7 @@ class Shape(NamedTuple):
             not when the choice begins.
         legacy: True if a call is returned as the deprecated `function_call`.
         custom: the custom tools, by name.
-        reasoning: the field for reasoning; None to leave it out.
+        reasoning: the field for reasoning; None to omit it.
     """
 
     apart: bool = False

@@ -175,7 +175,7 @@ def _checked(request: ChatRequest, capabilities: Capabilities) -> Sampling:
 
 
 def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
-    """Reject messages that a chat template would silently leave out."""
+    """Reject messages that a chat template would silently omit."""
     parts = 0
     for index, message in enumerate(request.messages):
         if isinstance(message.content, list):

@@ -92,7 +92,7 @@ def _format(request: ChatRequest, served: Served) -> InstructFormat | None:
 
 
 def format_of(adapter: InstructAdapter) -> InstructFormat:
-    """Return the instruct format of a request's `adapter`; parts that it leaves out are empty.
+    """Return the instruct format of a request's `adapter`; missing parts are empty.
 
     Raises:
         InvalidRequest: a role is set twice, or no text separates user and assistant messages.

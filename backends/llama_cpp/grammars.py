@@ -43,7 +43,7 @@ LIMITS = llguidance.LLParserLimits(
 # Keywords that have taken llguidance minutes: intersections, multiples, regular expressions.
 _HARD = re.compile(r'"(?:pattern|patternProperties|multipleOf|allOf)"')
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp), because a model that may write
-# unlimited white space sometimes does.
+# unlimited whitespace sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
 _TOO_MANY_PARTS = f"its repetitions expand to more than {ITEMS.most} items"
 # A regular expression in Lark; without a closing slash it extends to the end of the line.

@@ -50,7 +50,7 @@ def prompt_of(
         context: the model's context length in tokens.
 
     Raises:
-        ContextExceeded: the prompt is too long for the context, however it is tokenised.
+        ContextExceeded: the prompt is too long for the context with any tokenization.
         UnknownToken: an id is not in the vocabulary.
         Unsupported: the prompt has a suffix, and the model has no infill tokens.
     """

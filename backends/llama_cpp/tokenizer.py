@@ -1,9 +1,9 @@
-"""Tokenisation of long texts with llama.cpp.
+"""Tokenization of long texts with llama.cpp.
 
 llama.cpp searches for control tokens one by one, and copies the rest of the text each time. 400 KB
 of control tokens take 2.5 s, and four times as much takes sixteen times as long. A call cannot be
 interrupted. So a long text is split before control tokens, where this does not change the result,
-and tokenised in pieces.
+and tokenized in pieces.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Cutter:
         self._pattern = re.compile(b"|".join(map(re.escape, safe)) or rb"(?!)")
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yield the pieces of a text, which can be tokenised one by one."""
+        """Yield the pieces of a text, which can be tokenized one by one."""
         start = 0
         while len(data) - start > PIECE:
             found = self._pattern.search(data, start + PIECE)

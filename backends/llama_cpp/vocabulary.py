@@ -54,7 +54,7 @@ class Vocabulary:
         self.fim: tuple[int, int, int] | None = ends if min(ends) >= 0 else None
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
-        """Return the token ids of a text, as llama.cpp tokenises it.
+        """Return the token ids of a text, as llama.cpp tokenizes it.
 
         Raises:
             WordTooLong: a word or a run of whitespace is too long.

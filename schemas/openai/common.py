@@ -224,7 +224,7 @@ class CompletionTokensDetails(TypedDict):
 
 
 class Usage(TypedDict):
-    """Token counts of a whole request; each prompt counts once, however many choices it has."""
+    """Token counts of a whole request; each prompt counts once, for any number of choices."""
 
     prompt_tokens: int
     completion_tokens: int

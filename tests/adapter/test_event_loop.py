@@ -1,4 +1,4 @@
-"""Tests that no request blocks the event loop, however large it is, on any engine."""
+"""Tests that no request of any size blocks the event loop, on any engine."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _is_short(reply: httpx2.Response) -> None:
 
 @pytest.mark.parametrize("name", BODIES)
 async def test_errors_repeat_little_of_a_request(demo: httpx2.AsyncClient, name: str) -> None:
-    """An error stays short, however long the wrong value is."""
+    """An error stays short for a wrong value of any length."""
     body = {"model": "m", **BODIES[name]}
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     _is_short(await demo.post(path, json=body))

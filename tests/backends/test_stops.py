@@ -34,7 +34,7 @@ def run(parts: list[bytes], stops: list[str]) -> tuple[bytes, str | None]:
 def test_any_split_gives_the_cut_by_definition(
     text: str, stops: list[str], splits: list[int]
 ) -> None:
-    """The first stop sequence to complete cuts the text, however the bytes arrive."""
+    """The first stop sequence to complete cuts the text for every split of the bytes."""
     data = text.encode()
     marks = [0, *sorted(min(mark, len(data)) for mark in splits), len(data)]
     parts = [data[a:b] for a, b in pairwise(marks)]

@@ -76,7 +76,7 @@ async def _begin(wire: Wire, answer: Answer, stage: str) -> None:
     elif stage == "last":
         await wire.send(b"".join(framed(answer, part) for part in parts[:-1]))
     elif stage == "end":
-        # Leave out only the end of the framing.
+        # Omit only the end of the framing.
         await wire.send(b"".join(framed(answer, part) for part in parts))
 
 

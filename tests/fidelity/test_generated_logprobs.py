@@ -57,7 +57,7 @@ def a_request(rng: random.Random, engine: Engine) -> dict[str, Any]:
 
     The demo model rarely generates characters of several tokens, so half of the requests force
     them. In process a bias forces them, broken ones too. On llama-server a grammar does, since its
-    stream leaves out broken characters.
+    stream omits broken characters.
     """
     more: dict[str, Any] = {}
     if rng.random() < 0.5:

@@ -1,7 +1,7 @@
 """Tests with vocabularies unlike the demo model's.
 
 They have a BOS, a space prefix, byte fallback, user-defined tokens, or a recurrent state. Models
-with random weights often generate broken UTF-8, which llama-server's stream leaves out. The tests
+with random weights often generate broken UTF-8, which llama-server's stream omits. The tests
 therefore ban the tokens that are not whole characters.
 """
 

@@ -18,7 +18,7 @@ from support.texts import CAPITALS
 
 # Time limit of a response in seconds: a stopped engine, its silence, and the work.
 LONGEST = 60.0
-# Maximum of concurrent requests; further ones are left out.
+# Maximum of concurrent requests; further ones are skipped.
 MOST = 48
 FAILURES = 20
 

@@ -24,7 +24,7 @@ DROP = object()
 
 
 def body_of(path: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return a valid body with some fields changed or left out."""
+    """Return a valid body with some fields changed or omitted."""
     merged = {**BASE[path], **changes}
     return {name: value for name, value in merged.items() if value is not DROP}
 

@@ -70,7 +70,7 @@ def test_both_spellings(adapter: dict[str, Any]) -> None:
 
 
 def test_what_is_left_out_is_nothing() -> None:
-    """Fields left out are empty, and `assistant_gen` may differ from `assistant_start`."""
+    """Missing fields are empty, and `assistant_gen` may differ from `assistant_start`."""
     made = format_of(InstructAdapter(user_start="Q: ", assistant_start=" A: ", assistant_gen=" A:"))
     assert made.render(TALK) == "SQ: U A: AQ: V A:"
 

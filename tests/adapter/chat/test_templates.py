@@ -49,7 +49,7 @@ def test_a_template_with_bos_and_eos() -> None:
 
 
 def test_a_bos_that_the_model_adds_is_not_written_twice() -> None:
-    """A leading BOS that the engine adds is left out of the prompt, and later ones stay."""
+    """A leading BOS that the engine adds is removed from the prompt, and later ones stay."""
     text = prompt_of(LLAMA_2, ("user", "Hi"), ("assistant", "Yes"), ("user", "So"), adds_bos=True)
     assert text == "[INST] Hi [/INST] Yes </s><s>[INST] So [/INST]"
 
@@ -138,7 +138,7 @@ def test_a_last_message_of_the_assistants_goes_on() -> None:
 
 
 def test_what_a_template_leaves_out_cannot_go_on() -> None:
-    """A final assistant message that the template leaves out cannot be continued."""
+    """A final assistant message that the template omits cannot be continued."""
     template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
     with pytest.raises(RequestError, match="omits the final assistant message"):
         prompt_of(template, ("user", "Hi"), ("assistant", "So"))

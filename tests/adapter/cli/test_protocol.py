@@ -133,7 +133,7 @@ async def test_trailers_are_no_headers_and_have_an_end() -> None:
 
 
 async def test_small_chunks_are_no_trailers() -> None:
-    """A chunked body with chunks of one byte is accepted, however long its framing is."""
+    """A chunked body with chunks of one byte is accepted with framing of any length."""
     body = b"".join(b"1\r\nx\r\n" for _ in range(50_000))
     with serving(Waiting) as address:
         port = int(address.rpartition(":")[2])

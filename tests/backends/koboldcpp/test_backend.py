@@ -93,7 +93,7 @@ async def test_koboldcpp_tokenizes_one_text_at_a_time(
 
 
 async def test_koboldcpp_answers_are_whole(backend: KoboldCpp) -> None:
-    """A completion contains all of its text, and its token count leaves out the end token."""
+    """A completion contains all of its text, and its token count excludes the end token."""
     texts, finishes = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
     assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
     assert finishes == [Finish(0, "end", None, 12, 24, 0)]

@@ -51,7 +51,7 @@ def test_bytes_that_cannot_be_told_apart_are_marked() -> None:
 
 
 def test_the_floor_is_no_number() -> None:
-    """Alternatives at the engine's lowest value are left out, and a token at that value is marked
+    """Alternatives at the engine's lowest value are dropped, and a token at that value is marked
     as inexact."""
     floor = -9.210340371976182
     top = [{"token": "a", "token_id": 9, "logprob": -0.1}, {"token": "b", "token_id": 8,
@@ -71,7 +71,7 @@ def test_control_tokens_add_no_text() -> None:
 
 
 def test_what_was_generated_after_the_text_is_left_out() -> None:
-    """Tokens after the text are left out, and one that extends beyond it is cut."""
+    """Tokens after the text are dropped, and one that extends beyond it is cut."""
     found = read(reported("ab", "cd", "ef"), b"abc", False, 0, CONTROL)
     assert [token.data for token in found.tokens] == [b"ab", b"c"]
 

@@ -43,7 +43,7 @@ def run(name: str, *stops: str, split: int | None = None) -> tuple[ChoiceStream,
 
 @pytest.mark.parametrize("name", ["greedy-stream", "stop-word-stream", "story-stream"])
 def test_recordings_are_the_same_at_every_split(name: str) -> None:
-    """A recorded stream gives the same text wherever its bytes are cut."""
+    """A recorded stream gives the same text for every split of its bytes."""
     whole, reason = run(name)
     for split in range(1, len(body("koboldcpp", name)), 3):
         again, same = run(name, split=split)
@@ -72,7 +72,7 @@ def test_a_stop_inside_a_token_counts_the_token() -> None:
 
 
 def test_an_end_token_is_not_counted() -> None:
-    """The count leaves out the end token that the engine reports."""
+    """The count excludes the end token that the engine reports."""
     stream, reason = run("emoji-stream")
     assert reason == "stop"
     stream.end_call(reported("🔥", "<|im_end|>"), 0, ended=True)

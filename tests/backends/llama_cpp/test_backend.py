@@ -50,7 +50,7 @@ async def test_facts_of_the_model(backend: LlamaCpp) -> None:
 
 
 async def test_a_long_answer_is_whole(backend: LlamaCpp) -> None:
-    """A completion contains all of its text, and its token count leaves out the end token."""
+    """A completion contains all of its text, and its token count excludes the end token."""
     texts, finishes = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
     assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
     assert finishes == [Finish(0, "end", None, 12, 24)]

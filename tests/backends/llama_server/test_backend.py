@@ -70,7 +70,7 @@ async def test_a_bias_of_an_unknown_id_is_an_error(backend: LlamaServer) -> None
 
 
 async def test_a_long_answer_is_whole(backend: LlamaServer) -> None:
-    """A completion contains all of its text, and its token count leaves out the end token."""
+    """A completion contains all of its text, and its token count excludes the end token."""
     texts, finishes = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
     assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
     assert (finishes[0].reason, finishes[0].completion_tokens) == ("end", 24)

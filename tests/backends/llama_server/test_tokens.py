@@ -1,4 +1,4 @@
-"""Tests of tokens from recorded streams at every split, and of those that a stream leaves out."""
+"""Tests of tokens from recorded streams at every split, and of those that a stream omits."""
 
 from __future__ import annotations
 

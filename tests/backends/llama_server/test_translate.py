@@ -92,7 +92,7 @@ def finish_of(events: list[Event]) -> Finish:
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_recordings_are_the_same_at_every_split(name: str, vocabulary: Vocabulary) -> None:
-    """A recorded stream gives the same events wherever its bytes are cut."""
+    """A recorded stream gives the same events for every split of its bytes."""
     data = body("llama_server", name)
     whole = translate(job_of(name), vocabulary, data)
     finish_of(whole)
@@ -126,7 +126,7 @@ def test_the_stream_loses_nothing_of_the_plain_reply(name: str, vocabulary: Voca
     ],
 )
 def test_reasons_and_counts(name: str, reason: str, tokens: int, vocabulary: Vocabulary) -> None:
-    """The count leaves out the end token and every token that begins after the cut."""
+    """The count excludes the end token and every token that begins after the cut."""
     finish = finish_of(translate(job_of(name), vocabulary, body("llama_server", name)))
     assert (finish.reason, finish.completion_tokens) == (reason, tokens)
 
@@ -140,7 +140,7 @@ def test_cached_tokens_are_told() -> None:
 
 
 def test_a_bos_that_was_added_is_not_counted() -> None:
-    """The prompt's count leaves out a BOS token that the server added."""
+    """The prompt's count excludes a BOS token that the server added."""
     stream = ChoiceStream(job_of("greedy-stream"), 0, bos_count=1)
     data = EventParser().feed(body("llama_server", "greedy-stream"))
     assert finish_of(stream.feed(stream.parse(data))).prompt_tokens == 14

@@ -51,7 +51,7 @@ def _choice(text: str) -> bool:
     return text in CHOICE
 
 
-# Each row: the id, the fields of the request, and whether a text follows the constraint.
+# Each row: the id, the fields of the request, and a test of a text against the constraint.
 FORMATS: Sequence[tuple[str, Mapping[str, Any], Judge]] = (
     ("object-schema", {"response_format": {"type": "json_object", "schema": COLOUR}}, _schema),
     ("schema-direct", {"response_format": {"type": "json_schema", "schema": COLOUR}}, _schema),

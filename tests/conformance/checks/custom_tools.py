@@ -16,7 +16,7 @@ ASK = "Turn the lamp on."
 
 
 def custom(name: str, form: Any = None) -> dict[str, Any]:
-    """Return a custom tool; None for `form` leaves the format out."""
+    """Return a custom tool; None for `form` omits the format."""
     inner = {"name": name, "description": f"Send text to {name}."}
     return {"type": "custom", "custom": inner if form is None else {**inner, "format": form}}
 

@@ -22,7 +22,7 @@ LIMIT = 256
 
 
 def tool(name: str, parameters: Any = None) -> dict[str, Any]:
-    """Return a function tool; None for `parameters` leaves the key out."""
+    """Return a function tool; None for `parameters` omits the key."""
     function = {"name": name, "description": f"Call {name}."}
     if parameters is not None:
         function["parameters"] = parameters
