@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from latimer.adapter import OpenAIAdapter
 from support.documents import Block, blocks, commands
 from support.reader import Reader
 
@@ -35,6 +37,16 @@ def reader(tmp_path: Path, llama_server_url: str, koboldcpp_replay: tuple[str, A
     return Reader(tmp_path, engines)
 
 
+def executed(block: Block) -> dict[str, Any]:
+    """Run an example and return its names."""
+    # The first line names the file that the block is for, so also its package.
+    folder = block.text.splitlines()[0].removeprefix("# ").rpartition("/")[0]
+    package = "latimer." + folder.removeprefix("tests/").replace("/", ".")
+    names = {"__name__": "example", "__package__": package}
+    exec(block.text, names)  # noqa: S102
+    return names
+
+
 @pytest.mark.parametrize(
     "block",
     [one for document in DOCUMENTS for one in blocks(document) if one.language != "mermaid"],
@@ -50,10 +62,42 @@ def test_a_block_runs_as_it_stands(block: Block, reader: Reader) -> None:
 )
 def test_an_example_for_developers_runs(block: Block) -> None:
     """The examples of CONTRIBUTING.md use names and arguments that exist."""
-    # The first line names the file that the block is for, so also its package.
-    folder = block.text.splitlines()[0].removeprefix("# ").rpartition("/")[0]
-    package = "latimer." + folder.removeprefix("tests/").replace("/", ".")
-    exec(block.text, {"__name__": "example", "__package__": package})  # noqa: S102
+    executed(block)
+
+
+@pytest.mark.parametrize(
+    "block", [one for one in CONTRIBUTING if one.language == "python"], ids=str
+)
+@pytest.mark.parametrize("command", [("check",), ("format", "--check")], ids=lambda words: words[0])
+def test_an_example_for_developers_passes_lint(block: Block, command: tuple[str, ...]) -> None:
+    """The examples of CONTRIBUTING.md pass the linter and the formatter in the files they name."""
+    path = block.text.splitlines()[0].removeprefix("# ")
+    words = ["ruff", *command, "--stdin-filename", path, "-"]
+    done = subprocess.run(words, cwd=ROOT, input=block.text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def test_the_engine_for_developers_works(client_of: Any) -> None:
+    """The engine of CONTRIBUTING.md serves every path, and rejects what it does not support."""
+    engine = next(one for one in CONTRIBUTING if "class YourEngine" in one.text)
+    app = OpenAIAdapter(executed(engine)["YourEngine"]())
+    chat = {"messages": [{"role": "user", "content": "Hi <|im_end|>"}]}
+    async with client_of(app) as client:
+        assert (await client.get("/health")).status_code == 200
+        for path, body, status in (
+            ("chat/completions", chat, 200),
+            ("chat/completions", {**chat, "stream": True, "n": 2, "stop": "x"}, 200),
+            ("chat/completions", {**chat, "oai_compat": False}, 400),
+            ("chat/completions", {**chat, "logprobs": True}, 400),
+            ("completions", {"prompt": [[72, 105], [72]], "echo": True}, 200),
+            ("completions", {"prompt": "Hi", "logprobs": 1}, 400),
+            ("tokenize", {"prompt": "Hi"}, 200),
+            ("detokenize", {"tokens": [72, 105]}, 200),
+        ):
+            reply = await client.post(f"/v1/{path}", json=body)
+            assert reply.status_code == status, (path, reply.text)
+            assert "completions" not in path or status == 400 or "Hello." in reply.text
+    await app.aclose()
 
 
 @pytest.mark.parametrize("block", [one for one in CONTRIBUTING if one.language == "sh"], ids=str)
