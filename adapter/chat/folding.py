@@ -12,8 +12,8 @@ template needs it (`order.order_of` finds out), in this order:
 7. Reasoning of a message with content and a call moves to the beginning of the content.
 8. Arguments that are text become an object with one key.
 
-A message is folded by what precedes it and the run of system messages around it. So the prompt of
-a conversation stays the beginning of the prompt of its continuation, and the prompt cache is used.
+Folding of a message depends on the messages before it and the system messages around it. The prompt
+of a conversation therefore begins the prompt of its continuation, and the prompt cache is used.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_settings_that_count_for_nothing_are_named(monkeypatch: pytest.MonkeyPat
 async def test_what_answers_but_is_not_ready(
     answer: tuple[int, bytes], path: str, said: str
 ) -> None:
-    """A server that is not ready is a 503 that says what is missing."""
+    """A server that is not ready is a 503 that names the reason."""
     with canned({"*": answer}) as (address, _):
         backend = backend_of(Settings.load(None, model=address + path))
         with pytest.raises(EngineUnavailable, match=said):

@@ -44,7 +44,7 @@ def leaves(
 
 
 def reads_nothing(seconds: float = 2.0, most: float = 24.0) -> Act:
-    """Return an act that requests a stream, reads none of it, and measures what the engine sends.
+    """Return an act that requests a stream, reads none of it, and measures the sent bytes.
 
     Args:
         seconds: how long to wait before measuring.

@@ -65,7 +65,7 @@ def _prompts(body: dict[str, Any]) -> int:
 
 
 def problem(request: Request, answer: Answer, edited: bool) -> str | None:
-    """Return a description of what is wrong with a response, or None.
+    """Return a description of the fault of a response, or None.
 
     Args:
         edited: True if the engine sends invalid responses, so that its errors are allowed.

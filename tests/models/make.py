@@ -4,7 +4,7 @@
     python tests/models/make.py
 
 Weights are random, vocabularies are trained here on words made here: nothing is downloaded.
-Each model has what the demo model lacks:
+Each model has features that the demo model lacks:
 
 * `spm.gguf`: SentencePiece with BOS, a space in front of the first piece, byte fallback
 * `bpe.gguf`: byte-level BPE with the llama-3 pre-tokenizer, BOS, and user-defined tokens

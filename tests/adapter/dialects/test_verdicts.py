@@ -1,4 +1,4 @@
-"""Tests of what each engine does with each field of another server, streamed or not."""
+"""Tests of the response of each engine to each field of another server, streamed or not."""
 
 from __future__ import annotations
 

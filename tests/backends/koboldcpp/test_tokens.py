@@ -17,7 +17,7 @@ CONTROL = frozenset({"<|im_end|>"})
 
 
 def reported(*tokens: str, logprob: float = -1.0, top: Any = ()) -> Any:
-    """Return what the engine reports of some tokens."""
+    """Return the engine's report of some tokens."""
     content = [
         {"token": token, "token_id": 9, "logprob": logprob, "top_logprobs": list(top)}
         for token in tokens

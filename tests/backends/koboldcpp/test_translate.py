@@ -60,7 +60,7 @@ def test_a_stop_string_is_a_stop() -> None:
 
 
 def reported(*tokens: str) -> LastLogprobs:
-    """Return what the engine reports of its last tokens, without log-probabilities."""
+    """Return the engine's report of its last tokens, without log-probabilities."""
     return {"content": [], "tokens": list(tokens), "token_ids": [0] * len(tokens)}
 
 

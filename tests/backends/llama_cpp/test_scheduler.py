@@ -25,7 +25,7 @@ RECURRENT = Path(__file__).parent.parent.parent / "models" / "recurrent.gguf"
 
 
 class Box:
-    """A mailbox that keeps what it gets."""
+    """A mailbox that keeps its messages."""
 
     def __init__(self, choices: int = 1) -> None:
         self.loop = asyncio.new_event_loop()

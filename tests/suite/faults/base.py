@@ -158,7 +158,7 @@ def parts(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
 
 
 def refuse(when: Callable[[Mapping[str, Any]], Any], path: str, code: int = 500) -> Any:
-    """Return a request hook that rejects what the contract allows."""
+    """Return a request hook that rejects requests that the contract allows."""
 
     def hook(at: str, body: dict[str, Any]) -> dict[str, Any]:
         if at == path and when(body):
