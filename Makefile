@@ -56,7 +56,7 @@ types: $(VENV)/test
 
 # On all cores; what holds a limit of time runs by itself.
 unit: $(VENV)/test $(VENV)/browser
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m "not timed" -n auto --dist worksteal --durations 10
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m "not timed and not clients" -n auto --dist worksteal --durations 10
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m timed --durations 10
 
 test-full: $(VENV)/test
@@ -69,6 +69,7 @@ test-install: $(VENV)/test
 # Each environment is kept in .venv-clients. Without Node.js its clients are skipped.
 clients: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -rs tests/clients/installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m clients
 
 # The table of what was tried and what happened is build/faults.md.
 faults: $(VENV)/test

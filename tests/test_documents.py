@@ -47,9 +47,14 @@ def executed(block: Block) -> dict[str, Any]:
     return names
 
 
+def marked(block: Block) -> Any:
+    """Return a block as a parameter; lm-eval takes 20 s to start."""
+    return pytest.param(block, marks=[pytest.mark.clients] if "lm_eval" in block.text else [])
+
+
 @pytest.mark.parametrize(
     "block",
-    [one for document in DOCUMENTS for one in blocks(document) if one.language != "mermaid"],
+    [marked(one) for page in DOCUMENTS for one in blocks(page) if one.language != "mermaid"],
     ids=str,
 )
 def test_a_block_runs_as_it_stands(block: Block, reader: Reader) -> None:
