@@ -112,14 +112,8 @@ def _stored(field: str, body: Body) -> InvalidRequest | None:
 
 
 def _named(field: str, body: Body) -> InvalidRequest | None:
-    name = body.get(field, "")
-    if name is None:
-        return InvalidRequest(
-            f"Invalid type for '{field}': expected a string, but got null instead.",
-            field,
-            "invalid_type",
-        )
-    return InvalidRequest("you must provide a model parameter") if name == "" else None
+    absent = body.get(field) in (None, "")
+    return InvalidRequest("you must provide a model parameter") if absent else None
 
 
 _SERVED = "may be missing, null or empty if one model is served"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -131,12 +132,13 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Inval
         else:
             listed = context["expected"].replace(" or ", ", ")
         words = re.findall(r"'[^']*'", listed)
-        supported = ", ".join(words[:-1]) + f"{',' * (len(words) > 2)} and {words[-1]}"
-        if len(words) == 1:
-            supported = words[0]
-        shown = shortened(value) if isinstance(value, str) else kind_of(value)
+        if not isinstance(value, str):
+            one_of = "one of " if len(words) > 1 else ""
+            return _wrong_type(path, one_of + _joined(words, "or"), value)
         return InvalidRequest(
-            f"Invalid value: '{shown}'. Supported values are: {supported}.", path, "invalid_value"
+            f"Invalid value: '{shortened(value)}'. Supported values are: {_joined(words, 'and')}.",
+            path,
+            "invalid_value",
         )
     if kind == "union_tag_not_found":
         field = context["discriminator"].strip("'")
@@ -156,6 +158,13 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Inval
     return InvalidRequest(
         f"Invalid '{path}': the value is not allowed here.", path, "invalid_value"
     )
+
+
+def _joined(words: Sequence[str], conjunction: str) -> str:
+    """Return words as a list with a conjunction before the last one."""
+    if len(words) == 1:
+        return words[0]
+    return ", ".join(words[:-1]) + f"{',' * (len(words) > 2)} {conjunction} {words[-1]}"
 
 
 def _path(loc: tuple[int | str, ...], body: Any, schema: Any, missing: bool) -> str:
@@ -179,6 +188,9 @@ def _path(loc: tuple[int | str, ...], body: Any, schema: Any, missing: bool) -> 
             path, here = f"{path}[{step}]", here[step]
         elif isinstance(here, dict) and step in here:
             path, here = f"{path}.{step}" if path else str(step), here[step]
+        elif isinstance(step, int) and isinstance(here, str) and here.lstrip().startswith("["):
+            # An array as a JSON string.
+            path = f"{path}[{step}]"
         elif last and missing:
             path = f"{path}.{step}" if path else str(step)
     return shortened(path)

@@ -139,6 +139,9 @@ def to_native(
         "logit_bias": [[i, bias if bias > -100 else False] for i, bias in sampling.logit_bias],
         **sampling.extras_within(context),
     }
+    if payload.get("dry_sequence_breakers") == []:
+        # The server rejects an empty list, but skips an empty text.
+        payload["dry_sequence_breakers"] = [""]
     if job.stops.matcher is not None:
         # If the stop is found here, no last event reports the number of cached tokens.
         payload["timings_per_token"] = True

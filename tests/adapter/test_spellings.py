@@ -62,6 +62,15 @@ async def test_a_value_without_a_meaning_is_refused(
     assert error["code"] == code
 
 
+async def test_an_error_in_a_string_names_the_element(demo: httpx2.AsyncClient) -> None:
+    """The error for an element of an array as a JSON string has its index."""
+    for text, code in (('["a", 5]', "invalid_type"), (f'["a", "{"b" * 41}"]', "string_above_max")):
+        body = {"model": "demo", "prompt": "a", "dry_sequence_breakers": text}
+        error = (await demo.post(C, json=body)).json()["error"]
+        assert error["param"] == "dry_sequence_breakers[1]"
+        assert error["code"].startswith(code)
+
+
 @pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
 async def test_engines_get_the_meaning(engine: str, apps: Any, client_of: Any) -> None:
     """A request in these spellings is served, with the text of one in the engine's own values."""
@@ -94,3 +103,21 @@ async def test_the_whole_context_counts(engine: str, apps: Any, client_of: Any) 
         ]  # fmt: skip
     assert texts[0] == "apple"
     assert texts[1] != "apple"
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_no_sequence_breakers(engine: str, apps: Any, client_of: Any) -> None:
+    """Without sequence breakers DRY ends a repetition of lines, which the default ones keep."""
+    dry = {"dry_multiplier": 20.0}
+    wanted: list[dict[str, Any]] = [
+        {}, dry, {**dry, "dry_sequence_breakers": []}, {**dry, "dry_sequence_breakers": "[]"},
+        {"dry_sequence_breakers": []},
+    ]  # fmt: skip
+    async with client_of(apps(engine)) as client:
+        found = await client.post("/tokenize", json={"prompt": " Lisbon"})
+        token = found.json()["tokens"][0]
+        body = {"model": "demo", "prompt": " Lisbon\n" * 12, "max_tokens": 1, "temperature": 0,
+                "logit_bias": {token: 20}}  # fmt: skip
+        replies = [await client.post(C, json={**body, **extras}) for extras in wanted]
+    kept = [reply.json()["choices"][0]["text"] == " Lisbon" for reply in replies]
+    assert kept == [True, True, False, False, True]

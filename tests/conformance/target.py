@@ -104,7 +104,8 @@ class Reply:
         unsupported = isinstance(code, str) and code.startswith("unsupported")
         named = isinstance(param, str) and re.split(r"[.\[]", param)[0] in self._sent
         words = set(re.findall(r"\w+", message))
-        described = "support" in message and not words.isdisjoint(self._sent)
+        says_so = "support" in message or "must be one of" in message
+        described = says_so and not words.isdisjoint(self._sent)
         clean = unsupported or named or described or (absent and code != "model_not_found")
         return message if clean else None
 

@@ -285,6 +285,12 @@ def test_dry_looks_back_over_the_whole_context() -> None:
         assert (found["dry_multiplier"], found["dry_penalty_last_n"]) == (strength, sent)
 
 
+def test_no_sequence_breakers_are_an_empty_text() -> None:
+    """An empty list of sequence breakers, which the server rejects, is sent as one empty text."""
+    assert payload(extras={"dry_sequence_breakers": []})["dry_sequence_breakers"] == [""]
+    assert payload(extras={"dry_sequence_breakers": ["a"]})["dry_sequence_breakers"] == ["a"]
+
+
 def test_a_bias_of_minus_100_bans() -> None:
     """A bias of -100 is sent as a ban, and any other as a number."""
     assert payload(logit_bias=((5, -100.0), (6, 1.5)))["logit_bias"] == [[5, False], [6, 1.5]]
