@@ -41,6 +41,8 @@ ELSEWHERE: tuple[str, ...] = ("engine_key", "engine_timeout")
 MOST_FILE = 2**20
 # A day, in seconds: event loops do not support much longer timers.
 DAY = 86_400
+# The shortest `keepalive`, in seconds.
+SHORTEST = 0.1
 
 
 class WrongSettings(ValueError):
@@ -139,6 +141,13 @@ class Settings(BaseSettings):
     def _number(cls, value: Any) -> Any:
         if isinstance(value, bool):
             raise PydanticCustomError("int_type", "expected a number, but got a boolean")
+        return value
+
+    @field_validator("keepalive")
+    @classmethod
+    def _interval(cls, value: float) -> float:
+        if 0 < value < SHORTEST:
+            raise ValueError(f"expected 0 for never, or at least {SHORTEST} seconds, not {value}")
         return value
 
     @field_validator("chat_format")

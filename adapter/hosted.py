@@ -116,6 +116,16 @@ def _named(field: str, body: Body) -> InvalidRequest | None:
     return InvalidRequest("you must provide a model parameter") if absent else None
 
 
+def _biases(field: str, body: Body) -> InvalidRequest | None:
+    if body.get(field) != "":
+        return None
+    return InvalidRequest(
+        f"Invalid type for '{field}': expected an object, but got a string instead.",
+        field,
+        "invalid_type",
+    )
+
+
 _SERVED = "may be missing, null or empty if one model is served"
 _SHARED: tuple[HostedLimit, ...] = (
     HostedLimit("model", _named, _SERVED, "required"),
@@ -125,6 +135,7 @@ _SHARED: tuple[HostedLimit, ...] = (
         f"{limits.STOPS.most} sequences of {limits.STOP_TEXT.most:,} characters in all",
         "4 sequences",
     ),
+    HostedLimit("logit_bias", _biases, 'an object; `""` means none', "an object"),
 )
 COMPLETION_LIMITS: tuple[HostedLimit, ...] = (
     *_SHARED,

@@ -59,7 +59,8 @@ def _read(
         where: dialects.Where = "chat" if isinstance(request, ChatRequest) else "completions"
         draft = exchange.draft = dialects.replaced(body, request.__pydantic_extra__, where)
         if draft is not None:
-            return parse(adapter, limits, draft.body)
+            # OpenAI's limits concern the fields that the client sent, which are checked.
+            return parse(adapter, (), draft.body)
     return request
 
 

@@ -51,6 +51,8 @@ EXTRAS = {
     "min_p": "min_p",
     "typical_p": "typical",
     "top_n_sigma": "nsigma",
+    "dynatemp_range": "dynatemp_range",
+    "dynatemp_exponent": "dynatemp_exponent",
     "repeat_penalty": "rep_pen",
     "repeat_last_n": "rep_pen_range",
     "mirostat": "mirostat",

@@ -30,6 +30,7 @@ class GeneratePayload(TypedDict):
     rep_pen_slope: float
     presence_penalty: float
     dynatemp_range: float
+    dynatemp_exponent: NotRequired[float]
     smoothing_factor: float
     mirostat: int
     mirostat_tau: float

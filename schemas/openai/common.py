@@ -113,6 +113,9 @@ def is_unlimited(value: object) -> bool:
 
 
 def _check_logit_bias(value: object) -> object:
+    if value == "":
+        # Clients of other servers send an empty string for no biases.
+        return None
     if not isinstance(value, dict):
         return value
     if len(value) > limits.BIASES.most:

@@ -61,7 +61,7 @@ async def test_what_is_done_only_nearly_is_said(
         ("llama_server", {"lark": "start: A"}, "Use one of: grammar, json_schema, regex."),
         ("koboldcpp", {"lark": "start: A"}, "Use one of: grammar, json_schema, regex."),
         ("koboldcpp", {"frequency_penalty": 0.5}, "presence_penalty, which is the most similar"),
-        ("koboldcpp", {"dynatemp_range": 0.5}, "not supported by koboldcpp"),
+        ("koboldcpp", {"min_tokens": 2}, "not supported by koboldcpp"),
         ("koboldcpp", {"parse_special": False}, "always parses control tokens"),
     ],
 )

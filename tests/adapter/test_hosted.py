@@ -49,6 +49,8 @@ BEYOND: list[tuple[str, dict[str, Any], str, str]] = [
     (H, {"max_tokens": -1, "max_completion_tokens": 5}, "1, 2, 3", "Invalid 'max_tokens': integer"),
     (C, {"logprobs": 6}, COUNTED,
      "Invalid 'logprobs': integer above maximum value. Expected a value <= 5, but got 6 instead."),
+    (C, {"logit_bias": ""}, COUNTED, "Invalid type for 'logit_bias': expected an object, but got"),
+    (H, {"logit_bias": ""}, COUNTED, "Invalid type for 'logit_bias': expected an object, but got"),
     (H, {"tool_choice": "none"}, COUNTED,
      "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are specified."),
     (H, {"tool_choice": "auto", "tools": []}, COUNTED, "Invalid value for 'tool_choice': 'tool_ch"),
@@ -132,8 +134,17 @@ async def test_what_no_engine_can_do_is_always_refused(
 
 async def test_engine_fields_are_outside_openais_limits(hosted: httpx2.AsyncClient) -> None:
     """OpenAI's limits do not concern the fields of engines."""
-    extras = {"top_k": -1, "repeat_last_n": -1, "repeat_penalty": 0, "grammar": ""}
-    assert text_of(await hosted.post(C, json=body_of(C, extras))) == COUNTED
+    own = {"top_k": -1, "repeat_last_n": -1, "repeat_penalty": 0, "grammar": ""}
+    assert text_of(await hosted.post(C, json=body_of(C, own))) == COUNTED
+    others: list[dict[str, Any]] = [
+        {"n_predict": -1},
+        {"options": {"num_predict": -2}},
+        {"max_length": 64, "n_probs": 6},
+        {"max_length": 64, "stop_sequence": list("abcde")},
+    ]
+    for fields in others:
+        body = body_of(C, {"max_tokens": DROP, **fields})
+        assert text_of(await hosted.post(C, json=body)) == COUNTED
 
 
 @pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])

@@ -41,6 +41,10 @@ def complaint(file: Path) -> str:
         ('strict = "maybe"', "FILE: strict must be true or false, not 'maybe'."),
         ("engine_timeout = inf", "FILE: engine_timeout must be a number, not inf."),
         ("keepalive = -1", "FILE: keepalive must be at least 0.0, not -1."),
+        (
+            "keepalive = 1e-9",
+            "FILE: keepalive: expected 0 for never, or at least 0.1 seconds, not 1e-09.",
+        ),
         ('gpu_layers = "many"', "FILE: gpu_layers must be a whole number of layers, or all, not "),
         ('flash_attention = "some"', "FILE: flash_attention must be auto, on or off, not 'some'."),
         ("mmproj = 5", "FILE: mmproj must be the path of a file, not 5."),

@@ -121,12 +121,12 @@ def test_neutral_values_are_sent_every_time() -> None:
 
 def test_extras_have_koboldcpps_names() -> None:
     """A sampling parameter that the request names is sent under koboldcpp's name."""
-    sampling = Sampling(
-        presence_penalty=0.5, extras={"typical_p": 0.9, "repeat_penalty": 1.1, "ignore_eos": True}
-    )
+    extras = {"typical_p": 0.9, "repeat_penalty": 1.1, "ignore_eos": True, "dynatemp_range": 0.5}
+    sampling = Sampling(presence_penalty=0.5, extras=extras)
     sent = to_native(Generation(Prompt(Text("x")), 5, sampling=sampling), 0, "x", 5, 2048, "")
     assert (sent["typical"], sent["rep_pen"], sent["ban_eos_token"]) == (0.9, 1.1, True)
     assert (sent["presence_penalty"], sent["rep_pen_range"]) == (0.5, 2048)
+    assert sent["dynatemp_range"] == 0.5
 
 
 def test_dry_looks_back_over_the_whole_context() -> None:
