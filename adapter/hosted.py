@@ -126,6 +126,21 @@ def _biases(field: str, body: Body) -> InvalidRequest | None:
     )
 
 
+def _with_calls(field: str, body: Body) -> InvalidRequest | None:
+    """Reject an empty list of calls in a message."""
+    messages = body.get(field)
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        if isinstance(message, dict) and message.get("tool_calls") == []:
+            path = f"{field}[{index}].tool_calls"
+            return InvalidRequest(
+                f"Invalid '{path}': empty array. Expected an array with minimum length 1, but got "
+                "an empty array instead.",
+                path,
+                "empty_array",
+            )
+    return None
+
+
 _SERVED = "may be missing, null or empty if one model is served"
 _SHARED: tuple[HostedLimit, ...] = (
     HostedLimit("model", _named, _SERVED, "required"),
@@ -146,6 +161,8 @@ _UNLIMITED = "at least 1; -1 and -2 mean no limit"
 _HARMLESS = '`"none"` and `"auto"` are allowed without'
 CHAT_LIMITS: tuple[HostedLimit, ...] = (
     *_SHARED,
+    HostedLimit("messages", _with_calls, "`tool_calls` may be empty",
+                "`tool_calls` have at least one call"),
     HostedLimit("max_tokens", at_least(1), _UNLIMITED, "at least 1"),
     HostedLimit("max_completion_tokens", at_least(1), _UNLIMITED, "at least 1"),
     HostedLimit("tool_choice", _with("tools"), f"{_HARMLESS} `tools`", "only with `tools`"),

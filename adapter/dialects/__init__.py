@@ -12,9 +12,12 @@ from typing import Any
 from ...backends.errors import RequestError
 from ..errors import InvalidRequest, worded
 from . import constraints, ends, prompts, sampling, serving
-from .fields import Draft, Field, Where
+from .fields import Draft, Field, Where, unsupported
 
-__all__ = ["GROUPS", "TABLES", "Draft", "Field", "Where", "replaced", "table", "with_names"]
+__all__ = [
+    "GROUPS", "REFUSED_IN_MESSAGES", "TABLES", "Draft", "Field", "Where", "replaced", "table",
+    "unsupported", "with_names",
+]  # fmt: skip
 
 GROUPS: Mapping[str, tuple[Field, ...]] = {
     "Constraints": constraints.FIELDS,
@@ -23,6 +26,9 @@ GROUPS: Mapping[str, tuple[Field, ...]] = {
     "Reasoning and prompts": prompts.FIELDS,
     "Caches, models and operation": serving.FIELDS,
 }
+
+# The hint for each field of a message that is refused unless it is empty.
+REFUSED_IN_MESSAGES: Mapping[str, str] = {"images": prompts.FILES}
 
 
 def _on(where: Where) -> Mapping[str, Field]:

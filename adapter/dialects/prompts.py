@@ -43,7 +43,7 @@ def continued(draft: Draft, value: Any) -> None:
 _BUDGET = "Limit all tokens with 'max_completion_tokens', or send 'reasoning_effort'."
 _SHOWN = "Reasoning is returned as 'reasoning_content', separate from the content. Omit it."
 _MESSAGES = "Put the text into 'messages' or 'prompt'."
-_FILES = "Send images and audio as parts of messages."
+FILES = "Send images and audio as parts of messages."
 _TEMPLATE = "Start the engine with another template, or send an 'adapter'."
 _FITS = "a prompt is never cut: one that does not fit is a 400"
 _KWARGS = "Omit it."
@@ -121,8 +121,8 @@ FIELDS: tuple[Field, ...] = (
     refused("memory", "koboldcpp", _MESSAGES, "Be brief.", ""),
     refused("system", "Ollama", _MESSAGES, "Be brief.", ""),
     refused("context", "Ollama", "Send token ids to completions.", [1, 2], []),
-    refused("images", "koboldcpp, Ollama", _FILES, ["aGk="], []),
-    refused("audio", "koboldcpp", _FILES, ["aGk="], [], on="completions"),
+    refused("images", "koboldcpp, Ollama", FILES, ["aGk="], []),
+    refused("audio", "koboldcpp", FILES, ["aGk="], [], on="completions"),
     refused("replace_instruct_placeholders", "koboldcpp", "Send an 'adapter' to chat.", True,
             False),
     refused("prompt_embeds", "vLLM", "Send a 'prompt'.", "aGk=", []),

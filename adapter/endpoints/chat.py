@@ -16,7 +16,8 @@ from ...backends.errors import LatimerError, Unsupported
 from ...schemas import limits
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
-from ...schemas.openai.messages import NO_CONTENT, AssistantMessage
+from ...schemas.openai.messages import NO_CONTENT, THOUGHTS, AssistantMessage
+from .. import dialects
 from ..chat.message import ChatFrames, Shape, message_of
 from ..chat.prepare import ChatJob, prepare
 from ..chat.tools import check_calls
@@ -180,22 +181,16 @@ def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
     for index, message in enumerate(request.messages):
         if isinstance(message.content, list):
             parts += len(message.content)
+        if message.__pydantic_extra__:
+            _check_extra(message.__pydantic_extra__, f"messages[{index}]")
         if isinstance(message, AssistantMessage):
             here = f"messages[{index}]"
             if message.audio is not None:
                 raise Unsupported(f"{here}.audio", capabilities.engine, _LEAVE_OUT)
-            if message.reasoning and message.reasoning_content not in (
-                None, "", message.reasoning,
-            ):  # fmt: skip
-                raise InvalidRequest(
-                    f"Invalid '{here}.reasoning': it differs from 'reasoning_content' of the same "
-                    "message. Send only one of them.",
-                    f"{here}.reasoning",
-                    "invalid_value",
-                )
+            _check_thoughts(message, here)
             said = (
-                message.content, message.refusal, message.tool_calls, message.function_call,
-                message.thought,
+                message.content, message.refusal, message.tool_calls or None,
+                message.function_call, message.thought,
             )  # fmt: skip
             if all(one is None for one in said):
                 if "content" in message.__pydantic_fields_set__:
@@ -213,6 +208,26 @@ def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
             "array_above_max_length",
         )
     check_calls(request.messages)
+
+
+def _check_extra(extra: Mapping[str, Any], here: str) -> None:
+    """Reject fields of other servers that would change the answer."""
+    for name, hint in dialects.REFUSED_IN_MESSAGES.items():
+        if extra.get(name):
+            raise dialects.unsupported(f"{here}.{name}", hint)
+
+
+def _check_thoughts(message: AssistantMessage, here: str) -> None:
+    """Reject reasoning that differs between the fields of one message."""
+    given = [name for name in THOUGHTS if getattr(message, name)]
+    for name in given[1:]:
+        if getattr(message, name) != getattr(message, given[0]):
+            raise InvalidRequest(
+                f"Invalid '{here}.{name}': it differs from '{given[0]}' of the same message. Send "
+                "only one of them.",
+                f"{here}.{name}",
+                "invalid_value",
+            )
 
 
 def _check_native(job: Generation, capabilities: Capabilities) -> None:

@@ -131,6 +131,7 @@ class FunctionToolCall(Request):
     id: str
     type: Literal["function"]
     function: FunctionCall
+    index: int | None = None
 
 
 class CustomToolCall(Request):
@@ -139,6 +140,7 @@ class CustomToolCall(Request):
     id: str
     type: Literal["custom"]
     custom: CustomCall
+    index: int | None = None
 
 
 ToolCall = Annotated[FunctionToolCall | CustomToolCall, Field(discriminator="type")]
@@ -177,7 +179,9 @@ class ReasoningDetail(Request):
 class AssistantMessage(Request):
     """A message from the assistant; `content` may be missing if there are tool calls.
 
-    Clients send earlier reasoning in one of three fields, or the same in several.
+    Clients send earlier reasoning in one of four fields, or the same in several. They also send a
+    response's message unchanged, with `annotations` and calls with an `index`; these have no
+    effect.
     """
 
     role: Literal["assistant"]
@@ -185,10 +189,12 @@ class AssistantMessage(Request):
     refusal: str | None = None
     name: str | None = None
     audio: JsonObject | None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
+    annotations: list[JsonObject] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    thinking: str | None = None
     reasoning_details: list[ReasoningDetail] | None = None
 
     @property
@@ -196,14 +202,16 @@ class AssistantMessage(Request):
         """The earlier reasoning; None if no field has it."""
         if self.__pydantic_fields_set__.isdisjoint(_REASONING):
             return None
-        if self.reasoning_content or self.reasoning:
-            return self.reasoning_content or self.reasoning
-        if self.reasoning_details:
+        texts = [getattr(self, name) for name in THOUGHTS]
+        if not any(texts) and self.reasoning_details:
             return "".join([detail.text or "" for detail in self.reasoning_details])
-        return self.reasoning_content if self.reasoning is None else self.reasoning
+        given = [text for text in texts if text is not None]
+        return max(given, key=bool) if given else None
 
 
-_REASONING = frozenset({"reasoning_content", "reasoning", "reasoning_details"})
+# The fields of earlier reasoning: those of DeepSeek, OpenRouter and Ollama.
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_REASONING = frozenset({*THOUGHTS, "reasoning_details"})
 
 
 class ToolMessage(Request):

@@ -20,9 +20,10 @@ from support.recordings import DEMO_CHATML
 C, H = "/v1/completions", "/v1/chat/completions"
 COUNT = "Count to 12."
 COUNTED = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."
+ASKED = {"role": "user", "content": COUNT}
 BASE: dict[str, dict[str, Any]] = {
     C: {"model": "demo", "prompt": DEMO_CHATML.format(COUNT), "temperature": 0, "max_tokens": 64},
-    H: {"model": "demo", "messages": [{"role": "user", "content": COUNT}], "temperature": 0},
+    H: {"model": "demo", "messages": [ASKED], "temperature": 0},
 }
 DROP = object()
 OTHERS = [f"none {number}" for number in range(127)]
@@ -47,6 +48,8 @@ BEYOND: list[tuple[str, dict[str, Any], str, str]] = [
     (H, {"max_tokens": -2}, COUNTED, "Invalid 'max_tokens': integer below minimum value."),
     (H, {"max_completion_tokens": -1}, COUNTED, "Invalid 'max_completion_tokens': integer below"),
     (H, {"max_tokens": -1, "max_completion_tokens": 5}, "1, 2, 3", "Invalid 'max_tokens': integer"),
+    (H, {"messages": [{"role": "assistant", "content": "Hi", "tool_calls": []}, ASKED]}, COUNTED,
+     "Invalid 'messages[0].tool_calls': empty array. Expected an array with minimum length 1, but"),
     (C, {"logprobs": 6}, COUNTED,
      "Invalid 'logprobs': integer above maximum value. Expected a value <= 5, but got 6 instead."),
     (C, {"logit_bias": ""}, COUNTED, "Invalid type for 'logit_bias': expected an object, but got"),

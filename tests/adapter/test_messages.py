@@ -17,6 +17,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
+from latimer.schemas.openai.messages import THOUGHTS
 from support import scripted
 from support.replies import chunks_in
 from support.servers import llama_server
@@ -164,11 +165,14 @@ async def test_thoughts_that_differ_are_an_error(demo: httpx2.AsyncClient) -> No
     assert (reply.status_code, error["param"]) == (400, "messages[1].reasoning")
 
 
-async def test_a_thought_without_an_answer_is_a_message(demo: httpx2.AsyncClient) -> None:
+@pytest.mark.parametrize("field", THOUGHTS)
+async def test_a_thought_without_an_answer_is_a_message(
+    demo: httpx2.AsyncClient, field: str
+) -> None:
     """A message that was cut off in its reasoning can be sent back."""
     messages = [
         {"role": "user", "content": "?"},
-        {"role": "assistant", "content": None, "reasoning": "Hm."},
+        {"role": "assistant", "content": None, field: "Hm."},
         {"role": "user", "content": "Go on."},
     ]
     body = {"model": "m", "messages": messages, "max_tokens": 2}

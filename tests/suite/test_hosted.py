@@ -16,7 +16,13 @@ from suite.stage import Direct, Stage
 from suite.trial import HEADERS
 
 CLIPPED = [f"errors.{name}" for name, *_ in BEYOND]
-IDS = [*CLIPPED, "errors.missing-model", "chat.metadata-alone", "tools.choice-alone"]
+IDS = [
+    *CLIPPED,
+    "errors.missing-model",
+    "chat.metadata-alone",
+    "tools.choice-alone",
+    "tools.empty-list",
+]
 CHECKS = {check.id: check for check in all_checks()}
 
 
@@ -36,6 +42,11 @@ class Clips(Fault):
         if not body.get("tools"):
             within.pop("tool_choice", None)
         within.pop("metadata", None)
+        if "messages" in within:
+            within["messages"] = [
+                {name: value for name, value in message.items() if value != []}
+                for message in within["messages"]
+            ]
         return within
 
 

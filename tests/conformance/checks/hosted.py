@@ -136,3 +136,12 @@ async def choice_alone(api: Api) -> None:
     tool = {"type": "function", "function": {"name": "get_time", "parameters": parameters}}
     await api.chat("Hello", tools=[tool], max_tokens=1)
     await _rejected(api, H, {"model": api.model, **HELLO, "tool_choice": "auto"}, "", _no_call)
+
+
+@check("tools.empty-list",
+       "A message with an empty list of tool calls is rejected with 400, or read without calls.",
+       "may", "3.2 1.2")  # fmt: skip
+async def empty_list(api: Api) -> None:
+    turns = [{"role": "assistant", "content": "Hello", "tool_calls": []}, *HELLO["messages"]]
+    body = {"model": api.model, **HELLO, "messages": turns}
+    await _rejected(api, H, body, "tool_calls", _no_call)

@@ -324,17 +324,6 @@ async def orphan(api: Api) -> None:
     reply.error(400)
 
 
-@check("tools.empty-list", "A message with an empty list of tool calls is rejected with 400.",
-       "may", "3.2 1.2")  # fmt: skip
-async def empty_list(api: Api) -> None:
-    turns = [{"role": "assistant", "content": "Hello", "tool_calls": []},
-             {"role": "user", "content": "Hello"}]  # fmt: skip
-    reply = await api.post(H, {"model": api.model, "messages": turns, "max_tokens": 1})
-    if reply.status == 200:
-        raise Diverges("the server accepts an empty list of tool calls")
-    reply.error(400)
-
-
 # Each row: the id, the invalid fields of a request with a valid tool, level, source, the word
 # that the error must contain.
 WRONG: Sequence[tuple[str, Mapping[str, Any], str, str, str]] = (

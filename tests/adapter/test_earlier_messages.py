@@ -1,0 +1,69 @@
+"""Tests of the fields that earlier messages of a conversation may have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.schemas.openai.chat import ChatDelta, ChatMessage
+from latimer.schemas.openai.messages import THOUGHTS, AssistantMessage
+from support import scripted
+
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
+
+
+def test_each_field_for_thoughts_is_read() -> None:
+    """Earlier reasoning is read from each of its fields, and an empty one does not hide it."""
+    for field in THOUGHTS:
+        message = {"role": "assistant", **dict.fromkeys(THOUGHTS, ""), field: "Hm."}
+        assert AssistantMessage.model_validate(message).thought == "Hm."
+
+
+async def test_images_of_ollama_are_refused_by_name(demo: httpx2.AsyncClient) -> None:
+    """A message with `images` is a 400 that names the field, unless the list is empty."""
+    for images, status in ((["aGk="], 400), ([], 200)):
+        messages = [{"role": "user", "content": "?", "images": images}]
+        body = {"model": "m", "messages": messages, "max_tokens": 1}
+        reply = await demo.post("/v1/chat/completions", json=body)
+        assert reply.status_code == status
+        if status == 400:
+            error = reply.json()["error"]
+            assert error["param"] == "messages[0].images"
+            assert error["code"] == "unsupported_parameter"
+
+
+def test_every_field_of_a_response_is_a_field_of_a_request() -> None:
+    """A request's messages have every field of a response's message and deltas."""
+    fields = ChatMessage.__annotations__.keys() | ChatDelta.__annotations__.keys()
+    assert fields <= AssistantMessage.model_fields.keys()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_a_response_can_be_sent_back(tmp_path: Path, client_of: Any, strict: bool) -> None:
+    """The message of a response is accepted in the next request, and no field of it is listed."""
+    call = '<tool_call>{"name": "f", "arguments": {"a": 5}}</tool_call>'
+    path = scripted.scripted(tmp_path / "model.gguf", [call], scripted.HERMES, ())
+    app = OpenAIAdapter(LlamaCpp(path), any_model=True, strict=strict)
+    asked = {"role": "user", "content": "?"}
+    async with client_of(app) as client:
+        body = {"model": "m", "messages": [asked]}
+        for tools in ({}, {"tools": [TOOL]}):
+            first = await client.post("/v1/chat/completions", json={**body, **tools})
+            message = first.json()["choices"][0]["message"]
+            message |= {"audio": None, "function_call": None}
+            results = []
+            for index, made in enumerate(message.setdefault("tool_calls", [])):
+                made["index"] = index
+                results.append({"role": "tool", "tool_call_id": made["id"], "content": "6"})
+            assert len(results) == len(tools)
+            message["tool_calls"] = message["tool_calls"] or None
+            again = {**body, **tools, "messages": [asked, message, *results, asked]}
+            reply = await client.post("/v1/chat/completions", json=again)
+            assert reply.status_code == 200, reply.text
+            assert "x-latimer-ignored" not in reply.headers
+    await app.aclose()
