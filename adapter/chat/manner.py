@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ...backends.base import Model
 from ...backends.offload import Memo
@@ -12,7 +12,8 @@ from .order import order_of
 from .reasoning import Tags, tags_of
 
 
-class Manner(NamedTuple):
+@dataclass(slots=True)
+class Manner:
     """A model's conventions.
 
     Args:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from ...backends import offload
 from ...backends.base import Model
@@ -21,7 +22,8 @@ from .templates import Conversation, TemplateError, render
 Tools: TypeAlias = list[dict[str, Any]] | None
 
 
-class Input(NamedTuple):
+@dataclass(slots=True)
+class Input:
     """The messages of a request, and the other input of its prompt.
 
     Args:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import jinja2
 from jinja2 import nodes
@@ -132,7 +133,8 @@ def _rendered(
         ) from error
 
 
-class Reasoning(NamedTuple):
+@dataclass(slots=True, frozen=True)
+class Reasoning:
     """The reasoning that a request asks for.
 
     Args:
@@ -171,7 +173,7 @@ def variables_of(
                 f"chat_template_kwargs.{name}",
                 "invalid_value",
             )
-    effort, enabled = reasoning
+    effort, enabled = reasoning.effort, reasoning.enabled
     if effort is None and enabled is None:
         return variables, ()
     found: dict[str, Any] = {}

@@ -8,13 +8,17 @@ from ...backends.errors import Unsupported
 from ...schemas.openai.chat import ChatRequest, InstructAdapter
 from ..chat.instruct import FORMATS, ROLES, InstructFormat, Opening, Turn
 from ..chat.prepare import ChatTurn
-from ..chat.templates import Reasoning
+from ..chat.templates import AS_USUAL, Reasoning
 from ..errors import InvalidRequest
 from ..exchange import Exchange
 from ..generation.constraints import grammar_of
 from ..service import Served
 from ..validation import seeds_of, stops_of
 from .tools import tool_set_of
+
+# The fields about reasoning, and those about the end of the prompt.
+_REASONING = frozenset({"reasoning_effort", "enable_thinking"})
+_OPENING = frozenset({"add_generation_prompt", "continue_final_message"})
 
 
 async def turn_of(
@@ -26,7 +30,7 @@ async def turn_of(
         InvalidRequest: the tools, the response format or the adapter are invalid.
         Unsupported: the engine does not support a field of the request.
     """
-    capabilities, size = served.capabilities, exchange.size
+    capabilities, size, fields = served.capabilities, exchange.size, request.__pydantic_fields_set__
     own = _format(request, served)
     if own is not None and request.chat_template_kwargs:
         hint = "An instruct format has no template variables. Omit one of them."
@@ -52,9 +56,13 @@ async def turn_of(
         answer,
         own,
         request.chat_template_kwargs,
-        Reasoning(request.reasoning_effort, request.enable_thinking),
-        _opening(request),
+        AS_USUAL if fields.isdisjoint(_REASONING) else _reasoning(request),
+        None if fields.isdisjoint(_OPENING) else _opening(request),
     )
+
+
+def _reasoning(request: ChatRequest) -> Reasoning:
+    return Reasoning(request.reasoning_effort, request.enable_thinking)
 
 
 def _opening(request: ChatRequest) -> Opening | None:
