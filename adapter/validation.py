@@ -231,7 +231,7 @@ async def notes(
     approximated = {
         name
         for name in capabilities.inexact
-        if name in sampling.extras or name == "usage" or getattr(sampling, name, None)
+        if name == "usage" or getattr(sampling, name, None) or _penalises(sampling, name)
     }
     approximated.update(inexact)
     if strict and dropped:
@@ -245,6 +245,7 @@ async def notes(
         raise InvalidRequest(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
     if draft is not None:
         dropped = [draft.names.get(name, name) for name in dropped]
+        approximated = {draft.names.get(name, name) for name in approximated}
         ignored = sorted((*ignored, *draft.ignored, *dropped))
     elif dropped:
         ignored = sorted((*ignored, *dropped))
@@ -252,6 +253,14 @@ async def notes(
         exchange.headers.append((b"x-latimer-ignored", _listed(ignored)))
     if approximated:
         note_inexact(exchange, approximated, capabilities, strict)
+
+
+def _penalises(sampling: Sampling, name: str) -> bool:
+    """Return True for a repeat penalty that has an effect."""
+    extras = sampling.extras
+    return (
+        name == "repeat_penalty" and extras.get(name, 1) != 1 and extras.get("repeat_last_n") != 0
+    )
 
 
 def _ignored(request: Request) -> list[str]:

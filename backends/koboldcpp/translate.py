@@ -80,8 +80,9 @@ CAPABILITIES = Capabilities(
             "It does not expose its vocabulary. Send the model's own token ids."
         ),
     },
-    # koboldcpp also counts the prompt's tokens, and ignores ids that its vocabulary lacks.
-    inexact=frozenset({"logit_bias", "presence_penalty"}),
+    # koboldcpp ignores ids that its vocabulary lacks. Its presence penalty also counts the prompt's
+    # tokens. A window that is longer than the text is filled with token 0.
+    inexact=frozenset({"logit_bias", "presence_penalty", "repeat_penalty"}),
     late_logprobs=True,
     grammars=frozenset({"gbnf", "json_schema", "regex"}),
     plain_text=False,
@@ -145,6 +146,9 @@ def to_native(
     if payload["rep_pen_range"] == 0:
         # koboldcpp looks back one token at least.
         payload["rep_pen"] = 1.0
+    elif payload["rep_pen"] < 1:
+        # koboldcpp takes the largest of its three spellings, which are 1 by default.
+        payload["repeat_penalty"] = payload["repetition_penalty"] = payload["rep_pen"]
     for media in job.prompt.media:
         payload.setdefault(_FILES[media.kind], []).append(b64encode(media.data).decode())
     if job.grammar is not None:

@@ -26,6 +26,8 @@ class GeneratePayload(TypedDict):
     top_a: float
     nsigma: float
     rep_pen: float
+    repeat_penalty: NotRequired[float]
+    repetition_penalty: NotRequired[float]
     rep_pen_range: int
     rep_pen_slope: float
     presence_penalty: float

@@ -90,6 +90,20 @@ async def test_strict_refuses_what_is_done_only_nearly(
     await app.aclose()
 
 
+async def test_koboldcpps_repeat_penalty_is_inexact(
+    make_backend: Callable[[str], Backend], client_of: Any
+) -> None:
+    """A repeat penalty on koboldcpp is named as inexact as the client spells it, except 1."""
+    app = OpenAIAdapter(make_backend("koboldcpp"), any_model=True, strict=True)
+    async with client_of(app) as client:
+        for name in ("repeat_penalty", "repetition_penalty", "rep_pen"):
+            error = (await client.post("/v1/completions", json={**BODY, name: 1.1})).json()["error"]
+            assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+        reply = await client.post("/v1/completions", json={**BODY, "repeat_penalty": 1})
+        assert reply.status_code == 200
+    await app.aclose()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_a_wrong_grammar_is_the_clients_mistake(ask: Ask, engine: str) -> None:
     """A syntax error in a grammar is a 400 with the field and position, on every engine."""

@@ -156,6 +156,14 @@ def test_the_penaltys_window_has_koboldcpps_meaning(last: int, window: int, pena
     assert (sent["rep_pen_range"], sent["rep_pen"]) == (window, penalty)
 
 
+def test_a_repeat_penalty_below_one_has_all_spellings() -> None:
+    """A penalty below 1 is sent in each spelling, because koboldcpp takes the largest of them."""
+    for penalty, spellings in ((0.5, 3), (1.5, 1)):
+        sampling = Sampling(extras={"repeat_penalty": penalty})
+        sent = to_native(Generation(Prompt(Text("x")), 5, sampling=sampling), 0, "x", 5, 2048, "")
+        assert list(sent.values()).count(penalty) == spellings
+
+
 def test_a_bias_is_an_object_of_at_most_512() -> None:
     """A logit bias of more than 512 entries, which koboldcpp would drop, is rejected."""
     biases = tuple((token, 1.0) for token in range(513))
