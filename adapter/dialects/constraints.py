@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import orjson
-
 from ...backends.grammar import literal
+from ...schemas.openai.spellings import read_schema
 from ..errors import InvalidRequest
 from .fields import Draft, Field, ignored, inside, mapped, refused, same, unsupported, wrong_type
 
@@ -23,10 +22,10 @@ def schema(draft: Draft, value: Any) -> None:
     found = value
     if isinstance(value, str):
         try:
-            found = orjson.loads(value)
-        except ValueError:
+            found = read_schema(value)
+        except ValueError as error:
             raise InvalidRequest(
-                f"Invalid '{draft.origin}': it is not valid JSON. Send a JSON schema.",
+                f"Invalid '{draft.origin}': {error}. Send a JSON schema.",
                 draft.origin,
                 "invalid_value",
             ) from None

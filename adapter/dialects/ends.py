@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
+from ...schemas import limits
+from ..errors import InvalidRequest
 from .fields import Draft, Field, ignored, inside, mapped, refused, same
+
+_QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
+_LITERAL = re.compile(_QUOTED, re.DOTALL)
+_LITERALS = re.compile(rf"(?:{_QUOTED})(?:\s*,\s*(?:{_QUOTED}))*\s*,?", re.DOTALL)
+_BEGINS = re.compile(r"""\s*\[?\s*["']""")
+# A quote, or an escape sequence, which is skipped.
+_BARE_QUOTE = re.compile(r'\\.|"', re.DOTALL)
+# A character of a literal can have six: \u0041.
+_LONGEST = 8 * limits.STOP_TEXT.most
 
 
 def alternatives(draft: Draft, value: Any) -> None:
@@ -14,6 +27,45 @@ def alternatives(draft: Draft, value: Any) -> None:
         draft.set("top_logprobs", value)
     else:
         draft.set("logprobs", value)
+
+
+def stops(draft: Draft, value: Any) -> None:
+    """Set `stop`; a string that begins with a quote or a bracket and a quote is a list.
+
+    text-generation-webui reads its strings as a list of literals: `"a", "b"`.
+    """
+    if isinstance(value, str) and _BEGINS.match(value):
+        inner = value.strip()
+        if inner[0] == "[" and inner[-1] == "]":
+            inner = inner[1:-1].strip()
+        if len(inner) > _LONGEST or not _LITERALS.fullmatch(inner):
+            raise _not_a_list(draft.origin)
+        try:
+            value = [json.loads(_in_json(text), strict=False) for text in _LITERAL.findall(inner)]
+        except ValueError:
+            raise _not_a_list(draft.origin) from None
+    draft.set("stop", value)
+
+
+def _in_json(text: str) -> str:
+    """Return a string literal with double quotes."""
+    if text[0] == '"':
+        return text
+    inner = text[1:-1].replace("\\'", "'")
+    return f'"{_BARE_QUOTE.sub(_escaped, inner)}"'
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return '\\"' if found[0] == '"' else found[0]
+
+
+def _not_a_list(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Invalid '{name}': the string is not a list of strings such as '[\"a\", \"b\"]'. Send "
+        "an array of strings.",
+        name,
+        "invalid_value",
+    )
 
 
 def usage(draft: Draft, value: Any) -> None:
@@ -33,13 +85,14 @@ _STOP = "Omit it. The request's 'stop' has the text to append."
 _LEFT_OUT = "Control tokens are never part of a reply. Omit it."
 
 FIELDS: tuple[Field, ...] = (
+    mapped("n_cmpl", "llama.cpp", "`n`", 2),
     mapped("n_predict", "llama.cpp", "`max_tokens`", 5),
     mapped("num_predict", "Ollama", "`max_tokens`", 5),
     mapped("max_new_tokens", "text-generation-webui, Transformers", "`max_tokens`", 5),
     mapped("max_length", "koboldcpp", "`max_tokens`", 5),
     mapped("stop_sequence", "koboldcpp", "`stop`", ["5"], None, []),
-    mapped("stopping_strings", _WEBUI, "`stop`", ["5"], None, []),
-    mapped("custom_stopping_strings", _WEBUI, "`stop`", ["5"], None, []),
+    mapped("stopping_strings", _WEBUI, "`stop`", ["5"], stops, [], "", "[]"),
+    mapped("custom_stopping_strings", _WEBUI, "`stop`", ["5"], stops, [], "", "[]"),
     refused("stop_token_ids", "vLLM", _TEXT, [5], []),
     refused("include_stop_str_in_output", "vLLM", _STOP, True, False),
     refused("trim_stop", "koboldcpp", _STOP, False, True),

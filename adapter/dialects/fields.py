@@ -7,11 +7,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...backends.errors import shortened
 from ...schemas.openai.common import kind_of
+from ...schemas.openai.spellings import whole
 from ..errors import InvalidRequest
 
 Verdict: TypeAlias = Literal["mapped", "refused", "ignored"]
 Where: TypeAlias = Literal["chat", "completions"]
 Apply: TypeAlias = "Callable[[Draft, Any], None]"
+
+# Integers beyond this are not sent to engines.
+_MOST = 2.0**63
 
 
 class Field(NamedTuple):
@@ -53,6 +57,7 @@ class Draft:
         where: the endpoint.
 
     Attributes:
+        given: the body of the request, unchanged.
         names: the client's field for each field that was set.
         ignored: the known fields that have no effect.
         unknown: unknown fields inside known objects.
@@ -60,6 +65,7 @@ class Draft:
     """
 
     def __init__(self, body: Mapping[str, Any], fields: Mapping[str, Field], where: Where) -> None:
+        self.given = body
         self.body = dict(body)
         self.fields = fields
         self.where = where
@@ -104,7 +110,9 @@ class Draft:
         self.replace(name, value)
 
     def replace(self, name: str, value: Any) -> None:
-        """Set a field, and replace any earlier value."""
+        """Set a field, and replace any earlier value; a whole number is set as an integer."""
+        if isinstance(value, float) and abs(value) < _MOST:
+            value = whole(value)
         self.body[name] = value
         self.names[name] = self.origin
 

@@ -11,6 +11,8 @@ from .fields import Draft, Field, ignored, mapped, refused, same, wrong_type
 WHOLE = -1
 # koboldcpp's default for `rep_pen_range`.
 KOBOLDCPP_RANGE = 320
+# Two temperatures that differ by less are the same number, rounded differently.
+_CLOSE = 1e-6
 
 # llama.cpp's order of samplers, which is Latimer's, and other names of its samplers.
 _ORDER = [
@@ -92,6 +94,50 @@ def greedy(draft: Draft, value: Any) -> None:
     draft.replace("temperature", 0)
 
 
+def bound(draft: Draft, value: Any) -> None:
+    """Check a bound of the temperature, which `spread` uses."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong_type(draft.origin, "a decimal number", value)
+
+
+def spread(draft: Draft, value: Any) -> None:
+    """Set the temperature and its range from its bounds.
+
+    Raises:
+        InvalidRequest: the bounds contradict each other or other fields, or one of them is missing.
+    """
+    if value is not True:
+        raise wrong_type(draft.origin, "a boolean", value)
+    given = draft.given.get("dynatemp_range")
+    low: Any = draft.given.get("dynatemp_low")
+    high: Any = draft.given.get("dynatemp_high")
+    for name, one in (("dynatemp_low", low), ("dynatemp_high", high)):
+        if one is None:
+            if given is not None:
+                return
+            raise InvalidRequest(
+                f"Missing required parameter: '{name}'.", name, "missing_required_parameter"
+            )
+        draft.origin = name
+        bound(draft, one)
+    if low > high:
+        raise InvalidRequest(
+            f"Invalid 'dynatemp_low': expected a value <= 'dynatemp_high', {high}, but got {low} "
+            "instead.",
+            "dynatemp_low",
+            "invalid_value",
+        )
+    middle, half = (low + high) / 2, (high - low) / 2
+    if given is None:
+        draft.replace("temperature", middle)
+        draft.replace("dynatemp_range", half)
+        return
+    for name, one in (("temperature", middle), ("dynatemp_range", half)):
+        own = draft.given.get(name)
+        if not isinstance(own, int | float) or abs(own - one) > _CLOSE:
+            draft.set(name, one)
+
+
 def seed(draft: Draft, value: Any) -> None:
     """Set `seed`; -1 means a random seed."""
     if value != -1:
@@ -132,9 +178,12 @@ FIELDS: tuple[Field, ...] = (
     same("xtc_threshold", "llama.cpp, koboldcpp", 0.1),
     same("dynatemp_range", "llama.cpp, koboldcpp", 0.5),
     same("dynatemp_exponent", "llama.cpp, koboldcpp", 1.5),
-    refused("dynamic_temperature", _WORDS, "Send 'dynatemp_range'.", True, False),
-    ignored("dynatemp_low", _WORDS, "it only has an effect with `dynamic_temperature`", 0.5),
-    ignored("dynatemp_high", _WORDS, "it only has an effect with `dynamic_temperature`", 1.5),
+    mapped("dynamic_temperature", _WORDS, "`temperature` and `dynatemp_range`, from `dynatemp_low` "
+           "and `dynatemp_high`", True, spread, False),
+    mapped("dynatemp_low", _WORDS, "see `dynamic_temperature`, without which it has no effect",
+           0.5, bound),
+    mapped("dynatemp_high", _WORDS, "see `dynamic_temperature`, without which it has no effect",
+           1.5, bound),
     same("mirostat", "llama.cpp, Ollama, koboldcpp", 2),
     mapped("mirostat_mode", _BOTH, "`mirostat`", 2, None, 0),
     same("mirostat_tau", "llama.cpp, Ollama, koboldcpp", 4.0),

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
-from .spellings import Breakers, Gbnf, RepeatPenalty, TopK, Whole, Window
+from .spellings import Breakers, Gbnf, RepeatPenalty, TopK, Whole, Window, read_schema
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1, le=128)]
@@ -152,6 +152,17 @@ def _check_logit_bias(value: object) -> object:
 LogitBias = Annotated[dict[str, float] | None, BeforeValidator(_check_logit_bias)]
 
 
+def _read_schema(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return read_schema(value)
+    except ValueError as error:
+        raise invalid(
+            f"Invalid '{{param}}': {error}. Send a JSON schema.", "invalid_value"
+        ) from None
+
+
 class StreamOptions(Request):
     """Options of a stream; without `include_obfuscation: true` no chunk is padded."""
 
@@ -191,7 +202,7 @@ class EngineExtras(Request):
     grammar: Gbnf = None
     regex: str | None = None
     lark: str | None = None
-    json_schema: dict[str, Any] | None = None
+    json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_read_schema)] = None
     oai_compat: bool | None = None
     logit_bias_vocabulary: str | None = None
 

@@ -9,6 +9,7 @@ import json
 import re
 from typing import Annotated
 
+import orjson
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from .. import limits
@@ -18,9 +19,26 @@ _MOST = 2**31 - 1
 _ARRAY = re.compile(r'\s*\[\s*["\]]')
 
 
-def _whole(value: object) -> object:
+def whole(value: object) -> object:
     """Return a whole number such as 20.0 as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def read_schema(text: str) -> object:
+    """Return the schema that a text contains as JSON; None for an empty text.
+
+    Raises:
+        ValueError: it is too long, or not JSON.
+    """
+    if not text:
+        return None
+    if len(text) > limits.SCHEMA.most:
+        raise ValueError(f"it has {len(text)} characters; {limits.SCHEMA.most} are allowed")
+    try:
+        found: object = orjson.loads(text)
+    except ValueError:
+        raise ValueError("it is not valid JSON") from None
+    return found
 
 
 def _listed(value: object) -> object:
@@ -36,7 +54,7 @@ def _listed(value: object) -> object:
     return [value] if value else None
 
 
-Whole = BeforeValidator(_whole)
+Whole = BeforeValidator(whole)
 # Zero and below switch it off.
 TopK = Annotated[
     int, Field(ge=-_MOST, le=_MOST), Whole, AfterValidator(lambda value: max(value, 0))

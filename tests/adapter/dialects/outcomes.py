@@ -38,6 +38,9 @@ EQUAL: dict[str, dict[str, Any]] = {
     "grammar_string": {"grammar": GBNF},
     "typical": {"typical_p": 0.9},
     "nsigma": {"top_n_sigma": 1.0},
+    "dynamic_temperature": {"temperature": 1.0, "dynatemp_range": 0.5},
+    "dynatemp_low": {},
+    "dynatemp_high": {},
     "mirostat_mode": {"mirostat": 2},
     "rep_pen": {"repeat_penalty": 1.1, "repeat_last_n": 320},
     "rep_pen_range": {"repeat_last_n": 128},
@@ -50,6 +53,7 @@ EQUAL: dict[str, dict[str, Any]] = {
     "custom_token_bans": {"logit_bias": {"5": -100, "7": -100}},
     "do_sample": {"temperature": 0},
     "sampler_seed": {"seed": 7},
+    "n_cmpl": {"n": 2},
     "n_predict": {"max_tokens": 5},
     "num_predict": {"max_tokens": 5},
     "max_new_tokens": {"max_tokens": 5},
@@ -71,9 +75,13 @@ EQUAL: dict[str, dict[str, Any]] = {
     "options.num_predict": {"max_tokens": 5},
 }
 # The rest of a request for a field that needs it.
-AROUND: dict[str, dict[str, Any]] = {
-    name: {"messages": [*COUNT, {"role": "assistant", "content": "1, 2"}]}
-    for name in ("continue_final_message", "continue_assistant_turn")
+_CONTINUED = {"messages": [*COUNT, {"role": "assistant", "content": "1, 2"}]}
+_BOUNDS = {"dynatemp_low": 0.5, "dynatemp_high": 1.5}
+AROUND: dict[tuple[Where, str], dict[str, Any]] = {
+    ("chat", "continue_final_message"): _CONTINUED,
+    ("chat", "continue_assistant_turn"): _CONTINUED,
+    ("chat", "dynamic_temperature"): _BOUNDS,
+    ("completions", "dynamic_temperature"): _BOUNDS,
 }
 
 
@@ -106,5 +114,5 @@ def body_of(where: Where, field: Field, fields: dict[str, Any]) -> dict[str, Any
     """Return a request with some fields, and with defaults that do not contradict them."""
     own = equal(where, field) if field.verdict == "mapped" else {}
     still = {name: value for name, value in STILL.items() if name not in own}
-    around = AROUND.get(field.name, {}) if where == "chat" else {}
+    around = AROUND.get((where, field.name), {})
     return {**still, **BASES[where], **around, **fields}

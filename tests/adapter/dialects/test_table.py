@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter.dialects.outcomes import BASES, EQUAL, body_of, equal, rows, sent
-from latimer.adapter.dialects import GROUPS, TABLES, Field, Where, replaced, table
+from adapter.dialects.outcomes import AROUND, BASES, EQUAL, body_of, equal, rows, sent
+from latimer.adapter.dialects import GROUPS, TABLES, Field, Where, replaced, table, with_names
 from latimer.adapter.errors import InvalidRequest
 from latimer.adapter.validation import parse
 from latimer.schemas.openai.chat import ChatRequest
@@ -19,6 +19,8 @@ from pydantic import TypeAdapter
 PAGE = Path(__file__).parents[3] / "docs" / "dialects.md"
 START = "<!-- table -->\n"
 SCHEMAS: dict[Where, type[Request]] = {"chat": ChatRequest, "completions": CompletionRequest}
+# Fields that are only set if the request omits them.
+DEFAULTS = {"repeat_last_n", "ignore_eos"}
 ADAPTERS: dict[Where, TypeAdapter[Any]] = {
     where: TypeAdapter(schema) for where, schema in SCHEMAS.items()
 }
@@ -90,13 +92,45 @@ def test_values_without_effect_change_nothing(where: Where) -> None:
 
 @pytest.mark.parametrize("where", TABLES)
 def test_examples_have_an_effect(where: Where) -> None:
-    """The example of each field is not neutral, and a refused one is refused."""
+    """The example of each field is not neutral, and a refused one is refused by name, with its
+    hint."""
     for field in TABLES[where].values():
         assert field.has_effect(field.example)
         body = body_of(where, field, sent(field.name, field.example))
         if field.verdict == "refused":
-            with pytest.raises(InvalidRequest):
+            with pytest.raises(InvalidRequest) as caught:
                 read(where, body)
+            error = caught.value
+            assert (error.param, error.code) == (field.name, "unsupported_parameter")
+            assert error.message.endswith(f"'{field.name}' is not supported. {field.note}")
+
+
+@pytest.mark.parametrize("where", TABLES)
+def test_ignored_fields_are_listed(where: Where) -> None:
+    """Ignored fields are listed, and the request is the same without them."""
+    for place, field in rows("ignored"):
+        if place == where:
+            body = body_of(where, field, {})
+            fields = sent(field.name, field.example)
+            assert read(where, {**body, **fields}) == read(where, body)
+            draft = replaced({**body, **fields}, fields, where)
+            assert draft is not None
+            assert (draft.ignored, draft.unknown) == ([field.name], [])
+
+
+@pytest.mark.parametrize("where", TABLES)
+def test_errors_name_the_fields_that_were_sent(where: Where) -> None:
+    """An error about a field that another one is mapped to names the client's field."""
+    for place, field in rows("mapped"):
+        if place == where and field.apply is not None:
+            fields = sent(field.name, field.example)
+            draft = replaced(body_of(where, field, fields), fields, where)
+            assert draft is not None
+            for name in equal(where, field).keys() - DEFAULTS:
+                error = with_names(InvalidRequest(f"Invalid '{name}'.", name), draft.names)
+                own = str(error.param)
+                assert own.startswith((field.name, *AROUND.get((where, field.name), {})))
+                assert str(error) == f"Invalid '{own}'."
 
 
 @pytest.mark.parametrize(
@@ -118,6 +152,21 @@ def test_examples_have_an_effect(where: Where) -> None:
         ({"custom_token_bans": "a"}, "custom_token_bans"),
         ({"custom_token_bans": 5}, "custom_token_bans"),
         ({"do_sample": 5}, "do_sample"),
+        ({"stopping_strings": '"blin'}, "stopping_strings"),
+        ({"stopping_strings": '"a" "b"'}, "stopping_strings"),
+        ({"stopping_strings": '"\\x41"'}, "stopping_strings"),
+        ({"custom_stopping_strings": '["a", 5]'}, "custom_stopping_strings"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"json_schema": "5"}, "json_schema"),
+        ({"guided_json": '"' + "a" * 2**20 + '"'}, "guided_json"),
+        ({"dynamic_temperature": 1}, "dynamic_temperature"),
+        ({"dynamic_temperature": True}, "dynatemp_low"),
+        ({"dynamic_temperature": True, "dynatemp_low": 1}, "dynatemp_high"),
+        ({"dynamic_temperature": True, "dynatemp_low": 1, "dynatemp_high": 0.5}, "dynatemp_low"),
+        ({"dynamic_temperature": True, "dynatemp_low": "a", "dynatemp_high": 1}, "dynatemp_low"),
+        ({"dynamic_temperature": True, "dynatemp_low": 0, "dynatemp_high": 1, "temperature": 1,
+          "dynatemp_range": 0.5}, "dynatemp_high"),
+        ({"dynatemp_low": "a"}, "dynatemp_low"),
     ],
 )  # fmt: skip
 def test_contradictions_and_wrong_values_name_the_field(fields: dict[str, Any], param: str) -> None:
@@ -154,6 +203,30 @@ def test_contradictions_and_wrong_values_name_the_field(fields: dict[str, Any], 
         ({"logit_bias": {"9": 1}, "custom_token_bans": "5"},
          {"logit_bias": {"9": 1.0, "5": -100.0}}),
         ({"samplers": "edskypmxt"}, {}),
+        ({"n_predict": -2.0}, {"max_tokens": -2}),
+        ({"n_predict": -1.0}, {"max_tokens": -1}),
+        ({"num_predict": 3.0}, {"max_tokens": 3}),
+        ({"max_length": 3.0}, {"max_tokens": 3}),
+        ({"max_new_tokens": 3.0}, {"max_tokens": 3}),
+        ({"options": {"num_predict": 3.0, "seed": 4.0}}, {"max_tokens": 3, "seed": 4}),
+        ({"sampler_seed": 3.0, "options": {"temperature": 0.5}}, {"seed": 3, "temperature": 0.5}),
+        ({"stopping_strings": '"blin"'}, {"stop": ["blin"]}),
+        ({"custom_stopping_strings": '["blin"]'}, {"stop": ["blin"]}),
+        ({"stopping_strings": '"\\n#", \'it\\\'s "so"\''}, {"stop": ["\n#", 'it\'s "so"']}),
+        ({"stopping_strings": "\n###"}, {"stop": "\n###"}),
+        ({"stopping_strings": "[/INST]"}, {"stop": "[/INST]"}),
+        ({"stopping_strings": "[]", "custom_stopping_strings": ""}, {}),
+        ({"json_schema": '{"type": "object"}'}, {"json_schema": {"type": "object"}}),
+        ({"json_schema": ""}, {}),
+        ({"dynamic_temperature": True, "dynatemp_low": 0.5, "dynatemp_high": 1.5,
+          "dynatemp_range": 0.5, "temperature": 1}, {"dynatemp_range": 0.5, "temperature": 1}),
+        ({"dynamic_temperature": True, "dynatemp_low": 0.1, "dynatemp_high": 0.8,
+          "dynatemp_range": 0.35, "temperature": 0.45},
+         {"dynatemp_range": 0.35, "temperature": 0.45}),
+        ({"dynamic_temperature": True, "dynatemp_low": 0.5, "dynatemp_high": 1, "temperature": 1},
+         {"dynatemp_range": 0.25, "temperature": 0.75}),
+        ({"dynamic_temperature": True, "dynatemp_range": 0.5}, {"dynatemp_range": 0.5}),
+        ({"dynatemp_low": 1, "dynatemp_high": 1}, {}),
         ({"usage": {"include": True}, "stream": True},
          {"stream": True, "stream_options": {"include_usage": True}}),
     ],
