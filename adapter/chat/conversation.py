@@ -112,6 +112,8 @@ def turns_of(
     for message in messages:
         turn = _turn(message, style.developer, sees)
         if isinstance(message, AssistantMessage):
+            if message.refusal and not turn["content"]:
+                turn["content"] = _plain(message.refusal, sees)
             _split(turn, message, tags)
             _add_calls(turn, message, style, named)
         elif isinstance(message, ToolMessage | FunctionMessage):

@@ -9,11 +9,14 @@ template needs it (`order.order_of` finds out), in this order:
 4. If no user message follows directly, one is added in its place. It never moves to the head.
 5. An empty message is added where the template requires the other role.
 6. Several calls of one message become several messages, each followed by its result.
-7. Reasoning of a message with content and a call moves to the beginning of the content.
-8. Arguments that are text become an object with one key.
+7. The content of a message with a call becomes a message of its own, before the call.
+8. Reasoning of a message with content and a call moves to the beginning of the content.
+9. Arguments that are text become an object with one key.
 
 Folding of a message depends on the messages before it and the system messages around it. The prompt
 of a conversation therefore begins the prompt of its continuation, and the prompt cache is used.
+Step 7 is an exception for templates that omit the content only if an answer follows: their prompt
+changes at that place anyway.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ class Order(NamedTuple):
         uncounted: any message after a tool result; otherwise user and assistant messages must
             alternate, without counting tool results and messages with calls.
         parallel: several calls in one message.
+        said: content and a call in one message.
+        said_earlier: the same, if an answer follows later.
         reasoned: reasoning, content and a call in one message.
         malformed: arguments that are text instead of an object.
     """
@@ -62,6 +67,8 @@ class Order(NamedTuple):
     alone: bool = True
     uncounted: bool = True
     parallel: bool = True
+    said: bool = True
+    said_earlier: bool = True
     reasoned: bool = True
     malformed: bool = True
 
@@ -70,15 +77,25 @@ ANY = Order()
 STRICTEST = Order(*[False] * len(Order._fields))
 
 
-def folded(turns: Sequence[Turn], order: Order) -> Sequence[Turn]:
-    """Return the messages in an order that the template accepts; the same object if unchanged."""
+def strictest(order: Order) -> Order:
+    """Return the order for a template that rejects messages which `order` accepts."""
+    return STRICTEST._replace(said=order.said, said_earlier=order.said_earlier)
+
+
+def folded(turns: Sequence[Turn], order: Order, null: bool = False) -> Sequence[Turn]:
+    """Return the messages in an order that the template accepts; the same object if unchanged.
+
+    Args:
+        null: True if a message with calls and without text has null content.
+    """
     if order == ANY or not turns:
         return turns
     if not order.kept:
         # Such a template writes it into the last message, if that is the user's.
         order = order._replace(system=turns[-1]["role"] == "user")
-    fold = _Fold(order)
-    for turn in turns if order.parallel else _one_by_one(turns):
+    blank = None if null else ""
+    fold = _Fold(order, blank, 0 if order.said_earlier else sum(map(_is_answer, turns)))
+    for turn in turns if order.parallel else _one_by_one(turns, blank):
         fold.add(turn)
     found = fold.end()
     if len(found) == len(turns) and all(a is b for a, b in zip(found, turns, strict=True)):
@@ -89,8 +106,12 @@ def folded(turns: Sequence[Turn], order: Order) -> Sequence[Turn]:
 class _Fold:
     """The messages so far, and the system messages that wait for a user message."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, blank: str | None, answers: int) -> None:
         self._order = order
+        # The content of a message with calls and without text.
+        self._blank = blank
+        # The assistant messages without calls that follow.
+        self._answers = answers
         self._turns: list[Turn] = []
         self._waiting: list[str] = []
         self._in_head = True
@@ -113,10 +134,10 @@ class _Fold:
                 self._put(_user(*self._waiting))
             self._waiting = []
         if "tool_calls" in turn:
-            if not self._order.reasoned and turn["content"]:
-                turn = _without_reasoning(turn)
-            if not self._order.malformed:
-                turn = _with_objects(turn)
+            self._call(turn)
+            return
+        if role == "assistant":
+            self._answers -= 1
         self._put(turn)
 
     def end(self) -> list[Turn]:
@@ -145,6 +166,17 @@ class _Fold:
             label = "" if is_own else f"{turn['role'].capitalize()}: "
             self._waiting.append(label + turn["content"])
 
+    def _call(self, turn: Turn) -> None:
+        """Add a message with calls."""
+        order = self._order
+        if _has_text(turn) and (not order.said or (not order.said_earlier and self._answers > 0)):
+            own = {key: value for key, value in _plain(turn).items() if key != "tool_calls"}
+            self._put(own)
+            turn = {**turn, "content": self._blank}
+        elif not order.reasoned and turn["content"]:
+            turn = _without_reasoning(turn)
+        self._put(turn if order.malformed else _with_objects(turn))
+
     def _put(self, turn: Turn) -> None:
         """Add a message that is not a system message."""
         order, role = self._order, turn["role"]
@@ -152,8 +184,10 @@ class _Fold:
             self._append(_user())
         self._in_head = False
         if self._turns and self._is_refused_after(self._turns[-1], turn):
-            self._merge(turn)
-            return
+            if not self._is_lost_in(turn):
+                self._merge(turn)
+                return
+            self._append(_user())
         if not order.uncounted and _counts(turn) and role == self._counted:
             self._append(_user() if role == "assistant" else {"role": "assistant", "content": ""})
         self._append(turn)
@@ -174,6 +208,13 @@ class _Fold:
         if "tool_calls" in turn:
             return not self._order.calls_after_text
         return turn["role"] == "assistant" and not self._order.assistants
+
+    def _is_lost_in(self, turn: Turn) -> bool:
+        """Return True if the template would omit the last message's content in a call's message."""
+        shown = self._order.said and self._order.said_earlier
+        if "tool_calls" not in turn or shown:
+            return False
+        return bool(self._texts) or _has_text(self._turns[-1])
 
     def _merge(self, turn: Turn) -> None:
         """Merge a message into the last one, which has the same role or is a system message."""
@@ -200,7 +241,7 @@ class _Fold:
         return next((turn["role"] for turn in reversed(self._turns) if _counts(turn)), None)
 
 
-def _one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
+def _one_by_one(turns: Sequence[Turn], blank: str | None) -> Iterator[Turn]:
     """Yield the messages, with a message for each call, followed by its result."""
     position = 0
     while position < len(turns):
@@ -213,7 +254,6 @@ def _one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
         rest = islice(turns, position, None)
         results = list(takewhile(lambda one: one["role"] == "tool", rest))
         position += len(results)
-        blank = "" if isinstance(turn["content"], str) else None
         for index, call in enumerate(calls):
             one = {**turn, "tool_calls": [call]}
             yield {**_plain(one), "content": blank} if index else one
@@ -253,8 +293,17 @@ def _is_system(turn: Turn) -> bool:
     return turn["role"] in SYSTEM
 
 
+def _is_answer(turn: Turn) -> bool:
+    return turn["role"] == "assistant" and "tool_calls" not in turn
+
+
+def _has_text(turn: Turn) -> bool:
+    content = turn["content"]
+    return bool(content) and not content.isspace()
+
+
 def _counts(turn: Turn) -> bool:
-    return turn["role"] == "user" or (turn["role"] == "assistant" and "tool_calls" not in turn)
+    return turn["role"] == "user" or _is_answer(turn)
 
 
 def _user(*texts: str) -> Turn:

@@ -26,7 +26,7 @@ from .templates import render
 
 # The samples for each field of `Order`, one letter per message. The roles are (S)ystem, (U)ser,
 # (A)ssistant, and a tool (R)esult. An assistant message can also be a (C)all, two (P)arallel calls,
-# a call with content and (T)hought, or a call with (M)alformed arguments.
+# a call with content (B), a call with content and (T)hought, or one with (M)alformed arguments.
 _SAMPLES = {
     "system": ("SU",),
     "kept": ("SUA", "SUCR"),
@@ -39,6 +39,8 @@ _SAMPLES = {
     "alone": ("S", "SA", "A"),
     "uncounted": ("UCRU", "UACRA", "UCRUA"),
     "parallel": ("UPRR", "UPRRA"),
+    "said": ("UBR", "UBRU"),
+    "said_earlier": ("UBRA", "UBRAU"),
     "reasoned": ("UTR", "UTRA"),
     "malformed": ("UMR",),
 }
@@ -48,8 +50,12 @@ _SYSTEM: tuple[Roles, ...] = (("system",),)
 _BOTH: tuple[Roles, ...] = (
     *_SYSTEM, ("developer",), ("system", "developer"), ("developer", "system")
 )  # fmt: skip
+# Calls with content.
+_SAID = "BT"
 # Samples that contain calls and results as messages of their own.
-_WITH_CALLS = frozenset({"calls_after_text", "parallel", "reasoned", "malformed"})
+_WITH_CALLS = frozenset(
+    {"calls_after_text", "parallel", "said", "said_earlier", "reasoned", "malformed"}
+)
 
 
 def order_of(model: Model, style: Style, functions: Sequence[Function] = ()) -> Order:
@@ -64,6 +70,9 @@ def order_of(model: Model, style: Style, functions: Sequence[Function] = ()) -> 
         ):
             # Without a system role, only the other messages of a sample are tried.
             tried = samples if found.get("system", True) else [one.lstrip("S") for one in samples]
+            if field == "reasoned" and not found["said_earlier"]:
+                # Content before an answer is omitted without reasoning, too.
+                tried = [one for one in samples if "A" not in one]
             found[field] = all(
                 _accepts(model, style, functions, sample, roles)
                 for sample in tried
@@ -91,10 +100,10 @@ def _accepts(
         return False
     position = 0
     for index, letter in enumerate(sample[head:], head):
-        for needle in (f"{_text(index)}a", f"{_text(index)}b") if letter == "P" else [_text(index)]:
-            position = prompt.find(needle, position)
-            if position < 0:
-                return False
+        places = [prompt.find(text, position) for text in _texts(letter, index)]
+        if min(places) < 0:
+            return False
+        position = max(places)
     return True
 
 
@@ -116,11 +125,10 @@ def _messages(sample: str, roles: Roles) -> Iterator[Message]:
             ids = [f"call_probe{number:04}" for number in range(len(values))]
             written = values if letter == "M" else [json.dumps({"key": one}) for one in values]
             calls = [_call(*one) for one in zip(ids, written, strict=True)]
-            reasoned = letter == "T"
             yield AssistantMessage(
                 role="assistant",
-                content="probe_said" if reasoned else None,
-                reasoning_content="probe_thought" if reasoned else None,
+                content=_said(index) if letter in _SAID else None,
+                reasoning_content="probe_thought" if letter == "T" else None,
                 tool_calls=calls,
             )
 
@@ -130,5 +138,17 @@ def _call(call_id: str, arguments: str) -> FunctionToolCall | CustomToolCall:
     return FunctionToolCall(id=call_id, type="function", function=function)
 
 
+def _texts(letter: str, index: int) -> Sequence[str]:
+    """Return the texts of a message that a prompt must show."""
+    text = _text(index)
+    if letter == "P":
+        return (f"{text}a", f"{text}b")
+    return (_said(index), text) if letter in _SAID else (text,)
+
+
 def _text(index: int) -> str:
     return f"probe_text_{index}"
+
+
+def _said(index: int) -> str:
+    return f"probe_said_{index}"

@@ -13,7 +13,7 @@ from ...schemas.openai.messages import Function, Message
 from ..errors import InvalidRequest
 from ..service import Served
 from .conversation import turns_of
-from .folding import STRICTEST, Turn, folded
+from .folding import Turn, folded, strictest
 from .instruct import InstructFormat, Opening, opening_of
 from .manner import Manner
 from .special_tokens import Rendered, prompt_of
@@ -52,19 +52,20 @@ async def rendered(given: Input, served: Served, manner: Manner) -> tuple[Render
     """
     model, size = served.model, given.size
     order = manner.order_with_tools if given.functions else manner.order
+    null = manner.style.null
     arguments = model, given.messages, given.functions, manner.style, manner.tags
     if size <= offload.SMALL:
         turns, tools = turns_of(*arguments)
-        messages = folded(turns, order)
+        messages = folded(turns, order, null)
     else:
         turns, tools = await offload.run(size, turns_of, *arguments)
-        messages = await offload.run(size, folded, turns, order)
+        messages = await offload.run(size, folded, turns, order, null)
     markers = () if given.format is None else given.format.stops(messages)
     try:
         prompt = await _prompt(messages, tools, given, served, messages is not turns)
     except TemplateError:
         # The template rejects an order that no sample conversation covers.
-        again = await offload.run(size, folded, turns, STRICTEST)
+        again = await offload.run(size, folded, turns, strictest(order), null)
         if model.template is None or again is turns or again == messages:
             raise
         prompt = await _prompt(again, tools, given, served, True)
@@ -79,7 +80,7 @@ async def _prompt(
             "Invalid 'messages': the model's chat template does not accept them as they are, and "
             "this server is strict and does not change them. Send at most one system message, as "
             "the first one; let user and assistant messages alternate; send one call per message, "
-            "with a JSON object as its arguments.",
+            "without content, and with a JSON object as its arguments.",
             "messages",
             "invalid_value",
         )

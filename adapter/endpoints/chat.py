@@ -187,10 +187,12 @@ def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
             here = f"messages[{index}]"
             if message.audio is not None:
                 raise Unsupported(f"{here}.audio", capabilities.engine, _LEAVE_OUT)
-            _check_thoughts(message, here)
+            thought = message.thought
+            if thought:
+                _check_thoughts(message, here)
             said = (
                 message.content, message.refusal, message.tool_calls or None,
-                message.function_call, message.thought,
+                message.function_call, thought,
             )  # fmt: skip
             if all(one is None for one in said):
                 if "content" in message.__pydantic_fields_set__:

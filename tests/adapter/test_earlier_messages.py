@@ -67,3 +67,15 @@ async def test_a_response_can_be_sent_back(tmp_path: Path, client_of: Any, stric
             assert reply.status_code == 200, reply.text
             assert "x-latimer-ignored" not in reply.headers
     await app.aclose()
+
+
+async def test_a_refusal_is_part_of_the_prompt(demo: httpx2.AsyncClient) -> None:
+    """An earlier refusal without content has the same prompt as that text as content."""
+    counts = []
+    for said in ({"content": "I cannot help."}, {"content": None, "refusal": "I cannot help."}):
+        asked = {"role": "user", "content": "?"}
+        messages = [asked, {"role": "assistant", **said}, asked]
+        body = {"model": "m", "messages": messages, "max_tokens": 1}
+        reply = await demo.post("/v1/chat/completions", json=body)
+        counts.append(reply.json()["usage"]["prompt_tokens"])
+    assert counts[0] == counts[1]

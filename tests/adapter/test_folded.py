@@ -15,7 +15,7 @@ from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support import scripted
 from support.servers import llama_server
-from support.strict_templates import ASKED
+from support.strict_templates import ASKED, SILENT
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASKS = {"role": "user", "content": "Capital of France?"}
@@ -100,4 +100,23 @@ async def test_a_template_that_samples_do_not_show(tmp_path: Path) -> None:
     assert reply.json()["choices"][0]["message"]["content"] == "It is Paris."
     assert reply.headers["x-latimer-inexact"] == "messages"
     assert (await ask(backend, *long, strict=True)).status_code == 400
+    await backend.aclose()
+
+
+async def test_content_that_the_template_omits(tmp_path: Path) -> None:
+    """Content with a call is in the prompt of a template that omits it, and the header says so."""
+    path = scripted.scripted(tmp_path / "silent.gguf", ("It is", " Paris", "."), SILENT)
+    backend = LlamaCpp(path)
+    function = {"name": "look", "arguments": "{}"}
+    call = {"id": "call_1", "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "Paris"}
+    counts = []
+    for content in (None, "I will look at a map."):
+        called = {"role": "assistant", "content": content, "tool_calls": [call]}
+        reply = await ask(backend, ASKS, called, result, ASKS)
+        counts.append(reply.json()["usage"]["prompt_tokens"])
+        assert reply.headers.get("x-latimer-inexact") == ("messages" if content else None)
+        strict = await ask(backend, ASKS, called, result, ASKS, strict=True)
+        assert strict.status_code == (400 if content else 200)
+    assert counts[1] > counts[0] + 5
     await backend.aclose()

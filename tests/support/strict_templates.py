@@ -51,6 +51,24 @@ ONE_CALL = (
     "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
     + _WITH_CALLS + "{% endfor %}" + _END
 )  # fmt: skip
+_CALLED = "<|im_start|>assistant\n" + _CALLS + "<|im_end|>\n"
+# The content of a message with a call is omitted, as in Llama 3.1 and Mistral Nemo.
+SILENT = (
+    _TOOLS + "{% for m in messages %}{% if m.tool_calls %}" + _CALLED + "{% else %}" + _SHOWN
+    + "{% endif %}{% endfor %}" + _END
+)  # fmt: skip
+# The same if an answer follows, as in gpt-oss.
+FORGETTING = (
+    _TOOLS + "{% set ns = namespace(last=-1) %}{% for m in messages %}"
+    "{% if m.role == 'assistant' and not m.tool_calls %}{% set ns.last = loop.index %}{% endif %}"
+    "{% endfor %}{% for m in messages %}{% if m.tool_calls and loop.index < ns.last %}"
+    + _CALLED + "{% else %}" + _WITH_CALLS + "{% endif %}{% endfor %}" + _END
+)  # fmt: skip
+# Calls are omitted unless the content is null, as in DeepSeek V2.5.
+NULL = (
+    _TOOLS + "{% for m in messages %}{% if m.content is none %}" + _CALLED + "{% else %}" + _SHOWN
+    + "{% endif %}{% endfor %}" + _END
+)  # fmt: skip
 
 STRICT = {
     "first": FIRST,
@@ -59,4 +77,7 @@ STRICT = {
     "omitting": OMITTING,
     "replacing": REPLACING,
     "one call": ONE_CALL,
+    "silent": SILENT,
+    "forgetting": FORGETTING,
+    "null": NULL,
 }

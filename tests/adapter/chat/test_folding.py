@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from latimer.adapter.chat.conversation import FUNCTION, turns_of
 from latimer.adapter.chat.folding import ANY, STRICTEST, Order, folded
 from latimer.adapter.chat.manner import Manner, manner_of
-from latimer.adapter.chat.templates import render
+from latimer.adapter.chat.templates import TemplateError, render
 from latimer.backends.base import Model
 from latimer.schemas.openai.chat import ChatRequest
 from support.strict_templates import STRICT
@@ -25,12 +25,15 @@ PUBLISHED = {
 }
 TEMPLATES = {**PUBLISHED, **STRICT}
 MANNERS: dict[str, Manner] = {}
-# Letters as in `order._SAMPLES`, with "M" for a call with malformed arguments.
+# Letters as in `order._SAMPLES`, with "Q" for parallel calls with content.
 UNUSUAL = (
     "S", "SS", "SA", "A", "AU", "SAU", "SSU", "SDU", "UU", "UAAU", "UAUU", "USU", "SUS", "SUASU",
     "SUAUS", "SUCRU", "SUCRS", "SUCRSA", "SUACRAU", "SUCRASUAU", "UPRR", "SUPRRSU", "UPRRAPRRU",
-    "DUDSUA", "UMR", "SUMRAU", "SUTRAU", "CRU", "UCRSCRSAU",
+    "DUDSUA", "UMR", "SUMRAU", "SUTRAU", "CRU", "UCRSCRSAU", "UBR", "BRU", "SUBRAU", "UABRBRAU",
+    "UQRRAU", "UTRTRATRAU",
 )  # fmt: skip
+# Calls with content.
+SAYING = "BQT"
 
 
 def model_of(name: str) -> Model:
@@ -57,15 +60,26 @@ def conversation(letters: str) -> list[dict[str, Any]]:
         elif letter == "R":
             messages.append({"role": "tool", "tool_call_id": waiting.pop(0), "content": text})
         else:
-            waiting = [f"call_{index:08}{place}" for place in range(1 + (letter == "P"))]
+            waiting = [f"call_{index:08}{place}" for place in range(1 + (letter in "PQ"))]
             arguments = text if letter == "M" else f'{{"key": "{text}"}}'
-            function = {"name": "probe_name", "arguments": arguments}
+            function = {"name": f"name_{index}", "arguments": arguments}
             calls = [{"id": one, "type": "function", "function": function} for one in waiting]
             message: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": calls}
+            if letter in SAYING:
+                message["content"] = f"said-{index}."
             if letter == "T":
-                message |= {"content": "Said.", "reasoning_content": "Thought."}
+                message["reasoning_content"] = "Thought."
             messages.append(message)
     return messages
+
+
+def texts_of(letters: str) -> list[str]:
+    """Return the texts of a conversation's messages in their order."""
+    return [
+        text
+        for index, letter in enumerate(letters)
+        for text in ([f"said-{index}."] if letter in SAYING else []) + [f"text-{index}."]
+    ]
 
 
 def turns(name: str, letters: str, tools: bool = True) -> tuple[Any, Any, Any]:
@@ -75,7 +89,8 @@ def turns(name: str, letters: str, tools: bool = True) -> tuple[Any, Any, Any]:
     known = manner(name)
     functions = [FUNCTION] if tools else []
     made, listed = turns_of(model_of(name), parsed, functions, known.style, known.tags)
-    return made, folded(made, known.order_with_tools if tools else known.order), listed
+    order = known.order_with_tools if tools else known.order
+    return made, folded(made, order, known.style.null), listed
 
 
 def shown(name: str, letters: str, tools: bool = True) -> str:
@@ -90,31 +105,79 @@ def test_every_template_shows_every_message(name: str, tools: bool) -> None:
     """Every template renders the orders that OpenAI accepts, with the text of each message."""
     for letters in UNUSUAL:
         prompt = shown(name, letters, tools)
-        assert [f"text-{i}." for i in range(len(letters)) if f"text-{i}." not in prompt] == []
+        assert [text for text in texts_of(letters) if text not in prompt] == []
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_usual_conversations_are_not_folded(name: str) -> None:
     """A conversation in the template's own order is not changed."""
-    for letters in ("U", "UAU", "UAUAU", "UCRCR", "UCRAUA"):
+    for letters in ("U", "UAU", "UAUAU", "UCR", "UCRCR", "UCRAUA"):
         made, messages, _ = turns(name, letters)
         assert messages is made
 
 
+PARTS = ["S", "D", "U", "A", "CR", "PRR", "QRR", "ACR", "BR", "ABR", "TR", "MR"]
+LETTERS = st.lists(st.sampled_from(PARTS), max_size=9)
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("letters", ["SUASUAU", "SUCRSCRAU", "SUPRRASUAUSU", "UUAAUSUAU"])
+@given(letters=LETTERS.filter(bool).map("".join), tools=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_no_text_is_lost_in_any_conversation(name: str, letters: str, tools: bool) -> None:
+    """Each text, function and argument is in the prompt, in order unless messages are folded."""
+    made, messages, _ = turns(name, letters, tools)
+    prompt = shown(name, letters, tools)
+    places = [prompt.find(text) for text in texts_of(letters)]
+    assert -1 not in places
+    calls = [index for index, letter in enumerate(letters) if letter in "CPQBTM"]
+    assert all(f"name_{index}" in prompt for index in calls)
+    if messages is made:
+        head = len(letters) - len(letters.lstrip("SD"))
+        assert places[head:] == sorted(places[head:])
+
+
+@pytest.mark.parametrize(
+    ("name", "letters", "tools"),
+    [
+        (name, letters, tools)
+        for name in TEMPLATES
+        for letters in ("UBR", "UTR", "UBRAU")
+        for tools in (True, False)
+    ],
+)
+def test_content_is_folded_only_if_it_would_be_lost(name: str, letters: str, tools: bool) -> None:
+    """Content with a call is folded if, and only if, the template omits it or rejects it."""
+    made, messages, listed = turns(name, letters, tools)
+    try:
+        given = {"messages": made, "variables": {}, "tools": listed}
+        prompt = render(model_of(name), given)  # type: ignore[arg-type]
+        is_shown = all(text in prompt for text in texts_of(letters))
+    except TemplateError:
+        is_shown = False
+    assert (messages is made) == is_shown
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    "letters", ["SUASUAU", "SUCRSCRAU", "SUPRRASUAUSU", "UUAAUSUAU", "SUBRBRAUBRAU"]
+)
 def test_the_prompt_of_a_conversation_begins_that_of_its_continuation(
     name: str, letters: str
 ) -> None:
     """Folding keeps the cached prefix: each prompt begins with the one before it."""
     if not grows(name, "SUAUAU"):
         pytest.skip("The template changes earlier messages of any conversation.")
+    order = manner(name).order
+    if "B" in letters and order.said and not order.said_earlier:
+        pytest.skip("The template changes earlier content once an answer follows.")
     assert grows(name, letters)
 
 
 def grows(name: str, letters: str) -> bool:
     """Return True if the prompt of each turn of the assistant begins the next one's prompt."""
-    ends = [i for i in range(1, len(letters)) if letters[i] in "ACPT" and letters[i - 1] not in "A"]
+    ends = [
+        i for i in range(1, len(letters)) if letters[i] in "ABCPT" and letters[i - 1] not in "A"
+    ]
     prompts = [begun(name, letters[:end]) for end in ends]
     return all(after.startswith(before) for before, after in itertools.pairwise(prompts))
 
@@ -128,7 +191,6 @@ def begun(name: str, letters: str) -> str:
     return prompt.partition(here)[0]
 
 
-LETTERS = st.lists(st.sampled_from(["S", "D", "U", "A", "CR", "PRR", "ACR", "TR"]), max_size=9)
 ORDERS = st.builds(Order, **{name: st.booleans() for name in Order._fields}).map(
     lambda order: order._replace(kept=True)
 )
@@ -136,7 +198,7 @@ ORDERS = st.builds(Order, **{name: st.booleans() for name in Order._fields}).map
 
 def pure(letters: str) -> list[dict[str, Any]]:
     """Return the messages of a conversation, as `folded` gets them."""
-    return [{"content": "", **one} for one in conversation(letters)]
+    return [{**one, "content": one["content"] or ""} for one in conversation(letters)]
 
 
 @given(letters=LETTERS.map("".join), order=ORDERS)
@@ -146,7 +208,7 @@ def test_nothing_is_lost_and_calls_stay_whole(letters: str, order: Order) -> Non
     made = pure(letters)
     found = folded(made, order)
     said = "\n".join(str(turn) for turn in found)
-    places = [said.find(f"text-{index}.") for index in range(len(letters))]
+    places = [said.find(text) for text in texts_of(letters)]
     if order.parallel:
         assert places == sorted(places)
     assert -1 not in places
@@ -165,6 +227,7 @@ def test_folded_messages_are_a_prefix(letters: str, more: str, order: Order) -> 
     """A conversation's folded messages begin those of its continuation by the assistant."""
     if not order.alone and "U" not in letters:
         order = order._replace(alone=True)
+    order = order._replace(said_earlier=True)
     before = folded(pure(letters), order)
     after = folded(pure(f"{letters}CR{more}"), order)
     if letters and letters[-1] != "A":
@@ -196,6 +259,29 @@ def test_a_later_system_message_never_moves_to_the_head() -> None:
         ("UAS", Order(later=False), ["user:text-0.", "assistant:text-1.", "user:System: text-2."]),
         ("AU", Order(begins=False), ["user:", "assistant:text-0.", "user:text-1."]),
         ("S", Order(alone=False), ["system:text-0.", "user:"]),
+        (
+            "UBR",
+            Order(said=False),
+            ["user:text-0.", "assistant:said-1.", "assistant:", "tool:text-2."],
+        ),
+        (
+            "UBRABR",
+            Order(said_earlier=False),
+            [
+                "user:text-0.",
+                "assistant:said-1.",
+                "assistant:",
+                "tool:text-2.",
+                "assistant:text-3.",
+                "assistant:said-4.",
+                "tool:text-5.",
+            ],
+        ),
+        (
+            "UACR",
+            Order(said=False, calls_after_text=False),
+            ["user:text-0.", "assistant:text-1.", "user:", "assistant:", "tool:text-3."],
+        ),
     ],
 )
 def test_each_step(letters: str, order: Order, expected: Sequence[str]) -> None:
