@@ -244,14 +244,14 @@ async def _grammar(
         return answer, False
     form = special.style.form
     forced = tool_set.mode != "auto"
-    alone = answer is None or (forced and answer.param.startswith("response_format"))
-    if answer is not None and not alone and not answer.param.startswith("response_format"):
+    if answer is not None and answer.kind != "json_schema":
         raise InvalidRequest(
             f"Invalid '{answer.param}': not supported together with tools, because a tool call "
             "follows another grammar. Omit one of them, or send a 'response_format' instead.",
             answer.param,
             "invalid_value",
         )
+    alone = answer is None or forced
     if not forced and alone and not _is_lazy(form, served):
         return None, False
     param = "functions" if tool_set.legacy else "tools"

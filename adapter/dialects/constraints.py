@@ -8,7 +8,7 @@ from typing import Any
 from ...backends.grammar import literal
 from ...schemas.openai.spellings import read_schema
 from ..errors import InvalidRequest
-from .fields import Draft, Field, ignored, inside, mapped, refused, same, unsupported, wrong_type
+from .fields import Draft, Field, ignored, inside, mapped, refused, same, wrong_type
 
 _OBJECT = {"type": "object"}
 _SPACE = "Omit it. Use a 'regex' or a 'grammar' for other whitespace."
@@ -79,27 +79,6 @@ def grammar(draft: Draft, value: Any) -> None:
         )
 
 
-def response_format(draft: Draft, value: Any) -> None:
-    """Set chat's `response_format` for completions."""
-    path = draft.origin
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
-    kind = value.get("type")
-    named = value.get("json_schema")
-    if kind in ("json_object", "json_schema") and value.get("schema") is not None:
-        draft.origin = f"{path}.schema"
-        schema(draft, value["schema"])
-    elif kind == "json_object":
-        draft.set("json_schema", _OBJECT)
-    elif kind == "json_schema" and isinstance(named, dict):
-        draft.origin = f"{path}.json_schema.schema"
-        schema(draft, named.get("schema") or _OBJECT)
-    elif kind != "text":
-        raise unsupported(
-            path, "Use the 'type' 'text', 'json_object' or 'json_schema', or send a 'grammar'."
-        )
-
-
 _VLLM, _OLD = "vLLM", "vLLM up to 0.11"
 _WORDS = ["yes", "no"]
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
@@ -110,9 +89,7 @@ FIELDS: tuple[Field, ...] = (
     same("json_schema", "llama.cpp", _SCHEMA),
     same("regex", "SGLang", "yes|no"),
     mapped("ebnf", "SGLang", "`grammar`", _GBNF, None, ""),
-    same("response_format", "vLLM, llama.cpp", {"type": "json_object"}, on="chat"),
-    mapped("response_format", "vLLM, llama.cpp", "`json_schema`", {"type": "json_object"},
-           response_format, on="completions"),
+    same("response_format", "vLLM, llama.cpp", {"type": "json_object"}),
     mapped("structured_outputs", _VLLM, "the fields below", {"regex": "yes|no"}, inside, {}),
     mapped("structured_outputs.json", _VLLM, "`json_schema`", _SCHEMA, schema),
     mapped("structured_outputs.json_object", _VLLM, "`json_schema`", True, any_object, False),

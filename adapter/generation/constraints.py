@@ -7,15 +7,10 @@ import orjson
 from ...backends.base import Capabilities, Grammar
 from ...backends.errors import Unsupported, shortened
 from ...backends.grammar import Unenforced, check_schema
-from ...schemas.openai.chat import (
-    ChatRequest,
-    JsonObjectFormat,
-    JsonSchema,
-    JsonSchemaFormat,
-    TextFormat,
-)
+from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.common import GRAMMAR_FIELDS
 from ...schemas.openai.completions import CompletionRequest
+from ...schemas.openai.formats import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
 from ..errors import InvalidRequest
 
 _FIELD = "response_format"
@@ -71,7 +66,7 @@ def _field(request: CompletionRequest | ChatRequest, name: str) -> Grammar:
 
 def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None:
     """Return the grammar of `response_format` (contract 3.7)."""
-    form = request.response_format if isinstance(request, ChatRequest) else None
+    form = request.response_format
     if form is None:
         return None
     # Other keys that describe the answer would be dropped.

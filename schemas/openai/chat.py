@@ -22,43 +22,9 @@ from .common import (
     Usage,
     is_unlimited,
 )
-from .messages import Content, Function, Message, Name, Tool
+from .formats import ResponseFormat
+from .messages import Content, Function, Message, Tool
 from .tool_choice import LegacyChoice, ToolChoice
-
-
-class JsonSchema(Request):
-    """A schema that the answer must follow."""
-
-    name: Name
-    description: str | None = None
-    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
-class TextFormat(Request):
-    """Any text."""
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(Request):
-    """One JSON object; `schema` is llama.cpp's."""
-
-    type: Literal["json_object"]
-    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
-
-
-class JsonSchemaFormat(Request):
-    """JSON that follows a schema; `schema` next to `type` is llama.cpp's."""
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchema | None = None
-    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
-
-
-ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
-]
 
 
 class Audio(Request):

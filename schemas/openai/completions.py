@@ -22,6 +22,7 @@ from .common import (
     is_unlimited,
     kind_of,
 )
+from .formats import ResponseFormat
 
 MOST_PROMPTS = limits.PROMPTS.most
 
@@ -127,7 +128,7 @@ def _read_max_tokens(value: object) -> object:
 class CompletionRequest(EngineExtras):
     """Body of `POST /v1/completions`.
 
-    `max_tokens` is None if there is no limit.
+    `max_tokens` is None if there is no limit. `response_format` is that of vLLM and llama.cpp.
     """
 
     model: str | None = None
@@ -142,6 +143,7 @@ class CompletionRequest(EngineExtras):
         DEFAULT_MAX_TOKENS
     )
     n: Count | None = None
+    response_format: ResponseFormat | None = None
     seed: Seed | None = None
     stop: Stop = None
     stream: bool | None = None

@@ -22,7 +22,6 @@ STILL = {"model": "demo", "temperature": 0, "max_tokens": 5, "seed": 1}
 # Latimer's own fields for the example of each mapped field.
 EQUAL: dict[str, dict[str, Any]] = {
     "ebnf": {"grammar": GBNF},
-    "response_format": {"json_schema": OBJECT},
     "structured_outputs": {"regex": "yes|no"},
     "structured_outputs.json": {"json_schema": SCHEMA},
     "structured_outputs.json_object": {"json_schema": OBJECT},
