@@ -44,34 +44,42 @@ def lacking(field: str, other: str) -> InvalidRequest:
 
 def at_least(bound: int) -> Rule:
     """Return a rule for an integer's minimum."""
-
-    def rule(field: str, body: Body) -> InvalidRequest | None:
-        value = body.get(field)
-        if type(value) is not int or value >= bound:
-            return None
-        return _outside(field, value, "below", "minimum", f">= {bound}")
-
-    return rule
+    return _between("integer", bound, None)
 
 
 def at_most(bound: int) -> Rule:
     """Return a rule for an integer's maximum."""
+    return _between("integer", None, bound)
+
+
+def decimal_between(low: int, high: int) -> Rule:
+    """Return a rule for the range of a decimal number, which can also be sent as an integer."""
+    return _between("decimal", low, high)
+
+
+def _between(number: str, low: int | None, high: int | None) -> Rule:
+    kinds = (int,) if number == "integer" else (int, float)
 
     def rule(field: str, body: Body) -> InvalidRequest | None:
         value = body.get(field)
-        if type(value) is not int or value <= bound:
+        if type(value) not in kinds:
             return None
-        return _outside(field, value, "above", "maximum", f"<= {bound}")
+        assert isinstance(value, int | float)
+        if low is not None and value < low:
+            return _outside(field, value, f"{number} below minimum", f">= {low}")
+        if high is not None and value > high:
+            return _outside(field, value, f"{number} above maximum", f"<= {high}")
+        return None
 
     return rule
 
 
-def _outside(field: str, value: int, side: str, bound: str, allowed: str) -> InvalidRequest:
+def _outside(field: str, value: float, how: str, allowed: str) -> InvalidRequest:
+    number, side, bound = how.split()
     return InvalidRequest(
-        f"Invalid '{field}': integer {side} {bound} value. Expected a value {allowed}, but got "
-        f"{value} instead.",
+        f"Invalid '{field}': {how} value. Expected a value {allowed}, but got {value} instead.",
         field,
-        f"integer_{side}_{bound[:3]}_value",
+        f"{number}_{side}_{bound[:3]}_value",
     )
 
 
@@ -141,6 +149,7 @@ def _with_calls(field: str, body: Body) -> InvalidRequest | None:
     return None
 
 
+_MOST = limits.STRENGTH.most
 _SERVED = "may be missing, null or empty if one model is served"
 _SHARED: tuple[HostedLimit, ...] = (
     HostedLimit("model", _named, _SERVED, "required"),
@@ -149,6 +158,11 @@ _SHARED: tuple[HostedLimit, ...] = (
         no_longer_than(4),
         f"{limits.STOPS.most} sequences of {limits.STOP_TEXT.most:,} characters in all",
         "4 sequences",
+    ),
+    HostedLimit("temperature", decimal_between(0, 2), f"0 to {_MOST}", "0 to 2"),
+    *(
+        HostedLimit(field, decimal_between(-2, 2), f"-{_MOST} to {_MOST}", "-2 to 2")
+        for field in ("presence_penalty", "frequency_penalty")
     ),
     HostedLimit("logit_bias", _biases, 'an object; `""` means none', "an object"),
 )

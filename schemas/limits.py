@@ -102,6 +102,10 @@ BREAKERS = Limit(
     "The engine compares each with every token of the vocabulary.",
 )  # fmt: skip
 BREAKER = Limit(40, "characters", "a string of `dry_sequence_breakers`", "llama.cpp reads no more.")
+STRENGTH = Limit(
+    100, "in magnitude", "`temperature`, `presence_penalty`, `frequency_penalty`",
+    "Engines calculate in single precision.",
+)  # fmt: skip
 BIASES = Limit(65_536, "tokens", "`logit_bias`", "Each is applied to every generated token.")
 GRAMMAR = Limit(
     65_536, "characters", "`grammar`, `regex`, `lark`",
@@ -161,7 +165,7 @@ SECONDS = Limit(
 LIMITS: tuple[Limit, ...] = (
     BODY, HEAD, NESTING, VALUES, CONTAINERS, PROMPTS, CHOICES, IDS, TEXT, TOKEN_SIZE, MESSAGES,
     PARTS, WORD, SPELLED, IMAGES, PIXELS, SCANS, SOUND, STOP, STOPS, STOP_TEXT, BREAKERS,
-    BREAKER, BIASES, GRAMMAR,
+    BREAKER, STRENGTH, BIASES, GRAMMAR,
     SCHEMA, PROPERTIES, SCHEMA_VISITS, SCHEMA_DEPTH, ONE_OF, KEY, REPETITIONS, GROUPS, ITEMS,
     MULTIPLE, WAYS, PATHS, TRIAL, TRIAL_MEMORY, SECONDS,
 )  # fmt: skip

@@ -19,6 +19,7 @@ from .common import (
     Seed,
     Stop,
     StreamOptions,
+    Temperature,
     Usage,
     is_unlimited,
 )
@@ -130,7 +131,7 @@ class ChatRequest(EngineExtras):
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Temperature | None = None
     tool_choice: ToolChoice | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -16,7 +16,9 @@ from typing_extensions import NotRequired, TypedDict
 from .. import limits
 from .spellings import Breakers, Gbnf, RepeatPenalty, TopK, Whole, Window, read_schema
 
-Penalty = Annotated[float, Field(ge=-2, le=2)]
+# OpenAI's limits are 2 and -2 to 2; the engines have none.
+Temperature = Annotated[float, Field(ge=0, le=limits.STRENGTH.most)]
+Penalty = Annotated[float, Field(ge=-limits.STRENGTH.most, le=limits.STRENGTH.most)]
 Count = Annotated[int, Field(ge=1, le=128)]
 # OpenAI documents int64; JSON parsers of other languages do not read larger values as integers.
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]

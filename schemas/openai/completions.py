@@ -17,6 +17,7 @@ from .common import (
     Seed,
     Stop,
     StreamOptions,
+    Temperature,
     Usage,
     invalid,
     is_unlimited,
@@ -149,7 +150,7 @@ class CompletionRequest(EngineExtras):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     suffix: str | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     user: str | None = None
     parse_special: bool | None = None

@@ -40,6 +40,13 @@ BEYOND: list[tuple[str, dict[str, Any], str, str]] = [
      "with length 5 instead."),
     (H, {"stop": [*OTHERS, "4"]}, "1, 2, 3, ", "Invalid 'stop': array too long. Expected an array"),
     (H, {"stop": ["4", *OTHERS]}, "1, 2, 3, ", "Invalid 'stop': array too long. Expected an array"),
+    (C, {"temperature": 3, "top_k": 1}, COUNTED,
+     "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 3 inste"),
+    (H, {"temperature": 2.1, "top_k": 1}, COUNTED,
+     "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 2.1 inst"),
+    *((path, {field: bound, "stop": "2"}, "1, ", f"Invalid '{field}': decimal {words} value. Exp")
+      for path in (C, H) for field in ("presence_penalty", "frequency_penalty")
+      for bound, words in ((2.5, "above maximum"), (-3, "below minimum"))),
     (C, {"max_tokens": -1}, COUNTED,
      "Invalid 'max_tokens': integer below minimum value. Expected a value >= 0, but got -1 inste"),
     (C, {"max_tokens": -2}, COUNTED, "Invalid 'max_tokens': integer below minimum value."),
@@ -67,6 +74,9 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (C, {"stop": ["a"] * 129}, "length 128,", "length 4,"),
     (C, {"logprobs": 21}, "<= 20,", "<= 5,"),
     (C, {"max_tokens": -3}, ">= 0,", ">= 0,"),
+    (C, {"temperature": 101}, "<= 100,", "<= 2,"),
+    (H, {"temperature": -1}, ">= 0,", ">= 0,"),
+    (H, {"presence_penalty": -101}, ">= -100,", ">= -2,"),
     (H, {"max_tokens": 0}, ">= 1,", ">= 1,"),
     (H, {"max_tokens": "a", "model": DROP}, "expected an integer", UNNAMED),
     (H, {"tool_choice": "required"}, "only allowed when 'tools'", "only allowed when 'tools'"),
@@ -111,6 +121,27 @@ async def test_an_engine_serves_what_openai_refuses(
     async with client_of(apps(engine)) as client:
         reply = await client.post(path, json=body_of(path, changes))
     assert text_of(reply) == text
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_strong_values_are_not_clipped(engine: str, apps: Any, client_of: Any) -> None:
+    """A penalty and a temperature beyond OpenAI's limits have effects that OpenAI's have not."""
+    async with client_of(apps(engine)) as client:
+        for field, bound in (("presence_penalty", 2), ("frequency_penalty", 0.1)):
+            weak, strong = [
+                text_of(await client.post(C, json=body_of(C, {field: value})))
+                for value in (bound, 100)
+            ]
+            assert weak.count(",") > 1 >= strong.count(",")
+        warm, hot = [
+            await client.post(C, json=body_of(C, {
+                "temperature": value, "seed": 1, "n": 16, "max_tokens": 1}))
+            for value in (2, 100)
+        ]  # fmt: skip
+    likely = [
+        sum(choice["text"] == "1" for choice in reply.json()["choices"]) for reply in (warm, hot)
+    ]
+    assert likely[0] > 4 > 2 > likely[1]
 
 
 @pytest.mark.parametrize(("path", "changes", "_text", "said"), BEYOND)

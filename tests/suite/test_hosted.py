@@ -8,7 +8,7 @@ from typing import Any, cast
 import httpx2
 import pytest
 from latimer.conformance.check import all_checks
-from latimer.conformance.checks.hosted import BEYOND
+from latimer.conformance.checks.hosted import BEYOND, STRONG
 from latimer.conformance.runner import run
 from latimer.conformance.target import Api
 from suite.server import Fault, Server
@@ -18,6 +18,7 @@ from suite.trial import HEADERS
 CLIPPED = [f"errors.{name}" for name, *_ in BEYOND]
 IDS = [
     *CLIPPED,
+    *(f"errors.{name}" for name, *_ in STRONG),
     "errors.missing-model",
     "chat.metadata-alone",
     "tools.choice-alone",
@@ -41,6 +42,9 @@ class Clips(Fault):
             within["logprobs"] = min(body["logprobs"], 5)
         if not body.get("tools"):
             within.pop("tool_choice", None)
+        for _, _, changes, field, _ in STRONG:
+            if changes[field] == within.get(field):
+                del within[field]
         within.pop("metadata", None)
         if "messages" in within:
             within["messages"] = [

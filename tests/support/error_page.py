@@ -44,7 +44,7 @@ Reply: TypeAlias = tuple[int, Any]
 EXAMPLES = (
     "Invalid 'stop': array too long. Expected an array with maximum length 128",
     "This model's maximum context length is 2048 tokens. However, you requested 5009",
-    "Invalid 'temperature': decimal above maximum value.",
+    "Invalid 'temperature': decimal above maximum value. Expected a value <= 100",
     "Invalid 'temperature': decimal below minimum value.",
     "Invalid 'messages': empty array.",
     "Invalid 'n': integer above maximum value. Expected a value <= 128, but got 129",

@@ -17,14 +17,11 @@ WORDS = "maximum context length is"
 
 # Each row: the id, the endpoint, the invalid fields, the field that the error must name, source.
 INVALID: tuple[tuple[str, str, dict[str, Any], str, str], ...] = (
-    ("temperature-above", C, {"temperature": 3}, "temperature", "2.1"),
     ("temperature-below", H, {"temperature": -0.5}, "temperature", "3.1"),
     ("top-p-above", C, {"top_p": 2}, "top_p", "2.1"),
     ("n-zero", C, {"n": 0}, "n", "2.1"),
     ("n-above", H, {"n": 129}, "n", "3.1"),
     ("chat-max-tokens-zero", H, {"max_tokens": 0}, "max_tokens", "3.1"),
-    ("presence-penalty-above", C, {"presence_penalty": 5}, "presence_penalty", "2.1"),
-    ("frequency-penalty-below", H, {"frequency_penalty": -3}, "frequency_penalty", "3.1"),
     ("logprobs-boolean", C, {"logprobs": True}, "logprobs", "2.1"),
     ("chat-logprobs-integer", H, {"logprobs": 1}, "logprobs", "3.1"),
     ("top-logprobs-above", H, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "3.1"),

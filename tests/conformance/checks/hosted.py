@@ -28,6 +28,12 @@ BEYOND: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("logprobs-above", {"logprobs": 10}, "logprobs", "2.1"),
     ("stop-five", {"stop": list("abcde")}, "stop", "1.2 [continue#1572]"),
 )
+# The same, with the endpoint, for fields whose effect on one answer is not certain.
+STRONG: tuple[tuple[str, str, dict[str, Any], str, str], ...] = (
+    ("temperature-above", C, {"temperature": 3}, "temperature", "2.1"),
+    ("presence-penalty-above", C, {"presence_penalty": 5}, "presence_penalty", "2.1"),
+    ("frequency-penalty-below", H, {"frequency_penalty": -3}, "frequency_penalty", "3.1"),
+)
 
 
 async def _rejected(api: Api, path: str, body: dict[str, Any], param: str, right: Right) -> bool:
@@ -104,6 +110,22 @@ for name, changes, param, source in BEYOND:
         f"or {words}."
     )
     check(f"errors.{name}", promise, "must", source)(_beyond(changes, param, right))
+
+
+def _strong(path: str, changes: dict[str, Any], param: str) -> Body:
+    async def run(api: Api) -> None:
+        asked: dict[str, Any] = {"prompt": "Hello", "max_tokens": 1} if path == C else HELLO
+        await _rejected(api, path, {"model": api.model, **asked, **changes}, param, _any)
+
+    return run
+
+
+for name, path, changes, param, source in STRONG:
+    promise = (
+        f"A {'completion' if path == C else 'chat completion'} request with {changes} is rejected "
+        f"with a 400 error that names {param!r}, or answered."
+    )
+    check(f"errors.{name}", promise, "must", source)(_strong(path, changes, param))
 
 
 @check("errors.missing-model",

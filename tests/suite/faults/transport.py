@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from latimer.conformance.checks.errors import INVALID
-from latimer.conformance.checks.hosted import BEYOND
+from latimer.conformance.checks.hosted import BEYOND, STRONG
 from suite.faults.base import (
     as_body,
     broken,
@@ -147,7 +147,7 @@ def _accepts(path: str, changes: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 for _name, _path, _changes in (
-    *((name, path, changes) for name, path, changes, _, _ in INVALID),
+    *((name, path, changes) for name, path, changes, _, _ in (*INVALID, *STRONG)),
     *((name, COMPLETIONS, changes) for name, changes, _, _ in BEYOND),
 ):
     broken(f"accepts-{_name}", request=_accepts(_path, _changes))

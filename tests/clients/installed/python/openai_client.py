@@ -144,7 +144,7 @@ def test_errors(client: OpenAI) -> None:
         client.chat.completions.create(model="another", messages=ASK)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as wrong:
-        client.chat.completions.create(model="demo", messages=ASK, temperature=3)
+        client.chat.completions.create(model="demo", messages=ASK, temperature=-1)
     assert wrong.value.param == "temperature"
     with pytest.raises(openai.LengthFinishReasonError):
         client.chat.completions.parse(
