@@ -74,6 +74,8 @@ class Order(NamedTuple):
 
 
 ANY = Order()
+# The fields from this one on affect messages with calls only.
+_CALLS = Order._fields.index("parallel")
 STRICTEST = Order(*[False] * len(Order._fields))
 
 
@@ -89,6 +91,8 @@ def folded(turns: Sequence[Turn], order: Order, null: bool = False) -> Sequence[
         null: True if a message with calls and without text has null content.
     """
     if order == ANY or not turns:
+        return turns
+    if order[:_CALLS] == ANY[:_CALLS] and not any("tool_calls" in turn for turn in turns):
         return turns
     if not order.kept:
         # Such a template writes it into the last message, if that is the user's.
