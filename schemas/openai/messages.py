@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
@@ -112,10 +112,14 @@ Content = Annotated[
 
 
 class FunctionCall(Request):
-    """A function's name, and its arguments as a JSON string."""
+    """A function's name, and its arguments as a JSON string.
+
+    OpenAI's clients add `parsed_arguments`, which have no effect.
+    """
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
 
 
 class CustomCall(Request):
@@ -180,8 +184,8 @@ class AssistantMessage(Request):
     """A message from the assistant; `content` may be missing if there are tool calls.
 
     Clients send earlier reasoning in one of four fields, or the same in several. They also send a
-    response's message unchanged, with `annotations` and calls with an `index`; these have no
-    effect.
+    response's message unchanged. Its `annotations`, the `index` of its calls and what OpenAI's
+    clients have parsed in it have no effect.
     """
 
     role: Literal["assistant"]
@@ -192,6 +196,7 @@ class AssistantMessage(Request):
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
     annotations: list[JsonObject] | None = None
+    parsed: Any = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     thinking: str | None = None

@@ -55,10 +55,11 @@ async def test_a_response_can_be_sent_back(tmp_path: Path, client_of: Any, stric
         for tools in ({}, {"tools": [TOOL]}):
             first = await client.post("/v1/chat/completions", json={**body, **tools})
             message = first.json()["choices"][0]["message"]
-            message |= {"audio": None, "function_call": None}
+            message |= {"audio": None, "function_call": None, "parsed": {"a": 5}}
             results = []
             for index, made in enumerate(message.setdefault("tool_calls", [])):
                 made["index"] = index
+                made["function"]["parsed_arguments"] = {"a": 5}
                 results.append({"role": "tool", "tool_call_id": made["id"], "content": "6"})
             assert len(results) == len(tools)
             message["tool_calls"] = message["tool_calls"] or None

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import OpenAI, pydantic_function_tool
 from openai.types.chat import (
     ChatCompletionMessage,
     ChatCompletionMessageParam,
     ChatCompletionToolUnionParam,
 )
+from pydantic import BaseModel
 
 ASK: list[ChatCompletionMessageParam] = [
     {"role": "user", "content": "What is the weather in Paris?"}
@@ -85,6 +86,37 @@ def test_a_call_and_its_result(client: OpenAI, stream: bool) -> None:
         ]
         answer, reason = ask(client, talk, stream)
         assert (answer.content, answer.tool_calls, reason) == (ANSWER, None, "stop")
+
+
+class GetWeather(BaseModel):
+    """Get the weather in a city."""
+
+    city: str
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("served_url", ["llama_cpp", "llama_server"], indirect=True)
+def test_a_parsed_call_can_be_sent_back(client: OpenAI, stream: bool) -> None:
+    """A message with what the client has parsed can be sent back, and no field of it is listed."""
+    tools = [pydantic_function_tool(GetWeather, name="get_weather")]
+    body: dict[str, Any] = {"model": "m", "temperature": 0, "max_tokens": 100, "tools": tools}
+    with client:
+        if stream:
+            with client.chat.completions.stream(messages=ASK, **body) as events:
+                message = events.get_final_completion().choices[0].message
+        else:
+            message = client.chat.completions.parse(messages=ASK, **body).choices[0].message
+        assert message.tool_calls is not None
+        call = message.tool_calls[0]
+        assert call.function.parsed_arguments == GetWeather(city="Paris")
+        talk: list[Any] = [
+            *ASK,
+            message,
+            {"role": "tool", "tool_call_id": call.id, "content": RESULT},
+        ]
+        reply = client.chat.completions.with_raw_response.create(messages=talk, **body)
+        assert "x-latimer-ignored" not in reply.headers
+        assert reply.parse().choices[0].message.content == ANSWER
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
