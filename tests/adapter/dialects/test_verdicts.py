@@ -91,10 +91,8 @@ def named(where: Where, *names: str) -> list[tuple[Where, Field]]:
 # The rows that engines answer; `test_table.py` has all others, without an engine.
 REFUSED = [*named("chat", "stop_token_ids"), *named("completions", "options.tfs_z")]
 MAPPED = [
-    *named("chat", "structured_outputs", "format", "rep_pen", "min_new_tokens", "stop_sequence"),
-    *named("chat", "n_probs", "thinking", "reasoning", "usage", "options"),
-    *named("completions", "guided_choice", "custom_token_bans", "ban_eos_token", "dynatemp_range"),
-    *named("completions", "sampler_seed", "n_probs", "n_cmpl", "options.num_predict"),
+    *named("chat", "structured_outputs", "rep_pen", "min_new_tokens", "thinking", "reasoning"),
+    *named("completions", "guided_choice", "sampler_seed", "n_probs", "n_cmpl", "options"),
 ]
 
 
