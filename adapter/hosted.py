@@ -179,6 +179,10 @@ CHAT_LIMITS: tuple[HostedLimit, ...] = (
                 "`tool_calls` have at least one call"),
     HostedLimit("max_tokens", at_least(1), _UNLIMITED, "at least 1"),
     HostedLimit("max_completion_tokens", at_least(1), _UNLIMITED, "at least 1"),
+    *(
+        HostedLimit(field, no_longer_than(128), f"at most {limits.TOOLS.most:,}", "at most 128")
+        for field in ("tools", "functions")
+    ),
     HostedLimit("tool_choice", _with("tools"), f"{_HARMLESS} `tools`", "only with `tools`"),
     HostedLimit("parallel_tool_calls", _with("tools"), "allowed without `tools`",
                 "only with `tools`"),

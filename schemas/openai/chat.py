@@ -105,7 +105,7 @@ class ChatRequest(EngineExtras):
     enable_thinking: bool | None = None
     frequency_penalty: Penalty | None = None
     function_call: LegacyChoice | None = None
-    functions: Annotated[list[Function], Field(max_length=128)] | None = None
+    functions: Annotated[list[Function], Field(max_length=limits.TOOLS.most)] | None = None
     logit_bias: LogitBias = None
     logprobs: bool | None = None
     max_completion_tokens: MaxTokens = None
@@ -133,7 +133,7 @@ class ChatRequest(EngineExtras):
     stream_options: StreamOptions | None = None
     temperature: Temperature | None = None
     tool_choice: ToolChoice | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=limits.TOOLS.most)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     user: str | None = None

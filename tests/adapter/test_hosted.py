@@ -166,6 +166,26 @@ async def test_what_no_engine_can_do_is_always_refused(
         assert said in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("field", ["tools", "functions"])
+async def test_many_tools(
+    demo: httpx2.AsyncClient, hosted: httpx2.AsyncClient, field: str
+) -> None:  # fmt: skip
+    """By default 512 tools are only limited by the context length; OpenAI allows 128."""
+    functions = [{"name": f"f{number}"} for number in range(513)]
+    tools = [{"type": "function", "function": one} for one in functions]
+    sent = tools if field == "tools" else functions
+    said = []
+    for client, count in ((demo, 512), (demo, 513), (hosted, 129), (hosted, 513)):
+        reply = await client.post(H, json=body_of(H, {field: sent[:count]}))
+        assert reply.status_code == 400
+        said.append(reply.json()["error"]["message"])
+    assert said[0].startswith("This model's maximum context length is 2048 tokens.")
+    assert (
+        f"Invalid '{field}': array too long. Expected an array with maximum length 512" in said[1]
+    )
+    assert all("maximum length 128, but got" in one for one in said[2:])
+
+
 async def test_engine_fields_are_outside_openais_limits(hosted: httpx2.AsyncClient) -> None:
     """OpenAI's limits do not concern the fields of engines."""
     own = {"top_k": -1, "repeat_last_n": -1, "repeat_penalty": 0, "grammar": ""}
@@ -272,5 +292,6 @@ def test_the_documentation_has_the_table_of_the_code() -> None:
     docs = Path(__file__).parent.parent.parent / "docs" / "fidelity.md"
     assert table() in docs.read_text()
     tested = {(path, field) for path, changes, *_ in BEYOND for field in changes}
+    tested |= {(H, "tools"), (H, "functions")}
     for path, hosted in ((C, COMPLETION_LIMITS), (H, CHAT_LIMITS)):
         assert {(path, limit.field) for limit in hosted} <= tested

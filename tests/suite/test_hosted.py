@@ -23,6 +23,7 @@ IDS = [
     "chat.metadata-alone",
     "tools.choice-alone",
     "tools.empty-list",
+    "tools.too-many",
 ]
 CHECKS = {check.id: check for check in all_checks()}
 
@@ -40,6 +41,8 @@ class Clips(Fault):
             within["max_tokens"] = None
         if type(body.get("logprobs")) is int:
             within["logprobs"] = min(body["logprobs"], 5)
+        if len(body.get("tools") or ()) > 128:
+            within["tools"] = body["tools"][:128]
         if not body.get("tools"):
             within.pop("tool_choice", None)
         for _, _, changes, field, _ in STRONG:

@@ -167,3 +167,16 @@ async def empty_list(api: Api) -> None:
     turns = [{"role": "assistant", "content": "Hello", "tool_calls": []}, *HELLO["messages"]]
     body = {"model": api.model, **HELLO, "messages": turns}
     await _rejected(api, H, body, "tool_calls", _no_call)
+
+
+@check("tools.too-many",
+       "A chat completion request with 129 tools is rejected with 400, or answered.",
+       "should", "1.2")  # fmt: skip
+async def too_many_tools(api: Api) -> None:
+    parameters = {"type": "object", "properties": {}}
+    tools = [{"type": "function", "function": {"name": f"t{number}", "parameters": parameters}}
+             for number in range(129)]  # fmt: skip
+    await api.chat("Hello", tools=tools[:1], max_tokens=1)
+    body = {"model": api.model, **HELLO, "tools": tools}
+    # By default the tools may also exceed the context length.
+    await _rejected(api, H, body, "tools" if api.hosted else "", _any)
