@@ -164,7 +164,8 @@ async def choice_alone(api: Api) -> None:
        "A message with an empty list of tool calls is rejected with 400, or read without calls.",
        "may", "3.2 1.2")  # fmt: skip
 async def empty_list(api: Api) -> None:
-    turns = [{"role": "assistant", "content": "Hello", "tool_calls": []}, *HELLO["messages"]]
+    ask = HELLO["messages"]
+    turns = [*ask, {"role": "assistant", "content": "Hello", "tool_calls": []}, *ask]
     body = {"model": api.model, **HELLO, "messages": turns}
     await _rejected(api, H, body, "tool_calls", _no_call)
 
