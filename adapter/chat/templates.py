@@ -173,11 +173,11 @@ def variables_of(
                 f"chat_template_kwargs.{name}",
                 "invalid_value",
             )
+    dropped = [f"chat_template_kwargs.{name}" for name in variables if name not in source]
     effort, enabled = reasoning.effort, reasoning.enabled
     if effort is None and enabled is None:
-        return variables, ()
+        return variables, tuple(dropped)
     found: dict[str, Any] = {}
-    dropped = []
     switches = [name for name in SWITCHES if _uses(source, name)]
     reasons = tags_of(source) is not None
     if effort is not None:

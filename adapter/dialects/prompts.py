@@ -41,7 +41,10 @@ def continued(draft: Draft, value: Any) -> None:
 
 
 _BUDGET = "Limit all tokens with 'max_completion_tokens', or send 'reasoning_effort'."
-_SHOWN = "Reasoning is returned as 'reasoning_content', separate from the content. Omit it."
+_SHOWN = (
+    "Reasoning is returned separate from the content. Omit it; --reasoning-field none omits the "
+    "reasoning."
+)
 _MESSAGES = "Put the text into 'messages' or 'prompt'."
 FILES = "Send images and audio as parts of messages."
 _TEMPLATE = "Start the engine with another template, or send an 'adapter'."

@@ -148,7 +148,7 @@ def test_what_a_template_leaves_out_cannot_go_on() -> None:
     ("source", "fields", "variables"),
     [
         ("", {}, {}),
-        ("", {"chat_template_kwargs": {"a": [1]}}, {"a": [1]}),
+        ("{{ a }}", {"chat_template_kwargs": {"a": [1]}}, {"a": [1]}),
         ("{{ reasoning_effort }}", {"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
         ("{{ enable_thinking }}", {"reasoning_effort": "none"}, {"enable_thinking": False}),
         ("{{ enable_thinking }}", {"reasoning_effort": "low"}, {"enable_thinking": True}),
@@ -173,6 +173,13 @@ def test_variables_of_a_template(
     reasoning = Reasoning(request.reasoning_effort, request.enable_thinking)
     model = replace(MODEL, template=source)
     assert variables_of(request.chat_template_kwargs, reasoning, model) == (variables, ())
+
+
+def test_a_variable_that_a_template_does_not_use_is_listed() -> None:
+    """A variable without effect is still passed on, and named among the fields without effect."""
+    model = replace(MODEL, template="{{ b }}")
+    given = {"a": 1, "b": 2}
+    assert variables_of(given, AS_USUAL, model) == (given, ("chat_template_kwargs.a",))
 
 
 @pytest.mark.parametrize(
