@@ -13,6 +13,7 @@ import datetime
 import importlib.metadata
 import importlib.util
 import json
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -72,9 +73,14 @@ def judged(
     for suffix in FORMATS:
         path = FOLDER / f"{slug}{suffix}"
         write(run, path)
-        # Reports must not contain local paths.
-        path.write_text(path.read_text().replace(str(ROOT), "").replace(sys.prefix, ""))
+        path.write_text(_without_paths(path.read_text()))
     sys.stdout.write(f"{name}: {dict(run.counts)}\n")
+
+
+def _without_paths(text: str) -> str:
+    """Remove the paths of this machine from the tracebacks in replies, which may be cut off."""
+    text = text.replace(str(ROOT), "").replace(sys.prefix, "")
+    return re.sub(r'(File (?:\\*"|&quot;))/[^"&\\]*?(?=site-packages|["&\\])', r"\1", text)
 
 
 def main(koboldcpp: str | None, peers_only: bool) -> None:
