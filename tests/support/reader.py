@@ -26,7 +26,7 @@ ANSWER = "The capital of France is Paris."
 # The text that the output of a Python block contains, by a part of its request.
 OUTPUTS = {
     '"custom"': "turn ", "tools=": "get_weather", "response_format=": '"capital"',
-    "logprobs=": "None\n", "except ": "decimal_above_max_value", ".open(": "Finish(",
+    "logprobs=": "None\n", "except ": "decimal_below_min_value", ".open(": "Finish(",
     '"image_url"': "\n", "": ANSWER,
 }  # fmt: skip
 HERE = "http://127.0.0.1:8000"
