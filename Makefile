@@ -24,7 +24,7 @@ help:
 	@echo "make lint          run the linter and check the formatting"
 	@echo "make types         run the type checker"
 	@echo "make unit          run every test, without lint and types"
-	@echo "make test-full     run every conformance check against every fault (10 minutes)"
+	@echo "make test-full     run every check against every fault, and every session on every engine (15 minutes)"
 	@echo "make test-install  install every extra into a fresh environment and use it there"
 	@echo "make clients       install clients, frameworks and coding agents, and use them (5 minutes)"
 	@echo "make faults        run every fault of clients and engines against live processes (10 minutes)"
@@ -61,7 +61,7 @@ unit: $(VENV)/test $(VENV)/browser
 
 test-full: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" LATIMER_FULL=1 $(BIN)/pytest -n auto --dist worksteal \
-		tests/suite/test_checks.py tests/clients/test_lm_eval.py
+		tests/suite/test_checks.py tests/clients/test_lm_eval.py tests/adapter/test_sessions.py
 
 test-install: $(VENV)/test
 	$(BIN)/pytest tests/install

@@ -1,14 +1,16 @@
 """Recorded sessions of coding agents, replayed over the templates of ten families and more.
 
 koboldcpp, whose fake computes nothing, gets every session with every template. The real engines get
-each session and each template once.
+each template once, and the last request of a session; with `LATIMER_FULL=1` all of them.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,12 @@ PUBLISHED = {path.stem: path.read_text() for path in sorted((TESTS / "templates"
 TEMPLATES = {**PUBLISHED, "asked": ASKED, "omitting": OMITTING, "one call": ONE_CALL}
 # Each published template with a session that has tools.
 WITH_TOOLS = [name for name, one in SESSIONS.items() if one["call"]["name"]]
-PAIRS = list(zip(PUBLISHED, [*reversed(WITH_TOOLS)] * 2, strict=False))
+FULL = "LATIMER_FULL" in os.environ
+PAIRS = (
+    list(product(PUBLISHED, SESSIONS))
+    if FULL
+    else list(zip(PUBLISHED, [*reversed(WITH_TOOLS)] * 2, strict=False))
+)
 
 
 class Family:
@@ -126,7 +133,7 @@ async def test_sessions_over_koboldcpp(name: str) -> None:
 async def test_sessions_over_real_engines(
     name: str, client_name: str, engine: str, tmp_path: Path
 ) -> None:
-    """The last request of a session gets the right call from a real engine of each family."""
+    """A session gets the right calls from a real engine, with the template of each family."""
     family, session = Family(name), SESSIONS[client_name]
     path = tmp_path / "model.gguf"
     scripted(
@@ -143,4 +150,4 @@ async def test_sessions_over_real_engines(
         else:
             backend = LlamaServer(stack.enter_context(llama_server(path, slots=1, context=16_384)))
         client = await stack.enter_async_context(serving(backend))
-        await replay(client, session, session["requests"][-1:])
+        await replay(client, session, session["requests"][0 if FULL else -1 :])
