@@ -138,16 +138,7 @@ def conform(
         raise click.UsageError(
             "The base URL is missing. Add one, such as http://127.0.0.1:8080/v1."
         )
-    unknown = [path for path in report if path.suffix not in WRITERS]
-    if unknown:
-        raise click.UsageError(
-            f"--report {unknown[0]} has an unknown suffix. Use one of {', '.join(WRITERS)}."
-        )
-    misplaced = [path for path in report if not path.parent.is_dir()]
-    if misplaced:
-        raise click.UsageError(
-            f"--report {misplaced[0]} is in a folder that does not exist. Create it first."
-        )
+    _check_reports(report)
     _check_address(url)
     settings = Settings(url, model, api_key, model_hint, at_once, breaks, silence,
                         limits == "openai")  # fmt: skip
@@ -161,6 +152,20 @@ def conform(
     for path in report:
         write(run, path)
     sys.exit(1 if run.broken_musts else 0)
+
+
+def _check_reports(report: Sequence[Path]) -> None:
+    """Reject reports that cannot be written, before the checks run."""
+    unknown = [path for path in report if path.suffix not in WRITERS]
+    if unknown:
+        raise click.UsageError(
+            f"--report {unknown[0]} has an unknown suffix. Use one of {', '.join(WRITERS)}."
+        )
+    misplaced = [path for path in report if not path.parent.is_dir()]
+    if misplaced:
+        raise click.UsageError(
+            f"--report {misplaced[0]} is in a folder that does not exist. Create it first."
+        )
 
 
 def _chosen(only: Sequence[str], group: Sequence[str], profile: Sequence[str]) -> list[Check]:

@@ -42,7 +42,7 @@ def scripted(
 
     Args:
         script: its tokens, all different; those among `marks` are control tokens.
-        after: the last character of a prompt.
+        after: the characters that end a prompt; the script follows each of them.
         context: the context length.
     """
     alphabet = _byte_alphabet()
@@ -76,7 +76,8 @@ def scripted(
     writer.add_add_bos_token(False)
     writer.add_chat_template(template)
     follows = dict.fromkeys(range(len(tokens)), ids["<|im_end|>"])
-    chain = [tokens.index(alphabet[ord(after)]), *(ids[piece] for piece in script)]
+    chain = [ids[piece] for piece in script]
+    follows |= {tokens.index(alphabet[ord(one)]): chain[0] for one in after}
     follows |= dict(zip(chain, [*chain[1:], ids["<|im_end|>"]], strict=True))
     _write(writer, len(tokens), follows)
     return path
