@@ -16,6 +16,7 @@ from ..backends.errors import (
     EngineUnavailable,
     InvalidGrammar,
     LatimerError,
+    NotServed,
     Refused,
     RequestError,
     TooComplex,
@@ -126,7 +127,9 @@ def worded(error: RequestError) -> InvalidRequest:
     if isinstance(error, InvalidRequest):
         return error
     message, code = _WORDS[type(error)](error)
-    return InvalidRequest(message, error.param, code)
+    # OpenAI's status for a model that another endpoint serves (contract 1.4).
+    status = 404 if isinstance(error, NotServed) else 400
+    return InvalidRequest(message, error.param, code, status)
 
 
 def in_chat(error: LatimerError) -> LatimerError:
@@ -146,6 +149,7 @@ def _context(error: ContextExceeded) -> str:
         f"This model's maximum context length is {error.context} tokens, however you requested "
         f"{more}{total} tokens ({more}{error.prompt_tokens} in your prompt; {error.max_tokens} for "
         "the completion). Please reduce your prompt; or completion length."
+        + (f" {error.hint}" if error.hint else "")
     )
 
 
@@ -164,12 +168,24 @@ def _chat_context(error: ContextExceeded) -> str:
     )
 
 
+_NOT_SERVED: Mapping[str, str] = {
+    "generate": (
+        "This is not a chat or completion model and thus not supported in the v1/chat/completions "
+        "and v1/completions endpoints."
+    ),
+    "embed": (
+        "This is not an embedding model and thus not supported in the v1/embeddings endpoint."
+    ),
+    "rank": "This is not a reranking model and thus not supported in the v1/rerank endpoint.",
+}
+
 # OpenAI's message and code for each type of error (contract 1.2 to 1.4).
 _WORDS: Mapping[type[RequestError], Callable[[Any], tuple[str, str | None]]] = {
     Unsupported: lambda error: (
         f"Unsupported parameter: '{error.param}' is not supported by {error.engine}. {error.hint}",
         "unsupported_parameter",
     ),
+    NotServed: lambda error: (f"{_NOT_SERVED[error.task]} {error.hint}", None),
     ContextExceeded: lambda error: (_context(error), "context_length_exceeded"),
     EmptyPrompt: lambda _error: (
         "Invalid 'prompt': empty prompt. This model has no BOS token, so send at least one token.",

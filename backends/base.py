@@ -6,6 +6,7 @@ Events that arrive together stay in one batch, so that the adapter can send them
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -30,20 +31,6 @@ Content: TypeAlias = TokenIds | Text
 
 # Extras that set the number of last tokens that a sampler considers.
 WINDOWS = frozenset({"repeat_last_n", "dry_penalty_last_n"})
-
-
-# The hint for `min_tokens` where an engine cannot ban end tokens for a part of the answer.
-ALWAYS_OR_NEVER = "It can only ban end tokens for the whole answer: send 'ignore_eos'."
-
-# The sampling extras of llama.cpp, by their names in requests.
-LLAMA_CPP_EXTRAS = frozenset(
-    {
-        "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
-        "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta",
-        "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-        "dry_sequence_breakers", "repeat_penalty", "repeat_last_n", "ignore_eos",
-    }
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -86,12 +73,7 @@ MEDIA_ID = -1
 
 
 class Media(NamedTuple):
-    """An image or audio file of a prompt.
-
-    Args:
-        data: the unchanged bytes of the file.
-        param: the request field that contains it, for errors.
-    """
+    """An image or audio file of a prompt, unchanged; `param` is its field, for errors."""
 
     kind: MediaKind
     data: bytes
@@ -216,12 +198,53 @@ class Generation:
     fingerprint: str = ""
 
 
+@dataclass(slots=True)
+class Embedding:
+    """Inputs to embed; the engine processes them in any order.
+
+    Args:
+        inputs: texts, to which the model's special tokens are added, or token ids, to which nothing
+            is added.
+        party, fingerprint: as in `Generation`.
+    """
+
+    inputs: Sequence[Content]
+    party: Party | None = None
+    fingerprint: str = ""
+
+
+class Embeddings(NamedTuple):
+    """Vectors of unit length in 32-bit floats, in the order of the inputs.
+
+    `prompt_tokens` counts all tokens of the inputs, without special tokens that were added.
+    """
+
+    vectors: Sequence[array[float]]
+    prompt_tokens: int
+
+
+@dataclass(slots=True)
+class Ranking:
+    """Documents to score by their relevance to a query; control tokens in them are text."""
+
+    query: str
+    documents: Sequence[str]
+    party: Party | None = None
+    fingerprint: str = ""
+
+
+class Scores(NamedTuple):
+    """The result of a `Ranking`: the model's own score of each document, and the tokens of all."""
+
+    scores: Sequence[float]
+    prompt_tokens: int
+
+
 class Special(NamedTuple):
     """A spelling that the tokenizer always reads as one token.
 
-    Args:
-        control: True if `parse_special` can switch that off. It cannot for tokens that were added
-            to the vocabulary as text.
+    `control` is True if `parse_special` can switch that off; it cannot for tokens that were added
+    as text.
     """
 
     spelling: str
@@ -351,6 +374,26 @@ class Model:
     sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
+# How the vectors of an input's tokens become one; `rank` makes a score of them.
+Pooling: TypeAlias = Literal["mean", "cls", "last", "rank"]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingModel:
+    """Facts about the embeddings of a backend; None where the engine does not report them.
+
+    Args:
+        dimensions: the length of a vector; 0 for a model that only ranks.
+        context: the largest number of tokens in an input, with special tokens.
+        generates: True if the backend also generates text.
+    """
+
+    dimensions: int | None
+    pooling: Pooling | None
+    context: int | None
+    generates: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """Tables of an engine's features and limits.
@@ -417,6 +460,18 @@ class Backend(Protocol):
 
     def native(self, job: Generation, stream: bool) -> AbstractAsyncContextManager[NativeReply]:
         """Run a job of one choice and return the engine's own reply, unchanged."""
+        ...
+
+    async def embedding_model(self) -> EmbeddingModel | None:
+        """Return the facts about its embeddings, or None if it has none; they are cached."""
+        ...
+
+    async def embed(self, job: Embedding) -> Embeddings:
+        """Embed inputs; raise `NotServed` if the model, or the engine as it runs, cannot."""
+        ...
+
+    async def rank(self, job: Ranking) -> Scores:
+        """Score documents; raise `NotServed` if the model is not a reranker."""
         ...
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:

@@ -11,7 +11,21 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from .base import Backend, Capabilities, Generation, Model, NativeReply, Special, Stream, TokenIds
+from .base import (
+    Backend,
+    Capabilities,
+    Embedding,
+    EmbeddingModel,
+    Embeddings,
+    Generation,
+    Model,
+    NativeReply,
+    Ranking,
+    Scores,
+    Special,
+    Stream,
+    TokenIds,
+)
 from .errors import Busy, EngineError, EngineSilent, EngineUnavailable, LatimerError
 
 # Seconds for which all calls raise the last failure, so that many calls cost one connection.
@@ -126,6 +140,18 @@ class Deferred:
     def native(self, job: Generation, stream: bool) -> AbstractAsyncContextManager[NativeReply]:
         """See `Backend.native`."""
         return self._found().native(job, stream)
+
+    async def embedding_model(self) -> EmbeddingModel | None:
+        """See `Backend.embedding_model`."""
+        return await (await self._ready()).embedding_model()
+
+    async def embed(self, job: Embedding) -> Embeddings:
+        """See `Backend.embed`."""
+        return await self._found().embed(job)
+
+    async def rank(self, job: Ranking) -> Scores:
+        """See `Backend.rank`."""
+        return await self._found().rank(job)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """See `Backend.tokenize`."""

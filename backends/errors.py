@@ -3,6 +3,7 @@
 * LatimerError
   x RequestError            the client's fault; repeating the request unchanged cannot help
     - Unsupported           valid, but this engine cannot do it
+    - NotServed             a task that the model is not made for, or the engine not started for
     - ContextExceeded       prompt and completion do not fit into the context
     - EmptyPrompt           the prompt has no tokens
     - InvalidGrammar        a grammar that is invalid, or that matches nothing
@@ -23,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 # Characters of a client's text that a message repeats, and of the whole message.
 MOST_SHOWN, MOST_MESSAGE = 200, 2_000
@@ -79,18 +80,44 @@ class Unsupported(RequestError):
         self.hint = hint
 
 
+Task: TypeAlias = Literal["generate", "embed", "rank"]
+
+
+class NotServed(RequestError):
+    """A task that the model is not made for, or that `engine` was not started for.
+
+    Args:
+        hint: what to do instead, as a sentence.
+    """
+
+    def __init__(self, task: Task, engine: str, hint: str) -> None:
+        super().__init__("model", task, engine, hint)
+        self.task = task
+        self.engine = engine
+        self.hint = hint
+
+
 class ContextExceeded(RequestError):
     """A prompt and a completion that exceed the context length together (in tokens).
 
     Args:
         at_least: True if the prompt is so long that its tokens were not counted.
+        param: the field of the prompt.
+        hint: what the operator of the engine can do about it, as a sentence.
     """
 
     def __init__(
-        self, context: int, prompt_tokens: int, max_tokens: int = 0, at_least: bool = False
+        self,
+        context: int,
+        prompt_tokens: int,
+        max_tokens: int = 0,
+        at_least: bool = False,
+        param: str = "prompt",
+        hint: str = "",
     ) -> None:
         facts = f"{context} tokens", f"{prompt_tokens} in your prompt", f"{max_tokens} behind it"
-        super().__init__("prompt", *facts)
+        super().__init__(param, *facts)
+        self.hint = hint
         self.context = context
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens

@@ -11,13 +11,18 @@ from typing import Any
 from ..base import (
     Batch,
     Capabilities,
+    Embedding,
+    EmbeddingModel,
+    Embeddings,
     Generation,
     Model,
     NativeReply,
+    Ranking,
+    Scores,
     Special,
     TokenIds,
 )
-from ..errors import Unsupported, read_from
+from ..errors import NotServed, Unsupported, read_from
 from ..grammar import with_gbnf
 from ..http import HttpUpstream
 from ..streams import ended
@@ -121,6 +126,18 @@ class KoboldCpp:
                     await asyncio.shield(server.background(server.abort(genkey)))
             finally:
                 server.turns.release()
+
+    async def embedding_model(self) -> EmbeddingModel | None:
+        """See `Backend.embedding_model`."""
+        return None
+
+    async def embed(self, job: Embedding) -> Embeddings:
+        """See `Backend.embed`."""
+        raise NotServed("embed", ENGINE, "Use another engine.")
+
+    async def rank(self, job: Ranking) -> Scores:
+        """See `Backend.rank`."""
+        raise NotServed("rank", ENGINE, "Use another engine.")
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """See `Backend.tokenize`; koboldcpp always parses control tokens."""

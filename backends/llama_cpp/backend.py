@@ -16,14 +16,18 @@ from typing import TYPE_CHECKING
 
 from .. import offload
 from ..base import (
-    LLAMA_CPP_EXTRAS,
     Batch,
     Capabilities,
+    Embedding,
+    EmbeddingModel,
+    Embeddings,
     Event,
     Finish,
     Generation,
     Model,
     NativeReply,
+    Ranking,
+    Scores,
     Special,
     TokenIds,
 )
@@ -33,9 +37,11 @@ from ..errors import (
     EmptyPrompt,
     EngineError,
     LatimerError,
+    NotServed,
     Unsupported,
     check_ids,
 )
+from ..extras import LLAMA_CPP_EXTRAS
 from ..streams import ended
 from ..turns import QUEUE, Party
 from .options import (
@@ -210,6 +216,18 @@ class LlamaCpp:
         """Raise `Unsupported`, because this engine has no native response."""
         raise Unsupported("oai_compat", ENGINE, CAPABILITIES.refused["oai_compat"])
         yield  # pragma: no cover
+
+    async def embedding_model(self) -> EmbeddingModel | None:
+        """See `Backend.embedding_model`."""
+        return None
+
+    async def embed(self, job: Embedding) -> Embeddings:
+        """See `Backend.embed`."""
+        raise NotServed("embed", ENGINE, "Use another engine.")
+
+    async def rank(self, job: Ranking) -> Scores:
+        """See `Backend.rank`."""
+        raise NotServed("rank", ENGINE, "Use another engine.")
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """See `Backend.tokenize`."""

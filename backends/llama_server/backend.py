@@ -13,20 +13,26 @@ from .. import offload
 from ..base import (
     Batch,
     Capabilities,
+    Embedding,
+    EmbeddingModel,
+    Embeddings,
     Generation,
     Model,
     NativeReply,
+    Ranking,
+    Scores,
     Special,
     Stream,
     TokenIds,
 )
-from ..errors import check_ids
+from ..errors import NotServed, check_ids
 from ..grammar import with_gbnf
 from ..http import HttpUpstream
 from ..streams import ended, merged
 from ..turns import QUEUE, Party
 from ..upstream import Upstream
 from .call import Call
+from .events import ENGINE
 from .prompt import check_biases, native_prompt, prompt_ids
 from .scorer import prompt_tokens
 from .scoring import speculative
@@ -117,6 +123,18 @@ class LlamaServer:
             server.known.check_is(model)
             async with server.upstream.send("POST", "/completion", data) as reply:
                 yield NativeReply(reply.status, reply.content_type, reply.chunks())
+
+    async def embedding_model(self) -> EmbeddingModel | None:
+        """See `Backend.embedding_model`."""
+        return None
+
+    async def embed(self, job: Embedding) -> Embeddings:
+        """See `Backend.embed`."""
+        raise NotServed("embed", ENGINE, "Use another engine.")
+
+    async def rank(self, job: Ranking) -> Scores:
+        """See `Backend.rank`."""
+        raise NotServed("rank", ENGINE, "Use another engine.")
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """See `Backend.tokenize`."""

@@ -11,8 +11,6 @@ import orjson
 
 from ...schemas.native.llama_server import CompletionPayload, MultimodalPrompt
 from ..base import (
-    ALWAYS_OR_NEVER,
-    LLAMA_CPP_EXTRAS,
     MEDIA,
     Capabilities,
     Event,
@@ -37,6 +35,7 @@ from ..errors import (
     summed_up,
     whole_of,
 )
+from ..extras import ALWAYS_OR_NEVER, LLAMA_CPP_EXTRAS
 from ..stops import begun_before, cut
 from .events import ENGINE, last_of, more_than_last, none_of
 from .vocabulary import Vocabulary
