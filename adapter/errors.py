@@ -187,8 +187,9 @@ _WORDS: Mapping[type[RequestError], Callable[[Any], tuple[str, str | None]]] = {
     ),
     NotServed: lambda error: (f"{_NOT_SERVED[error.task]} {error.hint}", None),
     ContextExceeded: lambda error: (_context(error), "context_length_exceeded"),
-    EmptyPrompt: lambda _error: (
-        "Invalid 'prompt': empty prompt. This model has no BOS token, so send at least one token.",
+    EmptyPrompt: lambda error: (
+        f"Invalid '{error.param}': empty prompt. This model has no BOS token, so send at least one "
+        "token.",
         "empty_string",
     ),
     InvalidGrammar: lambda error: (

@@ -140,10 +140,10 @@ def check_length(size: int, longest: int, context: int, max_tokens: int | None) 
 
 
 class EmptyPrompt(RequestError):
-    """A prompt without tokens: it has no text, and the model adds no BOS."""
+    """A prompt or an input without tokens: it has no text, and the model adds no BOS."""
 
-    def __init__(self) -> None:
-        super().__init__("prompt")
+    def __init__(self, param: str = "prompt") -> None:
+        super().__init__(param)
 
 
 class InvalidGrammar(RequestError):
