@@ -124,7 +124,9 @@ class ContextExceeded(RequestError):
         self.at_least = at_least
 
 
-def check_length(size: int, longest: int, context: int, max_tokens: int | None) -> None:
+def check_length(
+    size: int, longest: int, context: int, max_tokens: int | None, param: str = "prompt"
+) -> None:
     """Reject a text that cannot fit, before it is tokenized.
 
     Args:
@@ -136,7 +138,8 @@ def check_length(size: int, longest: int, context: int, max_tokens: int | None) 
         ContextExceeded: the text exceeds the context even if all its tokens are the longest.
     """
     if size > context * longest:
-        raise ContextExceeded(context, -(-size // longest), max_tokens or 0, at_least=True)
+        count = -(-size // longest)
+        raise ContextExceeded(context, count, max_tokens or 0, at_least=True, param=param)
 
 
 class EmptyPrompt(RequestError):
