@@ -1,5 +1,7 @@
 """Make the small models that the fidelity tests use in addition to the demo model.
 
+`make_embeddings.py` makes those of the tests of embeddings.
+
     pip install gguf sentencepiece tokenizers numpy
     python tests/models/make.py
 
@@ -189,6 +191,10 @@ class Weights:
     def ones(self, name: str, size: int) -> None:
         self._writer.add_tensor(name, np.ones(size, np.float32))
 
+    def around(self, name: str, size: int, *, centre: float = 0.0) -> None:
+        values = centre + 0.1 * self._rng.standard_normal(size, np.float32)
+        self._writer.add_tensor(name, values.astype(np.float32))
+
     def values(self, name: str, values: np.ndarray) -> None:
         self._writer.add_tensor(name, values.astype(np.float32))
 
@@ -222,7 +228,7 @@ def transformer(path: Path, kind: str, seed: int) -> None:
         weights.matrix(block + "ffn_gate.weight", inner, width)
         weights.matrix(block + "ffn_up.weight", inner, width)
         weights.matrix(block + "ffn_down.weight", width, inner)
-    _write(writer)
+    write(writer)
 
 
 def mamba(path: Path, seed: int) -> None:
@@ -259,10 +265,11 @@ def mamba(path: Path, seed: int) -> None:
         weights.values(block + "ssm_a", decay)
         weights.ones(block + "ssm_d", inner)
         weights.matrix(block + "ssm_out.weight", width, inner)
-    _write(writer)
+    write(writer)
 
 
-def _write(writer: gguf.GGUFWriter) -> None:
+def write(writer: gguf.GGUFWriter) -> None:
+    """Write the file of F32 tensors that has been described."""
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
