@@ -19,8 +19,10 @@ from .chat.instruct import FORMATS
 from .cors import Access
 from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
+from .endpoints.embeddings import create_embeddings
 from .endpoints.health import health
 from .endpoints.models import list_models, retrieve_model
+from .endpoints.rerank import rerank
 from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
 from .errors import InvalidRequest, MethodNotAllowed, ShuttingDown, error_event, unexpected
 from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
@@ -49,6 +51,8 @@ Found = tuple[str, Endpoint, bool]
 ENDPOINTS: dict[str, tuple[str, Endpoint]] = {
     "/chat/completions": ("POST", create_chat_completion),
     "/completions": ("POST", create_completion),
+    "/embeddings": ("POST", create_embeddings),
+    "/rerank": ("POST", rerank),
     "/models": ("GET", list_models),
     "/tokenizer_info": ("GET", tokenizer_info),
     "/tokenize": ("POST", tokenize),
@@ -90,6 +94,8 @@ class Options(TypedDict, total=False):
             sends none.
         reasoning_field: the field of messages for reasoning: `reasoning_content` (the default),
             `reasoning`, or None to omit reasoning from responses.
+        matryoshka: cut vectors to the `dimensions` of a request. Use it only for a model that was
+            trained for it; by default `dimensions` is rejected.
     """
 
     model_names: Sequence[str]
@@ -107,6 +113,7 @@ class Options(TypedDict, total=False):
     logit_bias_vocabulary: str | None
     keepalive: float
     reasoning_field: ReasoningField | None
+    matryoshka: bool
 
 
 class OpenAIAdapter:
@@ -138,6 +145,7 @@ class OpenAIAdapter:
             vocabulary=options.get("logit_bias_vocabulary"),
             keepalive=options.get("keepalive", KEEPALIVE),
             reasoning=options.get("reasoning_field", REASONING_FIELDS[0]),
+            matryoshka=options.get("matryoshka", False),
         )
         limits = options.get("limits", "engine")
         if limits not in NAMES:

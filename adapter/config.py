@@ -17,6 +17,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from ..backends.base import Pooling
 from ..backends.llama_cpp.options import CacheType
 from ..backends.turns import QUEUE
 from ..schemas.limits import BODY
@@ -34,7 +35,8 @@ ENVIRONMENT = "LATIMER_"
 # Settings for the in-process engine only, and settings for an engine at a URL only.
 IN_PROCESS: tuple[str, ...] = (
     "context", "parallel", "threads", "batch", "gpu_layers", "cache_type", "cache_memory",
-    "flash_attention", "mmap", "mlock", "mmproj", "lora", "exact", "share_prefixes",
+    "flash_attention", "mmap", "mlock", "mmproj", "lora", "exact", "share_prefixes", "embeddings",
+    "pooling",
 )  # fmt: skip
 ELSEWHERE: tuple[str, ...] = ("engine_key", "engine_timeout")
 # The largest settings file, in bytes.
@@ -122,6 +124,13 @@ class Settings(BaseSettings):
     mmproj: Path | None = Field(None, description="Multimodal projector, for images or audio.")
     lora: Words = Field(default_factory=list, description="LoRA adapters, FILE or FILE=SCALE.")
     exact: bool = False
+    embeddings: bool | None = Field(
+        None, description="Serve embeddings; by default only for a model that is made for them."
+    )
+    pooling: Pooling | None = Field(None, description="The model's pooling; the file's by default.")
+    matryoshka: bool = Field(
+        False, description="The model was trained for vectors of fewer dimensions."
+    )
     logit_bias_vocabulary: str | None = Field(
         None, description="Vocabulary of the token ids in requests: cl100k_base, o200k_base …"
     )

@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -139,6 +139,14 @@ class Exchange:
         if self.scope.get("method") == "HEAD":
             body = b""
         await self._send({"type": "http.response.body", "body": body})
+
+    async def reply_in_parts(self, parts: Sequence[bytes]) -> None:
+        """Send a complete response of JSON with one send for each part of its body."""
+        length = str(sum(map(len, parts))).encode()
+        await self.start(200, JSON, [(b"content-length", length)])
+        for part in parts:
+            await self.chunk(part)
+        await self.chunk(b"", more=False)
 
     async def error(self, error: LatimerError) -> None:
         """Send an error as a complete response."""

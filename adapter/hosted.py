@@ -171,6 +171,7 @@ COMPLETION_LIMITS: tuple[HostedLimit, ...] = (
     HostedLimit("max_tokens", at_least(0), "at least 0; -1 and -2 mean no limit", "at least 0"),
     HostedLimit("logprobs", at_most(5), "at most 20", "at most 5"),
 )
+EMBEDDING_LIMITS: tuple[HostedLimit, ...] = (_SHARED[0],)
 _UNLIMITED = "at least 1; -1 and -2 mean no limit"
 _HARMLESS = '`"none"` and `"auto"` are allowed without'
 CHAT_LIMITS: tuple[HostedLimit, ...] = (
@@ -216,6 +217,7 @@ def table() -> str:
         ("both", _SHARED),
         ("completions", [one for one in COMPLETION_LIMITS if one not in both]),
         ("chat", [one for one in CHAT_LIMITS if one not in both]),
+        ("embeddings", EMBEDDING_LIMITS),
     ):
         rows += [f"| {name} | `{one.field}` | {one.engine} | {one.openai} |" for one in hosted]
     return "\n".join(rows) + "\n"

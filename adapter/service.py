@@ -37,6 +37,7 @@ class Policy:
             the model's own.
         keepalive: seconds of silence after which a stream sends a comment; 0 sends none.
         reasoning: the field of messages for reasoning; None to omit it from responses.
+        matryoshka: the model's vectors may be cut to fewer dimensions.
     """
 
     strict: bool = False
@@ -46,6 +47,7 @@ class Policy:
     vocabulary: str | None = None
     keepalive: float = KEEPALIVE
     reasoning: ReasoningField | None = "reasoning_content"
+    matryoshka: bool = False
 
 
 @dataclass(slots=True)

@@ -26,8 +26,8 @@ T = TypeVar("T")
 # The fields that contain objects with fields of their own.
 NESTED = frozenset(
     {
-        "adapter", "allowed_tools", "assistant", "audio", "content", "custom", "file", "format",
-        "function", "function_call", "functions", "grammar", "image_url", "input_audio",
+        "adapter", "allowed_tools", "assistant", "audio", "content", "custom", "documents", "file",
+        "format", "function", "function_call", "functions", "grammar", "image_url", "input_audio",
         "json_schema", "messages", "prediction", "prompt_cache_breakpoint",
         "prompt_cache_options", "response_format", "stream_options", "system", "templates",
         "tool_calls", "tool_choice", "tools", "user", "web_search_options",

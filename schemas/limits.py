@@ -49,12 +49,16 @@ CONTAINERS = Limit(
     "Each takes about a hundred times the memory of its two characters.",
 )
 PROMPTS = Limit(2_048, "prompts", "`prompt`", "OpenAI's limit for the inputs of embeddings.")
+INPUTS = Limit(2_048, "inputs", "`input`, or `documents`", "OpenAI's limit for embeddings.")
 CHOICES = Limit(
     4_096, "choices", "prompts times `n` or `best_of`",
     "Choices are kept in memory until the response is complete.",
 )  # fmt: skip
 IDS = Limit(
-    1_048_576, "token ids", "all of `prompt`, or `tokens`", "More than any model's context holds."
+    1_048_576,
+    "token ids",
+    "all of `prompt`, `input` or `tokens`",
+    "More than any model's context holds.",
 )
 TEXT = Limit(
     4 << 20, "characters", "the `prompt` of `/tokenize`",
@@ -167,9 +171,9 @@ SECONDS = Limit(
 )  # fmt: skip
 
 LIMITS: tuple[Limit, ...] = (
-    BODY, HEAD, NESTING, VALUES, CONTAINERS, PROMPTS, CHOICES, IDS, TEXT, TOKEN_SIZE, MESSAGES,
-    PARTS, WORD, SPELLED, IMAGES, PIXELS, SCANS, SOUND, TOOLS, STOP, STOPS, STOP_TEXT, BREAKERS,
-    BREAKER, STRENGTH, BIASES, GRAMMAR,
+    BODY, HEAD, NESTING, VALUES, CONTAINERS, PROMPTS, INPUTS, CHOICES, IDS, TEXT, TOKEN_SIZE,
+    MESSAGES, PARTS, WORD, SPELLED, IMAGES, PIXELS, SCANS, SOUND, TOOLS, STOP, STOPS, STOP_TEXT,
+    BREAKERS, BREAKER, STRENGTH, BIASES, GRAMMAR,
     SCHEMA, PROPERTIES, SCHEMA_VISITS, SCHEMA_DEPTH, ONE_OF, KEY, REPETITIONS, GROUPS, ITEMS,
     MULTIPLE, WAYS, PATHS, TRIAL, TRIAL_MEMORY, SECONDS,
 )  # fmt: skip

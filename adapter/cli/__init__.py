@@ -61,6 +61,16 @@ def _options(command: Command) -> Command:
         _memory,
         _files,
         click.option(
+            "--embeddings/--no-embeddings",
+            default=None,
+            help="In process: serve embeddings.  [for models made for them]",
+        ),
+        click.option(
+            "--pooling",
+            type=click.Choice(["mean", "cls", "last", "rank"]),
+            help="In process: pooling of embeddings.  [the model's own]",
+        ),
+        click.option(
             "--exact",
             is_flag=True,
             default=None,
@@ -249,6 +259,12 @@ def main() -> None:
     "--logit-bias-vocabulary",
     metavar="NAME",
     help="Vocabulary of the token ids in requests: cl100k_base, o200k_base …",
+)
+@click.option(
+    "--matryoshka",
+    is_flag=True,
+    default=None,
+    help="Cut vectors to the dimensions of a request; only for models trained for it.",
 )
 @click.option(
     "--share-prefixes",

@@ -230,6 +230,7 @@ def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
         chat_format=settings.chat_format,
         logit_bias_vocabulary=settings.logit_bias_vocabulary,
         keepalive=settings.keepalive,
+        matryoshka=settings.matryoshka,
         reasoning_field=None if settings.reasoning_field == "none" else settings.reasoning_field,
     )
 

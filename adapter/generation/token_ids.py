@@ -8,6 +8,7 @@ loaded in a daemon thread of its own, which blocks neither other work nor the en
 from __future__ import annotations
 
 import asyncio
+import codecs
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -198,16 +199,47 @@ def to_text(encoding: Encoding, ids: Sequence[int]) -> Text:
     Raises:
         InvalidRequest: an id is not in the vocabulary, or the bytes of the ids are not UTF-8.
     """
-    data = b"".join(_bytes_of(encoding, token, "prompt") for token in ids)
     try:
-        return Text(data.decode())
+        return Text(_data_of(encoding, ids, "prompt").decode())
     except UnicodeDecodeError:
-        raise InvalidRequest(
-            f"Invalid 'prompt': these token ids of {encoding.name} do not decode to complete "
-            "characters. Send text.",
-            "prompt",
-            "invalid_value",
-        ) from None
+        raise _incomplete(encoding, "prompt") from None
+
+
+def to_input(encoding: Encoding, ids: Sequence[int], param: str) -> tuple[Text, bool]:
+    """Return the text of an input in another vocabulary's ids; control tokens in it are text.
+
+    Clients cut long texts between tokens, which may be inside a character. The bytes of incomplete
+    characters at both ends are dropped; the second value is True if there are any.
+
+    Args:
+        param: the field of the ids.
+
+    Raises:
+        InvalidRequest: an id is not in the vocabulary, or the other bytes are not UTF-8.
+    """
+    data = _data_of(encoding, ids, param)
+    start = next((at for at, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), 3)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        text = decoder.decode(data[start:])
+    except UnicodeDecodeError:
+        raise _incomplete(encoding, param) from None
+    if not text:
+        raise _incomplete(encoding, param)
+    return Text(text, parse_special=False), bool(start or decoder.getstate()[0])
+
+
+def _data_of(encoding: Encoding, ids: Sequence[int], param: str) -> bytes:
+    return b"".join(_bytes_of(encoding, token, param) for token in ids)
+
+
+def _incomplete(encoding: Encoding, param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Invalid '{param}': these token ids of {encoding.name} do not decode to complete "
+        "characters. Send text.",
+        param,
+        "invalid_value",
+    )
 
 
 def _bytes_of(encoding: Encoding, token: int, param: str) -> bytes:

@@ -1,0 +1,188 @@
+"""`POST /v1/embeddings` (contract, section 6)."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Sequence
+from math import hypot
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from pydantic import TypeAdapter
+
+from ...backends import offload
+from ...backends.base import Content, Embedding, EmbeddingModel, Embeddings, Sampling, Text
+from ...backends.errors import RequestError, Unsupported, check_length
+from ...backends.turns import Party
+from ...schemas import limits
+from ...schemas.openai.embeddings import EmbeddingRequest
+from ..errors import InvalidRequest, worded
+from ..exchange import Exchange
+from ..generation.token_ids import loaded, to_input
+from ..hosted import EMBEDDING_LIMITS
+from ..service import Served, Service
+from ..validation import notes, read
+
+if TYPE_CHECKING:
+    from ..generation.token_ids import Encoding
+
+# Bytes of a response that are sent at once.
+PART = 262_144
+# Bytes that a number takes in a response, for the choice of a thread.
+NUMBER = 20
+
+_REQUEST = TypeAdapter(EmbeddingRequest)
+
+_FOREIGN_IDS = (
+    "Invalid 'input': these token ids are read as the model's own, and --strict rejects ids whose "
+    "vocabulary is not named. Send text, or name their vocabulary in 'logit_bias_vocabulary' or "
+    "--logit-bias-vocabulary."
+)
+
+
+async def create_embeddings(exchange: Exchange, service: Service) -> None:
+    """Embed one input or several."""
+    request = await read(exchange, _REQUEST, EMBEDDING_LIMITS if service.hosted else ())
+    served = await service.resolve(request.model)
+    facts = await served.backend.embedding_model()
+    wanted = request.dimensions
+    if wanted is not None and facts is not None and facts.dimensions:
+        _check_dimensions(wanted, facts.dimensions, served, service)
+    inputs, inexact = await _inputs(exchange, request, served, facts)
+    await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict, inexact)
+    job = Embedding(inputs, Party(), served.model.fingerprint)
+    try:
+        found = await served.backend.embed(job)
+    except RequestError as error:
+        if error.param == "input" and _is_list(request.input):
+            raise _in_list(error) from None
+        raise
+    size = len(found.vectors[0])
+    if wanted is not None:
+        _check_dimensions(wanted, size, served, service)
+    cost = NUMBER * len(found.vectors) * size
+    await exchange.reply_in_parts(await offload.run(cost, _reply, request, served.name, found))
+
+
+def _in_list(error: RequestError) -> InvalidRequest:
+    """Return the error of the only input, for a request that sent it in an array."""
+    facts = worded(error)
+    message = facts.message.replace("'input'", "'input[0]'")
+    return InvalidRequest(message, "input[0]", facts.code, facts.status)
+
+
+def _is_list(given: Any) -> bool:
+    """Return True if the request sent its inputs in an array, of texts or of lists of ids."""
+    return isinstance(given, list) and not isinstance(given[0], int)
+
+
+async def _inputs(
+    exchange: Exchange, request: EmbeddingRequest, served: Served, facts: EmbeddingModel | None
+) -> tuple[Sequence[Content], Sequence[str]]:
+    """Return the inputs, and the fields that are inexact.
+
+    Raises:
+        InvalidRequest: the inputs are ids of an unknown vocabulary, under `strict`.
+    """
+    given = request.input
+    each = given if _is_list(given) else [given]
+    if isinstance(each[0], str):
+        context = facts.context if facts is not None else None
+        return await offload.run(exchange.size, _texts, given, each, context), ()
+    vocabulary = request.logit_bias_vocabulary or served.policy.vocabulary
+    if vocabulary is not None:
+        encoding = await loaded(vocabulary)
+        return await offload.run(exchange.size, _decoded, given, each, encoding)
+    if served.policy.strict:
+        raise InvalidRequest(_FOREIGN_IDS, "input", "invalid_value")
+    return await offload.run(exchange.size, _own_ids, each), ("input",)
+
+
+def _param(given: Any, index: int) -> str:
+    return f"input[{index}]" if _is_list(given) else "input"
+
+
+def _texts(given: Any, each: Sequence[str], context: int | None) -> Sequence[Content]:
+    """Return texts, of which none exceeds the context for certain."""
+    for index, text in enumerate(each if context is not None else ()):
+        check_length(len(text), limits.TOKEN_SIZE.most, context or 0, None, _param(given, index))
+    return [Text(text, parse_special=False) for text in each]
+
+
+def _own_ids(each: Sequence[Sequence[int]]) -> Sequence[Content]:
+    return [tuple(ids) for ids in each]
+
+
+def _decoded(
+    given: Any, each: Sequence[Sequence[int]], encoding: Encoding
+) -> tuple[Sequence[Content], Sequence[str]]:
+    """Return the texts of ids in another vocabulary; inexact if a character was cut."""
+    found = [to_input(encoding, ids, _param(given, index)) for index, ids in enumerate(each)]
+    was_cut = any(cut for _, cut in found)
+    return [text for text, _ in found], ("input",) if was_cut else ()
+
+
+def _check_dimensions(wanted: int, size: int, served: Served, service: Service) -> None:
+    """Reject a size that the model's vectors cannot have.
+
+    Raises:
+        InvalidRequest: the model's vectors are smaller.
+        Unsupported: the model is not declared as one whose vectors may be cut.
+    """
+    if wanted > size:
+        raise InvalidRequest(
+            f"Invalid 'dimensions': integer above maximum value. Expected a value <= {size}, but "
+            f"got {wanted} instead.",
+            "dimensions",
+            "integer_above_max_value",
+        )
+    if served.policy.matryoshka or (wanted == size and not service.hosted):
+        return
+    raise Unsupported(
+        "dimensions",
+        "this model",
+        f"Its vectors have {size} numbers. Omit it; if the model was trained for shorter vectors, "
+        "start the server with --matryoshka.",
+    )
+
+
+def _reply(request: EmbeddingRequest, name: str, found: Embeddings) -> Sequence[bytes]:
+    """Return the response in parts, encoded vector by vector."""
+    encode = _base64 if request.encoding_format == "base64" else _floats
+    parts: list[bytes] = []
+    part = bytearray(b'{"object":"list","data":[')
+    for index, vector in enumerate(found.vectors):
+        if request.dimensions is not None and request.dimensions < len(vector):
+            vector = _shortened(vector, request.dimensions)
+        comma = b"," if index else b""
+        part += b'%b{"object":"embedding","index":%d,"embedding":%b}' % (
+            comma, index, encode(vector),
+        )  # fmt: skip
+        if len(part) >= PART:
+            parts.append(bytes(part))
+            part.clear()
+    count = found.prompt_tokens
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    part += b'],"model":%b,"usage":%b}' % (orjson.dumps(name), orjson.dumps(usage))
+    return [*parts, bytes(part)]
+
+
+def _floats(vector: array[float]) -> bytes:
+    return orjson.dumps(vector.tolist())
+
+
+def _base64(vector: array[float]) -> bytes:
+    """Return a vector as a JSON string: little-endian 32-bit floats in base64."""
+    if sys.byteorder == "big":
+        vector = vector[:]
+        vector.byteswap()
+    return b'"%b"' % b64encode(vector)
+
+
+def _shortened(vector: array[float], size: int) -> array[float]:
+    """Return the first numbers of a vector, scaled to unit length."""
+    first = vector[:size]
+    length = hypot(*first) or 1.0
+    return array("f", [number / length for number in first])
