@@ -151,8 +151,11 @@ def _with_calls(field: str, body: Body) -> InvalidRequest | None:
 
 _MOST = limits.STRENGTH.most
 _SERVED = "may be missing, null or empty if one model is served"
+_MODEL = HostedLimit("model", _named, _SERVED, "required")
+# The limits of embeddings, which all endpoints have.
+EMBEDDING_LIMITS: tuple[HostedLimit, ...] = (_MODEL,)
 _SHARED: tuple[HostedLimit, ...] = (
-    HostedLimit("model", _named, _SERVED, "required"),
+    _MODEL,
     HostedLimit(
         "stop",
         no_longer_than(4),
@@ -171,7 +174,6 @@ COMPLETION_LIMITS: tuple[HostedLimit, ...] = (
     HostedLimit("max_tokens", at_least(0), "at least 0; -1 and -2 mean no limit", "at least 0"),
     HostedLimit("logprobs", at_most(5), "at most 20", "at most 5"),
 )
-EMBEDDING_LIMITS: tuple[HostedLimit, ...] = (_SHARED[0],)
 _UNLIMITED = "at least 1; -1 and -2 mean no limit"
 _HARMLESS = '`"none"` and `"auto"` are allowed without'
 CHAT_LIMITS: tuple[HostedLimit, ...] = (
@@ -214,10 +216,10 @@ def table() -> str:
     rows = ["| endpoint | field | by default | with `--limits openai` |", "|---|---|---|---|"]
     both = set(_SHARED)
     for name, hosted in (
-        ("both", _SHARED),
+        ("all", EMBEDDING_LIMITS),
+        ("both", _SHARED[len(EMBEDDING_LIMITS) :]),
         ("completions", [one for one in COMPLETION_LIMITS if one not in both]),
         ("chat", [one for one in CHAT_LIMITS if one not in both]),
-        ("embeddings", EMBEDDING_LIMITS),
     ):
         rows += [f"| {name} | `{one.field}` | {one.engine} | {one.openai} |" for one in hosted]
     return "\n".join(rows) + "\n"

@@ -30,10 +30,12 @@ from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.completions import CompletionRequest
+from latimer.schemas.openai.embeddings import EmbeddingRequest
+from latimer.schemas.openai.rerank import RerankRequest
 from latimer.schemas.openai.tokenizer import DetokenizeRequest, TokenizeRequest
 from pydantic import BaseModel
 from support import error_page
-from support.wrong_requests import BASE, CASES, C, H, body_of
+from support.wrong_requests import BASE, CASES, C, E, H, R, body_of
 
 SNAPSHOTS = Path(__file__).parent / "errors"
 WRITES = bool(os.environ.get("LATIMER_SNAPSHOT"))
@@ -54,6 +56,8 @@ VALUES: dict[str, Any] = {
 ENDPOINTS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     C: (CompletionRequest, {**BASE[C], "max_tokens": 1}),
     H: (ChatRequest, {**BASE[H], "max_tokens": 1}),
+    E: (EmbeddingRequest, BASE[E]),
+    R: (RerankRequest, BASE[R]),
     "/v1/tokenize": (TokenizeRequest, {"prompt": "a"}),
     "/v1/detokenize": (DetokenizeRequest, {"tokens": [1]}),
 }
@@ -74,7 +78,7 @@ def requests() -> Iterator[Asked]:
                 yield f"{path} {field}: {name}", "POST", path, {**right, field: value}
     for method, path in (
         ("GET", C), ("DELETE", H), ("POST", "/v1/models"), ("GET", "/v1/models/none"),
-        ("GET", "/v1/none"), ("POST", "/v1/embeddings"),
+        ("GET", "/v1/none"), ("GET", E), ("POST", "/v1/responses"),
     ):  # fmt: skip
         yield f"{method} {path}", method, path, None
 

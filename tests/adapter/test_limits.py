@@ -14,6 +14,7 @@ from latimer.adapter.exchange import _check_count
 from latimer.schemas import limits
 
 C, H = "/v1/completions", "/v1/chat/completions"
+E, R = "/v1/embeddings", "/v1/rerank"
 DOCS = Path(__file__).parent.parent.parent / "docs" / "security.md"
 
 
@@ -108,6 +109,9 @@ async def test_what_openai_takes_is_taken(
 
 BEYOND: dict[str, tuple[str, dict[str, Any], str]] = {
     "prompts": (C, completion(prompt=["a"] * 2_049), "prompt"),
+    "inputs": (E, {"input": ["a"] * 2_049}, "input"),
+    "documents": (R, {"query": "a", "documents": ["a"] * 2_049}, "documents"),
+    "ids of inputs": (E, {"input": [[5] * 600_000] * 2}, "input"),
     "choices": (C, completion(prompt=["a"] * 33, n=128), "n"),
     "token ids": (C, completion(prompt=[5] * 1_048_577), "prompt"),
     "token ids in lists": (C, completion(prompt=[[5] * 600_000] * 2), "prompt"),

@@ -6,6 +6,8 @@ from typing import Any
 
 C = "/v1/completions"
 H = "/v1/chat/completions"
+E = "/v1/embeddings"
+R = "/v1/rerank"
 USER = [{"role": "user", "content": "Hi"}]
 ASKED = USER[0]
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -19,6 +21,8 @@ CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 BASE: dict[str, dict[str, Any]] = {
     C: {"model": "demo", "prompt": "Hi"},
     H: {"model": "demo", "messages": USER},
+    E: {"model": "demo", "input": "Hi"},
+    R: {"model": "demo", "query": "Hi", "documents": ["Hello"]},
 }
 DROP = object()
 
@@ -312,4 +316,45 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
      "context_length_exceeded", "This model's maximum context length is 2048 tokens. However…"),
     (H, {"max_tokens": 5000}, "messages", "context_length_exceeded",
      "This model's maximum context length is 2048 tokens. However, you requested 50…"),
+    (E, {"model": DROP}, None, None, "you must provide a model parameter"),
+    (E, {"input": DROP}, "input", "missing_required_parameter",
+     "Missing required parameter: 'input'."),
+    (E, {"input": None}, "input", "invalid_type", "Invalid type for 'input': expected a string…"),
+    (E, {"input": {"text": "a"}}, "input", "invalid_type", "Invalid type for 'input': expected…"),
+    (E, {"input": ""}, "input", "empty_string",
+     "Invalid 'input': empty string. Expected a string with minimum length 1, but got an empty "
+     "string instead."),
+    (E, {"input": []}, "input", "empty_array", "Invalid 'input': empty array…"),
+    (E, {"input": ["a", ""]}, "input[1]", "empty_string", "Invalid 'input[1]': empty string…"),
+    (E, {"input": [[5], []]}, "input[1]", "empty_array", "Invalid 'input[1]': empty array…"),
+    (E, {"input": ["a", 5]}, "input[1]", "invalid_type", "Invalid type for 'input[1]': expected…"),
+    (E, {"input": [5, "a"]}, "input[1]", "invalid_type", "Invalid type for 'input[1]': expected…"),
+    (E, {"input": [[5, -1]]}, "input[0][1]", "integer_below_min_value", "Invalid 'input[0][1]'…"),
+    (E, {"input": ["a"] * 2_049}, "input", "array_above_max_length",
+     "Invalid 'input': array too long. Expected an array with maximum length 2048, but got an "
+     "array with length 2049 instead."),
+    (E, {"encoding_format": "hex"}, "encoding_format", "invalid_value",
+     "Invalid value: 'hex'. Supported values are: 'float' and 'base64'."),
+    (E, {"dimensions": 0}, "dimensions", "integer_below_min_value",
+     "Invalid 'dimensions': integer below minimum value. Expected a value >= 1, but got 0 "
+     "instead."),
+    (E, {"dimensions": "5"}, "dimensions", "invalid_type", "Invalid type for 'dimensions'…"),
+    (R, {"query": DROP}, "query", "missing_required_parameter",
+     "Missing required parameter: 'query'."),
+    (R, {"query": ""}, "query", "empty_string", "Invalid 'query': empty string…"),
+    (R, {"documents": DROP}, "documents", "missing_required_parameter",
+     "Missing required parameter: 'documents'."),
+    (R, {"documents": "a"}, "documents", "invalid_type", "Invalid type for 'documents'…"),
+    (R, {"documents": []}, "documents", "empty_array", "Invalid 'documents': empty array…"),
+    (R, {"documents": ["a"] * 2_049}, "documents", "array_above_max_length",
+     "Invalid 'documents': array too long. Expected an array with maximum length 2048…"),
+    (R, {"documents": ["a", 5]}, "documents[1]", "invalid_type",
+     "Invalid type for 'documents[1]': expected one of a string or object with 'text', but got an "
+     "integer instead."),
+    (R, {"documents": ["a", {}]}, "documents[1].text", "missing_required_parameter",
+     "Missing required parameter: 'documents[1].text'."),
+    (R, {"documents": [{"text": 5}]}, "documents[0].text", "invalid_type",
+     "Invalid type for 'documents[0].text': expected a string, but got an integer instead."),
+    (R, {"top_n": 0}, "top_n", "integer_below_min_value", "Invalid 'top_n': integer below…"),
+    (R, {"return_documents": "yes"}, "return_documents", "invalid_type", "Invalid type for 'ret…"),
 ]  # fmt: skip
