@@ -219,39 +219,3 @@ async def _get(upstream: HttpUpstream, path: str) -> tuple[int, dict[str, Any]]:
     except orjson.JSONDecodeError:
         return status, {}
     return status, body if isinstance(body, dict) else {}
-
-
-async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
-    """Return True if a backend is reachable, and the rows of a table of its capabilities."""
-    try:
-        await backend.health()
-        model = await backend.model()
-    except LatimerError as error:
-        rows = [("engine", backend.capabilities.engine)]
-        return False, [*rows, ("reachable", f"no: {error.message}")]
-    capabilities = backend.capabilities
-    rows = [
-        ("engine", capabilities.engine),
-        ("reachable", "yes"),
-        ("model", model.name),
-        ("context", f"{model.context} tokens"),
-        ("chat template", "the model's own" if model.template else "none: Alpaca is used"),
-        ("adds BOS", f"yes ({model.bos_token})" if model.adds_bos else "no"),
-        ("fingerprint", model.fingerprint),
-        ("native responses", "yes (oai_compat: false)" if capabilities.native else "no"),
-        ("sampling extras", ", ".join(sorted(capabilities.extras))),
-        (
-            "messages",
-            "control tokens are text"
-            if capabilities.plain_text
-            else "control tokens are text, split by a zero-width space",
-        ),
-        ("media", ", ".join(sorted(model.media)) or "-"),
-        ("grammars", ", ".join(sorted(capabilities.grammars)) or "-"),
-        (
-            "not supported",
-            "; ".join(f"{k}: {v}" for k, v in sorted(capabilities.refused.items())) or "-",
-        ),
-        ("approximated", ", ".join(sorted(capabilities.inexact)) or "-"),
-    ]
-    return True, rows

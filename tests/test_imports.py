@@ -49,7 +49,10 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ),
     ("adapter/endpoints/*.py",),
     tuple(
-        f"adapter/{name}.py" for name in ("__init__", "app", "config", "config_errors", "discovery")
+        f"adapter/{name}.py"
+        for name in (
+            "__init__", "app", "capability_table", "config", "config_errors", "discovery",
+        )
     ),
     ("adapter/cli/*.py",),
 )  # fmt: skip

@@ -359,7 +359,8 @@ main.add_command(
 
 
 async def _check(settings: Settings) -> int:
-    from ..discovery import WrongSetup, backend_of, describe, unused
+    from ..capability_table import describe
+    from ..discovery import WrongSetup, backend_of, unused
 
     try:
         backend = backend_of(settings)

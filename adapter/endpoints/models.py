@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import unquote
 
 import orjson
 
-from ...backends.base import MediaKind
+from ...backends.base import EmbeddingModel, MediaKind
 from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.models import ModelList, ModelObject
 from ..chat.manner import known_manner_of
@@ -21,6 +21,8 @@ _MEDIA: Mapping[MediaKind, tuple[str, ...]] = {"image": ("vision",), "audio": ("
 _ANY_MEDIA = ("multimodal",)
 _TOOLS = ("tools", "tool_use")
 _REASONING = ("thinking", "reasoning")
+# Ollama's word, and that of other servers, for what a model makes besides text.
+_OUTPUTS: Mapping[str, str] = {"embeddings": "embedding", "rerank": "rerank"}
 
 # The parameters that OpenRouter lists and that every engine supports, by OpenRouter's names.
 _PARAMETERS = (
@@ -55,7 +57,7 @@ async def list_models(exchange: Exchange, service: Service) -> None:
     models = await service.models()
     reply: ModelList = {
         "object": "list",
-        "data": [await _object(name, served) for name, served in models.items()],
+        "data": [await _described(name, served) for name, served in models.items()],
     }
     await exchange.reply(200, orjson.dumps(reply))
 
@@ -66,26 +68,49 @@ async def retrieve_model(exchange: Exchange, service: Service, name: str) -> Non
     spellings = (name, unquote(name), name.lstrip("/"))
     name = next((spelling for spelling in spellings if spelling in names), name)
     served = await service.resolve(name)
-    await exchange.reply(200, orjson.dumps(await _object(name, served)))
+    await exchange.reply(200, orjson.dumps(await _described(name, served)))
 
 
-async def _object(name: str, served: Served) -> ModelObject:
+async def _described(name: str, served: Served) -> ModelObject:
+    return await object_of(name, served, await served.backend.embedding_model())
+
+
+async def object_of(name: str, served: Served, facts: EmbeddingModel | None) -> ModelObject:
+    """Return OpenAI's object for a model; `facts` are those about its embeddings."""
     model, abilities = served.model, await abilities_of(served)
+    outputs = _outputs(facts)
+    context = model.context
+    if facts is not None and facts.context is not None and not facts.generates:
+        context = facts.context
     return {
         "id": name,
         "object": "model",
         "created": model.modified,
         "owned_by": "latimer",
-        "context_length": model.context,
-        "max_model_len": model.context,
+        "context_length": context,
+        "max_model_len": context,
         "architecture": {
             "input_modalities": ["text", *(kind for kind in _MEDIA if kind in model.media)],
-            "output_modalities": ["text"],
+            "output_modalities": list(outputs),
         },
-        "capabilities": _capabilities(served, abilities),
-        "supported_parameters": _parameters(served, abilities),
-        "meta": {"n_ctx": model.context, **model.sizes},
+        "capabilities": [
+            *(_capabilities(served, abilities) if "text" in outputs else ()),
+            *(_OUTPUTS[kind] for kind in outputs if kind in _OUTPUTS),
+        ],
+        "supported_parameters": [
+            *(_parameters(served, abilities) if "text" in outputs else ()),
+            *(("dimensions",) if "embeddings" in outputs and served.policy.matryoshka else ()),
+        ],
+        "meta": {"n_ctx": context, **model.sizes},
     }
+
+
+def _outputs(facts: EmbeddingModel | None) -> Sequence[str]:
+    """Return what the model makes, as OpenRouter names it."""
+    if facts is None:
+        return ("text",)
+    text = ("text",) if facts.generates else ()
+    return (*text, "rerank" if facts.pooling == "rank" else "embeddings")
 
 
 async def abilities_of(served: Served) -> Abilities:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from latimer.adapter.capability_table import describe
 from latimer.adapter.config import Settings
-from latimer.adapter.discovery import WrongSetup, backend_of, describe, unused
+from latimer.adapter.discovery import WrongSetup, backend_of, unused
 from latimer.backends.errors import EngineUnavailable
 from support.servers import canned
 

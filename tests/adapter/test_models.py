@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from latimer.adapter.endpoints.models import abilities_of
+from latimer.adapter.endpoints.models import abilities_of, object_of
 from latimer.adapter.service import Policy, Served
 from latimer.backends.base import Model
 from latimer.backends.llama_server import LlamaServer
@@ -92,10 +92,8 @@ async def test_abilities_come_from_the_template(
 
 async def test_images_are_named(demo: httpx2.AsyncClient) -> None:
     """A model that accepts images is listed with the words of llama-server and of Ollama."""
-    from latimer.adapter.endpoints.models import _object
-
     model = Model("m", 9, None, "", "", False, "fp_0", 7, frozenset({"image", "audio"}))
-    found = await _object("m", Served(LlamaServer("http://127.0.0.1:1"), model, Policy()))
+    found = await object_of("m", Served(LlamaServer("http://127.0.0.1:1"), model, Policy()), None)
     assert found["architecture"]["input_modalities"] == ["text", "image", "audio"]
     assert found["capabilities"] == ["completion", "multimodal", "vision", "audio"]
     assert (await listed(demo))["capabilities"][0] == "completion"
