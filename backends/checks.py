@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
-from .base import Generation, Model
+from .base import Model
 from .errors import EngineUnavailable, LatimerError
 
 
@@ -96,6 +96,12 @@ class Watched(Protocol):
         ...
 
 
+class Job(Protocol):
+    """A job for one model; an empty fingerprint means any model."""
+
+    fingerprint: str
+
+
 class Known:
     """The cached model of the engine at an address.
 
@@ -132,7 +138,7 @@ class Known:
                     self.model = await self._read()
         return self.model
 
-    async def get_for(self, job: Generation) -> Model:
+    async def get_for(self, job: Job) -> Model:
         """Return the model, if it is the one that a job was made for.
 
         Raises:

@@ -25,15 +25,16 @@ from ..base import (
     Stream,
     TokenIds,
 )
-from ..errors import NotServed, check_ids
+from ..errors import check_ids
 from ..grammar import with_gbnf
 from ..http import HttpUpstream
 from ..streams import ended, merged
 from ..turns import QUEUE, Party
 from ..upstream import Upstream
 from .call import Call
-from .events import ENGINE
+from .embedding import embed, embedding_model
 from .prompt import check_biases, native_prompt, prompt_ids
+from .ranking import rank
 from .scorer import prompt_tokens
 from .scoring import speculative
 from .server import Server
@@ -126,15 +127,15 @@ class LlamaServer:
 
     async def embedding_model(self) -> EmbeddingModel | None:
         """See `Backend.embedding_model`."""
-        return None
+        return await embedding_model(self.server)
 
     async def embed(self, job: Embedding) -> Embeddings:
         """See `Backend.embed`."""
-        raise NotServed("embed", ENGINE, "Use another engine.")
+        return await embed(self.server, job)
 
     async def rank(self, job: Ranking) -> Scores:
-        """See `Backend.rank`."""
-        raise NotServed("rank", ENGINE, "Use another engine.")
+        """See `Backend.rank`; the limits are those of `ranking.rank`."""
+        return await rank(self.server, job)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """See `Backend.tokenize`."""

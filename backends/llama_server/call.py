@@ -206,7 +206,7 @@ class Call:
         fields = {"stream": False, "return_tokens": True, "n_probs": 0}
         payload = {**self._payload, **fields, "response_fields": ["tokens"]}
         data = await offload.run(size_of(self._payload["prompt"]), orjson.dumps, payload)
-        status, body = await self._server.complete(data, None)
+        status, body = await self._server.call("/completion", data, None)
         if status != 200:
             raise to_error(status, body, self._job)
         reply = await offload.run(len(body), orjson.loads, body)

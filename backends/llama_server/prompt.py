@@ -41,10 +41,8 @@ async def check_biases(server: Server, job: Generation) -> None:
     Raises:
         UnknownToken: an id is not in the vocabulary.
     """
-    size = server.watch.identity.vocabulary if server.watch.identity is not None else None
-    if size is None:
-        size = len((await server.facts()).vocabulary)
-    check_ids("logit_bias", [token for token, _ in job.sampling.logit_bias], size)
+    ids = [token for token, _ in job.sampling.logit_bias]
+    check_ids("logit_bias", ids, await server.vocabulary_size())
 
 
 async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[TokenIds, int]:

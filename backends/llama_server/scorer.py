@@ -70,7 +70,7 @@ async def _score(
         native = scoring.to_native(call, ids, top, facts.vocabulary, facts.rolls_back)
         payload = await offload.run(6 * len(ids), orjson.dumps, native)
         server.known.check_is(facts.model)
-        status, body = await server.complete(payload, party)
+        status, body = await server.call("/completion", payload, party)
         if status == 200:
             found, rest = await _read_scores(server, call, ids, top, body, facts)
         elif call.kind == "grammar" and status < 503:

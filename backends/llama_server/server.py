@@ -19,6 +19,7 @@ from .events import ENGINE
 from .facts import Facts, read_facts, read_specials
 from .infill import InfillTokens
 from .translate import to_error
+from .vectors import Embedder
 from .watch import Watch
 
 # Concurrent questions. A server has four threads more than slots for its connections. A connection
@@ -38,6 +39,9 @@ class Server:
         watch: the detector of another model at the address.
         names: the model's names in responses.
         infill: the model's infill tokens, once known.
+        embedder: the facts about its embeddings, once known.
+        learning_embedder: held while they are asked for.
+        generates: True if it also generates text; None if not known yet.
     """
 
     def __init__(self, upstream: Upstream, max_waiting: int) -> None:
@@ -53,13 +57,19 @@ class Server:
         self._facts: Facts | None = None
         self.infill: InfillTokens | None = None
         self._specials: Sequence[Special] | None = None
+        self.embedder: Embedder | None = None
+        self.generates: bool | None = None
         self._learning = asyncio.Lock()
+        self.learning_embedder = asyncio.Lock()
 
-    async def complete(self, payload: bytes, party: Party | None) -> tuple[int, bytes]:
+    async def call(
+        self, path: str, payload: bytes, party: Party | None, model: Model | None = None
+    ) -> tuple[int, bytes]:
         """Wait for a place, make a call without streaming, and return its status and body.
 
         Args:
             party: the request of the call; None inside a call that already has a place.
+            model: the model that the call is for, if it must not reach another one.
         """
         turns = self.turns
         if party is not None:
@@ -68,7 +78,9 @@ class Server:
             turns = self._asides
             await turns.take()
         try:
-            async with self.upstream.send("POST", "/completion", payload) as reply:
+            if model is not None:
+                self.known.check_is(model)
+            async with self.upstream.send("POST", path, payload) as reply:
                 return reply.status, await reply.read()
         except EngineUnavailable:
             self.watch.doubt()
@@ -116,10 +128,11 @@ class Server:
     def _forget(self) -> None:
         """Clear everything read about the model, since the server has another one."""
         self.known.model = self._facts = self.infill = self._specials = None
+        self.embedder = self.generates = None
 
     def _restarted(self) -> None:
-        """Clear facts that a restart can change: the slots and the draft model."""
-        self._facts = None
+        """Clear facts that a restart can change: slots, draft model and embeddings."""
+        self._facts = self.embedder = self.generates = None
         if self.watch.identity is not None:
             self.turns.resize(self.watch.identity.slots)
 
@@ -165,6 +178,11 @@ class Server:
         self.names = identity.names
         self.turns.resize(identity.slots)
         return identity.model(adds_bos)
+
+    async def vocabulary_size(self) -> int:
+        """Return the number of tokens in the vocabulary."""
+        size = self.watch.identity.vocabulary if self.watch.identity is not None else None
+        return size if size is not None else len((await self.facts()).vocabulary)
 
     async def facts(self) -> Facts:
         """Return the facts that reporting tokens needs; the first call reads them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -29,6 +30,7 @@ from ..errors import (
     EngineUnavailable,
     InvalidGrammar,
     LatimerError,
+    NotServed,
     Refused,
     UnreadableMedia,
     read_from,
@@ -84,6 +86,12 @@ SLACK = 8
 _new: Any = tuple.__new__
 # Finish reasons by the `stop_type` of the last event.
 _REASONS: Mapping[str, Reason] = {"eos": "end", "word": "stop", "limit": "length"}
+
+# The error for an input of an embedding or a ranking that the server cannot split into batches.
+_TOO_LARGE = re.compile(
+    r"input \((\d{1,9}) tokens\) is too large to process\..*current batch size: (\d{1,9})\)"
+)
+LARGER_BATCH = "Start llama-server with a larger --ubatch-size and --batch-size for longer inputs."
 
 NativePrompt: TypeAlias = "str | TokenIds | MultimodalPrompt"
 
@@ -171,6 +179,12 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
         with read_from(ENGINE, "a prompt that is too long"):
             context, prompt = whole_of(native["n_ctx"]), whole_of(native["n_prompt_tokens"])
         return ContextExceeded(context, prompt, (job.max_tokens or 0) if job is not None else 0)
+    too_large = _TOO_LARGE.match(message)
+    if too_large is not None:
+        tokens, batch = map(int, too_large.groups())
+        return ContextExceeded(batch, tokens, hint=LARGER_BATCH)
+    if "does not support logits computation" in message:
+        return NotServed("generate", ENGINE, "Did you mean to use v1/embeddings?")
     if kind == "unavailable_error":
         return EngineUnavailable(f"{ENGINE} is not ready: {message}")
     if kind == "invalid_request_error":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
 
@@ -75,9 +76,23 @@ class Props(TypedDict):
     media_marker: NotRequired[str]
 
 
-class TokenizePayload(TypedDict):
-    """Body of `POST /tokenize`."""
+class EmbeddingPayload(TypedDict):
+    """Body of `POST /embedding`; a norm of 2 is the Euclidean one."""
 
-    content: str
+    content: Sequence[Sequence[int]]
+    embd_normalize: int
+
+
+class RerankPayload(TypedDict):
+    """Body of `POST /rerank`."""
+
+    query: str
+    documents: list[str]
+
+
+class TokenizePayload(TypedDict):
+    """Body of `POST /tokenize`; ids in a list are part of the result, unchanged."""
+
+    content: str | list[int | str]
     add_special: bool
     parse_special: bool

@@ -40,6 +40,9 @@ class FakeLlamaServer(Engine):
                 return replied({"tokens": ids})
             case "/detokenize":
                 return replied({"content": self.model.text(body["tokens"])})
+            case "/embedding" | "/rerank":
+                message = "This server does not support embeddings. Start it with `--embeddings`"
+                return replied(_error(501, message, "not_supported_error"), 501)
             case "/infill":
                 message = "Infill is not supported by this model: prefix token is missing. "
                 return replied(_error(501, message, "not_supported_error"), 501)

@@ -1,0 +1,56 @@
+"""llama-servers with the small models for embeddings, and comparisons of vectors."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.request
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from latimer.backends.llama_server import LlamaServer
+
+from support.servers import llama_server
+
+MODELS = Path(__file__).parents[1] / "models"
+# Texts with spaces, line ends, spelled control tokens, several scripts, and characters that some
+# tokenizers drop.
+TEXTS = [
+    "the cat sat on the mat", " the cat", "the  cat ", "a\n\nb", "x", "<s>[CLS]</s><|im_end|>[SEP]",
+    "été Ünïcode naïve", "日本語のテキスト", "🎉!", "1234567890", "don't", "\ta", "- a, b; c!",
+    "word " * 40,
+]  # fmt: skip
+
+
+@asynccontextmanager
+async def backend_of(
+    model: Path, *options: str, slots: int = 4, context: int = 512
+) -> AsyncIterator[tuple[LlamaServer, str]]:
+    """Run a server, and yield a backend of it and its address."""
+    with llama_server(model, *options, slots=slots, context=context) as address:
+        made = LlamaServer(address)
+        yield made, address
+        await made.aclose()
+
+
+def posted(address: str, path: str, payload: Any) -> Any:
+    """Return the server's own reply."""
+    request = urllib.request.Request(address + path, json.dumps(payload).encode())  # noqa: S310
+    with urllib.request.urlopen(request) as reply:  # noqa: S310
+        return json.load(reply)
+
+
+def cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the cosine of two vectors."""
+    dot = math.fsum(a * b for a, b in zip(one, other, strict=True))
+    return dot / math.hypot(*one) / math.hypot(*other)
+
+
+def is_unit(vector: Sequence[float]) -> bool:
+    """Return True for 32-bit floats of unit length."""
+    return isinstance(vector, array) and vector.typecode == "f" and abs(
+        math.hypot(*vector) - 1
+    ) < 1e-6  # fmt: skip
