@@ -59,11 +59,15 @@ async def create_embeddings(exchange: Exchange, service: Service) -> None:
         if error.param == "input" and _is_list(request.input):
             raise _in_list(error) from None
         raise
-    size = len(found.vectors[0])
     if wanted is not None:
-        _check_dimensions(wanted, size, served, service)
-    cost = NUMBER * len(found.vectors) * size
-    await exchange.reply_in_parts(await offload.run(cost, _reply, request, served.name, found))
+        _check_dimensions(wanted, len(found.vectors[0]), served, service)
+    await send(exchange, request, served.name, found)
+
+
+async def send(exchange: Exchange, request: EmbeddingRequest, name: str, found: Embeddings) -> None:
+    """Send the vectors of a request; the event loop never waits for their encoding."""
+    cost = NUMBER * len(found.vectors) * len(found.vectors[0])
+    await exchange.reply_in_parts(await offload.run(cost, _reply, request, name, found))
 
 
 def _in_list(error: RequestError) -> InvalidRequest:
