@@ -23,8 +23,8 @@ RERANKING_OFF = "Start llama-server with --reranking."
 NOT_POOLED = (
     "Its embeddings are not pooled. Start llama-server with --pooling mean (or cls, or last)."
 )
-# Started without --reranking, the server has one number for a model that ranks, and fills the vector
-# with unused memory: zeros, nulls and a few numbers.
+# Started without --reranking, the server has one number for a model that ranks, and fills the
+# vector with unused memory: zeros, nulls and a few numbers.
 TINY = 1e-20
 NO_VECTORS = (
     "It returns no vectors. If the model is a reranker, start llama-server with --reranking."

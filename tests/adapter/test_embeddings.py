@@ -20,8 +20,8 @@ from latimer.adapter.exchange import Exchange
 from latimer.adapter.generation.token_ids import forget
 from latimer.backends.base import Backend, Embeddings
 from latimer.schemas.openai.embeddings import EmbeddingRequest
-from support.embedders import ENGINES, MODELS, embedding
 from support.embedding_reference import cosine, embedding_reference
+from support.embeddings import ENGINES, MODELS, embedding
 from support.turns import measured
 
 E = "/v1/embeddings"

@@ -10,7 +10,7 @@ import openai
 import pytest
 from latimer.adapter.endpoints.models import abilities_of, object_of
 from latimer.adapter.service import Policy, Served
-from latimer.backends.base import Model
+from latimer.backends.base import EmbeddingModel, Model
 from latimer.backends.llama_server import LlamaServer
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -97,3 +97,28 @@ async def test_images_are_named(demo: httpx2.AsyncClient) -> None:
     assert found["architecture"]["input_modalities"] == ["text", "image", "audio"]
     assert found["capabilities"] == ["completion", "multimodal", "vision", "audio"]
     assert (await listed(demo))["capabilities"][0] == "completion"
+
+
+@pytest.mark.parametrize(
+    ("facts", "outputs", "capabilities"),
+    [
+        (EmbeddingModel(64, "mean", 512, generates=False), ["embeddings"], ["embedding"]),
+        (EmbeddingModel(None, None, None, generates=False), ["embeddings"], ["embedding"]),
+        (EmbeddingModel(0, "rank", 512, generates=False), ["rerank"], ["rerank"]),
+        (EmbeddingModel(64, "last", 512), ["text", "embeddings"], ["completion", "embedding"]),
+        (None, ["text"], ["completion"]),
+    ],
+)
+async def test_what_a_model_makes(
+    facts: EmbeddingModel | None, outputs: list[str], capabilities: list[str]
+) -> None:
+    """A model is listed with what it makes, and a length of 512 if it only embeds so much."""
+    model = Model("m", 9, None, "", "", False, "fp_0", 7)
+    served = Served(LlamaServer("http://127.0.0.1:1"), model, Policy(matryoshka=True))
+    found = await object_of("m", served, facts)
+    assert found["architecture"]["output_modalities"] == outputs
+    assert found["capabilities"] == capabilities
+    assert ("temperature" in found["supported_parameters"]) == ("text" in outputs)
+    assert ("dimensions" in found["supported_parameters"]) == ("embeddings" in outputs)
+    context = 512 if facts and facts.context and not facts.generates else 9
+    assert found["context_length"] == found["max_model_len"] == found["meta"]["n_ctx"] == context

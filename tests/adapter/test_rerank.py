@@ -9,8 +9,8 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
-from support.embedders import ENGINES, MODELS, embedding
 from support.embedding_reference import embedding_reference
+from support.embeddings import ENGINES, MODELS, embedding
 
 R = "/v1/rerank"
 QUERY = "the capital of France"

@@ -1,4 +1,4 @@
-"""llama-servers with the small models for embeddings, and comparisons of vectors."""
+"""Engines with the small models for embeddings, and comparisons of vectors."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import json
 import math
 import urllib.request
 from array import array
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from latimer.backends.base import Backend
+from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 
 from support.servers import llama_server
 
+# The engines that `embedding` runs.
+ENGINES = ("llama_server",)
 MODELS = Path(__file__).parents[1] / "models"
 # Texts with spaces, line ends, spelled control tokens, several scripts, and characters that some
 # tokenizers drop.
@@ -34,6 +38,18 @@ async def backend_of(
         made = LlamaServer(address)
         yield made, address
         await made.aclose()
+
+
+@contextmanager
+def embedding(engine: str, name: str) -> Iterator[Backend]:
+    """Run an engine with one of the models that embed or rank; the caller closes the backend."""
+    path = MODELS / f"{name}.gguf"
+    if engine == "llama_cpp":
+        yield LlamaCpp(path, gpu_layers=0)
+        return
+    mode = "--reranking" if name == "rank" else "--embeddings"
+    with llama_server(path, mode, "-b", "2048", "-ub", "2048", context=512) as address:
+        yield LlamaServer(address)
 
 
 def posted(address: str, path: str, payload: Any) -> Any:

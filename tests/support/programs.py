@@ -57,6 +57,25 @@ def program(
                 process.wait(30)
 
 
+def post(address: str, path: str, body: Mapping[str, Any], key: str | None = None) -> Any:
+    """Return the JSON of a successful reply of a server's first model.
+
+    Args:
+        key: the API key.
+    """
+    with _client(address, key) as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        reply = client.post(f"/v1/{path}", json={"model": model, **body})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def capabilities(address: str, key: str | None = None) -> set[str]:
+    """Return what a server's first model is made for."""
+    with _client(address, key) as client:
+        return set(client.get("/v1/models").json()["data"][0]["capabilities"])
+
+
 def ask(address: str, fields: Mapping[str, Any] | None = None, key: str | None = None) -> str:
     """Return the answer of a server's first model to one question.
 
@@ -64,11 +83,11 @@ def ask(address: str, fields: Mapping[str, Any] | None = None, key: str | None =
         fields: more fields of the request.
         key: the API key.
     """
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"messages": messages, "temperature": 0, **(fields or {})}
+    return str(post(address, "chat/completions", body, key)["choices"][0]["message"]["content"])
+
+
+def _client(address: str, key: str | None) -> httpx2.Client:
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    with httpx2.Client(base_url=address, timeout=60, headers=headers) as client:
-        model = client.get("/v1/models").json()["data"][0]["id"]
-        messages = [{"role": "user", "content": QUESTION}]
-        body = {"model": model, "messages": messages, "temperature": 0, **(fields or {})}
-        reply = client.post("/v1/chat/completions", json=body)
-    assert reply.status_code == 200, reply.text
-    return str(reply.json()["choices"][0]["message"]["content"])
+    return httpx2.Client(base_url=address, timeout=60, headers=headers)

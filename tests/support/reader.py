@@ -16,7 +16,7 @@ from pathlib import Path
 from latimer.backends.llama_cpp import DEMO_MODEL
 
 from support.documents import Block, Command, commands
-from support.programs import ask, program
+from support.programs import QUESTION, ask, capabilities, post, program
 from support.projector import png, projector
 from support.servers import free_port
 
@@ -27,13 +27,23 @@ ANSWER = "The capital of France is Paris."
 OUTPUTS = {
     '"custom"': "turn ", "tools=": "get_weather", "response_format=": '"capital"',
     "logprobs=": "None\n", "except ": "decimal_below_min_value", ".open(": "Finish(",
-    '"image_url"': "\n", "": ANSWER,
+    '"image_url"': "\n", "embeddings.create": "2 64\n", "": ANSWER,
 }  # fmt: skip
 HERE = "http://127.0.0.1:8000"
 # Tests use the loopback interface only.
 EVERYWHERE, LOCAL = "--host 0.0.0.0", "--host 127.0.0.1"
 DEMO_NAME, DEMO_WIDTH = "demo", 192
-PROJECTED = ("latimer", "serve", "model.gguf", "--mmproj", "mmproj.gguf")
+# The server of a block that starts none itself, by a part of the block.
+SERVERS = {
+    '"image_url"': ("latimer", "serve", "model.gguf", "--mmproj", "mmproj.gguf"),
+    "embeddings.create": ("latimer", "serve", "embeddings.gguf"),
+    "": ("latimer", "serve"),
+}
+MODELS = {
+    "model": DEMO_MODEL,
+    "embeddings": ROOT / "tests" / "models" / "bert-mean.gguf",
+    "reranker": ROOT / "tests" / "models" / "rank.gguf",
+}
 KEY = "LATIMER_API_KEY"
 # A local lm-eval task in place of one that needs a download.
 TASKS = {"hellaswag": "choice.yaml"}
@@ -60,7 +70,8 @@ class Reader:
             **{f"HF_{name}_OFFLINE": "1" for name in ("HUB", "DATASETS")},
             "HF_HOME": str(folder / "huggingface"),
         }
-        shutil.copy(DEMO_MODEL, folder / "model.gguf")
+        for name, path in MODELS.items():
+            shutil.copy(path, folder / f"{name}.gguf")
         projector(folder / "mmproj.gguf", DEMO_WIDTH)
         (folder / "picture.png").write_bytes(png(255, 0, 0))
         for path in EVALUATE.glob("*.yaml"):
@@ -97,7 +108,7 @@ class Reader:
         asks = self._address in text
         assert asks or "from latimer." in text, "nothing in this Python block uses Latimer"
         (self._folder / "block.py").write_text(text)
-        words = PROJECTED if '"image_url"' in text else ("latimer", "serve")
+        words = next(SERVERS[key] for key in SERVERS if key in text)
         with self._serving(*words) if asks else contextlib.nullcontext():
             expected = next(OUTPUTS[key] for key in OUTPUTS if key in text)
             assert expected in self._output(sys.executable, "block.py")
@@ -138,7 +149,7 @@ class Reader:
             with contextlib.ExitStack() as foreground:
                 stack = background if command.background else foreground
                 stack.enter_context(self._serving(*words, **command.variables))
-                assert ask(self._address, key=command.variables.get(KEY)) == ANSWER
+                self._ask(command.variables.get(KEY))
             return
         known: dict[str, Callable[..., None]] = {
             "latimer check": self._check,
@@ -155,6 +166,18 @@ class Reader:
         assert runs is not None, f"no way to run {' '.join(words)}"
         assert not command.background, f"{words[0]} does not serve"
         runs(*words)
+
+    def _ask(self, key: str | None) -> None:
+        """Ask the served model for everything that it is made for."""
+        made_for = capabilities(self._address, key)
+        assert made_for & {"completion", "embedding", "rerank"}
+        if "completion" in made_for:
+            assert ask(self._address, key=key) == ANSWER
+        if "embedding" in made_for:
+            assert post(self._address, "embeddings", {"input": QUESTION}, key)["data"]
+        if "rerank" in made_for:
+            body = {"query": QUESTION, "documents": [ANSWER]}
+            assert post(self._address, "rerank", body, key)["results"]
 
     def _serving(self, *words: str, **variables: str) -> contextlib.AbstractContextManager[None]:
         variables = {**self._variables, **variables}
