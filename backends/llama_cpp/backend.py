@@ -26,6 +26,7 @@ from ..base import (
     Generation,
     Model,
     NativeReply,
+    Pooling,
     Ranking,
     Scores,
     Special,
@@ -37,13 +38,13 @@ from ..errors import (
     EmptyPrompt,
     EngineError,
     LatimerError,
-    NotServed,
     Unsupported,
     check_ids,
 )
 from ..extras import LLAMA_CPP_EXTRAS
 from ..streams import ended
 from ..turns import QUEUE, Party
+from .embeddings import embed, facts_of, not_generated, rank
 from .options import (
     BATCH,
     ENGINE,
@@ -60,9 +61,10 @@ from .prompts import TokenizedPrompt, prompt_of, size_of
 if TYPE_CHECKING:
     from .grammars import Constraint
     from .loading import Engine
-    from .projector import Chunk
+    from .projector import Chunk, Projector
     from .scheduler import Delivery
     from .tasks import Task
+    from .vocabulary import Vocabulary
 
 DEMO_MODEL = Path(__file__).with_name("demo.gguf")
 
@@ -99,6 +101,10 @@ class LlamaCpp:
         mmproj: a projector file, which lets the model take images or audio.
         exact: True to make log-probabilities independent of concurrent requests: no flash
             attention, an f32 KV cache, one choice at a time, and no prompt cache.
+        embeddings: True to embed with a model that also generates, in a context of its own. By
+            default a model embeds only if it is made for embeddings, and then it does not generate.
+        pooling: how the vectors of an input's tokens become one; by default as the model's file
+            says, or else `last`. It implies `embeddings`.
         max_waiting: the number of requests that may wait, in addition to those that run; further
             requests fail with `Busy`.
         progress: called while the model loads with the fraction that is done, from 0 to 1.
@@ -123,6 +129,8 @@ class LlamaCpp:
         lora: Sequence[str | Path | tuple[str | Path, float]] = (),
         mmproj: str | Path | None = None,
         exact: bool = False,
+        embeddings: bool | None = None,
+        pooling: Pooling | None = None,
         max_waiting: int = QUEUE,
         progress: Callable[[float], None] | None = None,
     ) -> None:
@@ -141,6 +149,8 @@ class LlamaCpp:
             lora=tuple(_adapter(one) for one in lora),
             mmproj=None if mmproj is None else Path(mmproj),
             exact=exact,
+            embeddings=embeddings,
+            pooling=pooling,
         )
         self._max_waiting = max_waiting
         self._progress = progress
@@ -157,11 +167,14 @@ class LlamaCpp:
     async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
         """See `Backend.open`."""
         engine = await self._engine()
+        generator = engine.generator
+        if generator is None:
+            raise not_generated(engine)
         constraint = None
         if job.grammar is not None:
-            constraint = await engine.grammars.compile(job.grammar)
-        await self._prepare_dry(job, engine)
-        parts = await self._read(job, engine)
+            constraint = await generator.grammars.compile(job.grammar)
+        await self._prepare_dry(job, engine.vocabulary, generator.scheduler.size)
+        parts = await self._read(job, generator.projector)
         prompt = await offload.run(
             size_of(job), prompt_of, job, engine.vocabulary, parts, engine.model.context
         )
@@ -170,22 +183,21 @@ class LlamaCpp:
             yield ended(job, task.prompt_tokens)
             return
         with self._let_in(task.party):
-            engine.scheduler.submit(task)
+            engine.loop.submit(generator.scheduler, task)
             try:
                 yield mailbox.batches(len(job.seeds))
             finally:
                 task.cancelled = True
 
-    async def _prepare_dry(self, job: Generation, engine: Engine) -> None:
+    async def _prepare_dry(self, job: Generation, vocabulary: Vocabulary, context: int) -> None:
         """Create a job's DRY sampler in a worker thread, which does not block the engine's."""
         if not job.sampling.extras.get("dry_multiplier"):
             return
         from .dry import dry_of, prepare
 
-        context = engine.scheduler.size
         dry = dry_of(job.sampling.extras_within(context), context)
         if dry is not None:
-            await offload.run(offload.SMALL + 1, prepare, engine.vocabulary, dry)
+            await offload.run(offload.SMALL + 1, prepare, vocabulary, dry)
 
     @contextlib.contextmanager
     def _let_in(self, party: Party) -> Iterator[None]:
@@ -219,15 +231,20 @@ class LlamaCpp:
 
     async def embedding_model(self) -> EmbeddingModel | None:
         """See `Backend.embedding_model`."""
-        return None
+        engine = await self._engine()
+        return None if engine.embedder is None else facts_of(engine)
 
     async def embed(self, job: Embedding) -> Embeddings:
-        """See `Backend.embed`."""
-        raise NotServed("embed", ENGINE, "Use another engine.")
+        """See `Backend.embed`; inputs of several jobs are evaluated together."""
+        engine = await self._engine()
+        with self._let_in(job.party or Party()):
+            return await embed(engine, job)
 
     async def rank(self, job: Ranking) -> Scores:
         """See `Backend.rank`."""
-        raise NotServed("rank", ENGINE, "Use another engine.")
+        engine = await self._engine()
+        with self._let_in(job.party or Party()):
+            return await rank(engine, job)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """See `Backend.tokenize`."""
@@ -273,7 +290,7 @@ class LlamaCpp:
         if thread is None or loaded is None:
             return
         if loaded.exception() is None:
-            loaded.result().scheduler.stop()
+            loaded.result().loop.stop()
         thread.join(timeout=5)
 
     async def _engine(self) -> Engine:
@@ -297,8 +314,8 @@ class LlamaCpp:
         """Load the model, run the scheduler until it stops, and free everything."""
         try:
             from .loading import load
-        except ImportError as error:
-            missing = str(error.name).partition(".")[0] in EXTRA
+        except Exception as error:
+            missing = isinstance(error, ImportError) and str(error.name).partition(".")[0] in EXTRA
             loaded.set_exception(EngineError(MISSING if missing else repr(error)))
             return
         with contextlib.ExitStack() as stack:
@@ -310,11 +327,10 @@ class LlamaCpp:
                 )
                 return
             loaded.set_result(engine)
-            engine.scheduler.run()
+            engine.loop.run()
 
-    async def _read(self, job: Generation, engine: Engine) -> list[list[int | Chunk]]:
+    async def _read(self, job: Generation, projector: Projector | None) -> list[list[int | Chunk]]:
         """Return the tokens and embedding chunks of each image and audio file in the prompt."""
-        projector = engine.projector
         if projector is None:
             return []
         # Decoding an image is slow; the event loop and the engine keep running meanwhile.

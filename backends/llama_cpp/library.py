@@ -16,7 +16,9 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base import Pooling
 from ..errors import EngineError
+from .batch import Batch, as_pointer
 from .options import CacheType, Options
 
 _START = threading.Lock()
@@ -44,6 +46,8 @@ CACHE_TYPES: dict[CacheType, int] = {
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
     "iq4_nl": llama_cpp.GGML_TYPE_IQ4_NL,
 }
+# Pooling types by their numbers in GGUF files.
+POOLINGS: dict[str, Pooling] = {"1": "mean", "2": "cls", "3": "last", "4": "rank"}
 # Bytes of logits in one batch: those of all tokens would take gigabytes with a large vocabulary.
 MAX_LOGITS = 64 * 1024 * 1024
 
@@ -62,8 +66,8 @@ class LoadedModel:
     """A model's weights and vocabulary, as llama.cpp's pointers.
 
     Raises:
-        EngineError: llama.cpp cannot load the file, the model does not generate text, or a LoRA
-            adapter does not fit the model.
+        EngineError: llama.cpp cannot load the file, the model is an encoder with a decoder, or a
+            LoRA adapter does not fit the model.
     """
 
     def __init__(
@@ -85,9 +89,13 @@ class LoadedModel:
         self.pointer = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.pointer:
             raise EngineError(f"llama.cpp cannot load {path}: {last_error()}")
-        if llama_cpp.llama_model_has_encoder(self.pointer):
+        self.has_decoder: bool = llama_cpp.llama_model_has_decoder(self.pointer)
+        if llama_cpp.llama_model_has_encoder(self.pointer) and self.has_decoder:
             self.close()
-            raise EngineError(f"{path} is an encoder model, which cannot generate text.")
+            raise EngineError(f"{path} has an encoder and a decoder, which is not supported.")
+        architecture = self._fact("general.architecture")
+        self.pooling = POOLINGS.get(self._fact(f"{architecture}.pooling_type"))
+        self.is_causal = self._fact(f"{architecture}.attention.causal") != "false"
         self.vocab = llama_cpp.llama_model_get_vocab(self.pointer)
         self.trained_context: int = llama_cpp.llama_model_n_ctx_train(self.pointer)
         recurrent = llama_cpp.llama_model_is_recurrent(self.pointer)
@@ -99,6 +107,22 @@ class LoadedModel:
         # A recurrent state cannot go back to an earlier position.
         self.has_window: bool = llama_cpp.llama_model_n_swa(self.pointer) > 0
         self.rolls_back: bool = not (recurrent or llama_cpp.llama_model_is_hybrid(self.pointer))
+
+    @property
+    def only_embeds(self) -> bool:
+        """True for a model that is made for embeddings or reranking only."""
+        return self.pooling is not None or not self.can_generate
+
+    @property
+    def can_generate(self) -> bool:
+        """True if each token sees the tokens before it only, as generation needs."""
+        return self.is_causal and self.has_decoder
+
+    def _fact(self, key: str) -> str:
+        """Return a value of the file's metadata as text; empty if it is missing."""
+        buffer = ctypes.create_string_buffer(256)
+        size = llama_cpp.llama_model_meta_val_str(self.pointer, key.encode(), buffer, len(buffer))
+        return buffer.value.decode(errors="replace") if size >= 0 else ""
 
     def _adapter(self, path: Path) -> object:
         """Load a LoRA adapter; it is freed with the model."""
@@ -121,9 +145,10 @@ class LoadedModel:
             "size": llama_cpp.llama_model_size(self.pointer),
         }
 
-    def template(self) -> str | None:
-        """Return the chat template, or None if the file has none."""
-        template = llama_cpp.llama_model_chat_template(self.pointer, None)
+    def template(self, name: str | None = None) -> str | None:
+        """Return the chat template, or one of another name; None if the file has none."""
+        known = None if name is None else name.encode()
+        template = llama_cpp.llama_model_chat_template(self.pointer, known)
         return template.decode(errors="replace") if template else None
 
     def describe(self) -> str:
@@ -153,7 +178,7 @@ class Rows(NamedTuple):
 
 
 class DecodeFailed(Exception):
-    """A non-zero status from `llama_decode` or mtmd."""
+    """A non-zero status from `llama_decode`, `llama_encode` or mtmd."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"llama_decode returned {status}: {last_error()}")
@@ -168,53 +193,22 @@ class Context:
     def __init__(self, model: LoadedModel, options: Options, length: int) -> None:
         # A batch cannot have more tokens than the KV cache has cells.
         size = min(options.batch, length)
-        params = _context_params(options, length)
+        params = context_params(options, length)
         self._vocabulary: int = llama_cpp.llama_vocab_n_tokens(model.vocab)
         most = max(MAX_LOGITS // (4 * self._vocabulary), options.slots)
         self._max_outputs = min(most, size)
         # llama.cpp aborts if these are smaller than the number of sequences.
         params.n_outputs_max = max(self._max_outputs, options.slots)
         params.n_batch = params.n_ubatch = max(size, options.slots)
-        _messages.clear()
-        self.pointer = llama_cpp.llama_init_from_model(model.pointer, params)
-        if not self.pointer:
-            raise EngineError(f"llama.cpp cannot create a context: {last_error()}")
-        if model.adapters:
-            adapters, scales = zip(*model.adapters, strict=True)
-            llama_cpp.llama_set_adapters_lora(
-                self.pointer,
-                (llama_cpp.llama_adapter_lora_p_ctypes * len(adapters))(*adapters),
-                len(adapters),
-                (ctypes.c_float * len(scales))(*scales),
-            )
+        self.pointer = new_context(model, params)
         self._memory = llama_cpp.llama_get_memory(self.pointer)
-        self._size = size
-        self._token = np.zeros(size, np.int32)
-        self._position = np.zeros(size, np.int32)
-        self._sequence = np.zeros(size, np.int32)
-        self._logits = np.zeros(size, np.int8)
-        ones = np.ones(size, np.int32)
-        # Each token's list of sequences has one entry: a pointer to its own element.
-        pointers = (self._sequence.ctypes.data + np.arange(size, dtype=np.uint64) * 4).astype(
-            np.uint64
-        )
-        self._keep: list[NDArray[np.generic]] = [ones, pointers]
-        self._batch = llama_cpp.llama_batch(
-            0,
-            _pointer(self._token, ctypes.c_int32),
-            None,
-            _pointer(self._position, ctypes.c_int32),
-            _pointer(ones, ctypes.c_int32),
-            ctypes.cast(pointers.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
-            _pointer(self._logits, ctypes.c_int8),
-        )
-        self.used = 0
+        self._batch = Batch(size)
         self.outputs = self._decoded = 0
 
     @property
     def room(self) -> int:
         """The number of tokens that still fit into the batch."""
-        return self._size - self.used
+        return self._batch.room
 
     @property
     def output_room(self) -> int:
@@ -224,16 +218,8 @@ class Context:
 
     def add(self, sequence: int, position: int, tokens: Sequence[int], outputs: int) -> Rows:
         """Add consecutive tokens of a sequence to the batch; the last `outputs` get logits."""
-        start, end = self.used, self.used + len(tokens)
-        if not start < end <= self._size:
-            raise ValueError(f"{len(tokens)} tokens do not fit into a batch with {self.room} left")
-        self._token[start:end] = tokens
-        self._position[start:end] = np.arange(position, position + len(tokens), dtype=np.int32)
-        self._sequence[start:end] = sequence
-        self._logits[start:end] = 0
-        self._logits[end - outputs : end] = 1
-        rows = Rows(end - 1, self.outputs)
-        self.used = end
+        self._batch.add(sequence, position, tokens, outputs)
+        rows = Rows(self._batch.used - 1, self.outputs)
         self.outputs += outputs
         return rows
 
@@ -243,16 +229,17 @@ class Context:
         Raises:
             DecodeFailed: llama.cpp failed; the sequences of the batch must be removed.
         """
-        self._batch.n_tokens = self.used
+        batch = self._batch.native
         self._decoded = self.outputs
         self.clear()
-        status = llama_cpp.llama_decode(self.pointer, self._batch)
+        status = llama_cpp.llama_decode(self.pointer, batch)
         if status:
             raise DecodeFailed(status)
 
     def clear(self) -> None:
         """Empty the batch."""
-        self.used = self.outputs = 0
+        self._batch.clear()
+        self.outputs = 0
 
     def logits(self, start: int, count: int) -> NDArray[np.float32]:
         """Return logits of the last decode, shape (count, vocabulary); valid until the next one."""
@@ -287,13 +274,13 @@ class Context:
         """Return a sequence's state as bytes; an empty array means failure."""
         size = llama_cpp.llama_state_seq_get_size(self.pointer, sequence)
         data = np.empty(size, np.uint8)
-        pointer = _pointer(data, ctypes.c_uint8)
+        pointer = as_pointer(data, ctypes.c_uint8)
         written = llama_cpp.llama_state_seq_get_data(self.pointer, pointer, size, sequence)
         return data if written == size else data[:0]
 
     def restore(self, sequence: int, data: NDArray[Any]) -> bool:
         """Restore a saved state into an empty sequence; return True on success."""
-        pointer = _pointer(data, ctypes.c_uint8)
+        pointer = as_pointer(data, ctypes.c_uint8)
         read = llama_cpp.llama_state_seq_set_data(self.pointer, pointer, data.size, sequence)
         return bool(read == data.size)
 
@@ -313,7 +300,29 @@ def _load_mode(options: Options) -> int:
     return llama_cpp.LLAMA_LOAD_MODE_MMAP if options.mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
 
 
-def _context_params(options: Options, length: int) -> Any:
+def new_context(model: LoadedModel, params: Any) -> Any:
+    """Return a new context with the model's LoRA adapters.
+
+    Raises:
+        EngineError: llama.cpp cannot create it.
+    """
+    _messages.clear()
+    pointer = llama_cpp.llama_init_from_model(model.pointer, params)
+    if not pointer:
+        raise EngineError(f"llama.cpp cannot create a context: {last_error()}")
+    if model.adapters:
+        adapters, scales = zip(*model.adapters, strict=True)
+        llama_cpp.llama_set_adapters_lora(
+            pointer,
+            (llama_cpp.llama_adapter_lora_p_ctypes * len(adapters))(*adapters),
+            len(adapters),
+            (ctypes.c_float * len(scales))(*scales),
+        )
+    return pointer
+
+
+def context_params(options: Options, length: int) -> Any:
+    """Return the parameters that all contexts of an engine share."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = length
     params.n_seq_max = options.slots
@@ -329,10 +338,6 @@ def _context_params(options: Options, length: int) -> Any:
     cache = CACHE_TYPES[options.cache_type or ("f32" if options.exact else "f16")]
     params.type_k = params.type_v = cache
     return params
-
-
-def _pointer(array: NDArray[np.generic], kind: type) -> object:
-    return array.ctypes.data_as(ctypes.POINTER(kind))
 
 
 def last_error() -> str:

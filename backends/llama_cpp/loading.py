@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..base import Model
+from ..base import MediaKind, Model, Pooling
+from ..errors import EngineError
 from .cache import Cache
+from .embedder import Embedder
+from .embedding_context import EmbeddingContext
 from .grammars import Candidates, Grammars
 from .library import Context, LoadedModel
+from .loop import Loop
 from .options import DEFAULT_CONTEXT, Options, name_of, parts_of
 from .projector import Projector
 from .scheduler import Delivery, Scheduler
@@ -21,10 +25,27 @@ from .vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The parts of a loaded engine."""
+    """The parts of a loaded engine.
+
+    Args:
+        loop: the loop of the engine's thread.
+        generator: what generates; None for a model that only embeds.
+        embedder: what embeds and ranks; None for a model that only generates.
+        rerank: the template of a reranker's prompts, if the file has one.
+    """
 
     model: Model
     vocabulary: Vocabulary
+    loop: Loop
+    generator: Generator | None
+    embedder: Embedder | None
+    rerank: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """The parts of an engine that generate."""
+
     scheduler: Scheduler
     grammars: Grammars
     projector: Projector | None
@@ -50,14 +71,50 @@ def load(
     parts = parts_of(path)
     model = LoadedModel(parts[0], options, progress)
     stack.callback(model.close)
+    length = options.context or min(model.trained_context, DEFAULT_CONTEXT)
+    embeds = options.embeddings
+    if embeds is None:
+        embeds = model.only_embeds or options.pooling is not None
+    if not embeds and not model.can_generate:
+        raise EngineError(f"{path} is an embedding model, which cannot generate text.")
+    vocabulary = Vocabulary(model)
+    stack.callback(vocabulary.close)
+    generator = embedder = pooling = None
+    media: frozenset[MediaKind] = frozenset()
+    if not (embeds and model.only_embeds):
+        generator = _generator(model, vocabulary, options, length, post, stack)
+        media = frozenset() if generator.projector is None else generator.projector.kinds
+    if embeds:
+        context = EmbeddingContext(model, options)
+        stack.callback(context.close)
+        embedder = Embedder(context, options.batch, shares=generator is not None)
+        pooling = context.pooling
+        length = context.length if generator is None else length
+    workers = (None if generator is None else generator.scheduler, embedder)
+    return Engine(
+        _model(parts, model, vocabulary, options, length, media, pooling),
+        vocabulary,
+        Loop([worker for worker in workers if worker is not None]),
+        generator,
+        embedder,
+        model.template("rerank"),
+    )
+
+
+def _generator(
+    model: LoadedModel,
+    vocabulary: Vocabulary,
+    options: Options,
+    length: int,
+    post: Callable[[list[Delivery]], None],
+    stack: contextlib.ExitStack,
+) -> Generator:
     projector = None
     if options.mmproj is not None:
         projector = Projector(options.mmproj, model, options)
         stack.callback(projector.close)
-    length = options.context or min(model.trained_context, DEFAULT_CONTEXT)
     context = Context(model, options, length)
     stack.callback(context.close)
-    vocabulary = Vocabulary(model)
     candidates = Candidates(vocabulary.size)
     grammars = Grammars(vocabulary, candidates)
     stack.callback(grammars.close)
@@ -65,26 +122,34 @@ def load(
     states = States(options.cache_memory, model.rolls_back and not model.has_window)
     cache = Cache(context, length, options.slots, model.rolls_back, states)
     scheduler = Scheduler(context, vocabulary, cache, candidates, options.limit, post, projector)
+    return Generator(scheduler, grammars, projector)
+
+
+def _model(
+    parts: Sequence[Path],
+    model: LoadedModel,
+    vocabulary: Vocabulary,
+    options: Options,
+    length: int,
+    media: frozenset[MediaKind],
+    pooling: Pooling | None,
+) -> Model:
     mmproj = None if options.mmproj is None else options.mmproj.name
     adapters = [(p.name, scale) for p, scale in options.lora]
     shape = (options.exact, options.cache_type, adapters, mmproj)
     size = sum(part.stat().st_size for part in parts)
     facts = f"{model.describe()}\n{parts[0].name}\n{size}\n{length}\n{shape}"
-    return Engine(
-        Model(
-            name=name_of(path),
-            context=length,
-            template=model.template(),
-            bos_token=vocabulary.bos,
-            eos_token=vocabulary.eos,
-            adds_bos=vocabulary.adds_bos,
-            fingerprint="fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10],
-            modified=int(parts[0].stat().st_mtime),
-            media=frozenset() if projector is None else projector.kinds,
-            sizes=model.sizes(),
-        ),
-        vocabulary,
-        scheduler,
-        grammars,
-        projector,
+    if pooling is not None:
+        facts += f"\n{pooling}"
+    return Model(
+        name=name_of(parts[0]),
+        context=length,
+        template=model.template(),
+        bos_token=vocabulary.bos,
+        eos_token=vocabulary.eos,
+        adds_bos=vocabulary.adds_bos,
+        fingerprint="fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10],
+        modified=int(parts[0].stat().st_mtime),
+        media=media,
+        sizes=model.sizes(),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from ..base import Pooling
 from ..errors import EngineError
 
 CacheType: TypeAlias = Literal[
@@ -71,6 +72,8 @@ class Options:
     lora: tuple[tuple[Path, float], ...] = ()
     mmproj: Path | None = None
     exact: bool = False
+    embeddings: bool | None = None
+    pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
         if self.exact and self.flash_attention:
@@ -80,6 +83,8 @@ class Options:
                 f"'exact' requires the KV cache type f32, not {self.cache_type}. Omit one of them."
             )
 
+        if self.pooling is not None and self.embeddings is False:
+            raise EngineError("'pooling' is for embeddings only. Omit one of them.")
         if self.exact:
             object.__setattr__(self, "cache_memory", 0)
 

@@ -1,12 +1,11 @@
-"""The engine's loop: each step decodes one batch and delivers its events in one call.
+"""Generation in the engine's thread.
 
-The scheduler owns the context and runs in one thread. Other threads may only call `submit` and
-`stop`, and set `Task.cancelled`.
+Each step decodes one batch and delivers its events in one call. The scheduler owns its context;
+other threads may only set `Task.cancelled`.
 """
 
 from __future__ import annotations
 
-import queue
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -53,37 +52,23 @@ class Scheduler:
         self._limit = limit
         self._post = post
         self._projector = projector
-        self._inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._waiting = Line()
         self._running: list[Run] = []
         # True if the next choice did not fit: nothing is admitted until a sequence ends.
         self._full = False
         self._outbox: list[Delivery] = []
-        self._stopping = False
+
+    @property
+    def is_busy(self) -> bool:
+        """True if choices run or wait."""
+        return bool(self._running or self._waiting)
 
     def submit(self, task: Task) -> None:
-        """Queue a task; thread-safe."""
-        self._inbox.put(task)
+        """Queue a task."""
+        # The first choice evaluates the prompt for all; the others are added afterwards.
+        self._waiting.add(TaskChoice(task, 0))
 
-    def stop(self) -> None:
-        """End the loop; unfinished tasks get an error. Thread-safe."""
-        self._inbox.put(None)
-
-    def run(self) -> None:
-        """Run steps until stopped; sleep while there is nothing to do."""
-        while not self._stopping:
-            self._receive(block=not self._running and not self._waiting)
-            if self._stopping:
-                break
-            try:
-                self.step()
-            except Exception as error:
-                # After any error, waiting clients need an answer and later requests must work.
-                self._abandon(EngineError(f"The engine failed: {error!r}."))
-        self._receive(block=False)
-        self._abandon(EngineError("The engine was shut down."))
-
-    def _abandon(self, error: EngineError) -> None:
+    def abandon(self, error: EngineError) -> None:
         """End all running and waiting tasks with an error."""
         begun = [choice.begun for choice in self._waiting if choice.begun is not None]
         tasks = {c.task: None for c in [*self._waiting, *(s.choice for s in self._running)]}
@@ -100,7 +85,6 @@ class Scheduler:
 
     def step(self) -> None:
         """Admit choices, decode once, sample a token for each ready sequence, deliver events."""
-        self._receive(block=False)
         self._drop_cancelled()
         self._admit()
         self._see()
@@ -119,19 +103,6 @@ class Scheduler:
                             self._sample(one)
         self._flush()
         self._cache.tidy()
-
-    def _receive(self, block: bool) -> None:
-        while True:
-            try:
-                task = self._inbox.get(block)
-            except queue.Empty:
-                return
-            if task is None:
-                self._stopping = True
-                return
-            # The first choice evaluates the prompt for all; the others are added afterwards.
-            self._waiting.add(TaskChoice(task, 0))
-            block = False
 
     def _drop_cancelled(self) -> None:
         for run in [s for s in self._running if s.choice.task.cancelled]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 import llama_cpp
 
 from ...schemas.limits import WORD
 from ..base import Special, TokenIds
-from ..errors import WordTooLong
+from ..errors import EngineError, WordTooLong
 from ..pieces import shown
 from .library import LoadedModel
 from .tokenizer import PIECE, Cutter, tokenize
@@ -31,6 +34,10 @@ class Vocabulary:
 
     def __init__(self, model: LoadedModel) -> None:
         self.pointer = model.vocab
+        # The calls of llama.cpp that run, in any thread.
+        self._calls = 0
+        self._changed = threading.Condition()
+        self._is_closed = False
         self.size: int = llama_cpp.llama_vocab_n_tokens(self.pointer)
         self.ends = frozenset(
             token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(self.pointer, token)
@@ -43,8 +50,11 @@ class Vocabulary:
         self.bos_id: int = llama_cpp.llama_vocab_bos(self.pointer)
         self.bos = self._spelling(self.bos_id)
         self.eos = self._spelling(llama_cpp.llama_vocab_eos(self.pointer))
-        # If the tokenizer appends EOS to a text, it would append one to every piece.
-        self._ends_texts: bool = llama_cpp.llama_vocab_get_add_eos(self.pointer)
+        # If the tokenizer appends EOS or SEP to a text, it would append one to every piece.
+        self._ends_texts = bool(
+            llama_cpp.llama_vocab_get_add_eos(self.pointer)
+            or llama_cpp.llama_vocab_get_add_sep(self.pointer)
+        )
         self.adds_space = self.pieces[self._tokens("a")[0]][:1] == b" "
         ends = (
             llama_cpp.llama_vocab_fim_pre(self.pointer),
@@ -58,10 +68,14 @@ class Vocabulary:
 
         Raises:
             WordTooLong: a word or a run of whitespace is too long.
+            EngineError: the engine was shut down.
         """
         if len(text) > WORD.most:
             _check_runs(text)
-        data = text.encode()
+        with self._open():
+            return self._tokenize(text.encode(), add_special, parse_special)
+
+    def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> TokenIds:
         if len(data) <= PIECE or self._ends_texts:
             return tokenize(self.pointer, data, add_special, parse_special)
         cutter = self._cutters[parse_special]
@@ -69,6 +83,26 @@ class Vocabulary:
         for piece in cutter.pieces(data):
             ids += tokenize(self.pointer, piece, add_special and not ids, parse_special)
         return tuple(ids)
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Keep the model from being freed; worker threads may still use it after a shutdown."""
+        with self._changed:
+            if self._is_closed:
+                raise EngineError("The engine was shut down.")
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._calls -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wait for the calls of other threads, and reject later ones."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: not self._calls)
 
     def detokenize(self, ids: TokenIds) -> bytes:
         """Return a prompt's text, with control tokens spelled out and without added spaces."""
@@ -85,8 +119,14 @@ class Vocabulary:
             return data, False
         spelling = self._spellings.get(token)
         if spelling is None:
-            spelling = self._spellings[token] = self._piece(token, special=True)
+            with self._open():
+                spelling = self._spellings[token] = self._piece(token, special=True)
         return spelling, True
+
+    @cached_property
+    def special_count(self) -> int:
+        """The number of special tokens that the tokenizer adds to a text: BOS, EOS, CLS, SEP."""
+        return len(self.tokenize("", add_special=True, parse_special=False))
 
     @cached_property
     def longest(self) -> int:
@@ -118,7 +158,8 @@ class Vocabulary:
 
     def is_added(self, token: int) -> bool:
         """Return True if a token was added to the vocabulary (user-defined), not learnt."""
-        attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
+        with self._open():
+            attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
         return bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
 
     def control_token(self, spelling: str) -> int | None:

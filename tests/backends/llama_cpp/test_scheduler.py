@@ -13,6 +13,7 @@ from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_cpp.cache import Cache
 from latimer.backends.llama_cpp.grammars import Candidates
 from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedModel
+from latimer.backends.llama_cpp.loop import Loop
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler
 from latimer.backends.llama_cpp.states import BLOCK, States
@@ -82,19 +83,25 @@ class Engine:
             limit,
             self._post,
         )
+        self.loop = Loop([self.scheduler])
 
     def _post(self, deliveries: list[Delivery]) -> None:
         self.posts.append(deliveries)
         for task, events in deliveries:
             task.mailbox.deliver(events)
 
-    def submit(self, prompt: str, max_tokens: int, **job: object) -> tuple[Task, Box]:
-        """Queue a job."""
+    def submit(
+        self, prompt: str, max_tokens: int, later: bool = False, **job: object
+    ) -> tuple[Task, Box]:
+        """Queue a job; `later` leaves it to the loop, as other threads do."""
         ids = self.vocabulary.tokenize(prompt, add_special=True, parse_special=True)
         generation = Generation(Prompt(Text(prompt)), max_tokens, **{"sampling": GREEDY, **job})  # type: ignore[arg-type]
         box = Box(len(generation.seeds))
         task = Task(generation, ids, len(ids), (), max_tokens, {}, {}, box)
-        self.scheduler.submit(task)
+        if later:
+            self.loop.submit(self.scheduler, task)
+        else:
+            self.scheduler.submit(task)
         return task, box
 
     def close(self) -> None:
@@ -183,7 +190,7 @@ def test_a_failed_decode_fails_its_own_jobs(
     engine.scheduler.step()
 
     def fail() -> None:
-        engine.context.used = 0
+        engine.context.clear()
         raise DecodeFailed(-3)
 
     with monkeypatch.context() as patch:
@@ -202,8 +209,8 @@ def test_stopping_ends_what_runs_with_an_error() -> None:
     _, running = engine.submit(DEMO_CHATML.format("Count to 12."), 40)
     _, waiting = engine.submit(DEMO_CHATML.format("Count to 12."), 40)
     engine.scheduler.step()
-    engine.scheduler.stop()
-    engine.scheduler.run()
+    engine.loop.stop()
+    engine.loop.run()
     assert "shut down" in str(running.error)
     assert "shut down" in str(waiting.error)
     engine.close()
@@ -220,13 +227,13 @@ def test_an_error_in_a_step_ends_what_runs_and_no_more(
     def once() -> None:
         step()
         if not after:
-            after.append(two.submit(DEMO_CHATML.format("Count to 7."), 40)[1])
+            after.append(two.submit(DEMO_CHATML.format("Count to 7."), 40, later=True)[1])
             raise RuntimeError("broken")
         if after[0].finished:
-            two.scheduler.stop()
+            two.loop.stop()
 
     monkeypatch.setattr(two.scheduler, "step", once)
-    two.scheduler.run()
+    two.loop.run()
     assert all("broken" in str(box.error) for box in boxes)
     assert after[0].text == b"1, 2, 3, 4, 5, 6, 7."
     assert two.cache.make_room(two.cells)

@@ -1,0 +1,148 @@
+"""Jobs of embeddings and rankings for the engine's thread."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .. import offload
+from ..base import (
+    Content,
+    Embedding,
+    EmbeddingModel,
+    Embeddings,
+    Ranking,
+    Scores,
+    Text,
+    TokenIds,
+)
+from ..errors import ContextExceeded, EmptyPrompt, NotServed, check_ids, check_length
+from .options import ENGINE
+
+if TYPE_CHECKING:
+    from .embedder import Embedder
+    from .loading import Engine
+    from .vocabulary import Vocabulary
+
+
+def facts_of(engine: Engine) -> EmbeddingModel:
+    """Return the facts about the embeddings of an engine that has some."""
+    assert engine.embedder is not None
+    context = engine.embedder.context
+    return EmbeddingModel(
+        0 if context.pooling == "rank" else context.dimensions,
+        context.pooling,
+        context.length,
+        engine.generator is not None,
+    )
+
+
+def not_generated(engine: Engine) -> NotServed:
+    """Return the error for a generation with a model that only embeds."""
+    return NotServed("generate", ENGINE, f"Did you mean to use v1/{_own_endpoint(engine)}?")
+
+
+def _own_endpoint(engine: Engine) -> str:
+    assert engine.embedder is not None
+    return "rerank" if engine.embedder.context.pooling == "rank" else "embeddings"
+
+
+async def embed(engine: Engine, job: Embedding) -> Embeddings:
+    """Run a job of embeddings.
+
+    Raises:
+        NotServed: the engine has no embeddings, or the model is a reranker.
+        ContextExceeded: an input is too long.
+        EmptyPrompt: an input has no tokens.
+        UnknownToken: an id is not in the vocabulary.
+    """
+    embedder, vocabulary = engine.embedder, engine.vocabulary
+    if embedder is None:
+        hint = "Start the server with --embeddings, or with an embedding model."
+        raise NotServed("embed", ENGINE, hint)
+    if embedder.context.pooling == "rank":
+        raise NotServed("embed", ENGINE, "Did you mean to use v1/rerank?")
+    length, size = embedder.context.length, sum(map(_size, job.inputs))
+
+    def tokens() -> tuple[list[TokenIds], int]:
+        named = len(job.inputs) > 1
+        found = [
+            _ids(one, vocabulary, length, f"input[{index}]" if named else "input")
+            for index, one in enumerate(job.inputs)
+        ]
+        # Special tokens are added to texts only.
+        added = sum(isinstance(one, Text) for one in job.inputs) * vocabulary.special_count
+        return found, sum(map(len, found)) - added
+
+    inputs, count = await offload.run(size, tokens)
+    return Embeddings(await _run(engine, embedder, inputs), count)
+
+
+async def rank(engine: Engine, job: Ranking) -> Scores:
+    """Run a ranking.
+
+    Raises:
+        NotServed: the model is not a reranker.
+        ContextExceeded: the query and a document are too long together.
+    """
+    from .rerank import RankPrompts
+
+    embedder, vocabulary = engine.embedder, engine.vocabulary
+    if embedder is None or embedder.context.pooling != "rank":
+        raise NotServed("rank", ENGINE, "Start the server with a reranking model.")
+    length = embedder.context.length
+    total = len(job.query) + sum(map(len, job.documents))
+
+    def tokens() -> tuple[list[TokenIds], int]:
+        prompts = RankPrompts(vocabulary, engine.rerank, job.query)
+        found, count = [], 0
+        for index, document in enumerate(job.documents):
+            param = f"documents[{index}]"
+            size = len(job.query) + len(document)
+            check_length(size, vocabulary.longest, length, None, param)
+            ids, own = prompts.ids(document)
+            _check(ids, length, param)
+            found.append(ids)
+            count += own
+        return found, count
+
+    inputs, count = await offload.run(total, tokens)
+    return Scores([one[0] for one in await _run(engine, embedder, inputs)], count)
+
+
+async def _run(
+    engine: Engine, embedder: Embedder, inputs: Sequence[TokenIds]
+) -> list[array[float]]:
+    from .embedder import EmbeddingTask
+
+    task = EmbeddingTask(inputs)
+    engine.loop.submit(embedder, task)
+    # A cancelled request cancels the future, and the engine then drops the task.
+    return await asyncio.wrap_future(task.future)
+
+
+def _size(content: Content) -> int:
+    return len(content.text) if isinstance(content, Text) else len(content)
+
+
+def _ids(content: Content, vocabulary: Vocabulary, length: int, param: str) -> TokenIds:
+    """Return the tokens of an input, with special tokens if it is text."""
+    if isinstance(content, Text):
+        check_length(len(content.text), vocabulary.longest, length, None, param)
+        ids = vocabulary.tokenize(
+            content.text, add_special=True, parse_special=content.parse_special
+        )
+    else:
+        check_ids(param, content, vocabulary.size)
+        ids = content
+    _check(ids, length, param)
+    return ids
+
+
+def _check(ids: TokenIds, length: int, param: str) -> None:
+    if not ids:
+        raise EmptyPrompt(param)
+    if len(ids) > length:
+        raise ContextExceeded(length, len(ids), param=param)
