@@ -29,7 +29,7 @@ _TYPES: dict[Pooling, int] = {
 
 
 def pooling_of(model: LoadedModel, options: Options) -> Pooling:
-    """Return the pooling of a model's embeddings: the option, the file's, or a default.
+    """Return the pooling of a model: the option, that of the file, or a default.
 
     The default of a causal model is `last`, since only its last token has seen all others.
 

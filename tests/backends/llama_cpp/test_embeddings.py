@@ -255,7 +255,7 @@ async def test_cancelled_jobs_end(both: LlamaCpp) -> None:
 
 
 async def test_options_that_contradict_the_model() -> None:
-    """An encoder cannot be told to generate, and a chat model is not a reranker."""
+    """An encoder does not generate, and a chat model is not a reranker."""
     with pytest.raises(EngineError, match="cannot generate text"):
         await LlamaCpp(MODELS / "bert-mean.gguf", embeddings=False).model()
     with pytest.raises(EngineError, match="not a reranker"):
