@@ -34,7 +34,7 @@ def pooling_of(model: LoadedModel, options: Options) -> Pooling:
     The default of a causal model is `last`, since only its last token has seen all others.
 
     Raises:
-        EngineError: the option needs a reranker, and the model is none.
+        EngineError: the option needs a reranker, and the model is another one.
     """
     if options.pooling == "rank" and model.pooling != "rank" and model.is_causal:
         raise EngineError("The model is not a reranker, so it does not support pooling 'rank'.")
