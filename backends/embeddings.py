@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 # The deviation from unit length up to which a vector is used unchanged: rounding in 32 bits.
 ROUNDING = 1e-6
+# Numbers of vectors are larger, except for a few.
+TINY = 1e-20
 
 
 def unit(values: Iterable[float]) -> array[float]:
@@ -23,6 +25,15 @@ def unit(values: Iterable[float]) -> array[float]:
     if abs(length - 1) > ROUNDING:
         vector = array("f", [value / length for value in vector])
     return vector
+
+
+def is_memory(values: Sequence[float | None]) -> bool:
+    """Return True for unused memory that an engine sends as a vector: mostly zeros or nulls.
+
+    llama.cpp has one number for a model that ranks. Engines that were not started for that send the
+    memory behind it as the rest of a vector.
+    """
+    return sum(value is None or abs(value) < TINY for value in values) > len(values) / 2
 
 
 def field_of(index: int, count: int, name: str = "input") -> str:

@@ -58,6 +58,11 @@ class Turns:
             self._taken += 1
             self._pass_on()
 
+    @property
+    def is_full(self) -> bool:
+        """True if a call has to wait for a place."""
+        return self._taken >= self._places or bool(self._waiting)
+
     def check(self, party: Party | None = None) -> None:
         """Raise `Busy` if the queue is full, unless the request was admitted before."""
         waiting = len(self._waiting)
@@ -74,7 +79,7 @@ class Turns:
 
     def try_take(self, party: Party | None = None) -> bool:
         """Take a place if one is free and no request waits; return True if taken."""
-        if self._taken >= self._places or self._waiting:
+        if self.is_full:
             return False
         self._taken += 1
         if party is not None:

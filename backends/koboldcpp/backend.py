@@ -30,9 +30,11 @@ from ..turns import QUEUE
 from ..upstream import Upstream
 from . import tokens as tokens_of
 from .call import Run, payload_of
+from .embedding import embed, embedding_model
 from .prompt import counted
 from .server import Server, new_genkey
 from .translate import CAPABILITIES, ENGINE, longest_call
+from .vectors import NO_RANKS
 
 
 class KoboldCpp:
@@ -129,15 +131,15 @@ class KoboldCpp:
 
     async def embedding_model(self) -> EmbeddingModel | None:
         """See `Backend.embedding_model`."""
-        return None
+        return await embedding_model(self.server)
 
     async def embed(self, job: Embedding) -> Embeddings:
-        """See `Backend.embed`."""
-        raise NotServed("embed", ENGINE, "Use another engine.")
+        """See `Backend.embed`; the limits are those of `embedding.embed`."""
+        return await embed(self.server, job)
 
     async def rank(self, job: Ranking) -> Scores:
-        """See `Backend.rank`."""
-        raise NotServed("rank", ENGINE, "Use another engine.")
+        """See `Backend.rank`; koboldcpp has no rankings."""
+        raise NotServed("rank", ENGINE, NO_RANKS)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """See `Backend.tokenize`; koboldcpp always parses control tokens."""

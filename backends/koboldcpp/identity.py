@@ -33,18 +33,27 @@ HOLDS = 0.02
 # The tolerance of start times, in seconds; beyond it everything is read again.
 SAME_START = 0.03
 
+# The beginning of the names of koboldcpp's models.
+_NAME = "koboldcpp/"
 # Kinds of media by their names in `/api/extra/version`.
 _MEDIA: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
 
 
 class Identity(NamedTuple):
-    """The version of a koboldcpp, and its model and configuration."""
+    """The version of a koboldcpp, and its models and configuration.
+
+    Args:
+        embedder: the name of its embedding model; None without one.
+        generates: False without a text model; the other facts are then those of the engine.
+    """
 
     version: str
     name: str
     context: int
     template: str
     media: frozenset[MediaKind]
+    embedder: str | None = None
+    generates: bool = True
 
     @property
     def reports_tokens(self) -> bool:
@@ -129,9 +138,15 @@ class Watch:
                 raise EngineError(
                     f"{ENGINE} reports an invalid version: {shortened(version['version'])!r}."
                 )
-            if version.get("llm") is False:
+            embedder = None
+            if version.get("embeddings"):
+                embedder = text_of(version.get("embeddingModel") or "")
+            generates = version.get("llm") is not False
+            if not generates and embedder is None:
                 raise EngineUnavailable(f"{ENGINE} has no text model loaded.")
-            name = text_of((await self._ask("GET", "/api/v1/model"))["result"])
+            name = f"{_NAME}{embedder}"
+            if generates:
+                name = text_of((await self._ask("GET", "/api/v1/model"))["result"])
             context = await self._ask("GET", "/api/extra/true_max_context_length")
             identity = Identity(
                 version=text_of(version["version"]),
@@ -139,7 +154,11 @@ class Watch:
                 context=whole_of(context["value"], least=1),
                 template="",
                 media=frozenset(kind for key, kind in _MEDIA.items() if version.get(key)),
+                embedder=embedder,
+                generates=generates,
             )
+            if not generates:
+                return identity
             try:
                 template = (await self._ask("GET", "/props")).get("chat_template") or ""
             except (EngineError, RequestError):

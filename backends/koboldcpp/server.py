@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -16,11 +16,22 @@ from ...schemas.native.koboldcpp import LastLogprobs, Perf, TokenCount, TokenCou
 from .. import offload
 from ..base import Generation, Model, Prompt, Sampling, Special, Text, TokenIds
 from ..checks import Fresh, Known
-from ..errors import EngineError, EngineUnavailable, ids_of_text, read_from, text_of, whole_of
+from ..errors import (
+    EngineError,
+    EngineUnavailable,
+    NotServed,
+    ids_of_text,
+    read_from,
+    text_of,
+    whole_of,
+)
 from ..turns import Turns
 from ..upstream import Upstream
 from .identity import Identity, Watch
 from .translate import ENGINE, to_error, to_native
+from .vectors import Embedder
+
+T = TypeVar("T")
 
 # The pattern of control tokens in a template, and control tokens that templates often assemble from
 # parts.
@@ -46,6 +57,7 @@ class Server:
         known: the model that it serves.
         turns: the queue of calls.
         watch: the detector of another model at the address.
+        embedder: the facts about its embeddings, once known.
     """
 
     def __init__(self, upstream: Upstream, max_waiting: int, silence: float) -> None:
@@ -56,6 +68,7 @@ class Server:
         self._health = Fresh(self._ask_health)
         self.known = Known(self.upstream.address, self.watch, self._read_model)
         self._specials: Sequence[Special] | None = None
+        self.embedder: Embedder | None = None
         self._tokenizing = asyncio.Lock()
         self._closing: set[asyncio.Future[Any]] = set()
 
@@ -64,6 +77,16 @@ class Server:
         """True if it reports the tokens of its last generation."""
         identity = self.watch.identity
         return identity is None or identity.reports_tokens
+
+    @property
+    def generates(self) -> bool:
+        """True if it has a text model."""
+        return self.watch.identity is None or self.watch.identity.generates
+
+    @property
+    def embeds(self) -> bool:
+        """True if it has an embedding model."""
+        return self.watch.identity is not None and self.watch.identity.embedder is not None
 
     async def check_still(self, model: Model) -> None:
         """Raise `EngineUnavailable` if the server has another model now."""
@@ -120,22 +143,18 @@ class Server:
         The tokenizer answers from one static buffer without a lock (expose.cpp). Two concurrent
         requests get each other's tokens or crash the engine. A cancelled caller lets its request
         finish.
+
+        Raises:
+            NotServed: there is only an embedding model, and the tokenizer is the text model's.
         """
+        if not self.generates:
+            raise NotServed("generate", ENGINE, "Did you mean to use v1/embeddings?")
 
         async def alone() -> Any:
             async with self._tokenizing:
                 return await self.ask("POST", path, payload, size)
 
-        task = asyncio.ensure_future(alone())
-        self._closing.add(task)
-        task.add_done_callback(self._tokenized)
-        return await asyncio.shield(task)
-
-    def _tokenized(self, task: asyncio.Future[Any]) -> None:
-        self._closing.discard(task)
-        if not task.cancelled():
-            # Retrieves the error, since the caller may have been cancelled.
-            task.exception()
+        return await asyncio.shield(self.background(alone()))
 
     async def perf(self) -> Perf:
         """Return the facts of the last generation, and if the engine is idle."""
@@ -154,12 +173,18 @@ class Server:
         """Abort a generation by its key."""
         await self.ask("POST", "/api/extra/abort", {"genkey": genkey})
 
-    def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that must finish even if its caller is cancelled."""
         task = asyncio.create_task(work)
         self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        task.add_done_callback(self._closed)
         return task
+
+    def _closed(self, task: asyncio.Future[Any]) -> None:
+        self._closing.discard(task)
+        if not task.cancelled():
+            # Retrieves the error, since the caller may have been cancelled.
+            task.exception()
 
     async def ask(self, method: str, path: str, payload: Any = None, size: int = 0) -> Any:
         """Send a request and return its JSON; `size` is the payload's approximate size in bytes."""
@@ -184,7 +209,7 @@ class Server:
 
     def _forget(self) -> None:
         """Clear everything read about the model, since the server has another one."""
-        self.known.model = self._specials = None
+        self.known.model = self._specials = self.embedder = None
 
     async def _read_model(self) -> Model:
         await self.watch.check()
@@ -197,9 +222,11 @@ class Server:
         return model
 
     async def _read_facts(self, identity: Identity) -> Model:
-        bos = tuple((await self.token_count("", True))["ids"])
+        bos: TokenIds = ()
+        if identity.generates:
+            bos = tuple((await self.token_count("", True))["ids"])
         adds_bos, eos = await self._probe(identity.context) if bos else (False, "")
-        facts = (*identity[:-1], sorted(identity.media), bos)
+        facts = (*identity._replace(media=frozenset()), sorted(identity.media), bos)
         return Model(
             name=identity.name,
             context=identity.context,

@@ -54,8 +54,13 @@ WORD = "a"
 
 
 async def embedding_model(server: Server) -> EmbeddingModel | None:
-    """Return the facts about the server's embeddings; None without vectors and scores."""
+    """Return the facts about the server's embeddings; None without vectors and scores.
+
+    Facts that need a place for a call are unknown, or assumed, until a place was free once.
+    """
     model = await server.known.get()
+    if server.embedder is None and server.turns.is_full and await _served(server) is None:
+        return EmbeddingModel(None, None, context_of(model))
     facts = await embedder(server, model, Party())
     if facts.hint and not facts.ranks:
         return None
@@ -108,27 +113,39 @@ def context_of(model: Model) -> int:
     return min(model.context, model.sizes.get("n_ctx_train") or model.context)
 
 
+async def _served(server: Server) -> Embedder | None:
+    """Return the facts about a server that returns no vectors, or None if it does.
+
+    The questions are incomplete, so that they need no place: a server that serves the task rejects
+    them, and others respond that they do not.
+    """
+    status, data = await server.reply("POST", "/embedding", b"{}")
+    if status in (404, 501):
+        return Embedder(hint=EMBEDDINGS_OFF if status == 501 else TOO_OLD)
+    if status not in (200, 400):
+        raise _test_failed("embeddings", to_error(status, data))
+    status, data = await server.reply("POST", "/rerank", b"{}")
+    if status in (404, 501):
+        return None
+    if status not in (200, 400):
+        raise _test_failed("reranking", to_error(status, data))
+    return Embedder(hint=RANKS_ONLY, rank_hint="")
+
+
 async def _read_embedder(server: Server, party: Party) -> Embedder:
+    facts = await _served(server)
+    if facts is not None:
+        return facts
     plain = await server.plain(WORD)
     whole = await server.tokenize(WORD, add_special=True, parse_special=False)
     with read_from(ENGINE, "its special tokens"):
         prefix, suffix = around(whole, plain)
     # Of two tokens at least, so that vectors that are not pooled show.
-    status, vectors = await _post(server, "/embedding", _payload([whole + whole]), party)
-    if status == 501:
-        return Embedder(hint=EMBEDDINGS_OFF)
-    if status == 404:
-        return Embedder(hint=TOO_OLD)
+    status, data = await _post(server, "/embedding", _payload([whole + whole]), party)
     if status != 200:
-        raise _test_failed("embeddings", to_error(status, vectors))
-    test = {"query": WORD, "documents": [WORD]}
-    status, data = await _post(server, "/rerank", test, party)
-    if status == 200:
-        return Embedder(hint=RANKS_ONLY, rank_hint="")
-    if status not in (404, 501):
-        raise _test_failed("reranking", to_error(status, data))
+        raise _test_failed("embeddings", to_error(status, data))
     with read_from(ENGINE, "its embeddings"):
-        dimensions, hint = tested(vectors)
+        dimensions, hint = tested(data)
     return Embedder(dimensions, hint, prefix=prefix, suffix=suffix)
 
 
@@ -140,6 +157,8 @@ def _test_failed(what: str, error: LatimerError) -> LatimerError:
 async def _generates(server: Server, model: Model) -> bool:
     """Return True unless the server refuses to generate; the first call generates one token."""
     generates = server.generates
+    if generates is None and server.turns.is_full:
+        return True
     if generates is None:
         first = (await server.tokenize(WORD, add_special=True, parse_special=False))[:1]
         test = {"prompt": first, "n_predict": 1, "stream": False, "cache_prompt": False}

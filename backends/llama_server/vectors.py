@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from ..base import TokenIds
-from ..embeddings import unit
+from ..embeddings import is_memory, unit
 from ..errors import EngineError, whole_of
 from .events import ENGINE
 
@@ -23,9 +23,6 @@ RERANKING_OFF = "Start llama-server with --reranking."
 NOT_POOLED = (
     "Its embeddings are not pooled. Start llama-server with --pooling mean (or cls, or last)."
 )
-# Started without --reranking, the server has one number for a model that ranks, and fills the
-# vector with unused memory: zeros, nulls and a few numbers.
-TINY = 1e-20
 NO_VECTORS = (
     "It returns no vectors. If the model is a reranker, start llama-server with --reranking."
 )
@@ -112,7 +109,7 @@ def tested(data: bytes) -> tuple[int, str]:
         raise TypeError("expected numbers")
     if len(rows) > 1:
         return 0, NOT_POOLED
-    if sum(value is None or abs(value) < TINY for value in rows[0]) > len(rows[0]) / 2:
+    if is_memory(rows[0]):
         return 0, NO_VECTORS
     return len(unit(rows[0])), ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NotRequired, TypedDict
 
 
@@ -78,6 +79,14 @@ class TokenCount(TypedDict):
     ids: list[int]
 
 
+class EmbeddingsPayload(TypedDict):
+    """Body of `POST /api/extra/embeddings`; numbers in base64 are 32-bit floats."""
+
+    input: Sequence[str]
+    truncate: bool
+    encoding_format: str
+
+
 class TopLogprob(TypedDict):
     """A token and its log-probability after sampling."""
 
@@ -118,6 +127,8 @@ class Version(TypedDict):
     result: str
     version: str
     llm: NotRequired[bool]
+    embeddings: NotRequired[bool]
+    embeddingModel: NotRequired[str]
 
 
 class Props(TypedDict):

@@ -7,6 +7,13 @@ The script puts a recording proxy in front of the live server and runs the tests
 against it. It writes `koboldcpp/exchanges.jsonl` with one exchange per line: the head of the
 response as it was sent, and every chunk of its body as it arrived. Earlier recordings are kept;
 remove the file to start over. Further arguments select tests and go to pytest.
+
+    koboldcpp --model backends/llama_cpp/demo.gguf --embeddingsmodel tests/models/bert-cls.gguf \\
+        --contextsize 2048 --port 5001
+    python tests/recordings/record.py http://127.0.0.1:5001 \\
+        tests/backends/koboldcpp/test_embedding.py
+
+The tests of embeddings are recorded alone, in `koboldcpp/embeddings.jsonl`.
 """
 
 from __future__ import annotations
@@ -24,21 +31,24 @@ from urllib.parse import urlsplit
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from support.replay import EXCHANGES, GENERATE, key_of  # noqa: E402
+from support.replay import EMBEDDINGS, EXCHANGES, GENERATE, key_of  # noqa: E402
 
 # Paths of the engine's state, which is that of the last generation.
 STATE = ("/api/extra/last_logprobs", "/api/extra/perf")
+
+EMBEDDING_TESTS = "tests/backends/koboldcpp/test_embedding.py"
 
 
 class Recorder:
     """A proxy that forwards requests and records the responses."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, path: Path) -> None:
         self._address = (host, port)
+        self._path = path
         self._last = ""
         self.entries: dict[str, dict[str, Any]] = {}
-        if EXCHANGES.exists():
-            for line in EXCHANGES.read_text().splitlines():
+        if path.exists():
+            for line in path.read_text().splitlines():
                 self._keep(json.loads(line))
 
     def _keep(self, entry: dict[str, Any]) -> None:
@@ -125,7 +135,7 @@ class Recorder:
     def write(self) -> None:
         """Write the recordings, with state only for the recorded generations."""
         kept = {e["genkey"] for e in self.entries.values() if e["path"] in GENERATE}
-        with EXCHANGES.open("w") as file:
+        with self._path.open("w") as file:
             for entry in self.entries.values():
                 if entry["after"] is None or entry["after"] in kept:
                     file.write(json.dumps(entry, ensure_ascii=False) + "\n")
@@ -134,20 +144,23 @@ class Recorder:
 async def main(address: str) -> int:
     """Record what the tests exchange with a live server and return their exit code."""
     parts = urlsplit(address)
-    recorder = Recorder(parts.hostname or "127.0.0.1", parts.port or 5001)
+    embeds = sys.argv[2:] == [EMBEDDING_TESTS]
+    path = EMBEDDINGS if embeds else EXCHANGES
+    recorder = Recorder(parts.hostname or "127.0.0.1", parts.port or 5001, path)
     server = await asyncio.start_server(recorder.serve, "127.0.0.1", 0, backlog=512)
     port = server.sockets[0].getsockname()[1]
+    variable = "LATIMER_KOBOLDCPP_EMBEDDINGS_URL" if embeds else "LATIMER_KOBOLDCPP_URL"
     tests = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-k", "koboldcpp"),
         *sys.argv[2:],
         cwd=HERE.parent.parent,
-        env={**os.environ, "LATIMER_KOBOLDCPP_URL": f"http://127.0.0.1:{port}"},
+        env={**os.environ, variable: f"http://127.0.0.1:{port}"},
     )
     code = await tests.wait()
     server.close()
     if code == 0:
         recorder.write()
-        print(f"{len(recorder.entries)} exchanges in {EXCHANGES}")
+        print(f"{len(recorder.entries)} exchanges in {path}")
     return code
 
 

@@ -18,6 +18,8 @@ from typing import Any
 from support.recordings import RECORDINGS
 
 EXCHANGES = RECORDINGS / "koboldcpp" / "exchanges.jsonl"
+# The exchanges of a koboldcpp that also has an embedding model.
+EMBEDDINGS = EXCHANGES.with_name("embeddings.jsonl")
 GENERATE = ("/api/extra/generate/stream", "/api/v1/generate")
 
 

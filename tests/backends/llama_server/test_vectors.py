@@ -41,6 +41,8 @@ def fake(change: Answer, slots: int = 4, queue: int = 8) -> LlamaServer:
             ids = [5 if isinstance(part, str) else part for part in parts]
             return httpx2.Response(200, json={"tokens": ids})
         if path == "/embedding":
+            if asked == {}:
+                return httpx2.Response(400, json={"error": {"message": "no", "type": "x"}})
             await asyncio.sleep(0.001)
             rows = [
                 {"index": index, "embedding": [VECTOR]} for index in range(len(asked["content"]))
@@ -93,11 +95,11 @@ async def test_wrong_vectors_are_an_engine_error(name: str) -> None:
     """A malformed vector, one of zeros, and one of another length are never returned."""
     calls = 0
 
-    def change(path: str, _body: Any) -> httpx2.Response | None:
+    def change(path: str, asked: Any) -> httpx2.Response | None:
         nonlocal calls
-        calls += path == "/embedding"
+        calls += path == "/embedding" and asked != {}
         # The first call is the test.
-        if path != "/embedding" or calls == 1:
+        if path != "/embedding" or calls < 2:
             return None
         return httpx2.Response(200, content=WRONG[name])
 
@@ -113,8 +115,8 @@ async def test_a_test_of_nonsense_is_an_engine_error(name: str) -> None:
     """A malformed response to the test of embeddings is an engine error, and is not kept."""
     wrong: list[bytes] = [WRONG[name]]
 
-    def change(path: str, _body: Any) -> httpx2.Response | None:
-        if path == "/embedding" and wrong:
+    def change(path: str, asked: Any) -> httpx2.Response | None:
+        if path == "/embedding" and asked and wrong:
             return httpx2.Response(200, content=wrong.pop())
         return None
 
@@ -131,7 +133,7 @@ async def test_a_test_of_nonsense_is_an_engine_error(name: str) -> None:
         ("/embedding", 404, NotServed),
         ("/embedding", 500, EngineError),
         ("/embedding", 503, EngineUnavailable),
-        ("/rerank", 400, EngineError),
+        ("/rerank", 503, EngineUnavailable),
         ("/rerank", 500, EngineError),
     ],
 )
@@ -182,11 +184,26 @@ def watched(queue: int) -> tuple[LlamaServer, list[int]]:
     calls: list[int] = []
 
     def change(path: str, asked: Any) -> httpx2.Response | None:
-        if path == "/embedding":
+        if path == "/embedding" and asked:
             calls.append(asked["content"][0][0])
         return None
 
     return fake(change, slots=1, queue=queue), calls
+
+
+async def test_facts_do_not_wait_for_a_place() -> None:
+    """While all places are taken the facts are unknown, and they are read when one is free."""
+    backend = fake(lambda _path, _asked: None, slots=1)
+    await backend.model()
+    await backend.server.turns.take()
+    async with asyncio.timeout(1):
+        facts = await backend.embedding_model()
+    assert facts is not None
+    assert facts.dimensions is None
+    backend.server.turns.release()
+    again = await backend.embedding_model()
+    assert again is not None
+    assert again.dimensions == 2
 
 
 # A call of its own for each input.
