@@ -124,6 +124,23 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
+async def in_order(work: Iterable[Coroutine[Any, Any, T]], at_once: int = AT_ONCE) -> list[T]:
+    """Run many coroutines, few at a time, and return their results in order.
+
+    They are taken from `work` when they start, so that thousands do not block the event loop. The
+    first error cancels the others.
+    """
+    found: dict[int, T] = {}
+    numbered = enumerate(work)
+
+    async def take() -> None:
+        for index, one in numbered:
+            found[index] = await one
+
+    await together(take() for _ in range(at_once))
+    return [found[index] for index in range(len(found))]
+
+
 async def ended(job: Generation, prompt_tokens: int) -> AsyncIterator[Batch]:
     """Yield the batch of a job that wants no tokens: every choice ends at its limit."""
     yield [Finish(choice, "length", None, prompt_tokens, 0) for choice in range(len(job.seeds))]

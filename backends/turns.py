@@ -59,6 +59,11 @@ class Turns:
             self._pass_on()
 
     @property
+    def taken(self) -> int:
+        """The number of places that are taken."""
+        return self._taken
+
+    @property
     def is_full(self) -> bool:
         """True if a call has to wait for a place."""
         return self._taken >= self._places or bool(self._waiting)

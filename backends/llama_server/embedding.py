@@ -13,6 +13,7 @@ from .. import offload
 from ..base import Content, Embedding, EmbeddingModel, Embeddings, Model, Pooling, Text, TokenIds
 from ..embeddings import field_of, grouped
 from ..errors import (
+    LARGEST,
     ContextExceeded,
     EmptyPrompt,
     EngineUnavailable,
@@ -22,7 +23,7 @@ from ..errors import (
     check_ids,
     read_from,
 )
-from ..streams import together
+from ..streams import in_order
 from ..turns import Party
 from .events import ENGINE
 from .server import Server
@@ -40,13 +41,13 @@ from .vectors import (
     untested,
 )
 
-# The most bytes of text in one `/tokenize`: its reply is parsed in about a millisecond.
+# The most characters of text in one `/tokenize`: its reply is parsed in about a millisecond.
 TOKENIZED = 2**16
 # The most bytes of a reply of `/embedding`, and the bytes of a number in it: parsing holds the
 # interpreter lock.
 REPLY, NUMBER = 2**18, 20
 # The most tokens of a call with several inputs, so that other requests have their turn soon.
-CALL_TOKENS = 2_048
+CALL_TOKENS = 1_024
 # The most inputs of a call, and of a `/tokenize`.
 MOST_INPUTS = 256
 # A text with tokens in every vocabulary.
@@ -82,13 +83,9 @@ async def embed(server: Server, job: Embedding) -> Embeddings:
     facts = await embedder(server, model, party)
     if facts.hint:
         raise NotServed("embed", ENGINE, facts.hint)
-    ids, count = await _input_ids(server, job.inputs, facts)
-    context = context_of(model)
-    for index, one in enumerate(ids):
-        if len(one) > context:
-            raise ContextExceeded(context, len(one), param=field_of(index, len(ids)))
+    ids, count = await _input_ids(server, job.inputs, facts, model)
     most = min(max(REPLY // (NUMBER * facts.dimensions), 1), MOST_INPUTS)
-    found = await together(
+    found = await in_order(
         _vectors(server, model, facts, ids, group, party)
         for group in grouped(map(len, ids), most, CALL_TOKENS)
     )
@@ -182,32 +179,46 @@ def _payload(ids: list[TokenIds]) -> EmbeddingPayload:
 
 
 async def _input_ids(
-    server: Server, inputs: Sequence[Content], facts: Embedder
+    server: Server, inputs: Sequence[Content], facts: Embedder, model: Model
 ) -> tuple[list[TokenIds], int]:
-    """Return the ids of each input with special tokens, and the number of all without them."""
+    """Return the ids of each input with special tokens, and the number of all without them.
+
+    Raises:
+        EmptyPrompt, UnknownToken, ContextExceeded: an input has no tokens, an id that is not in the
+            vocabulary, or too many tokens.
+    """
     texts = [one.text for one in inputs if isinstance(one, Text)]
-    tokenized = iter(await _tokenized(server, texts)) if texts else iter(())
+    tokenized = await _tokenized(server, texts, model) if texts else []
     size = await server.vocabulary_size() if len(texts) < len(inputs) else 0
-    found: list[TokenIds] = []
-    count = 0
-    for index, one in enumerate(inputs):
-        param = field_of(index, len(inputs))
-        own = next(tokenized) if isinstance(one, Text) else one
-        if not own:
-            raise EmptyPrompt(param)
-        count += len(own)
-        if isinstance(one, Text):
-            found.append((*facts.prefix, *own, *facts.suffix))
-        else:
-            check_ids(param, own, size)
-            found.append(own)
-    return found, count
+    context = context_of(model)
+
+    def checked() -> tuple[list[TokenIds], int]:
+        rest = iter(tokenized)
+        found: list[TokenIds] = []
+        count = 0
+        for index, one in enumerate(inputs):
+            param = field_of(index, len(inputs))
+            ids = own = next(rest) if isinstance(one, Text) else one
+            if not own:
+                raise EmptyPrompt(param)
+            if isinstance(one, Text):
+                ids = (*facts.prefix, *own, *facts.suffix)
+            else:
+                check_ids(param, own, size)
+            if len(ids) > context:
+                raise ContextExceeded(context, len(ids), param=param)
+            count += len(own)
+            found.append(ids)
+        return found, count
+
+    total = sum(map(len, tokenized)) + sum(len(one) for one in inputs if not isinstance(one, Text))
+    return await offload.run(total, checked)
 
 
-async def _tokenized(server: Server, texts: list[str]) -> list[TokenIds]:
+async def _tokenized(server: Server, texts: list[str], model: Model) -> list[TokenIds]:
     """Return the ids of texts, in as few calls as their length allows."""
-    sizes = [len(text.encode()) for text in texts]
-    size = await server.vocabulary_size()
+    size = model.sizes.get("n_vocab", LARGEST)
+    sizes = [len(text) for text in texts]
 
     async def ids(group: range) -> list[TokenIds]:
         payload: TokenizePayload = {
@@ -220,7 +231,7 @@ async def _tokenized(server: Server, texts: list[str]) -> list[TokenIds]:
         with read_from(ENGINE, "/tokenize"):
             return await offload.run(length, parted, reply["tokens"], len(group), size)
 
-    found = await together(ids(group) for group in grouped(sizes, MOST_INPUTS, TOKENIZED))
+    found = await in_order(ids(group) for group in grouped(sizes, MOST_INPUTS, TOKENIZED))
     return [one for part in found for one in part]
 
 
@@ -235,7 +246,7 @@ async def _vectors(
     """Embed a group of inputs with one call."""
     own = ids[group.start : group.stop]
     data = await offload.run(6 * sum(map(len, own)), orjson.dumps, _payload(own))
-    status, body = await server.call("/embedding", data, party, model)
+    status, body = await server.batch("/embedding", data, party, model)
     if status != 200:
         raise _named(_error(status, body), ids, group)
     with read_from(ENGINE, "/embedding"):

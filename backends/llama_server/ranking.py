@@ -9,7 +9,7 @@ from .. import offload
 from ..base import Model, Ranking, Scores
 from ..embeddings import grouped
 from ..errors import ContextExceeded, LatimerError, NotServed, read_from
-from ..streams import together
+from ..streams import in_order
 from ..turns import Party
 from .embedding import embedder
 from .events import ENGINE
@@ -39,13 +39,13 @@ async def rank(server: Server, job: Ranking) -> Scores:
         raise NotServed("rank", ENGINE, facts.rank_hint)
     query = len(job.query.encode())
     sizes = [query + len(document.encode()) for document in job.documents]
-    found = await together(
+    found = await in_order(
         _scores(server, model, job, list(group), sizes, party)
         for group in grouped(sizes, MOST_DOCUMENTS, CALL_BYTES)
     )
     scores = {index: score for part, _ in found for index, score in part.items()}
-    in_order = [scores[index] for index in range(len(job.documents))]
-    return Scores(in_order, sum(tokens for _, tokens in found))
+    ordered = [scores[index] for index in range(len(job.documents))]
+    return Scores(ordered, sum(tokens for _, tokens in found))
 
 
 async def _scores(
@@ -62,7 +62,7 @@ async def _scores(
         "documents": [job.documents[index] for index in group],
     }
     data = await offload.run(sum(sizes[index] for index in group), orjson.dumps, payload)
-    status, body = await server.call("/rerank", data, party, model)
+    status, body = await server.batch("/rerank", data, party, model)
     if status == 200:
         with read_from(ENGINE, "/rerank"):
             scores, tokens = await offload.run(len(body), read_scores, body, len(group))

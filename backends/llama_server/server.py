@@ -47,6 +47,8 @@ class Server:
     def __init__(self, upstream: Upstream, max_waiting: int) -> None:
         self.upstream = upstream
         self.turns = Turns(max_waiting)
+        self._batches = Turns(max_waiting)
+        self._most_batches = 1
         # Calls made inside a call that already has a place, which must not wait for each other.
         self._asides = Turns(None)
         self._questions = Turns(None, QUESTIONS)
@@ -87,6 +89,28 @@ class Server:
             raise
         finally:
             turns.release()
+
+    async def batch(
+        self, path: str, payload: bytes, party: Party, model: Model
+    ) -> tuple[int, bytes]:
+        """Make a call of many inputs; at most two run at a time, which keep the server busy.
+
+        While a generation runs it is one. The server does not begin a prompt as long as it has
+        inputs to embed, so it must run out of them.
+        """
+        batches = self._batches
+        await batches.take(party)
+        try:
+            return await self.call(path, payload, party, model)
+        finally:
+            are_alone = self.turns.taken < batches.taken and not self.turns.is_full
+            batches.resize(self._most_batches if are_alone else 1)
+            batches.release()
+
+    def _resize(self, slots: int) -> None:
+        self.turns.resize(slots)
+        self._most_batches = min(max(slots // 2, 1), 2)
+        self._batches.resize(self._most_batches)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """Return the token ids of a text; see `Backend.tokenize`."""
@@ -134,7 +158,7 @@ class Server:
         """Clear facts that a restart can change: slots, draft model and embeddings."""
         self._facts = self.embedder = self.generates = None
         if self.watch.identity is not None:
-            self.turns.resize(self.watch.identity.slots)
+            self._resize(self.watch.identity.slots)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -176,7 +200,7 @@ class Server:
         if identity is None:
             raise self.known.changed()
         self.names = identity.names
-        self.turns.resize(identity.slots)
+        self._resize(identity.slots)
         return identity.model(adds_bos)
 
     async def vocabulary_size(self) -> int:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from latimer.backends.base import Batch, Piece
 from latimer.backends.errors import EngineError
-from latimer.backends.streams import EVENT, MOST_WAITING, merged
+from latimer.backends.streams import EVENT, MOST_WAITING, in_order, merged
 
 ended: list[int] = []
 
@@ -109,3 +109,38 @@ async def test_a_slow_reader_gets_larger_batches() -> None:
         await anext(batches)
         await asyncio.sleep(0.1)
         assert len(await anext(batches)) == 9
+
+
+async def test_many_coroutines_run_few_at_a_time() -> None:
+    """Results are in order, and at most `at_once` coroutines have begun and not ended."""
+    running = most = 0
+
+    async def one(number: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001 * (number % 3))
+        running -= 1
+        return number
+
+    assert await in_order((one(number) for number in range(50)), 4) == list(range(50))
+    assert most == 4
+
+
+async def test_an_error_ends_many_coroutines() -> None:
+    """The first error is raised as it is, cancels those that run, and starts no more."""
+    begun: list[int] = []
+    cancelled: list[int] = []
+
+    async def one(number: int) -> None:
+        begun.append(number)
+        try:
+            await asyncio.sleep(10 if number else 0)
+        except asyncio.CancelledError:
+            cancelled.append(number)
+            raise
+        raise EngineError("broken")
+
+    with pytest.raises(EngineError, match="broken"):
+        await in_order((one(number) for number in range(50)), 4)
+    assert (begun, sorted(cancelled)) == ([0, 1, 2, 3], [1, 2, 3])

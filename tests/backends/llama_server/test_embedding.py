@@ -190,6 +190,21 @@ async def test_an_embedding_model_refuses_rankings(mean: tuple[LlamaServer, str]
     assert facts == ("rank", "Start llama-server with --reranking.")
 
 
+async def test_generations_begin_beside_a_large_job() -> None:
+    """Generations begin and end while a large job is computed, on one slot and on several."""
+    job = Embedding([Text("the cat sat on the mat " * 10)] * 1000)
+    for slots in (1, 4):
+        options = ("--embeddings", "--pooling", "mean")
+        async with backend_of(DEMO_MODEL, *options, slots=slots) as (backend, _address):
+            await backend.embedding_model()
+            large = asyncio.create_task(backend.embed(job))
+            await asyncio.sleep(0.1)
+            for _ in range(3):
+                await run(backend, Generation(Prompt(Text("The capital")), 4))
+            assert not large.done()
+            large.cancel()
+
+
 async def test_a_job_for_another_model_is_not_sent(mean: tuple[LlamaServer, str]) -> None:
     """A job with the fingerprint of another model raises an error."""
     with pytest.raises(EngineUnavailable, match="another model"):

@@ -206,6 +206,29 @@ async def test_facts_do_not_wait_for_a_place() -> None:
     assert again.dimensions == 2
 
 
+@pytest.mark.parametrize("generations", [0, 1, 3])
+async def test_a_large_job_runs_few_calls_at_a_time(generations: int) -> None:
+    """Two calls of a large job run at a time, and one while another request is computed."""
+    backend = fake(lambda _path, _asked: None)
+    await backend.embed(Embedding([(1,)]))
+    turns = backend.server.turns
+    job = asyncio.create_task(backend.embed(LONG))
+    most = 0
+    while not job.done():
+        await asyncio.sleep(0)
+        most = max(most, turns.taken)
+    assert (most, turns.taken) == (2, 0)
+    for _ in range(generations):
+        await turns.take()
+    await backend.embed(LONG)
+    job = asyncio.create_task(backend.embed(LONG))
+    most = 0
+    while not job.done():
+        await asyncio.sleep(0)
+        most = max(most, turns.taken - generations)
+    assert most == (1 if generations else 2)
+
+
 # A call of its own for each input.
 LONG = Embedding([(2,) * 2048] * 20)
 
