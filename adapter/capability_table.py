@@ -36,7 +36,8 @@ async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
         ("fingerprint", model.fingerprint),
     ]
     if facts is not None and not facts.generates:
-        return True, [*rows, ("chat, completions", "no: the model has another task"), *vectors]
+        task = "ranks documents" if facts.pooling == "rank" else "embeds"
+        return True, [*rows, ("chat, completions", f"no: the model only {task}"), *vectors]
     return True, [*rows, *_generation(model, backend.capabilities), *vectors]
 
 

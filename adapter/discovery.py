@@ -79,6 +79,8 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
             lora=settings.adapters(),
             mmproj=settings.mmproj,
             exact=settings.exact,
+            embeddings=settings.embeddings,
+            pooling=settings.pooling,
             max_waiting=settings.queue,
             progress=progress,
         )

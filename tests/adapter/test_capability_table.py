@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from latimer.adapter.capability_table import describe
-from support.embeddings import ENGINES, embedding
+from latimer.adapter.config import Settings
+from latimer.adapter.discovery import backend_of
+from support.embeddings import ENGINES, MODELS, embedding
 
 
 async def table_of(backend: Any) -> dict[str, str]:
@@ -37,6 +39,23 @@ async def test_a_model_that_ranks(engine: str) -> None:
         await backend.aclose()
     assert rows["rerank"] == "up to 512 tokens"
     assert rows["embeddings"].startswith("no: ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "row"),
+    [
+        ({"embeddings": True}, "192 dimensions, last pooling, up to 2048 tokens"),
+        ({"embeddings": True, "pooling": "mean"}, "192 dimensions, mean pooling, up to 2048 tok…"),
+        ({"model": str(MODELS / "bert-mean.gguf"), "pooling": "cls"}, "64 dimensions, cls pool…"),
+        ({}, "no: …"),
+    ],
+)
+async def test_settings_reach_the_engine(settings: dict[str, Any], row: str) -> None:
+    """`embeddings` and `pooling` change what the in-process engine does."""
+    backend = backend_of(Settings.load(None, **settings))
+    found = (await table_of(backend))["embeddings"]
+    await backend.aclose()
+    assert found.startswith(row.removesuffix("…"))
 
 
 @pytest.mark.parametrize("engine", ["llama_cpp", "llama_server", "koboldcpp"])

@@ -209,6 +209,15 @@ async def test_strict(ask: Ask) -> None:
     assert "--logit-bias-vocabulary" in error["message"]
 
 
+async def test_null_is_the_default(ask: Ask) -> None:
+    """An explicit null is the field's default."""
+    names = EmbeddingRequest.model_fields.keys() - {"input"}
+    reply = await ask({"input": TEXTS[0], **dict.fromkeys(names)})
+    assert reply.status_code == 200, reply.text
+    assert not {"x-latimer-ignored", "x-latimer-inexact"} & reply.headers.keys()
+    assert isinstance(reply.json()["data"][0]["embedding"], list)
+
+
 @pytest.mark.parametrize("path", ["/embeddings", "/v1/embeddings/", "//v1/embeddings"])
 async def test_every_path_has_openais_shape(ask: Ask, path: str) -> None:
     """The path without /v1 has OpenAI's shape, too."""

@@ -47,6 +47,8 @@ def complaint(file: Path) -> str:
         ),
         ('gpu_layers = "many"', "FILE: gpu_layers must be a whole number of layers, or all, not "),
         ('flash_attention = "some"', "FILE: flash_attention must be auto, on or off, not 'some'."),
+        ('pooling = "max"', "FILE: pooling must be one of mean, cls, last, rank, not 'max'."),
+        ('embeddings = "some"', "FILE: embeddings must be true or false, not 'some'."),
         ("mmproj = 5", "FILE: mmproj must be the path of a file, not 5."),
         (
             'chat_format = "x"',

@@ -193,9 +193,34 @@ chat = _with_fields(
 tokenize = st.fixed_dictionaries({"prompt": _texts}, optional={"add_special_tokens": st.booleans()})
 detokenize = st.fixed_dictionaries({"tokens": _ids})
 
+embeddings = _with_fields(
+    st.fixed_dictionaries({"model": st.just("m"), "input": prompts}),
+    {
+        "encoding_format": st.sampled_from(("float", "base64")),
+        "dimensions": st.sampled_from((1, 8, 192, 193)),
+        "user": st.just("u"),
+        "logit_bias_vocabulary": SAMPLING["logit_bias_vocabulary"],
+    },
+)
+_documents: st.SearchStrategy[Any] = st.one_of(
+    _texts, st.fixed_dictionaries({"text": _texts}, optional={"title": _texts})
+)
+rerank = _with_fields(
+    st.fixed_dictionaries(
+        {
+            "model": st.just("m"),
+            "query": _texts,
+            "documents": st.lists(_documents, min_size=1, max_size=9),
+        }
+    ),
+    {"top_n": st.sampled_from((1, 5, 100)), "return_documents": st.booleans()},
+)
+
 BODIES: dict[str, st.SearchStrategy[Any]] = {
     "/v1/completions": completion,
     "/v1/chat/completions": chat,
+    "/v1/embeddings": embeddings,
+    "/v1/rerank": rerank,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
 }
@@ -209,7 +234,8 @@ def _bounded(body: bytes) -> bytes:
 def body(draw: st.DrawFn) -> tuple[str, bytes]:
     """Draw a path and a body for it."""
     path = draw(st.sampled_from(("/v1/completions",) * 4 + ("/v1/chat/completions",) * 4
-                                + ("/tokenize", "/detokenize")))  # fmt: skip
+                                + ("/v1/embeddings",) * 2
+                                + ("/v1/rerank", "/tokenize", "/detokenize")))  # fmt: skip
     value = draw(mutated(BODIES[path]))
     data = written(value, draw(st.booleans()))
     if draw(st.integers(0, 40)) == 0:

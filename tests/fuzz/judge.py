@@ -10,12 +10,16 @@ from fuzz.client import Answer
 from latimer.schemas.openai.chat import ChatChunk, ChatCompletion
 from latimer.schemas.openai.common import ErrorReply
 from latimer.schemas.openai.completions import Completion, CompletionChunk
+from latimer.schemas.openai.embeddings import EmbeddingList
+from latimer.schemas.openai.rerank import Reranking
 from latimer.schemas.openai.tokenizer import Detokenized, Tokenized
 from pydantic import TypeAdapter, ValidationError
 
 WHOLE: dict[str, TypeAdapter[Any]] = {
     "/v1/completions": TypeAdapter(Completion),
     "/v1/chat/completions": TypeAdapter(ChatCompletion),
+    "/v1/embeddings": TypeAdapter(EmbeddingList),
+    "/v1/rerank": TypeAdapter(Reranking),
     "/tokenize": TypeAdapter(Tokenized),
     "/detokenize": TypeAdapter(Detokenized),
 }

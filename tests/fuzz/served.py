@@ -90,7 +90,7 @@ class Loop(asyncio.SelectorEventLoop):
 def backend_of(engine: str, address: str) -> Backend:
     """Return a backend of minimal size."""
     if engine == "llama_cpp":
-        return LlamaCpp(context=512, parallel=8, threads=1, cache_memory=16 << 20)
+        return LlamaCpp(context=512, parallel=8, threads=1, cache_memory=16 << 20, embeddings=True)
     if engine == "llama_server":
         return LlamaServer(HttpUpstream(address, {}, SILENCE, PATIENCE, "/health"))
     times = EDITED_SILENCE, EDITED_PATIENCE

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from latimer.adapter import OpenAIAdapter
+from latimer.backends.base import Backend
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from latimer.conformance.check import Verdict, all_checks
 from latimer.conformance.runner import Settings, judge
+from support.embeddings import ENGINES, embedding
 from support.servers import restarted_llama_server, serving
 
 # Checks that do not pass, with the reasons; docs/conformance/README.md says more.
@@ -26,7 +29,9 @@ EXPLAINED = {
     "tools.stream-order": "the demo model makes only one call",
 }
 # Groups of APIs that are not implemented. The server rejects them by name.
-UNBUILT = ("embeddings", "stored", "responses")
+UNBUILT = ("stored", "responses")
+# Groups that have an engine of their own in another test.
+ELSEWHERE = ("engine", "embeddings")
 
 
 @pytest.fixture(scope="module", params=["in process", "llama-server"])
@@ -48,7 +53,7 @@ async def test_every_must_holds(address: str) -> None:
     Under load, llama-server gives a different greedy answer once in many runs, through its own API
     as well. Up to two checks may therefore be flaky.
     """
-    checks = [check for check in all_checks() if check.group != "engine"]
+    checks = [check for check in all_checks() if check.group not in ELSEWHERE]
     settings = Settings(f"{address}/v1", hint="demo")
     verdicts = await judge(settings, checks)
     # The runner does not repeat a skipped check, and a different answer may have caused the skip.
@@ -69,6 +74,26 @@ async def test_every_must_holds(address: str) -> None:
 def unbuilt(verdict: Verdict) -> bool:
     """Return True if a check concerns an API that is not implemented and is rejected by name."""
     return verdict.check.group in UNBUILT and verdict.outcome == "unsupported"
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("engine", [*ENGINES, "a chat model"])
+async def test_embeddings(engine: str, demo_f32: Path) -> None:
+    """A model that embeds passes every check of embeddings, and so does a chat model.
+
+    The weights are F32. Batching changes vectors of quantized weights by more than the checks
+    allow.
+    """
+    checks = [check for check in all_checks() if check.group == "embeddings"]
+    with contextlib.ExitStack() as stack:
+        if engine == "a chat model":
+            backend: Backend = LlamaCpp(demo_f32, embeddings=True)
+        else:
+            backend = stack.enter_context(embedding(engine, "bert-mean"))
+        url = stack.enter_context(serving(lambda: OpenAIAdapter(backend)))
+        verdicts = await judge(Settings(f"{url}/v1"), checks)
+    assert len(verdicts) == len(checks)
+    assert [(v.check.id, v.outcome, v.detail) for v in verdicts if v.outcome != "pass"] == []
 
 
 @pytest.mark.timed

@@ -18,7 +18,7 @@ from latimer.backends.llama_server import LlamaServer
 from support.servers import llama_server
 
 # The engines that `embedding` runs.
-ENGINES = ("llama_server",)
+ENGINES = ("llama_cpp", "llama_server")
 MODELS = Path(__file__).parents[1] / "models"
 # Texts with spaces, line ends, spelled control tokens, several scripts, and characters that some
 # tokenizers drop.
