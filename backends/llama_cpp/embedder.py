@@ -22,7 +22,7 @@ from .options import ENGINE
 # Seconds that a batch takes at most while the thread also generates: the delay of a first token.
 MOST_SECONDS = 0.05
 # Tokens of the first batch, before the speed is known, and of the smallest one.
-FIRST, LEAST = 64, 16
+FIRST, LEAST = 16, 8
 
 Vector: TypeAlias = "array[float]"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 
 import llama_cpp
@@ -72,8 +70,11 @@ class Vocabulary:
         """
         if len(text) > WORD.most:
             _check_runs(text)
-        with self._open():
+        self._enter()
+        try:
             return self._tokenize(text.encode(), add_special, parse_special)
+        finally:
+            self._leave()
 
     def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> TokenIds:
         if len(data) <= PIECE or self._ends_texts:
@@ -84,18 +85,17 @@ class Vocabulary:
             ids += tokenize(self.pointer, piece, add_special and not ids, parse_special)
         return tuple(ids)
 
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        """Keep the model from being freed; worker threads may still use it after a shutdown."""
+    def _enter(self) -> None:
+        """Keep the model from being freed, as worker threads outlive a shutdown."""
         with self._changed:
             if self._is_closed:
                 raise EngineError("The engine was shut down.")
             self._calls += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._calls -= 1
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._calls -= 1
+            if self._is_closed:
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -119,8 +119,11 @@ class Vocabulary:
             return data, False
         spelling = self._spellings.get(token)
         if spelling is None:
-            with self._open():
+            self._enter()
+            try:
                 spelling = self._spellings[token] = self._piece(token, special=True)
+            finally:
+                self._leave()
         return spelling, True
 
     @cached_property
@@ -158,8 +161,11 @@ class Vocabulary:
 
     def is_added(self, token: int) -> bool:
         """Return True if a token was added to the vocabulary (user-defined), not learnt."""
-        with self._open():
+        self._enter()
+        try:
             attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
+        finally:
+            self._leave()
         return bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
 
     def control_token(self, spelling: str) -> int | None:

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import sentencepiece
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 HERE = Path(__file__).parent
@@ -91,6 +90,8 @@ def corpus() -> list[str]:
 
 def spm_vocabulary(writer: gguf.GGUFWriter) -> int:
     """Write a SentencePiece BPE vocabulary with byte fallback, like Llama 2's; return its size."""
+    import sentencepiece
+
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(corpus()),

@@ -18,6 +18,7 @@ import string
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import gguf
 from models.make import Weights, bpe_vocabulary, corpus, write
@@ -79,20 +80,37 @@ def wordpiece_vocabulary(writer: gguf.GGUFWriter, eos: bool) -> int:
     return len(SPECIAL) + len(pieces)
 
 
-def _header(writer: gguf.GGUFWriter, name: str, context: int, pooling: gguf.PoolingType) -> None:
+class Shape(NamedTuple):
+    """The sizes of a transformer."""
+
+    width: int = WIDTH
+    layers: int = LAYERS
+    heads: int = HEADS
+    inner: int = INNER
+
+
+SMALL = Shape()
+
+
+def _header(
+    writer: gguf.GGUFWriter, name: str, context: int, pooling: gguf.PoolingType, shape: Shape
+) -> None:
     writer.add_name(name)
     writer.add_context_length(context)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.inner)
+    writer.add_head_count(shape.heads)
     writer.add_pooling_type(pooling)
 
 
-def bert(path: Path, pooling: gguf.PoolingType, seed: int, *, eos: bool) -> None:
+def bert(
+    path: Path, pooling: gguf.PoolingType, seed: int, *, eos: bool, shape: Shape = SMALL
+) -> None:
     """Write a BERT, with a classifier of one label if its pooling is rank."""
     writer = gguf.GGUFWriter(path, "bert")
-    _header(writer, path.stem, CONTEXT, pooling)
+    width, inner = shape.width, shape.inner
+    _header(writer, path.stem, CONTEXT, pooling, shape)
     writer.add_causal_attention(False)
     writer.add_layer_norm_eps(1e-12)
     size = wordpiece_vocabulary(writer, eos)
@@ -100,28 +118,28 @@ def bert(path: Path, pooling: gguf.PoolingType, seed: int, *, eos: bool) -> None
     weights = Weights(writer, seed)
 
     def norm(name: str) -> None:
-        weights.around(name + ".weight", WIDTH, centre=1.0)
-        weights.around(name + ".bias", WIDTH)
+        weights.around(name + ".weight", width, centre=1.0)
+        weights.around(name + ".bias", width)
 
     def linear(name: str, rows: int, columns: int, scale: float = 1.0) -> None:
         weights.matrix(name + ".weight", rows, columns, scale=scale)
         weights.around(name + ".bias", rows)
 
-    weights.matrix("token_embd.weight", size, WIDTH, scale=8.0)
-    weights.matrix("token_types.weight", 2, WIDTH, scale=2.0)
-    weights.matrix("position_embd.weight", CONTEXT, WIDTH, scale=3.0)
+    weights.matrix("token_embd.weight", size, width, scale=8.0)
+    weights.matrix("token_types.weight", 2, width, scale=2.0)
+    weights.matrix("position_embd.weight", CONTEXT, width, scale=3.0)
     norm("token_embd_norm")
-    for layer in range(LAYERS):
+    for layer in range(shape.layers):
         block = f"blk.{layer}."
         for name, scale in (("q", 1.5), ("k", 1.5), ("v", 1.0), ("output", 4.0)):
-            linear(f"{block}attn_{name}", WIDTH, WIDTH, scale)
+            linear(f"{block}attn_{name}", width, width, scale)
         norm(block + "attn_output_norm")
-        linear(block + "ffn_up", INNER, WIDTH)
-        linear(block + "ffn_down", WIDTH, INNER, 2.0)
+        linear(block + "ffn_up", inner, width)
+        linear(block + "ffn_down", width, inner, 2.0)
         norm(block + "layer_output_norm")
     if pooling == gguf.PoolingType.RANK:
-        linear("cls", WIDTH, WIDTH)
-        linear("cls.output", 1, WIDTH, 4.0)
+        linear("cls", width, width)
+        linear("cls.output", 1, width, 4.0)
     write(writer)
 
 
@@ -129,7 +147,7 @@ def decoder(path: Path, seed: int) -> None:
     """Write a Qwen3 with grouped heads and the output matrix of its input embeddings."""
     key_heads, head = 2, WIDTH // HEADS
     writer = gguf.GGUFWriter(path, "qwen3")
-    _header(writer, path.stem, LONG_CONTEXT, gguf.PoolingType.LAST)
+    _header(writer, path.stem, LONG_CONTEXT, gguf.PoolingType.LAST, SMALL)
     writer.add_head_count_kv(key_heads)
     writer.add_key_length(head)
     writer.add_value_length(head)
