@@ -199,12 +199,12 @@ async def _input_ids(
         for index, one in enumerate(inputs):
             param = field_of(index, len(inputs))
             ids = own = next(rest) if isinstance(one, Text) else one
-            if not own:
-                raise EmptyPrompt(param)
             if isinstance(one, Text):
                 ids = (*facts.prefix, *own, *facts.suffix)
             else:
                 check_ids(param, own, size)
+            if not ids:
+                raise EmptyPrompt(param)
             if len(ids) > context:
                 raise ContextExceeded(context, len(ids), param=param)
             count += len(own)

@@ -146,7 +146,7 @@ async def test_long_inputs_name_their_limit(mean: tuple[LlamaServer, str], count
 
 
 async def test_odd_inputs_are_refused_by_name(mean: tuple[LlamaServer, str]) -> None:
-    """An id beyond the vocabulary and a text without tokens name their input."""
+    """An id beyond the vocabulary and an input without tokens name their input."""
     backend, _address = mean
     size = (await backend.model()).sizes["n_vocab"]
     await backend.embed(Embedding([(size - 1,), (0,)]))
@@ -154,11 +154,20 @@ async def test_odd_inputs_are_refused_by_name(mean: tuple[LlamaServer, str]) -> 
         await backend.embed(Embedding([(5,), (size,)]))
     assert (unknown.value.param, unknown.value.size) == ("input[1]", size)
     with pytest.raises(EmptyPrompt) as empty:
-        await backend.embed(Embedding([Text("a"), Text(" \n")]))
+        await backend.embed(Embedding([Text("a"), ()]))
     assert empty.value.param == "input[1]"
     with pytest.raises(EmptyPrompt) as alone:
         await backend.embed(Embedding([()]))
     assert alone.value.param == "input"
+
+
+async def test_a_text_of_whitespace_has_a_vector(mean: tuple[LlamaServer, str]) -> None:
+    """A text without tokens is embedded with the special tokens that the model adds."""
+    backend, _address = mean
+    special = await backend.tokenize("", add_special=True, parse_special=False)
+    found = await backend.embed(Embedding([Text(" \n", False), special]))
+    assert cosine(*found.vectors) > 0.99999
+    assert found.prompt_tokens == len(special)
 
 
 async def test_a_cancelled_job_ends_its_calls(mean: tuple[LlamaServer, str]) -> None:
