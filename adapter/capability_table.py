@@ -72,6 +72,7 @@ async def _embeddings(backend: Backend, facts: EmbeddingModel | None) -> str:
         f"{facts.dimensions} dimensions" if facts.dimensions else "",
         f"{facts.pooling} pooling" if facts.pooling else "",
         f"up to {facts.context} tokens" if facts.context else "",
+        f"{', '.join(sorted(facts.inexact))} approximated" if facts.inexact else "",
     )
     return ", ".join(filter(None, known)) or "yes"
 

@@ -386,12 +386,14 @@ class EmbeddingModel:
         dimensions: the length of a vector; 0 for a model that only ranks.
         context: the largest number of tokens in an input, with special tokens.
         generates: True if the backend also generates text.
+        inexact: the parts of a reply that are only approximate, by their names in the API.
     """
 
     dimensions: int | None
     pooling: Pooling | None
     context: int | None
     generates: bool = True
+    inexact: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

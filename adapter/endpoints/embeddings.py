@@ -51,6 +51,8 @@ async def create_embeddings(exchange: Exchange, service: Service) -> None:
     if wanted is not None and facts is not None and facts.dimensions:
         _check_dimensions(wanted, facts.dimensions, served, service)
     inputs, inexact = await _inputs(exchange, request, served, facts)
+    if facts is not None and facts.inexact:
+        inexact = (*inexact, *facts.inexact)
     await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict, inexact)
     job = Embedding(inputs, Party(), served.model.fingerprint)
     try:

@@ -28,6 +28,8 @@ PATH = "/api/extra/embeddings"
 # The most texts of a call, and the most characters of a call of several: the engine computes them
 # one after the other, and chat waits for the whole call.
 MOST_INPUTS, CALL_CHARACTERS = 8, 4_096
+# Its count of tokens includes special tokens that it adds.
+INEXACT = frozenset({"usage"})
 # Two texts that begin with the same token.
 TEST = ("1", "1 2 3")
 
@@ -37,11 +39,11 @@ async def embedding_model(server: Server) -> EmbeddingModel | None:
     model = await server.known.get()
     if server.embeds and server.embedder is None and server.turns.is_full:
         # Unknown until a place was free once.
-        return EmbeddingModel(None, None, None, server.generates)
+        return EmbeddingModel(None, None, None, server.generates, INEXACT)
     facts = await _embedder(server, model, Party())
     if facts.hint:
         return None
-    return EmbeddingModel(facts.dimensions, None, None, server.generates)
+    return EmbeddingModel(facts.dimensions, None, None, server.generates, INEXACT)
 
 
 async def embed(server: Server, job: Embedding) -> Embeddings:

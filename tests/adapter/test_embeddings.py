@@ -19,9 +19,12 @@ from latimer.adapter.endpoints.embeddings import send
 from latimer.adapter.exchange import Exchange
 from latimer.adapter.generation.token_ids import forget
 from latimer.backends.base import Backend, Embeddings
+from latimer.backends.koboldcpp import KoboldCpp
 from latimer.schemas.openai.embeddings import EmbeddingRequest
 from support.embedding_reference import cosine, embedding_reference
 from support.embeddings import ENGINES, MODELS, embedding
+from support.embeddings import TEXTS as RECORDED
+from support.replay import EMBEDDINGS, Replay, replaying
 from support.turns import measured
 
 E = "/v1/embeddings"
@@ -305,6 +308,30 @@ async def test_ids_that_cut_a_character(ask: Ask, embedder: Backend) -> None:
         assert (error["param"], error["code"]) == (param, "invalid_value")
 
 
+@pytest.mark.usefixtures("few_words")
+async def test_koboldcpp(client_of: Any) -> None:
+    """Texts are embedded, with an inexact usage; ids need a vocabulary, which makes them text."""
+    texts = [text for text in RECORDED if "<" not in text]
+    with replaying(Replay(EMBEDDINGS)) as (address, _replay):
+        backend = KoboldCpp(address)
+
+        async def ask_it(given: Any, **options: Any) -> httpx2.Response:
+            async with client_of(OpenAIAdapter(backend, any_model=True, **options)) as client:
+                reply: httpx2.Response = await client.post(E, json={"model": "m", "input": given})
+                return reply
+
+        reply = await ask_it(texts)
+        assert reply.headers["x-latimer-inexact"] == "usage"
+        assert [len(one["embedding"]) for one in reply.json()["data"]] == [64] * len(texts)
+        refused = await ask_it(texts, strict=True)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "usage")
+        ids = await ask_it([[*b"1"]])
+        assert (ids.status_code, ids.json()["error"]["param"]) == (400, "input[0]")
+        decoded = await ask_it([[*b"1"]], logit_bias_vocabulary=NAME)
+        assert decoded.status_code == 200, decoded.text
+        await backend.aclose()
+
+
 async def test_a_large_reply_leaves_the_loop_to_others() -> None:
     """No iteration of the event loop takes more than 20 ms for 2,048 vectors of 1,024 numbers."""
     vector = array("f", [math.sin(number) for number in range(1_024)])
@@ -324,3 +351,23 @@ async def test_a_large_reply_leaves_the_loop_to_others() -> None:
                 assert len(reply.json()["data"]) == 2_048
                 assert int(reply.headers["content-length"]) == len(reply.content)
                 assert loop.longest < LONGEST
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_large_request_leaves_the_loop_to_others(engine: str) -> None:
+    """No iteration of the event loop takes more than 50 ms for large inputs of any form."""
+    inputs = {
+        "many texts": ["the quick brown fox " * 2] * 2_048,
+        "a long text": "word " * 400_000,
+        "many ids": [[5] * 20] * 2_048,
+        "too many ids": [[5] * 500_000] * 2,
+    }
+    with embedding(engine, "bert-mean") as backend:
+        app = OpenAIAdapter(backend, any_model=True)
+        with measured(lambda: app) as (address, loop):
+            for name, given in inputs.items():
+                loop.longest = 0.0
+                body = {"model": "m", "input": given, "encoding_format": "base64"}
+                reply = httpx2.post(address + E, json=body, timeout=60)
+                assert reply.status_code == (200 if "many" in name[:4] else 400), reply.text[:200]
+                assert loop.longest < 0.05, name

@@ -22,6 +22,7 @@ from latimer.backends.errors import (
     Unsupported,
 )
 from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.koboldcpp.embedding import INEXACT
 from latimer.backends.upstream import HttpxUpstream
 from support.embeddings import MODELS, TEXTS, backend_of, cosine, is_unit
 from support.jobs import run
@@ -49,7 +50,7 @@ async def backend() -> AsyncIterator[KoboldCpp]:
 
 async def test_koboldcpp_facts_of_embeddings(backend: KoboldCpp) -> None:
     """The dimensions are known; pooling and context are not reported."""
-    assert await backend.embedding_model() == EmbeddingModel(64, None, None)
+    assert await backend.embedding_model() == EmbeddingModel(64, None, None, inexact=INEXACT)
 
 
 async def test_koboldcpp_vectors_are_those_of_llama_cpp(backend: KoboldCpp) -> None:
@@ -130,7 +131,9 @@ async def test_an_embedding_model_alone_is_served() -> None:
     generate."""
     backend = Fake().backend
     assert (await backend.model()).name == "koboldcpp/small"
-    assert await backend.embedding_model() == EmbeddingModel(2, None, None, generates=False)
+    assert await backend.embedding_model() == EmbeddingModel(
+        2, None, None, generates=False, inexact=INEXACT
+    )
     assert len((await backend.embed(Embedding([Text("x")] * 20))).vectors) == 20
     for work in (
         run(backend, Generation(Prompt(Text("a")), 1)),
@@ -276,12 +279,16 @@ async def test_another_embedding_model_is_noticed() -> None:
     """A job for a model that was replaced is not sent, and the dimensions are learned again."""
     fake = Fake()
     old = await fake.backend.model()
-    assert await fake.backend.embedding_model() == EmbeddingModel(2, None, None, generates=False)
+    assert await fake.backend.embedding_model() == EmbeddingModel(
+        2, None, None, generates=False, inexact=INEXACT
+    )
     fake.version["embeddingModel"], fake.uptime = "other", 1.0
     fake.answer = lambda texts: reply([coded(len(text), 1.0, 1.0) for text in texts])
     with pytest.raises(EngineUnavailable, match="another model"):
         await fake.backend.embed(Embedding([Text("x")], fingerprint=old.fingerprint))
-    assert await fake.backend.embedding_model() == EmbeddingModel(3, None, None, generates=False)
+    assert await fake.backend.embedding_model() == EmbeddingModel(
+        3, None, None, generates=False, inexact=INEXACT
+    )
 
 
 async def test_facts_of_koboldcpp_do_not_wait_for_a_turn() -> None:
@@ -291,6 +298,8 @@ async def test_facts_of_koboldcpp_do_not_wait_for_a_turn() -> None:
     await backend.server.turns.take()
     async with asyncio.timeout(1):
         facts = await backend.embedding_model()
-    assert facts == EmbeddingModel(None, None, None, generates=False)
+    assert facts == EmbeddingModel(None, None, None, generates=False, inexact=INEXACT)
     backend.server.turns.release()
-    assert await backend.embedding_model() == EmbeddingModel(2, None, None, generates=False)
+    assert await backend.embedding_model() == EmbeddingModel(
+        2, None, None, generates=False, inexact=INEXACT
+    )
