@@ -203,8 +203,7 @@ class Embedding:
     """Inputs to embed; the engine processes them in any order.
 
     Args:
-        inputs: texts, to which the model's special tokens are added, or token ids, to which nothing
-            is added.
+        inputs: texts, which get the model's special tokens, or token ids, which are not changed.
         party, fingerprint: as in `Generation`.
     """
 
@@ -386,7 +385,7 @@ class EmbeddingModel:
         dimensions: the length of a vector; 0 for a model that only ranks.
         context: the largest number of tokens in an input, with special tokens.
         generates: True if the backend also generates text.
-        inexact: the parts of a reply that are only approximate, by their names in the API.
+        inexact: as in `Finish`.
     """
 
     dimensions: int | None
