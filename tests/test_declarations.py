@@ -33,6 +33,7 @@ PARTS = {
     "adapter/": "dependencies",
     "backends/": "dependencies",
     "schemas/": "dependencies",
+    "tests/benchmarks/sentence_transformers_speed.py": "sentence-transformers",
     "tests/conformance/": "conformance",
     "tests/": "test",
     "examples/": "test",

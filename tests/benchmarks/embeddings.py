@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import gguf
 import httpx2
-from engine import ask
+from benchmarks.engine import ask
 from latimer.backends.llama_cpp import DEMO_MODEL
 from models.make_embeddings import Shape, bert
 from support import gguf_files

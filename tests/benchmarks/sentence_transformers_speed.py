@@ -1,7 +1,7 @@
 """Measure sentence-transformers with the weights of a GGUF file; `embeddings.py` runs this.
 
-It reads a JSON object of lists of texts from standard input, and writes texts per second. It also
-checks nothing but speed; the model has the shape and the weights of the file.
+It reads a JSON object of lists of texts from standard input, and writes texts per second. Its
+packages are in the dependency group `sentence-transformers`.
 """
 
 from __future__ import annotations
