@@ -45,7 +45,7 @@ def embedding(engine: str, name: str) -> Iterator[Backend]:
     """Run an engine with one of the models that embed or rank; the caller closes the backend."""
     path = MODELS / f"{name}.gguf"
     if engine == "llama_cpp":
-        yield LlamaCpp(path, gpu_layers=0)
+        yield LlamaCpp(path, gpu_layers=0, threads=1)
         return
     mode = "--reranking" if name == "rank" else "--embeddings"
     with llama_server(path, mode, "-b", "2048", "-ub", "2048", context=512) as address:
