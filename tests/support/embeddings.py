@@ -8,13 +8,20 @@ import urllib.request
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from latimer.backends.base import Backend
+import numpy as np
+from latimer.backends.base import Backend, TokenIds
 from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_cpp.library import LoadedModel
+from latimer.backends.llama_cpp.options import Options
+from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from latimer.backends.llama_server import LlamaServer
+from numpy.typing import NDArray
 
+from support.embedding_reference import embedding_reference
 from support.servers import llama_server
 
 # The engines that `embedding` runs.
@@ -50,6 +57,24 @@ def embedding(engine: str, name: str) -> Iterator[Backend]:
     mode = "--reranking" if name == "rank" else "--embeddings"
     with llama_server(path, mode, "-b", "2048", "-ub", "2048", context=512) as address:
         yield LlamaServer(address)
+
+
+@cache
+def _vocabulary(model: Path) -> tuple[LoadedModel, Vocabulary]:
+    loaded = LoadedModel(model, Options(gpu_layers=0))
+    return loaded, Vocabulary(loaded)
+
+
+def ids_of(model: Path, text: str) -> TokenIds:
+    """Return the ids of an input, with the special tokens that the tokenizer adds."""
+    _, vocabulary = _vocabulary(model)
+    return vocabulary.tokenize(text, add_special=True, parse_special=False)
+
+
+@cache
+def vector_of(model: Path, text: str) -> NDArray[np.float64]:
+    """Return the reference's vector of a text."""
+    return embedding_reference(model).vector(ids_of(model, text))
 
 
 def posted(address: str, path: str, payload: Any) -> Any:
