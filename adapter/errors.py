@@ -35,6 +35,12 @@ Header = tuple[bytes, bytes]
 # The last event of every stream.
 DONE = b"data: [DONE]\n\n"
 
+# Clients that compute ids with tiktoken meet this error; `/tokenize` and `/detokenize` have no such
+# field.
+_OTHER_VOCABULARY = (
+    " If the ids are of one of OpenAI's vocabularies, name it in 'logit_bias_vocabulary' or "
+    "--logit-bias-vocabulary."
+)
 _LATER: tuple[Header, ...] = ((b"retry-after-ms", b"1000"), (b"retry-after", b"1"))
 
 
@@ -203,7 +209,7 @@ _WORDS: Mapping[type[RequestError], Callable[[Any], tuple[str, str | None]]] = {
     ),
     UnknownToken: lambda error: (
         f"Invalid '{error.param}': {error.token} is not a token id of this model. Expected an id "
-        f"from 0 to {error.size - 1}.",
+        f"from 0 to {error.size - 1}." + ("" if error.param == "tokens" else _OTHER_VOCABULARY),
         "invalid_value",
     ),
     WordTooLong: lambda error: (
