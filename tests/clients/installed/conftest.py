@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from latimer.backends.llama_cpp import DEMO_MODEL
+from support.embeddings import MODELS, ids_of, vector_of
 from support.environments import ROOT, Environment
 from support.servers import command, llama_server
 
@@ -20,6 +23,13 @@ HERE = Path(__file__).parent
 KEPT = ROOT / ".venv-clients"
 collect_ignore = ["python", "node", "agents"]
 SAID: dict[str, str] = {}
+# LangChain sends ids of this vocabulary; a package in the environment has its file.
+VOCABULARY = "cl100k_base"
+TIKTOKEN = "lib/python3*/site-packages/llama_index/core/_static/tiktoken_cache"
+TEXTS = [
+    "the capital of France", "mira vipa kato", "text 1", "été, naïve",
+    "a [SEP] b <s> <|endoftext|>", "日本語 🎉 12", "the quick brown fox " * 12,
+]  # fmt: skip
 
 
 def _folder(name: str, *lists: Path) -> tuple[Path, bool]:
@@ -99,12 +109,47 @@ def urls(engine: str) -> Iterator[str]:
         yield f"in-process={inside} llama-server={before}"
 
 
+@pytest.fixture(scope="session")
+def vocabulary(python_of: Callable[[str], Environment]) -> Path:
+    """Return a folder for `TIKTOKEN_CACHE_DIR`."""
+    (found,) = (python_of("frameworks").folder / "venv").glob(TIKTOKEN)
+    return found
+
+
+@pytest.fixture(scope="session")
+def embeddings(vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Run `latimer serve` with an embedding model on each engine, plain and for LangChain's ids.
+
+    Yields:
+        A file for `LATIMER_EMBEDDINGS`: addresses, texts, their ids and their reference vectors.
+    """
+    model = MODELS / "bert-mean.gguf"
+    named = ("--model-name", "demo", "--matryoshka")
+    options = {"plain": (), VOCABULARY: ("--logit-bias-vocabulary", VOCABULARY)}
+    urls: dict[str, dict[str, str]] = {}
+    with ExitStack() as stack:
+        server = stack.enter_context(llama_server(model, "--embeddings", context=512))
+        engines = {"in-process": (str(model), "--threads", "1"), "llama-server": (server,)}
+        for kind, more in options.items():
+            for engine, words in engines.items():
+                serve = command(*words, *named, *more, TIKTOKEN_CACHE_DIR=str(vocabulary))
+                urls.setdefault(kind, {})[engine] = f"{stack.enter_context(serve)[1]}/v1"
+        inputs = [
+            {"text": text, "ids": ids_of(model, text), "vector": vector_of(model, text).tolist()}
+            for text in TEXTS
+        ]
+        path = tmp_path_factory.mktemp("embeddings") / "embeddings.json"
+        path.write_text(json.dumps({"urls": urls, "inputs": inputs}))
+        yield path
+
+
 @pytest.fixture
-def run_in(urls: str) -> Callable[..., str]:
+def run_in(urls: str, embeddings: Path, vocabulary: Path) -> Callable[..., str]:
     """Return a function that runs the program of a client and returns its output."""
 
     def run(words: list[str], folder: Path, variables: dict[str, str]) -> str:
-        variables = {**variables, "LATIMER_URLS": urls}
+        more = {"LATIMER_URLS": urls, "LATIMER_EMBEDDINGS": str(embeddings)}
+        variables = {**variables, **more, "TIKTOKEN_CACHE_DIR": str(vocabulary)}
         done = subprocess.run(
             words, cwd=folder, env=variables, capture_output=True, text=True,
             stdin=subprocess.DEVNULL,

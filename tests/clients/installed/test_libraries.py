@@ -15,8 +15,9 @@ PYTHON = HERE / "python"
 ENVIRONMENTS = {
     "openai": ("openai_client", "openai_agents_client", "inspect_client"),
     "frameworks": (
-        "langchain_client", "langchain_standard", "pydantic_ai_client", "instructor_client",
-        "llama_index_client", "litellm_client", "llm_client", "dspy_client", "smolagents_client",
+        "langchain_client", "langchain_embeddings", "langchain_standard", "pydantic_ai_client",
+        "instructor_client", "llama_index_client", "llama_index_embeddings", "litellm_client",
+        "llm_client", "dspy_client", "smolagents_client",
     ),
 }  # fmt: skip
 NODE = ("openai", "ai_sdk", "langchain", "openai_agents")

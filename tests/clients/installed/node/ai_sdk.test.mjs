@@ -3,9 +3,11 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, Output, generateText, stepCountIs, streamText, tool } from "ai";
+import { APICallError, Output, embed, embedMany, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
-import { ANSWER, ASK, LONG, TOM, WEATHER, engines } from "./engines.mjs";
+import {
+  ANSWER, ASK, LONG, TEXTS, TOM, VECTORS, WEATHER, checkVectors, embedders, engines,
+} from "./engines.mjs";
 
 const schema = z.object({ name: z.string(), age: z.number().int() });
 const apiKey = "unused";
@@ -86,6 +88,24 @@ for (const [engine, baseURL] of engines) {
         }
         assert.ok(seen.includes("abort"));
       });
+    });
+  }
+}
+
+for (const [engine, baseURL] of embedders) {
+  const embeddings = {
+    "openai-compatible": createOpenAICompatible({ name: "latimer", baseURL, apiKey }),
+    openai: createOpenAI({ baseURL, apiKey }),
+  };
+  for (const [name, provider] of Object.entries(embeddings)) {
+    const model = provider.textEmbeddingModel("demo");
+    test(`embeddings: one text and several, ${engine}, ${name}`, async () => {
+      checkVectors((await embedMany({ model, values: TEXTS })).embeddings);
+      const { embedding, usage } = await embed({ model, value: TEXTS[0] });
+      checkVectors([embedding], VECTORS.slice(0, 1));
+      assert.ok(usage.tokens > 0);
+      const long = embed({ model, value: LONG, maxRetries: 0 });
+      await assert.rejects(long, (error) => error instanceof APICallError);
     });
   }
 }

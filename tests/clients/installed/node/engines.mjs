@@ -1,3 +1,6 @@
+import { readFileSync } from "node:fs";
+import assert from "node:assert/strict";
+
 // The engines of LATIMER_URLS, as [name, base URL].
 export const engines = process.env.LATIMER_URLS.split(" ").map((one) => {
   const at = one.indexOf("=");
@@ -8,3 +11,22 @@ export const ANSWER = "The capital of France is Paris.";
 export const WEATHER = "What is the weather in Paris?";
 export const TOM = "Give me JSON for Tom, age 33.";
 export const LONG = "word ".repeat(5000);
+
+const { urls, inputs } = JSON.parse(readFileSync(process.env.LATIMER_EMBEDDINGS));
+// The engines with an embedding model, texts, their ids, and their vectors in float64 arithmetic.
+export const embedders = Object.entries(urls.plain);
+export const TEXTS = inputs.map((one) => one.text);
+export const IDS = inputs.map((one) => one.ids);
+export const VECTORS = inputs.map((one) => one.vector);
+
+const dot = (one, other) => one.reduce((sum, number, at) => sum + number * other[at], 0);
+
+// Vectors have unit length and the directions that are expected, by default those of TEXTS.
+export const checkVectors = (found, expected = VECTORS) => {
+  assert.equal(found.length, expected.length);
+  found.forEach((vector, at) => {
+    assert.equal(vector.length, expected[at].length);
+    assert.ok(Math.abs(dot(vector, vector) - 1) < 1e-5);
+    assert.ok(dot(vector, expected[at]) > 0.99999);
+  });
+};

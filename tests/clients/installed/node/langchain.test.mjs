@@ -4,9 +4,11 @@ import { describe, test } from "node:test";
 import { ContextOverflowError } from "@langchain/core/errors";
 import { HumanMessage } from "@langchain/core/messages";
 import { tool } from "@langchain/core/tools";
-import { ChatOpenAI } from "@langchain/openai";
+import { ChatOpenAI, OpenAIEmbeddings } from "@langchain/openai";
 import { z } from "zod";
-import { ANSWER, ASK, LONG, TOM, WEATHER, engines } from "./engines.mjs";
+import {
+  ANSWER, ASK, LONG, TEXTS, TOM, VECTORS, WEATHER, checkVectors, embedders, engines,
+} from "./engines.mjs";
 
 const schema = z.object({ name: z.string(), age: z.number().int() });
 const get_weather = tool(async () => '{"temp_c": 21}', {
@@ -55,5 +57,15 @@ for (const [engine, baseURL] of engines) {
     test("errors: LangChain's own class", async () => {
       await assert.rejects(model.invoke(LONG), ContextOverflowError);
     });
+  });
+}
+
+for (const [engine, baseURL] of embedders) {
+  const options = { model: "demo", apiKey: "unused", maxRetries: 0, configuration: { baseURL } };
+  test(`embeddings: documents and a query, ${engine}`, async () => {
+    const model = new OpenAIEmbeddings(options);
+    checkVectors(await model.embedDocuments(TEXTS));
+    checkVectors([await model.embedQuery(TEXTS[0])], VECTORS.slice(0, 1));
+    await assert.rejects(model.embedQuery(LONG), /maximum context length is 512/);
   });
 }

@@ -4,7 +4,9 @@ import { describe, test } from "node:test";
 import OpenAI from "openai";
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
-import { ANSWER, ASK, LONG, TOM, WEATHER, engines } from "./engines.mjs";
+import {
+  ANSWER, ASK, IDS, LONG, TEXTS, TOM, VECTORS, WEATHER, checkVectors, embedders, engines,
+} from "./engines.mjs";
 
 const Person = z.object({ name: z.string(), age: z.number().int() });
 const ask = (content) => ({ model: "demo", temperature: 0, messages: [{ role: "user", content }] });
@@ -102,6 +104,46 @@ for (const [engine, baseURL] of engines) {
     test("models: the one that is served", async () => {
       const { data } = await client.models.list();
       assert.deepEqual(data.map((one) => one.id), ["demo"]);
+    });
+  });
+}
+
+for (const [engine, baseURL] of embedders) {
+  const client = new OpenAI({ baseURL, apiKey: "unused", maxRetries: 0 });
+  const vectorsOf = async (input, more = {}) => {
+    const reply = await client.embeddings.create({ model: "demo", input, ...more });
+    assert.deepEqual(reply.data.map((one) => one.index), [...reply.data.keys()]);
+    return reply.data.map((one) => one.embedding);
+  };
+  describe(`${engine}, embeddings`, () => {
+    for (const more of [{}, { encoding_format: "float" }]) {
+      test(`embeddings: texts and ids, ${JSON.stringify(more)}`, async () => {
+        checkVectors(await vectorsOf(TEXTS, more));
+        checkVectors(await vectorsOf(IDS, more));
+        checkVectors(await vectorsOf(TEXTS[0], more), VECTORS.slice(0, 1));
+        checkVectors(await vectorsOf(IDS[0], more), VECTORS.slice(0, 1));
+        assert.equal((await vectorsOf("a", { ...more, dimensions: 16 }))[0].length, 16);
+      });
+    }
+
+    test("embeddings: eight requests at once", async () => {
+      const found = await Promise.all(Array.from({ length: 8 }, () => vectorsOf(TEXTS)));
+      found.forEach((vectors) => checkVectors(vectors));
+    });
+
+    test("embeddings: 2,048 texts", async () => {
+      const texts = Array.from({ length: 2047 }, (_, number) => `text ${number}`);
+      const found = await vectorsOf([...texts, TEXTS[0]]);
+      assert.equal(found.length, 2048);
+      checkVectors(found.slice(-1), VECTORS.slice(0, 1));
+    });
+
+    test("errors: a text that is too long", async () => {
+      await assert.rejects(vectorsOf(["a", LONG]), (error) => {
+        assert.ok(error instanceof OpenAI.BadRequestError);
+        assert.deepEqual([error.code, error.param], ["context_length_exceeded", "input[1]"]);
+        return true;
+      });
     });
   });
 }

@@ -91,3 +91,12 @@ def test_errors(url: str) -> None:
         litellm.completion(messages=[{"role": "user", "content": "word " * 5000}], **options(url))
     with pytest.raises(litellm.NotFoundError):
         litellm.completion(messages=ASK, **options(url, model="openai/another"))
+
+
+def test_embeddings(embedding_url: str, embedded: Any) -> None:
+    """`embedding` has the right vectors, and an error is LiteLLM's own."""
+    known = {"model": "openai/demo", "api_base": embedding_url, "api_key": "unused"}
+    reply = litellm.embedding(input=embedded.texts, **known)
+    embedded.check([item["embedding"] for item in reply.data])
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.embedding(input=["word " * 5000], **known)

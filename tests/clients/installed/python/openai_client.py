@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
@@ -158,3 +161,44 @@ def test_abort(client: OpenAI) -> None:
     with client.chat.completions.create(model="demo", messages=story, stream=True) as stream:
         next(iter(stream))
     test_chat(client)
+
+
+@pytest.mark.parametrize("more", [{}, {"encoding_format": "float"}], ids=["default", "float"])
+def test_embeddings(embedding_url: str, embedded: Any, more: Any) -> None:
+    """Vectors are right: of a text, of texts, and of the model's own ids."""
+    client = OpenAI(base_url=embedding_url, api_key="unused")
+    for given in (embedded.texts, embedded.ids):
+        reply = client.embeddings.create(model="demo", input=given, **more)
+        embedded.check([item.embedding for item in reply.data])
+        alone = client.embeddings.create(model="demo", input=given[0], **more).data[0]
+        embedded.check_one(alone.embedding, embedded.vectors[0])
+    (item,) = client.embeddings.create(model="demo", input="a", dimensions=16, **more).data
+    assert len(item.embedding) == 16
+
+
+async def test_embeddings_at_the_same_time(embedding_url: str, embedded: Any) -> None:
+    """Eight requests at once get the right vectors."""
+    async with AsyncOpenAI(base_url=embedding_url, api_key="unused") as client:
+        replies = await asyncio.gather(
+            *(client.embeddings.create(model="demo", input=embedded.texts) for _ in range(8))
+        )
+    for reply in replies:
+        embedded.check([item.embedding for item in reply.data])
+
+
+@pytest.mark.parametrize("count", [1, 2_048])
+def test_embeddings_of_many_texts(embedding_url: str, embedded: Any, count: int) -> None:
+    """The vectors of a batch are in the order of its texts."""
+    texts = [f"text {number}" for number in range(count - 1)] + embedded.texts[:1]
+    client = OpenAI(base_url=embedding_url, api_key="unused")
+    data = client.embeddings.create(model="demo", input=texts).data
+    assert [item.index for item in data] == list(range(count))
+    embedded.check_one(data[-1].embedding, embedded.vectors[0])
+
+
+def test_embeddings_that_are_too_long(embedding_url: str) -> None:
+    """A text beyond the context is the client's own exception, which names it."""
+    client = OpenAI(base_url=embedding_url, api_key="unused")
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 512") as caught:
+        client.embeddings.create(model="demo", input=["a", "word " * 5000])
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input[1]")
