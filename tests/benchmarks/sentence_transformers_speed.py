@@ -4,6 +4,9 @@ It reads a JSON object of lists of texts from standard input, and writes texts p
 packages are in the dependency group `sentence-transformers`.
 """
 
+# It runs in an environment of its own, whose packages the type checker does not see.
+# mypy: disable-error-code="import-not-found,attr-defined"
+
 from __future__ import annotations
 
 import json
