@@ -60,13 +60,12 @@ class Embedder:
     """A scheduler of inputs over an embedding context; tasks take turns, input by input.
 
     Args:
-        batch: the number of tokens in a batch of several inputs; a longer input has its own batch.
         shares: True if the thread also generates, so that a batch must be short.
     """
 
-    def __init__(self, context: EmbeddingContext, batch: int, shares: bool) -> None:
+    def __init__(self, context: EmbeddingContext, shares: bool) -> None:
         self.context = context
-        self._most = min(batch, context.size)
+        self._most = context.usual
         self._shares = shares
         self._wanted = min(FIRST, self._most) if shares else self._most
         self._tasks: deque[EmbeddingTask] = deque()

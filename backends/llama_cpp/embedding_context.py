@@ -14,6 +14,8 @@ from .batch import Batch
 from .library import DecodeFailed, LoadedModel, context_params, new_context
 from .options import DEFAULT_CONTEXT, Options
 
+# The tokens in a batch of several inputs of a narrow model.
+USUAL = 192
 # The inputs in one batch. More gain nothing, and pooling takes memory for each.
 SEQUENCES = 128
 # The same for a model whose state is not a KV cache, but has a fixed size for each input.
@@ -60,6 +62,7 @@ class EmbeddingContext:
         dimensions: the length of a vector; for pooling `rank`, the number of scores.
         splits: True if an input may be split across batches.
         size: the largest number of tokens in a batch.
+        usual: the largest number of tokens in a batch of several inputs.
     """
 
     def __init__(self, model: LoadedModel, options: Options) -> None:
@@ -68,6 +71,9 @@ class EmbeddingContext:
         # Mean and CLS need all tokens of an input at once, as attention in both directions does.
         self.splits = model.is_causal and self.pooling in ("last", "rank")
         self.size = _batch_size(model, options, self.length, self.splits)
+        # Attention covers all inputs of a batch, so a large batch of a narrow model costs more.
+        width = llama_cpp.llama_model_n_embd(model.pointer)
+        self.usual: int = min(max(USUAL, width // 2), options.batch, self.size)
         # llama.cpp aborts if a batch holds fewer tokens than there are sequences.
         most = SEQUENCES if model.rolls_back else RECURRENT
         self.sequences = 1 if options.exact else min(most, self.size)
@@ -81,8 +87,8 @@ class EmbeddingContext:
         self._memory = llama_cpp.llama_get_memory(self.pointer)
         self._run = llama_cpp.llama_decode if model.has_decoder else llama_cpp.llama_encode
         ranks = self.pooling == "rank"
-        width = llama_cpp.llama_model_n_cls_out if ranks else llama_cpp.llama_model_n_embd_out
-        self.dimensions: int = width(model.pointer)
+        count = llama_cpp.llama_model_n_cls_out if ranks else llama_cpp.llama_model_n_embd_out
+        self.dimensions: int = count(model.pointer)
         self._batch = Batch(self.size)
 
     @property

@@ -244,7 +244,9 @@ async def test_a_chat_model_does_not_embed_by_default() -> None:
 async def test_cancelled_jobs_end(both: LlamaCpp) -> None:
     """A cancelled job leaves the engine, and the next one has the right vectors."""
     alone = await both.embed(job("the cat"))
-    tasks = [asyncio.create_task(both.embed(job(*texts(2_000, seed)))) for seed in range(3)]
+    # Ids of this number are not checked in another thread, so all jobs are in the engine.
+    ids = tuple(await ids_of(both, "the cat is blue " * 10))
+    tasks = [asyncio.create_task(both.embed(job(*[ids[:20]] * 800))) for _ in range(3)]
     await asyncio.sleep(0.05)
     for task in tasks:
         task.cancel()
