@@ -17,10 +17,12 @@ from ..base import TokenIds
 from ..errors import EngineError
 from .embedding_context import EmbeddingContext
 from .library import DecodeFailed
+from .loop import Worker
 from .options import ENGINE
 
-# Seconds that a batch takes at most while the thread also generates: the delay of a first token.
-MOST_SECONDS = 0.05
+# Seconds of a batch while the thread also generates: at most, since it delays a first token, and at
+# least. In between, it takes as long as this number of the generator's steps.
+MOST_SECONDS, LEAST_SECONDS, STEPS = 0.04, 0.005, 20
 # Tokens of the first batch, before the speed is known, and of the smallest one.
 FIRST, LEAST = 16, 8
 
@@ -60,14 +62,15 @@ class Embedder:
     """A scheduler of inputs over an embedding context; tasks take turns, input by input.
 
     Args:
-        shares: True if the thread also generates, so that a batch must be short.
+        generator: the worker that generates in the same thread, so that a batch must be short.
     """
 
-    def __init__(self, context: EmbeddingContext, shares: bool) -> None:
+    def __init__(self, context: EmbeddingContext, generator: Worker | None) -> None:
         self.context = context
         self._most = context.usual
-        self._shares = shares
-        self._wanted = min(FIRST, self._most) if shares else self._most
+        self._generator = generator
+        self.seconds = 0.0
+        self._wanted = self._most if generator is None else min(FIRST, self._most)
         self._tasks: deque[EmbeddingTask] = deque()
         self._running: list[Input] = []
         self._free = list(range(context.sequences))
@@ -103,9 +106,10 @@ class Embedder:
             self._drop(batch, EngineError(f"{ENGINE} failed: {error}."))
             return
         self._collect([one for one in batch if one.done == len(one.ids)])
-        if self._shares:
+        if self._generator is not None:
             speed = count / (time.perf_counter() - begun)
-            wanted = min(int(speed * MOST_SECONDS), 2 * self._wanted, self._most)
+            seconds = min(max(STEPS * self._generator.seconds, LEAST_SECONDS), MOST_SECONDS)
+            wanted = min(int(speed * seconds), 2 * self._wanted, self._most)
             self._wanted = max(wanted, LEAST)
 
     def _all(self) -> list[EmbeddingTask]:

@@ -87,7 +87,7 @@ def load(
     if embeds:
         context = EmbeddingContext(model, options)
         stack.callback(context.close)
-        embedder = Embedder(context, shares=generator is not None)
+        embedder = Embedder(context, None if generator is None else generator.scheduler)
         pooling = context.pooling
         length = context.length if generator is None else length
     workers = (None if generator is None else generator.scheduler, embedder)

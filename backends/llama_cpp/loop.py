@@ -14,9 +14,18 @@ from typing import Any, Protocol
 
 from ..errors import EngineError
 
+# Seconds that a worker may save while it is idle: a chat client needs some until its next request.
+CREDIT = 0.04
+
 
 class Worker(Protocol):
-    """A user of the engine's thread; all its members are used in that thread only."""
+    """A user of the engine's thread; all its members are used in that thread only.
+
+    Attributes:
+        seconds: the duration of its last step, which the loop sets.
+    """
+
+    seconds: float
 
     @property
     def is_busy(self) -> bool:
@@ -42,8 +51,8 @@ class Loop:
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = workers
         self._inbox: queue.SimpleQueue[tuple[Worker, object] | None] = queue.SimpleQueue()
-        # Seconds of each worker. One that was idle continues from those of the busy one.
-        self._seconds = dict.fromkeys(map(id, workers), 0.0)
+        # Seconds of each worker. One that was idle continues from a little less than the busy one.
+        self._spent = dict.fromkeys(map(id, workers), 0.0)
         self._is_stopping = False
 
     def submit(self, worker: Worker, task: object) -> None:
@@ -67,7 +76,8 @@ class Loop:
             except Exception as error:
                 # After any error, waiting clients need an answer and later requests must work.
                 worker.abandon(EngineError(f"The engine failed: {error!r}."))
-            self._seconds[id(worker)] += time.perf_counter() - begun
+            worker.seconds = time.perf_counter() - begun
+            self._spent[id(worker)] += worker.seconds
         self._receive(block=False)
         for worker in self._workers:
             worker.abandon(EngineError("The engine was shut down."))
@@ -88,16 +98,16 @@ class Loop:
             block = False
 
     def _catch_up(self, worker: Worker) -> None:
-        """Take the time away that a worker did not use while it was idle."""
-        others = [self._seconds[id(one)] for one in self._workers if one.is_busy]
+        """Take the time away that a worker did not use while it was idle, except for `CREDIT`."""
+        others = [self._spent[id(one)] for one in self._workers if one.is_busy]
         if others:
-            self._seconds[id(worker)] = max(self._seconds[id(worker)], min(others))
+            self._spent[id(worker)] = max(self._spent[id(worker)], min(others) - CREDIT)
         else:
-            self._seconds = dict.fromkeys(self._seconds, 0.0)
+            self._spent = dict.fromkeys(self._spent, 0.0)
 
     def _next(self) -> Worker:
         workers = self._workers
         if len(workers) == 1:
             return workers[0]
         busy = [worker for worker in workers if worker.is_busy]
-        return min(busy, key=lambda worker: self._seconds[id(worker)])
+        return min(busy, key=lambda worker: self._spent[id(worker)])

@@ -57,6 +57,7 @@ class Scheduler:
         # True if the next choice did not fit: nothing is admitted until a sequence ends.
         self._full = False
         self._outbox: list[Delivery] = []
+        self.seconds = 0.0
 
     @property
     def is_busy(self) -> bool:
