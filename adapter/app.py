@@ -53,6 +53,8 @@ ENDPOINTS: dict[str, tuple[str, Endpoint]] = {
     "/completions": ("POST", create_completion),
     "/embeddings": ("POST", create_embeddings),
     "/rerank": ("POST", rerank),
+    # Cohere's clients add this path to their base URL.
+    "/v2/rerank": ("POST", rerank),
     "/models": ("GET", list_models),
     "/tokenizer_info": ("GET", tokenizer_info),
     "/tokenize": ("POST", tokenize),

@@ -52,7 +52,7 @@ async def scores(ranker: Backend) -> list[float]:
     return [float(REFERENCE.scores(pair)[0]) for pair in pairs]
 
 
-@pytest.mark.parametrize("path", [R, "/rerank"])
+@pytest.mark.parametrize("path", [R, "/rerank", "/v2/rerank", "/v1/v2/rerank"])
 async def test_the_best_is_first(ask: Ask, ranker: Backend, path: str) -> None:
     """Results have the model's own scores and are sorted by them; equal ones keep their order."""
     reply = await ask(path)
