@@ -52,6 +52,12 @@ def _done(folder: Path, start: float) -> Path:
 
 
 @pytest.fixture(scope="session")
+def said() -> dict[str, str]:
+    """Return what is shown at the end, by the name of a client's program."""
+    return SAID
+
+
+@pytest.fixture(scope="session")
 def python_of() -> Callable[[str], Environment]:
     """Return a function that makes the environment of `python/NAME.txt`."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clients.installed.conftest import HERE, SAID
+from clients.installed.conftest import HERE
 from support.environments import Environment
 
 pytestmark = pytest.mark.timeout(1200)
@@ -32,21 +32,27 @@ def test_python(
     program: str,
     python_of: Callable[[str], Environment],
     run_in: Callable[..., str],
+    said: dict[str, str],
 ) -> None:
     """Every test of a Python client passes."""
     made = python_of(environment)
     words = ["python", "-m", "pytest", "-q", "-c", str(PYTHON / "pytest.ini"), "--tb=short"]
-    said = run_in([*words, str(PYTHON / f"{program}.py")], made.work, made.variables())
-    SAID[program] = said.splitlines()[-1]
+    output = run_in([*words, str(PYTHON / f"{program}.py")], made.work, made.variables())
+    said[program] = output.splitlines()[-1]
 
 
 @pytest.mark.parametrize("program", NODE)
-def test_node(program: str, node_of: Callable[[str], Path], run_in: Callable[..., str]) -> None:
+def test_node(
+    program: str,
+    node_of: Callable[[str], Path],
+    run_in: Callable[..., str],
+    said: dict[str, str],
+) -> None:
     """Every test of a client for Node.js passes."""
     folder = node_of("node")
     # Imports are found from the file's own folder upwards.
     for one in (HERE / "node").glob("*.mjs"):
         (folder / one.name).write_text(one.read_text())
-    said = run_in(["node", "--test", f"{program}.test.mjs"], folder, dict(os.environ))
-    counts = [line[2:] for line in said.splitlines() if line.startswith(("# pass", "# fail"))]
-    SAID[f"{program} (Node.js)"] = ", ".join(counts)
+    output = run_in(["node", "--test", f"{program}.test.mjs"], folder, dict(os.environ))
+    counts = [line[2:] for line in output.splitlines() if line.startswith(("# pass", "# fail"))]
+    said[f"{program} (Node.js)"] = ", ".join(counts)
