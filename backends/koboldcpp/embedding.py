@@ -88,7 +88,10 @@ def _texts(inputs: Sequence[Content]) -> list[str]:
     for index, one in enumerate(inputs):
         param = field_of(index, len(inputs))
         if not isinstance(one, Text):
-            hint = "Its embedding model's vocabulary is unknown. Send text."
+            hint = (
+                "Its embedding model's vocabulary is unknown. Send text, or name the vocabulary "
+                "of the ids in 'logit_bias_vocabulary' or --logit-bias-vocabulary."
+            )
             raise Unsupported("input", ENGINE, hint)
         if not one.text:
             raise EmptyPrompt(param)
