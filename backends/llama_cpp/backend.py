@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import offload
 from ..base import (
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from .grammars import Constraint
     from .loading import Engine
     from .projector import Chunk, Projector
-    from .scheduler import Delivery
     from .tasks import Task
     from .vocabulary import Vocabulary
 
@@ -411,9 +410,9 @@ class _Mailbox:
                 raise self._error
 
 
-def _post(deliveries: list[Delivery]) -> None:
-    """Deliver the events of a step, with one callback for each event loop that waits for some."""
-    loops: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
+def _post(deliveries: Sequence[tuple[Any, Any]]) -> None:
+    """Deliver what a step found, with one callback for each event loop that waits for some."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[Any, Any]]] = {}
     for delivery in deliveries:
         loops.setdefault(delivery[0].mailbox.loop, []).append(delivery)
     for loop, batch in loops.items():
@@ -422,6 +421,6 @@ def _post(deliveries: list[Delivery]) -> None:
             loop.call_soon_threadsafe(_deliver, batch)
 
 
-def _deliver(deliveries: list[Delivery]) -> None:
-    for task, events in deliveries:
-        task.mailbox.deliver(events)
+def _deliver(deliveries: list[tuple[Any, Any]]) -> None:
+    for task, found in deliveries:
+        task.mailbox.deliver(found)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base import TokenIds
-from ..errors import EngineError
+from ..errors import EngineError, LatimerError
 from .embedding_context import EmbeddingContext
 from .library import DecodeFailed
 from .loop import Worker
@@ -29,18 +29,34 @@ FIRST, LEAST = 16, 8
 Vector: TypeAlias = "array[float]"
 
 
+class Mailbox(Protocol):
+    """A receiver of a task's vectors, in the event loop that waits for them."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def deliver(self, found: list[Vector] | LatimerError) -> None:
+        """Receive all vectors of the task, or its error."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class EmbeddingTask:
-    """The inputs of a job, and a future for their vectors.
+    """The inputs of a job; for pooling `rank`, each vector has one element: the score.
 
-    For pooling `rank`, each vector has one element: the score. Cancelling the future drops the
-    inputs that are not evaluated yet.
+    Args:
+        cancelled: True to drop the inputs that are not evaluated yet; any thread may set it.
+        begun: the number of inputs that are in the context or have left it.
+        found: the vectors by the index of their input.
     """
 
     inputs: Sequence[TokenIds]
-    future: Future[list[Vector]] = field(default_factory=Future)
+    mailbox: Mailbox
+    cancelled: bool = False
     begun: int = 0
     found: dict[int, Vector] = field(default_factory=dict)
+
+
+Delivery: TypeAlias = tuple[EmbeddingTask, "list[Vector] | LatimerError"]
 
 
 @dataclass(eq=False, slots=True)
@@ -62,23 +78,31 @@ class Embedder:
     """A scheduler of inputs over an embedding context; tasks take turns, input by input.
 
     Args:
+        post: receives everything that a step delivers, in one call.
         generator: the worker that generates in the same thread, so that a batch must be short.
     """
 
-    def __init__(self, context: EmbeddingContext, generator: Worker | None) -> None:
+    def __init__(
+        self,
+        context: EmbeddingContext,
+        post: Callable[[list[Delivery]], None],
+        generator: Worker | None,
+    ) -> None:
         self.context = context
         self._most = context.usual
+        self._post = post
         self._generator = generator
         self.seconds = 0.0
         self._wanted = self._most if generator is None else min(FIRST, self._most)
         self._tasks: deque[EmbeddingTask] = deque()
         self._running: list[Input] = []
         self._free = list(range(context.sequences))
+        self._outbox: list[Delivery] = []
 
     @property
     def is_busy(self) -> bool:
-        """True if inputs are evaluated or wait."""
-        return bool(self._tasks or self._running)
+        """True if inputs are evaluated or wait, or vectors are not delivered."""
+        return bool(self._tasks or self._running or self._outbox)
 
     def submit(self, task: EmbeddingTask) -> None:
         """Queue a task."""
@@ -86,20 +110,24 @@ class Embedder:
 
     def abandon(self, error: EngineError) -> None:
         """End all tasks with an error."""
-        for task in {id(task): task for task in self._all()}.values():
-            _fail(task, error)
+        tasks = {id(task): task for task in self._all()}.values()
+        self._outbox += [(task, error) for task in tasks if not task.cancelled]
         self._tasks.clear()
         self._running.clear()
         self._free = list(range(self.context.sequences))
         self.context.clear()
+        self._flush()
 
     def step(self) -> None:
         """Evaluate one batch, and complete the tasks whose inputs are all evaluated."""
         self._drop_cancelled()
         batch = self._fill()
+        count = self.context.used
+        # Delivery wakes the event loop, which then runs while the next batch is evaluated.
+        self._flush()
         if not batch:
             return
-        count, begun = self.context.used, time.perf_counter()
+        begun = time.perf_counter()
         try:
             self.context.decode()
         except DecodeFailed as error:
@@ -111,6 +139,13 @@ class Embedder:
             seconds = min(max(STEPS * self._generator.seconds, LEAST_SECONDS), MOST_SECONDS)
             wanted = min(int(speed * seconds), 2 * self._wanted, self._most)
             self._wanted = max(wanted, LEAST)
+        if self._generator is not None or not (self._tasks or self._running):
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._outbox:
+            outbox, self._outbox = self._outbox, []
+            self._post(outbox)
 
     def _all(self) -> list[EmbeddingTask]:
         return [*self._tasks, *(one.task for one in self._running)]
@@ -153,15 +188,19 @@ class Embedder:
         vectors = [array("f", row.tobytes()) for row in (rows if ranks else _normalised(rows))]
         for one, vector, row in zip(done, vectors, rows, strict=True):
             self._leave(one)
+            task = one.task
             if not np.isfinite(row).all() or not (ranks or row.any()):
-                message = f"{ENGINE} computed an embedding without a direction."
-                _fail(one.task, EngineError(message))
+                self._end(task, EngineError(f"{ENGINE} computed an embedding without a direction."))
                 continue
-            one.task.found[one.index] = vector
-            if len(one.task.found) == len(one.task.inputs) and not one.task.future.done():
-                found = [one.task.found[index] for index in range(len(one.task.inputs))]
-                if one.task.future.set_running_or_notify_cancel():
-                    one.task.future.set_result(found)
+            task.found[one.index] = vector
+            if len(task.found) == len(task.inputs):
+                self._outbox.append((task, [task.found[at] for at in range(len(task.inputs))]))
+
+    def _end(self, task: EmbeddingTask, error: LatimerError) -> None:
+        """Deliver an error to a task once; the next step drops its inputs."""
+        if not task.cancelled:
+            task.cancelled = True
+            self._outbox.append((task, error))
 
     def _leave(self, one: Input) -> None:
         self._running.remove(one)
@@ -171,19 +210,15 @@ class Embedder:
     def _drop(self, batch: Sequence[Input], error: EngineError) -> None:
         """End the tasks of a batch that could not be evaluated; the others continue."""
         for one in batch:
-            _fail(one.task, error)
+            self._end(one.task, error)
         self._drop_cancelled()
+        self._flush()
 
     def _drop_cancelled(self) -> None:
-        if any(task.future.done() for task in self._all()):
-            self._tasks = deque(task for task in self._tasks if not task.future.done())
-            for one in [one for one in self._running if one.task.future.done()]:
+        if any(task.cancelled for task in self._all()):
+            self._tasks = deque(task for task in self._tasks if not task.cancelled)
+            for one in [one for one in self._running if one.task.cancelled]:
                 self._leave(one)
-
-
-def _fail(task: EmbeddingTask, error: EngineError) -> None:
-    if not task.future.done() and task.future.set_running_or_notify_cancel():
-        task.future.set_exception(error)
 
 
 def _normalised(rows: NDArray[np.float32]) -> NDArray[np.float32]:

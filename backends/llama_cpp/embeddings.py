@@ -18,7 +18,7 @@ from ..base import (
     Text,
     TokenIds,
 )
-from ..errors import ContextExceeded, EmptyPrompt, NotServed, check_ids, check_length
+from ..errors import ContextExceeded, EmptyPrompt, LatimerError, NotServed, check_ids, check_length
 from .options import ENGINE
 
 if TYPE_CHECKING:
@@ -117,10 +117,30 @@ async def _run(
 ) -> list[array[float]]:
     from .embedder import EmbeddingTask
 
-    task = EmbeddingTask(inputs)
+    mailbox = _Mailbox(asyncio.get_running_loop())
+    task = EmbeddingTask(inputs, mailbox)
     engine.loop.submit(embedder, task)
-    # A cancelled request cancels the future, and the engine then drops the task.
-    return await asyncio.wrap_future(task.future)
+    try:
+        return await mailbox.found
+    finally:
+        task.cancelled = True
+
+
+class _Mailbox:
+    """The vectors of one task, as a future."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.found: asyncio.Future[list[array[float]]] = loop.create_future()
+
+    def deliver(self, found: list[array[float]] | LatimerError) -> None:
+        """Receive the vectors, or the error that ended the task; called in the event loop."""
+        if self.found.done():
+            return
+        if isinstance(found, LatimerError):
+            self.found.set_exception(found)
+        else:
+            self.found.set_result(found)
 
 
 def _size(content: Content) -> int:

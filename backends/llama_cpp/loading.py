@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..base import MediaKind, Model, Pooling
 from ..errors import EngineError
@@ -55,14 +56,14 @@ def load(
     path: Path,
     options: Options,
     progress: Callable[[float], None] | None,
-    post: Callable[[list[Delivery]], None],
+    post: Callable[[Sequence[tuple[Any, Any]]], None],
     stack: contextlib.ExitStack,
 ) -> Engine:
     """Load a model.
 
     Args:
         progress: called with the fraction that is done, from 0 to 1.
-        post: receives the events that the scheduler delivers.
+        post: receives what the workers deliver: tasks, and what their mailboxes receive.
         stack: receives the callbacks that free everything, in the right order.
 
     Raises:
@@ -87,7 +88,7 @@ def load(
     if embeds:
         context = EmbeddingContext(model, options)
         stack.callback(context.close)
-        embedder = Embedder(context, None if generator is None else generator.scheduler)
+        embedder = Embedder(context, post, None if generator is None else generator.scheduler)
         pooling = context.pooling
         length = context.length if generator is None else length
     workers = (None if generator is None else generator.scheduler, embedder)
