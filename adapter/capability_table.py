@@ -66,7 +66,9 @@ def _generation(model: Model, capabilities: Capabilities) -> list[tuple[str, str
 
 async def _embeddings(backend: Backend, facts: EmbeddingModel | None) -> str:
     """Return what `check` says about embeddings; facts that are not known are omitted."""
-    if facts is None or facts.pooling == "rank":
+    if facts is not None and facts.pooling == "rank":
+        return "no: the model ranks documents"
+    if facts is None:
         return await _refusal(backend.embed(Embedding([Text("a", parse_special=False)])))
     known = (
         f"{facts.dimensions} dimensions" if facts.dimensions else "",

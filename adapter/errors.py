@@ -155,6 +155,8 @@ def _context(error: ContextExceeded) -> str:
         f"This model's maximum context length is {error.context} tokens, however you requested "
         f"{more}{total} tokens ({more}{error.prompt_tokens} in your prompt; {error.max_tokens} for "
         "the completion). Please reduce your prompt; or completion length."
+        # The texts of embeddings and rankings, of which a request may have many.
+        + (f" This is about '{error.param}'." if "[" in (error.param or "") else "")
         + (f" {error.hint}" if error.hint else "")
     )
 

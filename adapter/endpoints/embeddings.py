@@ -137,6 +137,15 @@ def _check_dimensions(wanted: int, size: int, served: Served, service: Service) 
         InvalidRequest: the model's vectors are smaller.
         Unsupported: the model is not declared as one whose vectors may be cut.
     """
+    if wanted == size and not service.hosted:
+        return
+    if not served.policy.matryoshka:
+        raise Unsupported(
+            "dimensions",
+            "this model",
+            f"Its vectors have {size} numbers. Omit it; if the model was trained for shorter "
+            "vectors, start the server with --matryoshka.",
+        )
     if wanted > size:
         raise InvalidRequest(
             f"Invalid 'dimensions': integer above maximum value. Expected a value <= {size}, but "
@@ -144,14 +153,6 @@ def _check_dimensions(wanted: int, size: int, served: Served, service: Service) 
             "dimensions",
             "integer_above_max_value",
         )
-    if served.policy.matryoshka or (wanted == size and not service.hosted):
-        return
-    raise Unsupported(
-        "dimensions",
-        "this model",
-        f"Its vectors have {size} numbers. Omit it; if the model was trained for shorter vectors, "
-        "start the server with --matryoshka.",
-    )
 
 
 def _reply(request: EmbeddingRequest, name: str, found: Embeddings) -> Sequence[bytes]:

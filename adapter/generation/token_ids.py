@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...backends import offload
 from ...backends.base import Backend, Sampling, Text
-from ...backends.errors import EngineError, LatimerError, Unsupported, shortened
+from ...backends.errors import EngineError, LatimerError, Unsupported, shortened, summed_up
 from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.completions import CompletionRequest
 from ..errors import InvalidRequest
@@ -35,6 +35,10 @@ PATIENCE = 30.0
 AGAIN = 60.0
 # Biases to map before the event loop runs other tasks.
 AT_ONCE = 128
+
+_BY_HAND = (
+    "set TIKTOKEN_CACHE_DIR to a directory with its file, whose name there is the SHA-1 of its URL"
+)
 
 
 class _Load:
@@ -121,7 +125,7 @@ async def _waited(name: str, load: _Load) -> Any:
     else:
         hint = (
             f"The vocabulary {name} was not downloaded within {PATIENCE:g} s. Send the request "
-            "again later, or put its file into a directory and set TIKTOKEN_CACHE_DIR to it."
+            f"again later, or {_BY_HAND}."
         )
     raise Unsupported("logit_bias_vocabulary", "this server", hint)
 
@@ -154,8 +158,8 @@ def _encoding(name: str) -> Encoding:
         return tiktoken.get_encoding(name)
     except Exception as error:
         raise EngineError(
-            f"The vocabulary {name} cannot be loaded: {error}. Without a network, put its file "
-            "into a directory and set TIKTOKEN_CACHE_DIR to it."
+            f"The vocabulary {name} cannot be loaded. Without a network, {_BY_HAND}. The reason: "
+            f"{summed_up(str(error))}"
         ) from error
 
 

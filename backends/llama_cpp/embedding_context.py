@@ -38,7 +38,7 @@ def pooling_of(model: LoadedModel, options: Options) -> Pooling:
     Raises:
         EngineError: the option needs a reranker, and the model is another one.
     """
-    if options.pooling == "rank" and model.pooling != "rank" and model.is_causal:
+    if options.pooling == "rank" and model.pooling != "rank" and not model.has_classifier:
         raise EngineError("The model is not a reranker, so it does not support pooling 'rank'.")
     return options.pooling or model.pooling or ("last" if model.is_causal else "mean")
 

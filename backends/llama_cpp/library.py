@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,8 @@ CACHE_TYPES: dict[CacheType, int] = {
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
     "iq4_nl": llama_cpp.GGML_TYPE_IQ4_NL,
 }
+# The bytes of a file that its metadata and the names of its tensors may take.
+MOST_HEADER = 256 * 1024 * 1024
 # Pooling types by their numbers in GGUF files.
 POOLINGS: dict[str, Pooling] = {"1": "mean", "2": "cls", "3": "last", "4": "rank"}
 # Bytes of logits in one batch: those of all tokens would take gigabytes with a large vocabulary.
@@ -93,6 +96,7 @@ class LoadedModel:
         if llama_cpp.llama_model_has_encoder(self.pointer) and self.has_decoder:
             self.close()
             raise EngineError(f"{path} has an encoder and a decoder, which is not supported.")
+        self._path = path
         architecture = self._fact("general.architecture")
         self.pooling = POOLINGS.get(self._fact(f"{architecture}.pooling_type"))
         self.is_causal = self._fact(f"{architecture}.attention.causal") != "false"
@@ -117,6 +121,18 @@ class LoadedModel:
     def can_generate(self) -> bool:
         """True if each token sees the tokens before it only, as generation needs."""
         return self.is_causal and self.has_decoder
+
+    @property
+    def has_classifier(self) -> bool:
+        """True if the file has a tensor that scores a query and a document.
+
+        llama.cpp does not report tensors, and scores without one would be meaningless.
+        """
+        with self._path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+            return any(
+                data.find(len(name).to_bytes(8, "little") + name, 0, MOST_HEADER) >= 0
+                for name in (b"cls.weight", b"cls.output.weight")
+            )
 
     def _fact(self, key: str) -> str:
         """Return a value of the file's metadata as text; empty if it is missing."""

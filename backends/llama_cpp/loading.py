@@ -77,7 +77,11 @@ def load(
     if embeds is None:
         embeds = model.only_embeds or options.pooling is not None
     if not embeds and not model.can_generate:
-        raise EngineError(f"{path} is an embedding model, which cannot generate text.")
+        raise EngineError(
+            f"{path} is an embedding model, which cannot generate text. Omit --no-embeddings."
+        )
+    if options.mmproj is not None and embeds and model.only_embeds:
+        raise EngineError(f"{path} is an embedding model, which takes text only. Omit --mmproj.")
     vocabulary = Vocabulary(model)
     stack.callback(vocabulary.close)
     generator = embedder = pooling = None

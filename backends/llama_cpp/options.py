@@ -84,7 +84,9 @@ class Options:
             )
 
         if self.pooling is not None and self.embeddings is False:
-            raise EngineError("'pooling' is for embeddings only. Omit one of them.")
+            raise EngineError(
+                "'pooling' requires embeddings, and 'embeddings' is false. Omit one of the two."
+            )
         if self.exact:
             object.__setattr__(self, "cache_memory", 0)
 

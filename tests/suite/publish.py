@@ -2,7 +2,8 @@
 
     python tests/suite/publish.py [--koboldcpp http://127.0.0.1:5001] [--peers-only]
 
-All servers run the demo model. Without a running koboldcpp, its reports do not change.
+All servers run the demo model, which also embeds where a server has an option for that. Without a
+running koboldcpp, its reports do not change.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from support.servers import (  # noqa: E402
 )
 
 FOLDER = ROOT / "docs" / "conformance"
+# The options with which a llama-server embeds too.
+EMBEDDINGS = ("--embeddings", "--pooling", "last")
 FORMATS = (".json", ".md", ".html", ".svg")
 
 
@@ -92,7 +95,7 @@ def main(koboldcpp: str | None, peers_only: bool) -> None:
         ours(latimer, server, koboldcpp)
     if koboldcpp:
         judged("koboldcpp", "koboldcpp 1.115.1, its own /v1", koboldcpp, at_once=1)
-    with llama_server(DEMO_MODEL, "--alias", "demo") as address:
+    with llama_server(DEMO_MODEL, "--alias", "demo", *EMBEDDINGS) as address:
         judged("llama-server", f"{server}, its own /v1", address, "demo")
     if importlib.util.find_spec("sse_starlette"):
         with llama_cpp_python(DEMO_MODEL, 2048) as address:
@@ -103,11 +106,11 @@ def main(koboldcpp: str | None, peers_only: bool) -> None:
 
 def ours(latimer: str, server: str, koboldcpp: str | None) -> None:
     """Judge Latimer over each available engine."""
-    with command() as (_, address):
+    with command("--embeddings") as (_, address):
         judged("latimer-in-process", f"{latimer}, llama.cpp in process", address)
     with (
         tempfile.TemporaryDirectory() as folder,
-        restarted_llama_server(DEMO_MODEL, Path(folder) / "pid") as (upstream, kill),
+        restarted_llama_server(DEMO_MODEL, Path(folder) / "pid", *EMBEDDINGS) as (upstream, kill),
         command(upstream) as (_, address),
     ):
         judged("latimer-llama-server", f"{latimer} over {server}", address, breaks=kill)

@@ -120,7 +120,7 @@ def swapped_llama_server(slots: int = 2, context: int = 512) -> Iterator[Swapped
 
 
 @contextlib.contextmanager
-def restarted_llama_server(model: Path, note: Path) -> Iterator[tuple[str, str]]:
+def restarted_llama_server(model: Path, note: Path, *options: str) -> Iterator[tuple[str, str]]:
     """Run a real llama-server that is restarted when it ends.
 
     Args:
@@ -130,7 +130,7 @@ def restarted_llama_server(model: Path, note: Path) -> Iterator[tuple[str, str]]
         Its address, and the shell command that ends it.
     """
     port, over = free_port(), threading.Event()
-    command = llama_server_command(model, port, slots=4, context=2048)
+    command = llama_server_command(model, port, *options, slots=4, context=2048)
     processes: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:

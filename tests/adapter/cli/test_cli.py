@@ -295,7 +295,7 @@ def test_a_vocabulary_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path)
         **nowhere,
     )
     assert done.returncode == 3
-    assert "put its file into a directory and set TIKTOKEN_CACHE_DIR to it" in done.stderr
+    assert "set TIKTOKEN_CACHE_DIR to a directory with its file" in done.stderr
 
 
 def test_exact_scores_do_not_depend_on_what_else_runs() -> None:

@@ -6,7 +6,6 @@ A small encoding replaces tiktoken's own, which cannot be downloaded everywhere.
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -148,7 +147,7 @@ async def test_an_engine_that_tells_no_vocabulary(apps: Any, client_of: Any) -> 
 
 def test_a_missing_file_is_a_clear_error_at_the_start() -> None:
     """A vocabulary that is missing or unknown is a clear error at the start."""
-    with pytest.raises(EngineError, match=re.escape("no network. Without a network, put its file")):
+    with pytest.raises(EngineError, match="TIKTOKEN_CACHE_DIR .*: no network"):
         load("o200k_base")
     with pytest.raises(RequestError, match="Supported values"):
         load("latin")

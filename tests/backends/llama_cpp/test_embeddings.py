@@ -257,11 +257,15 @@ async def test_cancelled_jobs_end(both: LlamaCpp) -> None:
 
 
 async def test_options_that_contradict_the_model() -> None:
-    """An encoder does not generate, and a chat model is not a reranker."""
+    """An encoder does not generate, and a model without a classifier is not a reranker."""
     with pytest.raises(EngineError, match="cannot generate text"):
         await LlamaCpp(MODELS / "bert-mean.gguf", embeddings=False).model()
     with pytest.raises(EngineError, match="not a reranker"):
         await LlamaCpp(pooling="rank").model()
+    with pytest.raises(EngineError, match="not a reranker"):
+        await LlamaCpp(MODELS / "bert-mean.gguf", pooling="rank").model()
+    with pytest.raises(EngineError, match="text only"):
+        await LlamaCpp(MODELS / "bert-mean.gguf", mmproj="projector.gguf").model()
     with pytest.raises(EngineError, match="'pooling'"):
         LlamaCpp(pooling="mean", embeddings=False)
 
