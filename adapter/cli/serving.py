@@ -204,11 +204,21 @@ async def _listen_when_ready(
             await asyncio.sleep(_AGAIN)
             asking = asyncio.ensure_future(backend.model())
     names = ", ".join(settings.model_name or [model.name])
-    engine = f"{backend.capabilities.engine}, {model.context} tokens"
+    engine = (
+        f"{backend.capabilities.engine}, {model.context} tokens{await _task(settings, backend)}"
+    )
     if settings.wait:
         _listen(settings, sockets)
     _say(f"Latimer serves {names} ({engine}) at {address}")
     listens.set()
+
+
+async def _task(settings: Settings, backend: Backend) -> str:
+    """Return what a model in process is made for, unless it generates."""
+    facts = None if is_elsewhere(settings) else await backend.embedding_model()
+    if facts is None or facts.generates:
+        return ""
+    return ", reranking only" if facts.pooling == "rank" else ", embeddings only"
 
 
 def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:

@@ -147,7 +147,7 @@ async def test_an_engine_that_tells_no_vocabulary(apps: Any, client_of: Any) -> 
 
 def test_a_missing_file_is_a_clear_error_at_the_start() -> None:
     """A vocabulary that is missing or unknown is a clear error at the start."""
-    with pytest.raises(EngineError, match="TIKTOKEN_CACHE_DIR .*: no network"):
+    with pytest.raises(EngineError, match=r"TIKTOKEN_CACHE_DIR .*: no network"):
         load("o200k_base")
     with pytest.raises(RequestError, match="Supported values"):
         load("latin")
