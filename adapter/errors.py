@@ -215,8 +215,8 @@ _WORDS: Mapping[type[RequestError], Callable[[Any], tuple[str, str | None]]] = {
         "invalid_value",
     ),
     WordTooLong: lambda error: (
-        f"Invalid 'prompt': a word or a run of whitespace is longer than {error.most} characters, "
-        f"starting with {error.beginning!r}. Send a shorter one.",
+        f"Invalid '{error.param}': a word or a run of whitespace is longer than {error.most} "
+        f"characters, starting with {error.beginning!r}. Send a shorter one.",
         "string_above_max_length",
     ),
     TooMany: lambda error: (

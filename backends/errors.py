@@ -186,8 +186,8 @@ def check_ids(param: str, ids: Sequence[int], size: int) -> None:
 class WordTooLong(RequestError):
     """A word or a run of whitespace of more than `most` characters; `beginning` is its start."""
 
-    def __init__(self, most: int, beginning: str) -> None:
-        super().__init__("prompt", f"{most} characters without a change", beginning)
+    def __init__(self, most: int, beginning: str, param: str = "prompt") -> None:
+        super().__init__(param, f"{most} characters without a change", beginning)
         self.most = most
         self.beginning = beginning
 

@@ -43,13 +43,17 @@ def pooling_of(model: LoadedModel, options: Options) -> Pooling:
     return options.pooling or model.pooling or ("last" if model.is_causal else "mean")
 
 
-def _batch_size(model: LoadedModel, options: Options, length: int, splits: bool) -> int:
-    """Return the number of tokens in a batch, which covers the longest input unless it is split."""
-    if not splits:
+def _batch_size(model: LoadedModel, options: Options, length: int, most: int) -> int:
+    """Return the number of tokens in a batch, which covers the longest input unless it is split.
+
+    Args:
+        most: the largest number if inputs may be split; otherwise 0.
+    """
+    if not most:
         return length if model.is_causal else max(length, options.batch)
     logits = 4 * llama_cpp.llama_vocab_n_tokens(model.vocab)
     size: int = MAX_LOGITS // logits
-    return max(min(length, options.batch, size), 1)
+    return max(min(length, most, size), 1)
 
 
 class EmbeddingContext:
@@ -70,16 +74,21 @@ class EmbeddingContext:
         self.length = min(options.context or DEFAULT_CONTEXT, model.trained_context)
         # Mean and CLS need all tokens of an input at once, as attention in both directions does.
         self.splits = model.is_causal and self.pooling in ("last", "rank")
-        self.size = _batch_size(model, options, self.length, self.splits)
         # Attention covers all inputs of a batch, so a large batch of a narrow model costs more.
-        width = llama_cpp.llama_model_n_embd(model.pointer)
-        self.usual: int = min(max(USUAL, width // 2), options.batch, self.size)
+        width: int = llama_cpp.llama_model_n_embd(model.pointer)
+        usual = min(max(USUAL, width // 2), options.batch)
+        self.size = _batch_size(model, options, self.length, usual if self.splits else 0)
+        self.usual = min(usual, self.size)
         # llama.cpp aborts if a batch holds fewer tokens than there are sequences.
         most = SEQUENCES if model.rolls_back else RECURRENT
         self.sequences = 1 if options.exact else min(most, self.size)
         # One input may be evaluated in part, while others have whole batches.
         params = context_params(options, self.length + self.size if self.splits else self.length)
         params.embeddings = True
+        if self.splits and options.flash_attention is None and not options.has_quantized_cache:
+            # ggml's flash attention on CPUs is less exact for fewer than 64 tokens, so that vectors
+            # would depend on the batches of an input.
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.pooling_type = _TYPES[self.pooling]
         params.n_batch = params.n_ubatch = self.size
         params.n_seq_max = self.sequences

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .. import offload
@@ -18,7 +19,15 @@ from ..base import (
     Text,
     TokenIds,
 )
-from ..errors import ContextExceeded, EmptyPrompt, LatimerError, NotServed, check_ids, check_length
+from ..errors import (
+    ContextExceeded,
+    EmptyPrompt,
+    LatimerError,
+    NotServed,
+    WordTooLong,
+    check_ids,
+    check_length,
+)
 from .options import ENGINE
 
 if TYPE_CHECKING:
@@ -100,9 +109,8 @@ async def rank(engine: Engine, job: Ranking) -> Scores:
         found, count = [], 0
         for index, document in enumerate(job.documents):
             param = f"documents[{index}]"
-            size = len(job.query) + len(document)
-            check_length(size, vocabulary.longest, length, None, param)
-            ids, own = prompts.ids(document)
+            with _read(len(job.query) + len(document), vocabulary, length, param):
+                ids, own = prompts.ids(document)
             _check(ids, length, param)
             found.append(ids)
             count += own
@@ -115,15 +123,21 @@ async def rank(engine: Engine, job: Ranking) -> Scores:
 async def _run(
     engine: Engine, embedder: Embedder, inputs: Sequence[TokenIds]
 ) -> list[array[float]]:
+    """Return the vectors of inputs; equal inputs are evaluated once, and so have equal vectors."""
     from .embedder import EmbeddingTask
 
+    distinct = list(dict.fromkeys(inputs))
     mailbox = _Mailbox(asyncio.get_running_loop())
-    task = EmbeddingTask(inputs, mailbox)
+    task = EmbeddingTask(distinct, mailbox)
     engine.loop.submit(embedder, task)
     try:
-        return await mailbox.found
+        found = await mailbox.found
     finally:
         task.cancelled = True
+    if len(distinct) == len(inputs):
+        return found
+    vectors = dict(zip(distinct, found, strict=True))
+    return [vectors[one] for one in inputs]
 
 
 class _Mailbox:
@@ -150,15 +164,26 @@ def _size(content: Content) -> int:
 def _ids(content: Content, vocabulary: Vocabulary, length: int, param: str) -> TokenIds:
     """Return the tokens of an input, with special tokens if it is text."""
     if isinstance(content, Text):
-        check_length(len(content.text), vocabulary.longest, length, None, param)
-        ids = vocabulary.tokenize(
-            content.text, add_special=True, parse_special=content.parse_special
-        )
+        with _read(len(content.text), vocabulary, length, param):
+            ids = vocabulary.tokenize(
+                content.text, add_special=True, parse_special=content.parse_special
+            )
     else:
         check_ids(param, content, vocabulary.size)
         ids = content
     _check(ids, length, param)
     return ids
+
+
+@contextmanager
+def _read(size: int, vocabulary: Vocabulary, length: int, param: str) -> Iterator[None]:
+    """Reject a text that cannot fit, before it is tokenized; name its field in other errors."""
+    if vocabulary.covers_texts:
+        check_length(size, vocabulary.longest, length, None, param)
+    try:
+        yield
+    except WordTooLong as error:
+        raise WordTooLong(error.most, error.beginning, param) from None
 
 
 def _check(ids: TokenIds, length: int, param: str) -> None:

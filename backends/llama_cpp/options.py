@@ -91,6 +91,11 @@ class Options:
             object.__setattr__(self, "cache_memory", 0)
 
     @property
+    def has_quantized_cache(self) -> bool:
+        """True if the KV cache is quantized, which needs flash attention."""
+        return self.cache_type not in (None, "f32", "f16", "bf16")
+
+    @property
     def limit(self) -> int:
         """The number of choices that run in parallel; 1 with `exact`.
 

@@ -132,6 +132,15 @@ class Vocabulary:
         return len(self.tokenize("", add_special=True, parse_special=False))
 
     @cached_property
+    def covers_texts(self) -> bool:
+        """True if the tokens of a text cover all of its bytes.
+
+        WordPiece and Unigram drop whitespace, and have one token for any unknown word.
+        """
+        kind = llama_cpp.llama_vocab_type(self.pointer)
+        return kind not in (llama_cpp.LLAMA_VOCAB_TYPE_WPM, llama_cpp.LLAMA_VOCAB_TYPE_UGM)
+
+    @cached_property
     def longest(self) -> int:
         """The length of the longest token in bytes."""
         return max(len(self.token(token)[0]) for token in range(self.size))

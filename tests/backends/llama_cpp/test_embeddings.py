@@ -26,6 +26,7 @@ from latimer.backends.errors import (
     EngineError,
     NotServed,
     UnknownToken,
+    WordTooLong,
 )
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from support.embedding_reference import LAST, MEAN, cosine, embedding_reference
@@ -163,6 +164,29 @@ async def test_a_long_input_is_refused(engine: LlamaCpp) -> None:
     assert other.value.param == "input"
 
 
+async def test_long_texts_of_few_tokens_are_embedded(engine: LlamaCpp) -> None:
+    """A text that fits is embedded, with whitespace of any length; a long word is not."""
+    text = " " * 6_000 + "hello"
+    ids = await ids_of(engine, text)
+    facts = await engine.embedding_model()
+    assert facts is not None
+    if facts.context is not None and len(ids) <= facts.context:
+        found = await engine.embed(job(text, ids))
+        assert cosine(*map(list, found.vectors)) > 0.99999
+    with pytest.raises((WordTooLong, ContextExceeded)) as error:
+        await engine.embed(job("a", "x" * 1_000_001))
+    assert error.value.param == "input[1]"
+
+
+async def test_equal_inputs_have_equal_vectors(engine: LlamaCpp) -> None:
+    """Equal inputs of a job have the same numbers, in any batch."""
+    found = await engine.embed(job(*texts(100), *["the cat"] * 50, *texts(100, 2), "the cat"))
+    assert len(found.vectors) == 251
+    assert {tuple(found.vectors[index]) for index in (100, 120, 149, 250)} == {
+        tuple(found.vectors[100])
+    }
+
+
 async def test_unknown_ids_are_refused(engine: LlamaCpp) -> None:
     """An id that the vocabulary lacks is rejected, and so is a list of none."""
     with pytest.raises(UnknownToken) as unknown:
@@ -245,8 +269,9 @@ async def test_cancelled_jobs_end(both: LlamaCpp) -> None:
     """A cancelled job leaves the engine, and the next one has the right vectors."""
     alone = await both.embed(job("the cat"))
     # Ids of this number are not checked in another thread, so all jobs are in the engine.
-    ids = tuple(await ids_of(both, "the cat is blue " * 10))
-    tasks = [asyncio.create_task(both.embed(job(*[ids[:20]] * 800))) for _ in range(3)]
+    rng = random.Random(4)
+    inputs = [tuple(rng.choices(range(300, 1000), k=20)) for _ in range(800)]
+    tasks = [asyncio.create_task(both.embed(job(*inputs))) for _ in range(3)]
     await asyncio.sleep(0.05)
     for task in tasks:
         task.cancel()
