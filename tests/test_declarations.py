@@ -77,6 +77,7 @@ CLIENT_MODULES = {
 # Their requirements that no program imports, and the reason for each.
 CLIENTS_NOT_IMPORTED = {
     "aider-chat": "a command",
+    "llama-index-embeddings-openai-like": "another part of `llama_index`",
     "llm": "a command",
     "mcp": "LiteLLM needs it for tools",
     "pytest-asyncio": "a plugin: asynchronous tests",
