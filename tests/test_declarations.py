@@ -69,6 +69,7 @@ CLIENTS = "tests/clients/installed/python"
 # The requirements that their modules with another name come with.
 CLIENT_MODULES = {
     "agents": "openai-agents",
+    "httpx": "openai",
     "langchain_core": "langchain-openai",
     "llama_index": "llama-index-llms-openai-like",
     "pydantic": "openai",
