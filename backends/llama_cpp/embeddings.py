@@ -19,6 +19,7 @@ from ..base import (
     Text,
     TokenIds,
 )
+from ..embeddings import field_of
 from ..errors import (
     ContextExceeded,
     EmptyPrompt,
@@ -76,9 +77,8 @@ async def embed(engine: Engine, job: Embedding) -> Embeddings:
     length, size = embedder.context.length, sum(map(_size, job.inputs))
 
     def tokens() -> tuple[list[TokenIds], int]:
-        named = len(job.inputs) > 1
         found = [
-            _ids(one, vocabulary, length, f"input[{index}]" if named else "input")
+            _ids(one, vocabulary, length, field_of(index, len(job.inputs)))
             for index, one in enumerate(job.inputs)
         ]
         # Special tokens are added to texts only.

@@ -83,7 +83,7 @@ def judged(
 def _without_paths(text: str) -> str:
     """Remove the paths of this machine from the tracebacks in replies, which may be cut off."""
     text = text.replace(str(ROOT), "").replace(sys.prefix, "")
-    return re.sub(r'(File (?:\\*"|&quot;))/[^"&\\]*?(?=site-packages|["&\\])', r"\1", text)
+    return re.sub(r'(File \\*(?:"|&quot;))/[^"&\\<\n]*?(?=site-packages|["&\\<\n]| …)', r"\1", text)
 
 
 def main(koboldcpp: str | None, peers_only: bool) -> None:
