@@ -27,7 +27,7 @@ help:
 	@echo "make test-full     run every check against every fault, and every session on every engine (15 minutes)"
 	@echo "make test-install  install every extra into a fresh environment and use it there"
 	@echo "make clients       install clients, frameworks and coding agents, and use them (5 minutes)"
-	@echo "make faults        run every fault of clients and engines against live processes (10 minutes)"
+	@echo "make faults        run every fault of clients, engines and stores against live processes (15 minutes)"
 	@echo "make fuzz          send mutated requests and engine responses for 30 minutes (MINUTES=5)"
 	@echo "make soak          run at 80 % of capacity with random faults for 30 minutes (MINUTES=5)"
 	@echo "make bench         compare the proxy with direct access to an engine"
@@ -55,7 +55,8 @@ types: $(VENV)/test
 	$(BIN)/mypy examples
 
 # On all cores; what holds a limit of time runs by itself.
-unit: $(VENV)/test $(VENV)/browser
+unit: $(VENV)/test $(VENV)/browser $(VENV)/postgresql
+	@$(POSTGRESQL) || echo "==> PostgreSQL is missing, so its tests are skipped: apt-get install postgresql"
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m "not timed and not clients" -n auto --dist worksteal --durations 10
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m timed --durations 10
 
@@ -99,7 +100,7 @@ record: $(VENV)/test
 lock:
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv
 	$(VENV)-lock/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --upgrade \
-		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --extra conformance --group test pyproject.toml \
+		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --extra postgres --extra s3 --extra conformance --group test pyproject.toml \
 		-o requirements.lock
 	rm -rf $(VENV)-lock
 
@@ -135,6 +136,17 @@ $(VENV)/browser: | $(VENV)/pip
 			&& command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		echo "==> Installing Chromium and its driver, for the tests of the HTML report"; \
 		apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; \
+	fi
+	touch $@
+
+# The tests start a PostgreSQL of their own, on a free port; without it they are skipped.
+POSTGRESQL := { ls /usr/lib/postgresql/*/bin/initdb || command -v initdb; } >/dev/null 2>&1
+
+$(VENV)/postgresql: | $(VENV)/pip
+	@if ! $(POSTGRESQL) && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "==> Installing PostgreSQL, for the tests of stored completions"; \
+		apt-get update -qq && \
+			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; \
 	fi
 	touch $@
 

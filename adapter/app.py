@@ -1,13 +1,11 @@
-"""The ASGI app and the middleware: routing, guards, errors, lifespan."""
+"""The ASGI app and the middleware: guards, errors, lifespan."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
 from typing import TypedDict
 
 import orjson
@@ -17,19 +15,22 @@ from ..backends.base import Backend
 from ..backends.errors import LatimerError, shortened
 from .chat.instruct import FORMATS
 from .cors import Access
-from .endpoints.chat import create_chat_completion
-from .endpoints.completions import create_completion
-from .endpoints.embeddings import create_embeddings
-from .endpoints.health import health
-from .endpoints.models import list_models, retrieve_model
-from .endpoints.rerank import rerank
-from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
-from .errors import InvalidRequest, MethodNotAllowed, ShuttingDown, error_event, unexpected
+from .end_user import in_log
+from .errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    ShuttingDown,
+    WebSocketRefused,
+    render,
+    unexpected,
+)
 from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
 from .guards import Keys
 from .hosted import NAMES, Limits
 from .origins import LocalRules
 from .printable import printable
+from .routes import Found, Routes
+from .sealed import Seal
 from .service import (
     DEFAULT_MAX_BODY,
     KEEPALIVE,
@@ -40,29 +41,13 @@ from .service import (
     ReasoningField,
     Service,
 )
+from .store.errors import StoreError, StoreUnavailable, in_words
+from .store.place import MEMORY, place_of
+from .store.store import Store
 
 log = logging.getLogger("latimer")
 
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-Endpoint = Callable[[Exchange, Service], Awaitable[None]]
-Found = tuple[str, Endpoint, bool]
-
-# Paths without the `/v1` prefix, which is optional: many clients misconfigure their base URL.
-ENDPOINTS: dict[str, tuple[str, Endpoint]] = {
-    "/chat/completions": ("POST", create_chat_completion),
-    "/completions": ("POST", create_completion),
-    "/embeddings": ("POST", create_embeddings),
-    "/rerank": ("POST", rerank),
-    # Cohere's clients add this path to their base URL.
-    "/v2/rerank": ("POST", rerank),
-    "/models": ("GET", list_models),
-    "/tokenizer_info": ("GET", tokenizer_info),
-    "/tokenize": ("POST", tokenize),
-    "/detokenize": ("POST", detokenize),
-}
-
-
-_SLASHES = re.compile("/{2,}")
 
 
 class Options(TypedDict, total=False):
@@ -98,6 +83,18 @@ class Options(TypedDict, total=False):
             `reasoning`, or None to omit reasoning from responses.
         matryoshka: cut vectors to the `dimensions` of a request. Use it only for a model that was
             trained for it; by default `dimensions` is rejected.
+        reasoning_key: the secret that seals the reasoning which clients of Responses keep
+            (`encrypted_content`). By default it is random, so that sealed reasoning can be opened
+            until the end of the process.
+        store: where requests with `store: true` are kept: `memory` (the default), the path of an
+            SQLite file, a URL `postgresql://…`, or `off`.
+        store_age: the time that they are kept: a duration such as `24h`, or seconds; `forever`. By
+            default 24 hours in memory, else for ever.
+        store_size: the MiB that all of them may take; the oldest are deleted. By default 64 in
+            memory, else there is no limit.
+        store_media: a folder or `s3://BUCKET/PREFIX` for their images and audio; by default a
+            folder next to an SQLite file, else the database.
+        store_required: reject a request that cannot be stored.
     """
 
     model_names: Sequence[str]
@@ -115,7 +112,13 @@ class Options(TypedDict, total=False):
     logit_bias_vocabulary: str | None
     keepalive: float
     reasoning_field: ReasoningField | None
+    reasoning_key: str | None
     matryoshka: bool
+    store: str
+    store_age: str | float | None
+    store_size: int | None
+    store_media: str | None
+    store_required: bool
 
 
 class OpenAIAdapter:
@@ -152,24 +155,25 @@ class OpenAIAdapter:
         limits = options.get("limits", "engine")
         if limits not in NAMES:
             raise ValueError(f"limits must be one of {', '.join(NAMES)}, not {limits!r}")
+        place = place_of(
+            options.get("store", MEMORY),
+            options.get("store_age"),
+            options.get("store_size"),
+            options.get("store_media"),
+            options.get("store_required", False),
+        )
         names, any_model = tuple(options.get("model_names", ())), options.get("any_model", False)
         listing = Listing(backend, names, any_model, policy)
         self._service = Service(
             [listing],
             options.get("max_body", DEFAULT_MAX_BODY),
             hosted=limits == "openai" or policy.strict,
+            store=None if place is None else Store(place),
+            seal=Seal(options.get("reasoning_key")),
         )
         self._keys = Keys(options.get("api_keys", ()))
         self._shares = options.get("share_prefixes", False)
-        endpoints = {
-            prefix + path: (method, endpoint, True)
-            for prefix in prefixes
-            for path, (method, endpoint) in ENDPOINTS.items()
-        }
-        if "" in prefixes:
-            endpoints["/health"] = ("GET", health, False)
-        self._endpoints = endpoints
-        self._models = tuple(f"{prefix}/models/" for prefix in prefixes)
+        self._routes = Routes(prefixes)
         self._access = Access(options.get("cors_origins", ("*",)), options.get("local_rules"))
         self._has_ended = False
 
@@ -198,16 +202,19 @@ class OpenAIAdapter:
             if found is None:
                 asked = shortened(f"{scope['method']} {scope['path']}")
                 raise InvalidRequest(f"Invalid URL ({asked})", status=404)
-            method, endpoint, guarded = found
-            if guarded:
-                owner = self._keys.check(exchange)
-                exchange.owner = "" if self._shares else owner
-            if scope["method"] != method and (scope["method"], method) != ("HEAD", "GET"):
-                allowed = [method, "HEAD"] if method == "GET" else [method]
-                raise MethodNotAllowed(scope["method"], scope["path"], allowed)
+            if found.guarded:
+                exchange.key = self._keys.check(exchange)
+                exchange.owner = "" if self._shares else exchange.key
+            method = scope["method"]
+            endpoint = found.methods.get(method)
+            if endpoint is None:
+                if (exchange.raw_header(b"upgrade") or b"").lower() == b"websocket":
+                    raise WebSocketRefused(scope["path"])
+                raise MethodNotAllowed(method, scope["path"], found.methods)
             if method == "POST":
                 await exchange.receive(self._service.max_body)
-            await unless_disconnected(exchange, endpoint(exchange, self._service))
+            work = endpoint(exchange, self._service, *found.values)
+            await unless_disconnected(exchange, work)
         except Disconnected:
             pass
         except LatimerError as error:
@@ -221,7 +228,8 @@ class OpenAIAdapter:
         except Exception:
             # Text from a request must not control the terminal that shows the log.
             trace = printable(traceback.format_exc(), keep="\n")
-            log.error("request %s failed\n%s", exchange.request_id, trace)
+            user = f" of user {in_log(exchange.end_user)}" if exchange.end_user else ""
+            log.error("request %s%s failed\n%s", exchange.request_id, user, trace)
             if exchange.started:
                 raise
             status, body = unexpected()
@@ -232,21 +240,31 @@ class OpenAIAdapter:
         return self._find(scope) is not None
 
     def _find(self, scope: Scope) -> Found | None:
-        """Return the endpoint of a path, relative to the app's mount point; None if unknown."""
+        """Return the route of a path, relative to the app's mount point; None if unknown."""
         path, root = scope["path"], scope.get("root_path", "")
         if root and path.startswith(root + "/"):
             path = path[len(root) :]
-        found = self._endpoints.get(path)
-        if found is not None:
-            return found
-        # Base URLs are often written with a slash too many.
-        single = _SLASHES.sub("/", path)
-        if single.startswith(self._models) and (name := path.partition("/models/")[2].rstrip("/")):
-            return "GET", partial(retrieve_model, name=name), True
-        return self._endpoints.get(single.rstrip("/"))
+        return self._routes.find(path)
+
+    async def open_store(self) -> None:
+        """Open a durable store now, instead of when the first request needs it.
+
+        The traceback of an error has the place and the message of the database, as a note.
+
+        Raises:
+            StoreError: the store cannot be used as it is set.
+            StoreUnavailable: its database does not answer now.
+        """
+        store = self._service.store
+        if store is not None and store.place.durable:
+            try:
+                await store.open()
+            except (StoreError, StoreUnavailable) as error:
+                error.add_note(f"{store.place.describe()}: {in_words(error)}")
+                raise
 
     async def aclose(self) -> None:
-        """Release the backend."""
+        """Release the backend, and write what waits for the store."""
         await self._service.aclose()
 
     def end(self) -> None:
@@ -256,7 +274,9 @@ class OpenAIAdapter:
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-        elif scope["type"] == "websocket":
+        elif "websocket.http.response" in (scope.get("extensions") or ()):
+            await _refuse_websocket(scope["path"], send)
+        else:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -270,6 +290,14 @@ class OpenAIAdapter:
                 return
 
 
+async def _refuse_websocket(path: str, send: Send) -> None:
+    """Answer a handshake with an error, by which a client knows that it can use HTTP."""
+    status, body, headers = render(WebSocketRefused(path))
+    head = [(b"content-type", b"application/json"), *headers]
+    await send({"type": "websocket.http.response.start", "status": status, "headers": head})
+    await send({"type": "websocket.http.response.body", "body": orjson.dumps(body)})
+
+
 async def _shut_down(exchange: Exchange) -> None:
     """Send the shutdown error to the client of a cancelled request, if the response allows it."""
     task = asyncio.current_task()
@@ -278,7 +306,7 @@ async def _shut_down(exchange: Exchange) -> None:
     if not exchange.started:
         await exchange.error(ShuttingDown())
     elif exchange.streams:
-        await exchange.chunk(error_event(ShuttingDown()), more=False)
+        await exchange.chunk(exchange.fault(ShuttingDown()), more=False)
 
 
 def _fetch() -> Fetch:
@@ -304,7 +332,7 @@ class OpenAIMiddleware:
         self._adapter = OpenAIAdapter(backend, ("/v1",), **options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._adapter.serves(scope):
+        if scope["type"] in ("http", "websocket") and self._adapter.serves(scope):
             await self._adapter(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)

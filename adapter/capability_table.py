@@ -14,6 +14,9 @@ from ..backends.base import (
     Text,
 )
 from ..backends.errors import LatimerError, NotServed
+from .store.errors import StoreError, StoreUnavailable, in_words
+from .store.place import OFF, Place
+from .store.store import Store
 
 
 async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
@@ -39,6 +42,21 @@ async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
         task = "ranks documents" if facts.pooling == "rank" else "embeds"
         return True, [*rows, ("chat, completions", f"no: the model only {task}"), *vectors]
     return True, [*rows, *_generation(model, backend.capabilities), *vectors]
+
+
+async def describe_store(place: Place | None) -> tuple[bool, tuple[str, str]]:
+    """Return False if a store cannot be opened, and its row of the table; nothing is changed."""
+    if place is None:
+        return True, ("store", OFF)
+    where = place.describe()
+    if not place.durable:
+        return True, ("store", where)
+    store = Store(place)
+    try:
+        exists = await store.look()
+    except (StoreError, StoreUnavailable) as error:
+        return False, ("store", f"no: {where}: {in_words(error)}")
+    return True, ("store", where if exists else f"{where}, new")
 
 
 def _generation(model: Model, capabilities: Capabilities) -> list[tuple[str, str]]:

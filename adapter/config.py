@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
@@ -27,6 +28,7 @@ from .credentials import UnusableKey, check_key, keys_of
 from .hosted import Limits
 from .origins import LocalRules
 from .service import KEEPALIVE
+from .store.place import LARGEST, MEMORY, Place, media_of, place_of, seconds_of, target_of
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 Words = Annotated[list[str], NoDecode]
@@ -39,12 +41,22 @@ IN_PROCESS: tuple[str, ...] = (
     "pooling",
 )  # fmt: skip
 ELSEWHERE: tuple[str, ...] = ("engine_key", "engine_timeout")
+# Settings for a store that is not off.
+STORING: tuple[str, ...] = ("store_age", "store_size", "store_media")
 # The largest settings file, in bytes.
 MOST_FILE = 2**20
 # A day, in seconds: event loops do not support much longer timers.
 DAY = 86_400
 # The shortest `keepalive`, in seconds.
 SHORTEST = 0.1
+
+
+# The functions that raise an error for a wrong value.
+_STORED: Mapping[str, Callable[[str], object]] = {
+    "store": target_of,
+    "store_age": seconds_of,
+    "store_media": media_of,
+}
 
 
 class WrongSettings(ValueError):
@@ -105,9 +117,22 @@ class Settings(BaseSettings):
     keepalive: Annotated[float, Field(ge=0, le=DAY, allow_inf_nan=False)] = Field(
         KEEPALIVE, description="Seconds of silence before a stream sends a comment; 0 for never."
     )
+    reasoning_key: SecretStr | None = Field(
+        None,
+        min_length=1,
+        description="The secret that seals the reasoning which clients of Responses keep.",
+    )
     reasoning_field: Literal["reasoning_content", "reasoning", "none"] = Field(
         "reasoning_content", description="The field of messages for reasoning; none to omit it."
     )
+    # A URL can contain a password.
+    store: str = Field(MEMORY, repr=False, description="memory, a file, a URL, or off.")
+    store_age: str | None = Field(None, description="A duration such as 24h, or forever.")
+    store_size: Annotated[int, Field(ge=1, le=LARGEST)] | None = Field(
+        None, description="The most that stored objects may take, in MiB."
+    )
+    store_media: str | None = Field(None, description="A folder, or s3://BUCKET/PREFIX.")
+    store_required: bool = Field(False, description="Reject a request that cannot be stored.")
     context: Annotated[int, Field(ge=1, le=2**24)] | None = None
     parallel: Annotated[int, Field(ge=1, le=256)] = 16
     # llama.cpp aborts with more than 512 threads (GGML_MAX_N_THREADS).
@@ -144,7 +169,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         "port", "max_body", "drain", "engine_timeout", "keepalive", "context", "parallel",
-        "threads", "batch", "cache_memory", "gpu_layers", mode="before",
+        "threads", "batch", "cache_memory", "gpu_layers", "store_age", "store_size", mode="before",
     )  # fmt: skip
     @classmethod
     def _number(cls, value: Any) -> Any:
@@ -166,6 +191,18 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"unknown format {value!r}; supported formats are {', '.join(FORMATS)}"
             )
+        return value
+
+    @field_validator("store_age", mode="before")
+    @classmethod
+    def _seconds(cls, value: Any) -> Any:
+        return str(value) if type(value) is int else value
+
+    @field_validator("store", "store_age", "store_media")
+    @classmethod
+    def _stored(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None:
+            _STORED[info.field_name or ""](value)
         return value
 
     @field_validator("model_name")
@@ -237,11 +274,31 @@ class Settings(BaseSettings):
             message = in_words(error, place, cls.model_fields, str(file))
             raise WrongSettings(f"{message}.") from None
         settings._file, settings._given = file, frozenset(given)
+        settings.store_place()
         return settings
 
     def place(self, name: str) -> str:
         """Return the flag, the variable, or the file and key that set a setting, for messages."""
         return _place(name, self._given, self._file)
+
+    def store_place(self) -> Place | None:
+        """Return where objects are stored; None if the store is off.
+
+        Raises:
+            WrongSettings: the settings of the store contradict each other.
+        """
+        try:
+            return place_of(
+                self.store, self.store_age, self.store_size, self.store_media, self.store_required
+            )
+        except ValueError as error:
+            name, _, reason = str(error).partition(": ")
+            raise WrongSettings(f"{self.place(name)}: {reason}.") from None
+
+    @property
+    def reasoning_secret(self) -> str | None:
+        """`reasoning_key`, which no message may show."""
+        return None if self.reasoning_key is None else self.reasoning_key.get_secret_value()
 
     @property
     def cache_bytes(self) -> int | None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from .printable import printable
 
 # Settings whose values are never shown.
-SECRET = frozenset({"api_key", "engine_key"})
+SECRET = frozenset({"api_key", "engine_key", "store"})
 # The most errors to describe.
 _MOST = 3
 _LONGEST = 60
@@ -19,6 +19,7 @@ _LONGEST = 60
 _EXPECTED = {
     "flash_attention": "auto, on or off",
     "gpu_layers": "a whole number of layers, or all",
+    "store_age": "a duration such as 90s, 15m, 24h or 30d, or forever",
 }
 _KINDS: Mapping[str, str] = {
     "bool": "true or false",

@@ -1,7 +1,8 @@
-"""Check API keys from settings when the server starts, without printing them."""
+"""Check API keys from settings without printing them, and name the owner of a key."""
 
 from __future__ import annotations
 
+import hashlib
 import unicodedata
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def check_key(key: str, setting: str) -> None:
     else:
         return
     raise UnusableKey(f"{setting}: a key {reason}. Keys are sent unchanged in an HTTP header.")
+
+
+def owner_of(key: str) -> str:
+    """Return the digest of a key, which names the owner of stored objects."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def keys_of(file: Path) -> list[str]:

@@ -21,8 +21,9 @@ from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
 from ..backends.upstream import shown_address
-from .config import ELSEWHERE, IN_PROCESS, BackendName, Settings
+from .config import ELSEWHERE, IN_PROCESS, STORING, BackendName, Settings
 from .config_errors import reason_of
+from .store.place import OFF
 
 
 class WrongSetup(LatimerError):
@@ -93,14 +94,20 @@ def is_elsewhere(settings: Settings) -> bool:
     return settings.model is not None and _ADDRESS.match(settings.model) is not None
 
 
-def unused(settings: Settings) -> str | None:
-    """Return a line that names the settings without effect, or None if all have one."""
-    if is_elsewhere(settings):
-        names, why = IN_PROCESS, "only for a GGUF file"
-    else:
-        names, why = ELSEWHERE, "only for an engine at a URL"
-    given = [settings.place(name) for name in names if name in settings.model_fields_set]
-    return f"Ignored: {', '.join(given)} ({why})." if given else None
+def unused(settings: Settings) -> list[str]:
+    """Return a line for each reason why settings have no effect, with their names."""
+    engine = (
+        (IN_PROCESS, "only for a GGUF file")
+        if is_elsewhere(settings)
+        else (ELSEWHERE, "only for an engine at a URL")
+    )
+    without = ((STORING, "the store is off"),) if settings.store == OFF else ()
+    lines = []
+    for names, why in (engine, *without):
+        given = [settings.place(name) for name in names if name in settings.model_fields_set]
+        if given:
+            lines.append(f"Ignored: {', '.join(given)} ({why}).")
+    return lines
 
 
 def _name(settings: Settings) -> str:

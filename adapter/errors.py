@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -73,11 +74,37 @@ class MethodNotAllowed(InvalidRequest):
         self.allowed = tuple(allowed)
 
 
+class WebSocketRefused(InvalidRequest):
+    """A handshake of a WebSocket; a client can send the same request without one."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"This server does not serve a WebSocket at {shortened(path)}. Send POST requests; "
+            "with 'stream', the response has the same events.",
+            code="unsupported_endpoint",
+            status=426,
+        )
+
+
 class ShuttingDown(LatimerError):
     """An error for requests that a shutdown ends; the client can retry later or elsewhere."""
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down. Send the request again later.")
+
+
+class StoreUnavailable(LatimerError):
+    """A store of objects that cannot be used now.
+
+    Args:
+        reason: for clients.
+        detail: for the log: the message of the database, with hosts and paths.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"The store is not available: {reason}. Send the request again later.")
+        self.reason = reason
+        self.detail = detail or reason
 
 
 def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
@@ -87,6 +114,8 @@ def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
         facts = worded(error)
         if isinstance(facts, MethodNotAllowed):
             headers.append((b"allow", ", ".join(facts.allowed).encode()))
+        if isinstance(facts, WebSocketRefused):
+            headers += [(b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade")]
         if facts.status == 413:
             headers.append((b"connection", b"close"))
         body = _body(facts.message, "invalid_request_error", facts.param, facts.code)
@@ -102,6 +131,9 @@ def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
     if isinstance(error, ShuttingDown):
         body = _body(error.message, "service_unavailable_error", None, "server_shutting_down")
         return 503, body, [*_LATER, (b"connection", b"close")]
+    if isinstance(error, StoreUnavailable):
+        body = _body(error.message, "service_unavailable_error", None, "store_unavailable")
+        return 503, body, [*_LATER]
     if isinstance(error, EngineSilent):
         return 504, _body(error.message, "server_error", None, "engine_timeout"), headers
     return 502, _body(error.message, "server_error", None, "engine_error"), headers
@@ -128,6 +160,21 @@ def _body(message: str, kind: str, param: str | None, code: str | None) -> Error
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+class UnknownModel(InvalidRequest):
+    """A model name that no engine has.
+
+    Args:
+        hint: the known names, or an empty text.
+    """
+
+    def __init__(self, name: str, hint: str) -> None:
+        name = shortened(name)
+        message = f"The model `{name}` does not exist or you do not have access to it."
+        super().__init__(f"{message}{hint}", None, "model_not_found", 404)
+        self.name = name
+        self.hint = hint
+
+
 def worded(error: RequestError) -> InvalidRequest:
     """Return an error with OpenAI's message and code."""
     if isinstance(error, InvalidRequest):
@@ -138,6 +185,22 @@ def worded(error: RequestError) -> InvalidRequest:
     return InvalidRequest(message, error.param, code, status)
 
 
+def with_names(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """Return an error that names the client's fields.
+
+    Args:
+        names: the client's field for each field that was set.
+    """
+    facts = worded(error)
+    message, param = facts.message, facts.param
+    for name, own in names.items():
+        if param is not None and (param == name or param.startswith((f"{name}.", f"{name}["))):
+            param = own + param[len(name) :]
+        message = message.replace(f"'{name}'", f"'{own}'").replace(f"'{name}.", f"'{own}.")
+        message = message.replace(f"'{name}[", f"'{own}[")
+    return InvalidRequest(message, param, facts.code, facts.status)
+
+
 def in_chat(error: LatimerError) -> LatimerError:
     """Return an error that names `messages` instead of `prompt`, which a chat request lacks."""
     if isinstance(error, ContextExceeded):
@@ -146,6 +209,37 @@ def in_chat(error: LatimerError) -> LatimerError:
         facts = worded(error)
         return InvalidRequest(facts.message, "messages", facts.code, facts.status)
     return error
+
+
+# The names that fields of chat have in the Responses API.
+RESPONSE_NAMES: Mapping[str, str] = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
+
+
+def in_responses(error: LatimerError, names: Mapping[str, str] = _NO_NAMES) -> LatimerError:
+    """Return an error that names the fields of a Responses request.
+
+    Args:
+        names: the path in the request for each path in its messages that differs.
+    """
+    if isinstance(error, ContextExceeded):
+        message = (
+            f"{_chat_context(error)} Your input exceeds the context window of this model. Please "
+            "adjust your input and try again."
+        )
+        return InvalidRequest(message, "input", "context_length_exceeded")
+    if isinstance(error, UnknownModel):
+        message = f"The requested model '{error.name}' does not exist.{error.hint}"
+        return InvalidRequest(message, "model", "model_not_found")
+    if not isinstance(error, RequestError):
+        return error
+    return with_names(in_chat(error), {**names, **RESPONSE_NAMES})  # type: ignore[arg-type]
 
 
 def _context(error: ContextExceeded) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -14,8 +14,8 @@ import orjson
 from ..backends import offload
 from ..backends.errors import LatimerError, RequestError
 from ..schemas import limits
-from .dialects import Draft, with_names
-from .errors import Header, InvalidRequest, render
+from .dialects import Draft
+from .errors import Header, InvalidRequest, error_event, render, with_names
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -49,8 +49,8 @@ class Exchange:
     """An HTTP request and its response."""
 
     __slots__ = (
-        "_body", "_receive", "_send", "_started_at", "draft", "headers", "owner", "request_id",
-        "scope", "size", "started", "streams",
+        "_body", "_receive", "_send", "_started_at", "draft", "end_user", "fault", "headers",
+        "key", "owner", "request_id", "scope", "size", "started", "streams", "to_store",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,9 +63,18 @@ class Exchange:
         self.started = False
         # True if the response is a stream of events.
         self.streams = False
+        # Formats an error that ends the stream.
+        self.fault: Callable[[LatimerError], bytes] = error_event
+        # The digest of the API key; empty if no key is needed.
+        self.key = ""
+        # The owner of the request's prefixes in prompt caches; empty if all share them.
         self.owner = ""
+        # The end user that the request names, or an empty text; logs show its hash (`end_user.py`).
+        self.end_user = ""
         # The replaced fields of other servers, if the request has any.
         self.draft: Draft | None = None
+        # The body of a request with `store: true`, as the client sent it.
+        self.to_store: Mapping[str, Any] | None = None
         self._body: list[bytes] = []
         # The size of the request body in bytes, as far as it has been read.
         self.size = 0
@@ -144,7 +153,7 @@ class Exchange:
         """Send a complete response of JSON with one send for each part of its body."""
         length = str(sum(map(len, parts))).encode()
         await self.start(200, JSON, [(b"content-length", length)])
-        for part in parts:
+        for part in parts if self.scope.get("method") != "HEAD" else ():
             await self.chunk(part)
         await self.chunk(b"", more=False)
 

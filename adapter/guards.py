@@ -7,6 +7,7 @@ import hmac
 from collections.abc import Iterable
 from contextlib import suppress
 
+from .credentials import owner_of
 from .errors import InvalidRequest
 from .exchange import Exchange
 
@@ -27,9 +28,8 @@ class Keys:
         for key in keys:
             if not key:
                 continue
-            spellings = _spellings(key)
-            owner = _digest(spellings[0]).hex()[:32]
-            self._owners += [(_digest(spelling), owner) for spelling in spellings]
+            owner = owner_of(key)
+            self._owners += [(_digest(spelling), owner) for spelling in _spellings(key)]
 
     def check(self, exchange: Exchange) -> str:
         """Return the owner of a request's key, as a digest; empty if no key is needed.

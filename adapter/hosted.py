@@ -191,7 +191,7 @@ CHAT_LIMITS: tuple[HostedLimit, ...] = (
                 "only with `tools`"),
     HostedLimit("function_call", _with("functions"), f"{_HARMLESS} `functions`",
                 "only with `functions`"),
-    HostedLimit("metadata", _stored, "ignored without `store`", "only with `store`"),
+    HostedLimit("metadata", _stored, "may be empty without `store`", "only with `store`"),
 )  # fmt: skip
 
 

@@ -10,7 +10,9 @@ from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import LatimerError, shortened
 from ..schemas import limits
 from ..schemas.openai.common import Usage
-from .errors import InvalidRequest
+from .errors import InvalidRequest, UnknownModel
+from .sealed import Seal
+from .store.store import Store
 
 DEFAULT_MAX_BODY = limits.BODY.most
 # The fields that clients read reasoning from.
@@ -122,6 +124,8 @@ class Service:
         max_body: the largest request body, in bytes.
         observers: makes the observers of a request.
         hosted: apply the limits of OpenAI's hosted service (`adapter/hosted.py`).
+        store: stores what requests ask to store; None if nothing is stored.
+        seal: seals reasoning that clients keep.
     """
 
     def __init__(
@@ -130,11 +134,20 @@ class Service:
         max_body: int = DEFAULT_MAX_BODY,
         observers: Callable[[Served], Sequence[Observer]] = lambda _served: (),
         hosted: bool = False,
+        store: Store | None = None,
+        seal: Seal | None = None,
     ) -> None:
         self._listings = listings
         self.max_body = max_body
         self.observers = observers
         self.hosted = hosted
+        self.store = store
+        self.seal = seal or Seal()
+
+    @property
+    def strict(self) -> bool:
+        """True if requests that name no model must not have unknown fields."""
+        return any(listing.policy.strict for listing in self._listings)
 
     async def resolve(self, name: str | None) -> Served:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).
@@ -167,13 +180,11 @@ class Service:
                 "you must provide a model parameter: this server has several models. Expected one "
                 f"of: {shortened(', '.join(known))}."
             )
-        message = f"The model `{shortened(name)}` does not exist or you do not have access to it."
-        if not self.hosted:
-            message += (
-                f" This server has: {shortened(', '.join(known))}. To accept every name, start it "
-                "with --any-model."
-            )
-        raise InvalidRequest(message, None, "model_not_found", 404)
+        hint = (
+            f" This server has: {shortened(', '.join(known))}. To accept every name, start it with "
+            "--any-model."
+        )
+        raise UnknownModel(name, "" if self.hosted else hint)
 
     async def first(self) -> Served:
         """Return the backend for requests that name no model."""
@@ -205,6 +216,8 @@ class Service:
             await listing.backend.health()
 
     async def aclose(self) -> None:
-        """Release the backends."""
+        """Write what waits for the store, and release the store and the backends."""
+        if self.store is not None:
+            await self.store.aclose()
         for listing in self._listings:
             await listing.backend.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,9 +13,10 @@ from ..backends import offload
 from ..backends.base import Capabilities, Sampling
 from ..backends.errors import Unsupported, shortened
 from ..schemas.openai.chat import ChatRequest
-from ..schemas.openai.common import SAMPLING_EXTRAS, Request
+from ..schemas.openai.common import SAMPLING_EXTRAS, Request, StreamOptions
 from ..schemas.openai.completions import CompletionRequest
-from . import dialects
+from ..schemas.openai.responses import ResponseRequest
+from . import dialects, end_user
 from .errors import InvalidRequest
 from .exchange import Exchange
 from .hosted import HostedLimit, refused
@@ -26,13 +27,22 @@ T = TypeVar("T")
 # The fields that contain objects with fields of their own.
 NESTED = frozenset(
     {
-        "adapter", "allowed_tools", "assistant", "audio", "content", "custom", "documents", "file",
-        "format", "function", "function_call", "functions", "grammar", "image_url", "input_audio",
-        "json_schema", "messages", "prediction", "prompt_cache_breakpoint",
-        "prompt_cache_options", "response_format", "stream_options", "system", "templates",
-        "tool_calls", "tool_choice", "tools", "user", "web_search_options",
+        "adapter", "allowed_tools", "assistant", "audio", "content", "conversation", "custom",
+        "documents", "file", "format", "function", "function_call", "functions", "grammar",
+        "image_url", "input", "input_audio", "items", "json_schema", "messages", "output",
+        "prediction", "prompt_cache_breakpoint", "prompt_cache_options", "reasoning",
+        "response_format", "stream_options", "summary", "system", "templates", "text", "tool_calls",
+        "tool_choice", "tools", "user", "web_search_options",
     }
 )  # fmt: skip
+
+# The requests for generated text; each has its own table of other servers' fields.
+TextRequest: TypeAlias = CompletionRequest | ChatRequest | ResponseRequest
+_PLACES: Mapping[type, dialects.Where] = {
+    ChatRequest: "chat",
+    CompletionRequest: "completions",
+    ResponseRequest: "responses",
+}
 
 MAX_LISTED = 20
 MAX_HEADER = 1024
@@ -55,9 +65,14 @@ def _read(
     body: Mapping[str, Any],
 ) -> T:
     request = parse(adapter, limits, body)
-    if isinstance(request, ChatRequest | CompletionRequest) and request.__pydantic_extra__:
-        where: dialects.Where = "chat" if isinstance(request, ChatRequest) else "completions"
-        draft = exchange.draft = dialects.replaced(body, request.__pydantic_extra__, where)
+    stored = body.get("store")
+    if stored or (stored is None and getattr(request, "is_stored_by_default", False)):
+        exchange.to_store = body
+    exchange.end_user = end_user.named(body)
+    where = _PLACES.get(type(request))
+    extra = request.__pydantic_extra__ if where is not None else None  # type: ignore[attr-defined]
+    if where is not None and extra:
+        draft = exchange.draft = dialects.replaced(body, extra, where)
         if draft is not None:
             # OpenAI's limits concern the fields that the client sent, which are checked.
             return parse(adapter, (), draft.body)
@@ -110,7 +125,7 @@ def unknown_fields(request: Request, path: str = "") -> list[str]:
         value = getattr(request, name)
         if isinstance(value, Request):
             found += unknown_fields(value, f"{path}{name}.")
-        elif isinstance(value, list):
+        elif isinstance(value, list) and not (value and isinstance(value[0], int)):
             for index, item in enumerate(value):
                 if isinstance(item, Request):
                     found += unknown_fields(item, f"{path}{name}[{index}].")
@@ -134,7 +149,7 @@ def refuse_unserved(
             raise Unsupported(name, engine, hint)
 
 
-def sampling_of(request: CompletionRequest | ChatRequest, capabilities: Capabilities) -> Sampling:
+def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
     """Return the sampling of a request, with OpenAI's defaults.
 
     Raises:
@@ -164,11 +179,9 @@ def sampling_of(request: CompletionRequest | ChatRequest, capabilities: Capabili
     )
 
 
-def _check_least(request: CompletionRequest | ChatRequest, least: int) -> None:
+def _check_least(request: TextRequest, least: int) -> None:
     """Reject a `min_tokens` that another field contradicts."""
-    most = request.max_tokens
-    if most is None and isinstance(request, ChatRequest):
-        most = request.max_completion_tokens
+    most = request.most_tokens
     if most is not None and least > most:
         raise InvalidRequest(
             f"Invalid 'min_tokens': {least} is more than 'max_tokens', {most}.",
@@ -213,20 +226,26 @@ async def notes(
     strict: bool,
     inexact: Iterable[str] = (),
     dropped: Sequence[str] = (),
+    unserved: Sequence[str] = (),
+    harmless: Sequence[str] = (),
 ) -> None:
     """Name ignored and inexact fields in headers; under `strict`, reject the request.
 
     Args:
         inexact: fields that are inexact for another reason than the engine.
         dropped: fields that have no effect on this model.
+        unserved: paths in the request that this server has no use for.
+        harmless: fields that are never rejected, because they do not change the response.
 
     Raises:
         InvalidRequest: a field is unknown, under `strict`.
         Unsupported: a field is inexact, or has no effect on this model, under `strict`.
     """
     size = exchange.size
-    ignored = (
-        _ignored(request) if size <= offload.SMALL else await offload.run(size, _ignored, request)
+    ignored = sorted(
+        unknown_fields(request)
+        if size <= offload.SMALL
+        else await offload.run(size, unknown_fields, request)
     )
     approximated = {
         name
@@ -237,22 +256,51 @@ async def notes(
     if strict and dropped:
         hint = "The model's chat template has no setting for it. Omit it."
         raise Unsupported(dropped[0], capabilities.engine, hint)
+    if strict and unserved:
+        hint = "Omit it, or start the server without --strict, which rejects what it ignores."
+        raise Unsupported(unserved[0], capabilities.engine, hint)
     draft = exchange.draft
     if draft is not None:
         ignored = sorted((*ignored, *draft.unknown))
-    if strict and ignored:
-        name = shortened(ignored[0])
-        raise InvalidRequest(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+    if strict:
+        _refuse_unknown(ignored or _foreign(request, draft))
     if draft is not None:
         dropped = [draft.names.get(name, name) for name in dropped]
         approximated = {draft.names.get(name, name) for name in approximated}
         ignored = sorted((*ignored, *draft.ignored, *dropped))
     elif dropped:
         ignored = sorted((*ignored, *dropped))
+    if unserved or harmless:
+        ignored = sorted((*ignored, *unserved, *harmless))
     if ignored:
         exchange.headers.append((b"x-latimer-ignored", _listed(ignored)))
     if approximated:
         note_inexact(exchange, approximated, capabilities, strict)
+
+
+def note_unknown(exchange: Exchange, request: Request, strict: bool) -> None:
+    """Name unknown fields in a header; under `strict`, reject the request."""
+    ignored = sorted(unknown_fields(request))
+    if strict:
+        _refuse_unknown(ignored)
+    if ignored:
+        exchange.headers.append((b"x-latimer-ignored", _listed(ignored)))
+
+
+def _foreign(request: Request, draft: dialects.Draft | None) -> list[str]:
+    """Return the fields of a request, as the client sent them, that OpenAI's endpoint lacks."""
+    found = sorted(request.__pydantic_fields_set__ & request.foreign)
+    if draft is None:
+        return found
+    # Fields that another one has set have its name; defaults that belong to it have none.
+    names = [draft.names.get(name, name) for name in found]
+    return [name for name in names if name.partition(".")[0] in draft.given]
+
+
+def _refuse_unknown(names: Sequence[str]) -> None:
+    if names:
+        name = shortened(names[0])
+        raise InvalidRequest(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
 
 
 def _penalises(sampling: Sampling, name: str) -> bool:
@@ -261,14 +309,6 @@ def _penalises(sampling: Sampling, name: str) -> bool:
     return (
         name == "repeat_penalty" and extras.get(name, 1) != 1 and extras.get("repeat_last_n") != 0
     )
-
-
-def _ignored(request: Request) -> list[str]:
-    found = unknown_fields(request)
-    if "metadata" in request.__pydantic_fields_set__ and getattr(request, "metadata", None):
-        # Metadata is only used for stored completions, and this one is not stored.
-        found.append("metadata")
-    return sorted(found)
 
 
 def note_inexact(
@@ -296,7 +336,7 @@ def _listed(names: list[str]) -> bytes:
     return value.encode()
 
 
-def check_stream_options(request: CompletionRequest | ChatRequest) -> bool:
+def check_stream_options(request: TextRequest) -> bool:
     """Return True if the stream is to end with its usage (contract 2.1).
 
     Raises:
@@ -309,4 +349,5 @@ def check_stream_options(request: CompletionRequest | ChatRequest) -> bool:
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             "stream_options",
         )
-    return bool(request.stream_options.include_usage)
+    options = request.stream_options
+    return isinstance(options, StreamOptions) and bool(options.include_usage)

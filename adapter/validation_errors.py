@@ -40,7 +40,7 @@ def from_validation(error: ValidationError, body: Any, schema: Any) -> InvalidRe
         path = shortened(path + context["path"])
         path = path.replace("[", ".[") if context["dotted"] else path
         return InvalidRequest(
-            context["text"].replace("{param}", path), path, context["code"] or None
+            context["text"].replace("{param}", path), path or None, context["code"] or None
         )
     if kind == "missing":
         message = f"Missing required parameter: '{path}'."

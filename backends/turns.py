@@ -2,7 +2,8 @@
 
 An engine runs few calls at a time, and one request may need thousands: prompts times choices. So a
 free place goes to the next waiting *request*, not to the next call. A short request then waits for
-one call of each other request, never for all calls of a large one.
+one call of each other request, never for all calls of a large one. Requests of a higher tier go
+first (`tiers.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections import OrderedDict, deque
 
 from .errors import Busy
+from .tiers import Order, Tier
 
 # The default number of requests that may wait. Evaluation harnesses send hundreds at a time to four
 # slots, and each takes a few kilobytes here. A cancelled request leaves the queue immediately.
@@ -24,13 +26,15 @@ class Party:
     Args:
         turn: the progress of its calls, for an engine that orders them itself.
         jobs: the number of its jobs that an engine runs or has queued.
+        tier: its place among other requests that wait.
     """
 
-    __slots__ = ("admitted", "jobs", "turn")
+    __slots__ = ("admitted", "jobs", "tier", "turn")
 
-    def __init__(self) -> None:
+    def __init__(self, tier: Tier = Tier.DEFAULT) -> None:
         self.admitted = False
         self.jobs = 0
+        self.tier = tier
         self.turn = 0
 
 
@@ -46,8 +50,9 @@ class Turns:
         self._limit = limit
         self._places = places
         self._taken = 0
-        # In order of their turns.
-        self._waiting: OrderedDict[Party, deque[asyncio.Future[None]]] = OrderedDict()
+        # The requests of each tier in order of their turns; only tiers with requests.
+        self._waiting: dict[Tier, OrderedDict[Party, deque[asyncio.Future[None]]]] = {}
+        self._order = Order()
         self._moved = 0.0
         self._seconds = 1.0
 
@@ -70,10 +75,10 @@ class Turns:
 
     def check(self, party: Party | None = None) -> None:
         """Raise `Busy` if the queue is full, unless the request was admitted before."""
-        waiting = len(self._waiting)
-        if self._limit is None or waiting < self._limit or self._taken < self._places:
+        if self._limit is None or self._taken < self._places:
             return
-        if party is not None and party.admitted:
+        waiting = sum(map(len, self._waiting.values()))
+        if waiting < self._limit or (party is not None and party.admitted):
             return
         # OpenAI's clients do not retry after a delay of more than two minutes (contract 1.5).
         wait = min(max(self._seconds * waiting / 2, 0.1), 60.0)
@@ -108,7 +113,8 @@ class Turns:
         place = asyncio.get_running_loop().create_future()
         if not self._waiting:
             self._moved = time.monotonic()
-        self._waiting.setdefault(party, deque()).append(place)
+        parties = self._waiting.setdefault(party.tier, OrderedDict())
+        parties.setdefault(party, deque()).append(place)
         try:
             await place
         except asyncio.CancelledError:
@@ -135,13 +141,16 @@ class Turns:
     def _pass_on(self) -> None:
         """Give a taken place to the next call of the next request."""
         while self._waiting:
-            party, calls = next(iter(self._waiting.items()))
+            tier = self._order.next(self._waiting)
+            parties = self._waiting[tier]
+            party, calls = next(iter(parties.items()))
             place = calls.popleft()
             if calls:
-                self._waiting.move_to_end(party)
+                parties.move_to_end(party)
             else:
-                del self._waiting[party]
+                self._remove(party)
             if not place.done():
+                self._order.count(tier, self._waiting)
                 now = time.monotonic()
                 self._seconds = 0.8 * self._seconds + 0.2 * (now - self._moved)
                 self._moved = now
@@ -150,8 +159,16 @@ class Turns:
         self._taken -= 1
 
     def _leave(self, party: Party, place: asyncio.Future[None]) -> None:
-        calls = self._waiting.get(party)
+        parties = self._waiting.get(party.tier)
+        calls = None if parties is None else parties.get(party)
         if calls is not None and place in calls:
             calls.remove(place)
             if not calls:
-                del self._waiting[party]
+                self._remove(party)
+
+    def _remove(self, party: Party) -> None:
+        """Remove a request without calls from the queue."""
+        parties = self._waiting[party.tier]
+        del parties[party]
+        if not parties:
+            del self._waiting[party.tier]

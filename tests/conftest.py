@@ -20,7 +20,9 @@ from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_server import LlamaServer
 from support import gguf_files
+from support.postgresql import PostgreSQL, missing, postgresql
 from support.replay import Replay, replaying
+from support.s3 import s3_server, variables
 from support.servers import llama_server, serving
 
 # On two busy cores no deadline is reliable.
@@ -67,6 +69,13 @@ def llama_server_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def s3_variables() -> Iterator[dict[str, str]]:
+    """Run a real server with the API of S3, and return the variables by which boto3 finds it."""
+    with s3_server() as address:
+        yield variables(address)
+
+
+@pytest.fixture(scope="session")
 def koboldcpp_replay() -> Iterator[tuple[str, Replay | None]]:
     """Return a live koboldcpp if `LATIMER_KOBOLDCPP_URL` is set, else the recorded one."""
     live = os.environ.get("LATIMER_KOBOLDCPP_URL")
@@ -76,6 +85,23 @@ def koboldcpp_replay() -> Iterator[tuple[str, Replay | None]]:
     with replaying() as (address, replay):
         yield address, replay
         assert not replay.unknown, "requests without a recording"
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[PostgreSQL]:
+    """Run a real PostgreSQL; no test may stop it."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with postgresql() as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: PostgreSQL) -> Iterator[str]:
+    """Return the URL of an empty database of the test's own."""
+    with postgresql_server.database() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,8 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PARTS = {
     "setup.py": "build-system",
     "adapter/generation/token_ids.py": "tiktoken",
+    "adapter/store/s3.py": "s3",
+    "adapter/store/silence.py": "postgres",
     "backends/llama_cpp/": "llama-cpp",
     "adapter/": "dependencies",
     "backends/": "dependencies",
@@ -42,14 +44,19 @@ PARTS = {
 WITH = {
     "llama-cpp": ("dependencies",),
     "tiktoken": ("dependencies",),
+    "s3": ("dependencies",),
     "conformance": ("dependencies",),
-    "test": ("dependencies", "llama-cpp", "tiktoken", "conformance"),
+    "test": ("dependencies", "llama-cpp", "tiktoken", "postgres", "s3", "conformance"),
 }
 # Modules that an extra of another distribution installs.
-BROUGHT = {"uvloop": "uvicorn[standard]"}
+BROUGHT = {"botocore": "boto3", "uvloop": "uvicorn[standard]"}
 # Requirements that no file imports, and the reason for each.
 NOT_IMPORTED = {
+    ("postgres", "psycopg[binary]"): "SQLAlchemy imports it for PostgreSQL's URLs",
+    ("test", "flask"): "moto's server imports it",
+    ("test", "flask-cors"): "moto's server imports it",
     ("test", "lm-eval[api]"): "the client of lm-eval that tests/clients runs",
+    ("test", "moto[s3]"): "the server of S3 that tests run",
     ("test", "mypy"): "a command of `make types`",
     ("test", "pytest-asyncio"): "a plugin: asynchronous tests and fixtures",
     ("test", "pytest-randomly"): "a plugin: the order of tests",
@@ -164,7 +171,7 @@ def problems(pyproject: dict[str, Any]) -> list[str]:
         part: {name for one in declared for name in names(one)}
         for part, declared in requirements(pyproject).items()
     }
-    found, used = [], set(NOT_IMPORTED)
+    found, used = [], {(part, one) for part, name in NOT_IMPORTED for one in names(name)}
     for (part, module), path in imports().items():
         parts = [one for one in (part, *WITH.get(part, ())) if lists[one] & providers(module)]
         if not parts:

@@ -22,15 +22,17 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("backends/*.py",),
     ("backends/grammar/*.py",),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),
-    ("adapter/errors.py",),
+    ("adapter/errors.py", "adapter/parts.py"),
     # Fields of other servers.
     ("adapter/dialects/*.py",),
+    # Stored objects and their database.
+    ("adapter/store/*.py",),
     # One HTTP exchange, independent of its endpoint, and the models that are served.
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "cors", "credentials", "exchange", "guards", "hosted", "origins", "printable",
-            "service", "validation", "validation_errors",
+            "cors", "credentials", "end_user", "exchange", "guards", "hosted", "origins",
+            "printable", "query", "sealed", "service", "validation", "validation_errors",
         )
     ),
     ("adapter/generation/*.py",),
@@ -42,16 +44,17 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/chat/{name}.py"
         for name in (
-            "__init__", "conversation", "custom", "fetch", "folding", "instruct", "manner", "media",
-            "message", "order", "prepare", "prompt", "reasoning", "special_tokens", "templates",
-            "tools",
+            "__init__", "checks", "conversation", "custom", "fetch", "folding", "instruct",
+            "manner", "media", "message", "order", "prepare", "prompt", "reasoning",
+            "special_tokens", "templates", "tools",
         )
     ),
+    ("adapter/responses/*.py",),
     ("adapter/endpoints/*.py",),
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "__init__", "app", "capability_table", "config", "config_errors", "discovery",
+            "__init__", "app", "capability_table", "config", "config_errors", "discovery", "routes",
         )
     ),
     ("adapter/cli/*.py",),

@@ -39,6 +39,15 @@ PARTS = 500
 _NAMES = {"image": "images", "audio": "audio"}
 
 
+def _without(kind: MediaKind, served: Served) -> str:
+    """Return what a client or its operator can do about a kind that the model does not accept."""
+    hint = f"The loaded model does not support {_NAMES[kind]}. Send text parts only"
+    if served.model.media:
+        return f"{hint}."
+    # The option has this name in Latimer, llama-server and koboldcpp.
+    return f"{hint}, or load the projector of the model with --mmproj FILE."
+
+
 async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, ...]:
     """Return the images and audio of messages, in their order.
 
@@ -70,8 +79,7 @@ async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, 
                 raise Unsupported(f"{here}.type", engine, "Send the content of the file as text.")
             kind: MediaKind = "image" if isinstance(part, ImagePart) else "audio"
             if kind not in served.model.media:
-                hint = f"The loaded model does not support {_NAMES[kind]}. Send text parts only."
-                raise Unsupported(f"{here}.type", engine, hint)
+                raise Unsupported(f"{here}.type", engine, _without(kind, served))
             if isinstance(part, AudioPart):
                 param = f"{here}.input_audio.data"
                 encoded = part.input_audio.data

@@ -275,7 +275,7 @@ async def _grammar(
     except Unenforced as error:
         index, function = tool_set.functions[int(error.path[0])]
         error = Unenforced(error.reason, error.path[1:])
-        path = f"{tool_set.path(index)}.parameters{error.where}"
+        path = f"{tool_set.paths[index]}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
     after = None if special.style.is_one_of_several else special.preamble
     return Grammar("gbnf", text, param, after, is_own=True), True

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from ...backends.base import Grammar
 from ...backends.errors import shortened
-from ...backends.grammar import Unenforced
+from ...backends.grammar import Unenforced, check_schema
 from ...schemas.openai.common import FinishReason
-from ...schemas.openai.messages import (
-    AssistantMessage,
-    Function,
-    FunctionMessage,
-    Message,
-    ToolMessage,
-)
+from ...schemas.openai.messages import Function
 from ..errors import InvalidRequest
 
 Mode = Literal["auto", "required", "named"]
@@ -30,6 +24,7 @@ class ToolSet(NamedTuple):
         listed: all functions that the model sees.
         parallel: True if one message may contain several calls.
         legacy: True if the request has the deprecated `functions`.
+        paths: the path of each listed function in the request.
         custom: the custom tools, which the model sees as functions with one string argument, by
             name; each with the grammar of its input, or None.
     """
@@ -39,6 +34,7 @@ class ToolSet(NamedTuple):
     mode: Mode
     parallel: bool
     legacy: bool
+    paths: Sequence[str]
     custom: Mapping[str, Grammar | None] = MappingProxyType({})
 
     @property
@@ -48,12 +44,57 @@ class ToolSet(NamedTuple):
             return "stop"
         return "function_call" if self.legacy else "tool_calls"
 
-    def path(self, index: int) -> str:
-        """Return the path of a function in the request."""
-        if self.legacy:
-            return f"functions[{index}]"
-        kind = "custom" if self.listed[index].name in self.custom else "function"
-        return f"tools[{index}].{kind}"
+
+class Offered(NamedTuple):
+    """A tool of a request, as the model sees it.
+
+    Args:
+        path: its path in the request.
+        is_custom: True for a custom tool.
+        input: the grammar of a custom tool's input, or None.
+    """
+
+    function: Function
+    path: str
+    is_custom: bool = False
+    input: Grammar | None = None
+
+
+def tool_set_of(
+    offered: Sequence[Offered],
+    mode: Mode,
+    chosen: Container[str] | None = None,
+    parallel: bool = True,
+    legacy: bool = False,
+) -> ToolSet:
+    """Return the tools that a model may call.
+
+    Args:
+        chosen: the names of the tools that may be called; None for all.
+
+    Raises:
+        InvalidRequest: parameters are not a valid JSON schema.
+    """
+    for one in offered:
+        if one.function.parameters is not None and not one.is_custom:
+            _check(one.function, f"{one.path}.parameters")
+    listed = [one.function for one in offered]
+    return ToolSet(
+        [(i, own) for i, own in enumerate(listed) if chosen is None or own.name in chosen],
+        listed,
+        mode,
+        parallel and mode != "named",
+        legacy,
+        [one.path for one in offered],
+        {one.function.name: one.input for one in offered if one.is_custom},
+    )
+
+
+def _check(function: Function, param: str) -> None:
+    try:
+        check_schema(function.parameters)
+    except Unenforced as error:
+        raise wrong_schema(function.name, error, param) from None
 
 
 def wrong_schema(name: str, error: Unenforced, param: str) -> InvalidRequest:
@@ -63,52 +104,3 @@ def wrong_schema(name: str, error: Unenforced, param: str) -> InvalidRequest:
         f"{error.reason}.",
         param,
     )
-
-
-def check_calls(messages: Sequence[Message]) -> None:
-    """Check that every call has its result, and every result its call (contract 3.2).
-
-    Raises:
-        InvalidRequest: a call or a result is missing; the message is OpenAI's.
-    """
-    open_ids: list[str] = []
-    for index, message in enumerate(messages):
-        if isinstance(message, ToolMessage):
-            if message.tool_call_id not in open_ids:
-                before = _call_before(messages, index)
-                if before is None or message.tool_call_id not in _ids(before):
-                    raise InvalidRequest(
-                        "Invalid parameter: messages with role 'tool' must be a response to a "
-                        "preceeding message with 'tool_calls'.",
-                        f"messages.[{index}].role",
-                    )
-            else:
-                open_ids.remove(message.tool_call_id)
-            continue
-        if open_ids:
-            raise _unanswered(open_ids, index)
-        if isinstance(message, AssistantMessage) and message.tool_calls:
-            open_ids = list(dict.fromkeys(_ids(message)))
-    if open_ids:
-        raise _unanswered(open_ids, len(messages))
-
-
-def _unanswered(ids: Sequence[str], index: int) -> InvalidRequest:
-    return InvalidRequest(
-        "An assistant message with 'tool_calls' must be followed by tool messages responding "
-        "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
-        f"{shortened(', '.join(ids))}",
-        f"messages.[{index}].role",
-    )
-
-
-def _ids(message: AssistantMessage) -> list[str]:
-    return [call.id for call in message.tool_calls or ()]
-
-
-def _call_before(messages: Sequence[Message], index: int) -> AssistantMessage | None:
-    """Return the message whose calls a run of results answers, or None."""
-    while index and isinstance(messages[index - 1], ToolMessage | FunctionMessage):
-        index -= 1
-    found = messages[index - 1] if index else None
-    return found if isinstance(found, AssistantMessage) and found.tool_calls else None

@@ -23,6 +23,7 @@ from ..discovery import backend_of, is_elsewhere, unused
 from ..errors import InvalidRequest
 from ..generation.token_ids import load
 from ..printable import printable
+from ..store.errors import StoreError, StoreUnavailable, in_words
 from .listening import bound, local_rules
 from .protocol import Protocol
 from .signals import end_at_once
@@ -41,6 +42,8 @@ _BACKLOG = 2048
 _FIRST = 1.0
 # Seconds between attempts to reach an engine that is not ready.
 _AGAIN = 0.5
+# Seconds between attempts to open a store that was not available at the start.
+_REOPEN = 2.0
 # Seconds for cancelled requests to send their errors, and for the process to end.
 _LAST_WORDS, _END = 2, 5.0
 
@@ -76,9 +79,10 @@ async def serve(settings: Settings) -> None:
         if settings.logit_bias_vocabulary is not None:
             _load_vocabulary(settings)
         backend = backend_of(settings, _Progress() if sys.stderr.isatty() else None)
-        idle = unused(settings)
-        if idle is not None:
-            _say(idle)
+        for line in unused(settings):
+            _say(line)
+        app = adapter_of(settings, backend)
+        opening = await _open_store(app, settings)
         if not is_elsewhere(settings):
             await backend.model()
     except LatimerError as error:
@@ -91,7 +95,7 @@ async def serve(settings: Settings) -> None:
     waiting = asyncio.create_task(listens.wait())
     await asyncio.wait([readiness, waiting], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    server = _Server(adapter_of(settings, backend), settings.drain)
+    server = _Server(app, settings.drain)
     # Requests leave no reference cycles, and objects made at startup stay alive: collecting them
     # repeatedly costs a tenth of the throughput. Rare collections cause long pauses: 50,000 young
     # objects take 30 ms, which delays every stream. A large body is hundreds of thousands of
@@ -102,8 +106,54 @@ async def serve(settings: Settings) -> None:
     gc.set_threshold(10_000, 4, 1_000)
     await server.serve(sockets)
     readiness.cancel()
+    if opening is not None:
+        opening.cancel()
     if not server.started:
         sys.exit(EXIT_START)
+
+
+async def _open_store(app: OpenAIAdapter, settings: Settings) -> asyncio.Task[None] | None:
+    """Open the store, unless it is in memory, and print where it is.
+
+    A PostgreSQL can start later, unless the store is required; a task then waits for it.
+
+    Raises:
+        SystemExit: the store cannot be used.
+    """
+    place = settings.store_place()
+    if place is None or not place.durable:
+        return None
+    where = place.describe()
+    try:
+        await app.open_store()
+    except StoreError as error:
+        fail(f"{where}: {error}")
+    except StoreUnavailable as error:
+        if place.kind == "sqlite" or place.required:
+            fail(f"{where}: {in_words(error)}")
+        _say(f"The store is not available yet: {where}: {in_words(error)}")
+        return asyncio.create_task(_open_later(app, where))
+    _say(_stores(where))
+    return None
+
+
+async def _open_later(app: OpenAIAdapter, where: str) -> None:
+    """Open a store that was not available at the start, and print when it is."""
+    while True:
+        await asyncio.sleep(_REOPEN)
+        try:
+            await app.open_store()
+        except StoreUnavailable:
+            continue
+        except StoreError as error:
+            _say(f"The store cannot be used: {where}: {error}")
+        else:
+            _say(_stores(where))
+        return
+
+
+def _stores(where: str) -> str:
+    return f"Latimer stores completions: {where}."
 
 
 def _allow_connections() -> None:
@@ -241,7 +291,13 @@ def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
         logit_bias_vocabulary=settings.logit_bias_vocabulary,
         keepalive=settings.keepalive,
         matryoshka=settings.matryoshka,
+        store=settings.store,
+        store_age=settings.store_age,
+        store_size=settings.store_size,
+        store_media=settings.store_media,
+        store_required=settings.store_required,
         reasoning_field=None if settings.reasoning_field == "none" else settings.reasoning_field,
+        reasoning_key=settings.reasoning_secret,
     )
 
 

@@ -10,6 +10,7 @@ import io
 import os
 import select
 import sys
+from typing import BinaryIO
 
 # The bytes that a writable pipe accepts in one write (POSIX: PIPE_BUF is at least 512).
 _PIECE = 512
@@ -25,6 +26,14 @@ def secure() -> None:
         sys.stdout = _text(_Dropping(1, "w", closefd=False))
     if sys.stderr is sys.__stderr__:
         sys.stderr = _text(_Impatient(2, "w", closefd=False))
+
+
+def strict_output() -> BinaryIO:
+    """Return standard output for data that must not be dropped: writing can raise an OSError."""
+    sys.stdout.flush()
+    if isinstance(getattr(sys.stdout.buffer, "raw", None), _Dropping):
+        return open(1, "wb", closefd=False)
+    return sys.stdout.buffer
 
 
 def _occupy() -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...backends.errors import RequestError
-from ..errors import InvalidRequest, worded
+from ...schemas.openai.responses import MOVED
 from . import constraints, ends, prompts, sampling, serving
 from .fields import Draft, Field, Where, unsupported
 
 __all__ = [
     "GROUPS", "REFUSED_IN_MESSAGES", "TABLES", "Draft", "Field", "Where", "replaced", "table",
-    "unsupported", "with_names",
+    "unsupported",
 ]  # fmt: skip
 
 GROUPS: Mapping[str, tuple[Field, ...]] = {
@@ -31,15 +30,28 @@ GROUPS: Mapping[str, tuple[Field, ...]] = {
 REFUSED_IN_MESSAGES: Mapping[str, str] = {"images": prompts.FILES}
 
 
+# Fields that the Responses API has itself, or has under another name.
+_RESPONSES_OWN = frozenset((*MOVED, "reasoning"))
+
+
 def _on(where: Where) -> Mapping[str, Field]:
-    fields = (field for group in GROUPS.values() for field in group)
-    return {field.name: field for field in fields if field.on in (None, where)}
+    fields = [field for group in GROUPS.values() for field in group]
+    if where != "responses":
+        return {field.name: field for field in fields if field.on in (None, where)}
+    # Its own rows replace those of chat.
+    return {
+        field.name: field
+        for places in ((None, "chat"), ("responses",))
+        for field in fields
+        if field.on in places and field.name.partition(".")[0] not in _RESPONSES_OWN
+    }
 
 
 # The fields of each endpoint by name; a request's fields are replaced in this order.
 TABLES: Mapping[Where, Mapping[str, Field]] = {
     "chat": _on("chat"),
     "completions": _on("completions"),
+    "responses": _on("responses"),
 }
 _PLACES: Mapping[Where, Mapping[str, int]] = {
     where: {name: place for place, name in enumerate(fields)} for where, fields in TABLES.items()
@@ -67,22 +79,6 @@ def replaced(body: Mapping[str, Any], extra: Mapping[str, Any], where: Where) ->
     return draft
 
 
-def with_names(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """Return an error that names the client's fields.
-
-    Args:
-        names: the client's field for each field that was set.
-    """
-    facts = worded(error)
-    message, param = facts.message, facts.param
-    for name, own in names.items():
-        if param is not None and (param == name or param.startswith((f"{name}.", f"{name}["))):
-            param = own + param[len(name) :]
-        message = message.replace(f"'{name}'", f"'{own}'").replace(f"'{name}.", f"'{own}.")
-        message = message.replace(f"'{name}[", f"'{own}[")
-    return InvalidRequest(message, param, facts.code, facts.status)
-
-
 def table() -> str:
     """Return all fields as tables in Markdown."""
     lines: list[str] = []
@@ -95,7 +91,7 @@ def table() -> str:
         for field in fields:
             note = field.note.replace("|", "\\|")
             lines.append(
-                f"| `{field.name}` | {field.servers} | {field.on or 'both'} | {field.verdict} | "
+                f"| `{field.name}` | {field.servers} | {field.on or 'all'} | {field.verdict} | "
                 f"{note} |"
             )
         lines.append("")

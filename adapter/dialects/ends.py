@@ -7,6 +7,8 @@ import re
 from typing import Any
 
 from ...schemas import limits
+from ...schemas.openai.common import is_unlimited
+from ...schemas.openai.spellings import whole
 from ..errors import InvalidRequest
 from .fields import Draft, Field, ignored, inside, mapped, refused, same
 
@@ -22,11 +24,18 @@ _LONGEST = 8 * limits.STOP_TEXT.most
 
 def alternatives(draft: Draft, value: Any) -> None:
     """Set the log-probabilities of llama.cpp's `n_probs`."""
+    if draft.where == "completions":
+        draft.set("logprobs", value)
+        return
     if draft.where == "chat":
         draft.set("logprobs", True)
-        draft.set("top_logprobs", value)
-    else:
-        draft.set("logprobs", value)
+    draft.set("top_logprobs", value)
+
+
+def most_tokens(draft: Draft, value: Any) -> None:
+    """Set the largest number of tokens; -1 and -2 mean no limit, which Responses has by default."""
+    if draft.where != "responses" or not is_unlimited(whole(value)):
+        draft.set("max_tokens", value)
 
 
 def stops(draft: Draft, value: Any) -> None:
@@ -70,7 +79,8 @@ def _not_a_list(name: str) -> InvalidRequest:
 
 def usage(draft: Draft, value: Any) -> None:
     """Set `include_usage` in a stream; other responses always have their usage."""
-    if value is True and draft.body.get("stream"):
+    # A response of the Responses API always has its usage.
+    if value is True and draft.where != "responses" and draft.body.get("stream"):
         given = draft.body.get("stream_options")
         draft.replace(
             "stream_options", {**(given if isinstance(given, dict) else {}), "include_usage": True}
@@ -82,14 +92,18 @@ _ECHO = "Send 'echo' and 'logprobs' to /v1/completions."
 _IDS = "Send the reply's text to /tokenize."
 _TEXT = "Send the text of the token in 'stop'."
 _STOP = "Omit it. The request's 'stop' has the text to append."
+_ONE = "A response has one choice. Send several requests."
 _LEFT_OUT = "Control tokens are never part of a reply. Omit it."
 
 FIELDS: tuple[Field, ...] = (
     mapped("n_cmpl", "llama.cpp", "`n`", 2),
-    mapped("n_predict", "llama.cpp", "`max_tokens`", 5),
-    mapped("num_predict", "Ollama", "`max_tokens`", 5),
-    mapped("max_new_tokens", "text-generation-webui, Transformers", "`max_tokens`", 5),
-    mapped("max_length", "koboldcpp", "`max_tokens`", 5),
+    refused("n", "OpenAI's chat", _ONE, 2, 1, on="responses"),
+    refused("n_cmpl", "llama.cpp", _ONE, 2, 1, on="responses"),
+    mapped("n_predict", "llama.cpp", "`max_tokens`", 20, most_tokens),
+    mapped("num_predict", "Ollama", "`max_tokens`", 20, most_tokens),
+    mapped("max_new_tokens", "text-generation-webui, Transformers", "`max_tokens`", 20,
+           most_tokens),
+    mapped("max_length", "koboldcpp", "`max_tokens`", 20, most_tokens),
     mapped("stop_sequence", "koboldcpp", "`stop`", ["5"], None, []),
     mapped("stopping_strings", _WEBUI, "`stop`", ["5"], stops, [], "", "[]"),
     mapped("custom_stopping_strings", _WEBUI, "`stop`", ["5"], stops, [], "", "[]"),
@@ -107,6 +121,8 @@ FIELDS: tuple[Field, ...] = (
     refused("echo", "vLLM", "Put the last message before the reply.", True, False, on="chat"),
     same("echo", "vLLM", True, on="completions"),
     mapped("n_probs", "llama.cpp", "`logprobs`, and `top_logprobs` in chat", 3, alternatives, 0),
+    refused("logprobs", "OpenAI's chat",
+            "Send 'message.output_text.logprobs' in 'include'.", True, False, on="responses"),
     refused("post_sampling_probs", "llama.cpp",
             "Log-probabilities are computed before sampling. Omit it.", True, False),
     refused("prompt_logprobs", "vLLM", _ECHO, 1),

@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from ...backends.errors import shortened
 from ...schemas.openai.common import kind_of
 from ...schemas.openai.spellings import whole
-from ..errors import InvalidRequest
+from ..errors import RESPONSE_NAMES, InvalidRequest
 
 Verdict: TypeAlias = Literal["mapped", "refused", "ignored"]
-Where: TypeAlias = Literal["chat", "completions"]
+Where: TypeAlias = Literal["chat", "completions", "responses"]
 Apply: TypeAlias = "Callable[[Draft, Any], None]"
 
 # Integers beyond this are not sent to engines.
@@ -29,7 +29,8 @@ class Field(NamedTuple):
         example: a value that has an effect.
         neutral: values without effect, in addition to null; or functions that return True for them.
         apply: writes a mapped value into the request; None for a field of Latimer's own schema.
-        on: the only endpoint of the row; None for both.
+        on: the only endpoint of the row; None for all. A row of chat is also for Responses,
+            which can have a row of its own instead.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Draft:
         elif not field.has_effect(value):
             pass
         elif field.verdict == "refused":
-            raise unsupported(name, field.note)
+            raise unsupported(name, self._worded(field.note))
         elif field.verdict == "ignored":
             self.ignored.append(name)
         else:
@@ -99,7 +100,11 @@ class Draft:
         Raises:
             InvalidRequest: it has another value already.
         """
-        before = self.body.get(name)
+        name = self._own(name)
+        outer, _, inner = name.partition(".")
+        before = self.body.get(outer)
+        if inner:
+            before = before.get(inner) if isinstance(before, dict) else None
         if before is not None and before != value:
             raise InvalidRequest(
                 f"Invalid '{self.origin}': it differs from '{self.names.get(name, name)}', which "
@@ -113,8 +118,23 @@ class Draft:
         """Set a field, and replace any earlier value; a whole number is set as an integer."""
         if isinstance(value, float) and abs(value) < _MOST:
             value = whole(value)
-        self.body[name] = value
+        name = self._own(name)
         self.names[name] = self.origin
+        outer, _, inner = name.partition(".")
+        if inner:
+            given = self.body.get(outer)
+            value = {**(given if isinstance(given, dict) else {}), inner: value}
+        self.body[outer] = value
+
+    def _own(self, name: str) -> str:
+        """Return the endpoint's name of a field of chat."""
+        return RESPONSE_NAMES.get(name, name) if self.where == "responses" else name
+
+    def _worded(self, hint: str) -> str:
+        """Return a hint with the endpoint's names of fields."""
+        for name, own in RESPONSE_NAMES.items() if self.where == "responses" else ():
+            hint = hint.replace(f"'{name}'", f"'{own}'")
+        return hint
 
     def default(self, name: str, value: Any) -> None:
         """Set a field that the request does not have."""

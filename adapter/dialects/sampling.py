@@ -250,6 +250,8 @@ FIELDS: tuple[Field, ...] = (
     refused("num_beams", _WORDS, _BEAMS, 4, 1, 0),
     refused("best_of", "vLLM, llama.cpp", _BEAMS, 2, 1, on="chat"),
     same("best_of", "vLLM", 2, on="completions"),
+    refused("best_of", "vLLM, llama.cpp", "A response has one choice. Omit it.", 2, 1,
+            on="responses"),
     ignored("length_penalty", "vLLM, text-generation-webui",
             "it only has an effect with beam search", 0.8),
     ignored("early_stopping", _WORDS, "it only has an effect with beam search", True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .ends import most_tokens
 from .fields import Field, ignored, inside, mapped, refused, same
 
 _CACHE = "a cache does not change the answer"
@@ -54,7 +55,7 @@ FIELDS: tuple[Field, ...] = (
     ignored("using_openai_tools", "koboldcpp", "`tools` are always used", True),
     mapped("options", "Ollama", "the fields below", {"num_ctx": 2048}, inside, {}),
     *(same(f"options.{name}", "Ollama", example) for name, example in _ALIKE.items()),
-    mapped("options.num_predict", "Ollama", "`max_tokens`", 5),
+    mapped("options.num_predict", "Ollama", "`max_tokens`", 20, most_tokens),
     ignored("options.num_ctx", "Ollama", "a prompt is never cut: one that does not fit is a 400",
             2048),
     refused("options.tfs_z", "Ollama", "Omit it, or use 'min_p' or 'top_p'.", 0.9, 1),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,14 +11,11 @@ from pydantic import TypeAdapter
 from ...backends import offload
 from ...backends.base import Capabilities, Generation, Sampling
 from ...backends.errors import LatimerError, Unsupported
-from ...schemas import limits
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
-from ...schemas.openai.messages import NO_CONTENT, THOUGHTS, AssistantMessage
-from .. import dialects
+from ..chat.checks import check_messages
 from ..chat.message import ChatFrames, Shape, message_of
 from ..chat.prepare import ChatJob, prepare
-from ..chat.tools import check_calls
 from ..errors import InvalidRequest, in_chat
 from ..exchange import Exchange
 from ..generation.logprobs import to_chat
@@ -32,6 +27,7 @@ from ..generation.token_ids import in_model_vocabulary
 from ..generation.usage import detailed_usage_of
 from ..hosted import CHAT_LIMITS, lacking
 from ..service import Served, Service
+from ..store.ids import new_id
 from ..validation import (
     check_stream_options,
     notes,
@@ -39,6 +35,8 @@ from ..validation import (
     refuse_unserved,
     sampling_of,
 )
+from .service_tiers import name_of, party_of
+from .storing import check_store, store_reply
 from .turns import turn_of
 
 _REQUEST = TypeAdapter(ChatRequest)
@@ -50,24 +48,16 @@ def _never(_value: Any) -> bool:
     return False
 
 
-def _falsy(value: Any) -> bool:
-    return not value
-
-
 _UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "audio": (_never, _LEAVE_OUT),
     "modalities": (lambda value: "audio" not in value, "Request text only."),
     "moderation": (_never, _LEAVE_OUT),
-    "store": (_falsy, _LEAVE_OUT),
     "web_search_options": (_never, _LEAVE_OUT),
 }
 
 # Fields that request a call, and the fields with the tools.
 _CALLS = {"tool_choice": "tools", "function_call": "functions"}
 _NO_CALL = (None, "none", "auto")
-
-# The `service_tier` of a response, by that of the request (contract 3.9).
-_TIERS = {"auto": "default", "fast": "priority"}
 
 
 async def create_chat_completion(exchange: Exchange, service: Service) -> None:
@@ -77,6 +67,8 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     capabilities, strict = served.capabilities, served.policy.strict
     include_usage = check_stream_options(request)
     _check_combinations(request)
+    if exchange.to_store is not None:
+        await check_store(request, service.store)
     refuse_unserved(request, _UNSERVED, capabilities.engine)
     sampling = (
         _checked(request, capabilities)
@@ -92,6 +84,8 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         raise in_chat(error) from None
     inexact = (*inexact, *chat.inexact)
     await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
+    if request.service_tier is not None:
+        chat.job.party = party_of(request.service_tier)
     if request.oai_compat is False:
         _check_native(chat.job, capabilities)
         await pass_native(exchange, served.backend, chat.job, bool(request.stream))
@@ -108,22 +102,30 @@ def _answer(
     include_usage: bool,
 ) -> Awaitable[None]:
     job = chat.job
-    plan = Plan([job], len(job.seeds), detailed_usage_of, form=chat.form, translate=in_chat)
+    plan = Plan(
+        [job], len(job.seeds), detailed_usage_of, form=chat.form, translate=in_chat, party=job.party
+    )
+    id_, created_at = new_id("chatcmpl-")
     head: dict[str, Any] = {
-        "id": f"chatcmpl-{random.getrandbits(96):024x}",
+        "id": id_,
         "object": "chat.completion",
-        "created": int(time.time()),
+        "created": created_at // 1_000_000,
         "model": served.name,
     }
     if request.service_tier is not None:
-        head["service_tier"] = _TIERS.get(request.service_tier, request.service_tier)
+        head["service_tier"] = name_of(request.service_tier)
     head["system_fingerprint"] = served.model.fingerprint
     show = to_chat if job.logprobs is not None else None
     frames = None
     if request.stream:
         chunk = {**head, "object": "chat.completion.chunk"}
-        frames = in_stream(request, ChatFrames(chunk, include_usage, show, chat.shape))
-    answer = Answer(partial(_whole, head, chat.shape), show)
+        own = ChatFrames(chunk, include_usage, show, chat.shape)
+        frames = in_stream(request.stream_options, own)
+    store = None
+    if exchange.to_store is not None and service.store is not None:
+        head["metadata"] = request.metadata or {}
+        store = partial(store_reply, exchange, service.store, request)
+    answer = Answer(partial(_whole, head, chat.shape), show, store=store)
     return respond(exchange, served, plan, answer, frames, service.observers(served))
 
 
@@ -163,6 +165,10 @@ def _check_combinations(request: ChatRequest) -> None:
             "max_tokens",
             "invalid_value",
         )
+    if request.metadata and not request.store:
+        raise InvalidRequest(
+            "The 'metadata' parameter is only allowed when 'store' is enabled.", "metadata"
+        )
     if request.audio is None and "audio" in (request.modalities or ()):
         raise InvalidRequest(
             "Missing required parameter: 'audio'.", "audio", "missing_required_parameter"
@@ -171,65 +177,8 @@ def _check_combinations(request: ChatRequest) -> None:
 
 def _checked(request: ChatRequest, capabilities: Capabilities) -> Sampling:
     """Check the messages of a request, and return its sampling."""
-    _check_messages(request, capabilities)
+    check_messages(request.messages, capabilities.engine)
     return sampling_of(request, capabilities)
-
-
-def _check_messages(request: ChatRequest, capabilities: Capabilities) -> None:
-    """Reject messages that a chat template would silently omit."""
-    parts = 0
-    for index, message in enumerate(request.messages):
-        if isinstance(message.content, list):
-            parts += len(message.content)
-        if message.__pydantic_extra__:
-            _check_extra(message.__pydantic_extra__, f"messages[{index}]")
-        if isinstance(message, AssistantMessage):
-            here = f"messages[{index}]"
-            if message.audio is not None:
-                raise Unsupported(f"{here}.audio", capabilities.engine, _LEAVE_OUT)
-            thought = message.thought
-            if thought:
-                _check_thoughts(message, here)
-            said = (
-                message.content, message.refusal, message.tool_calls or None,
-                message.function_call, thought,
-            )  # fmt: skip
-            if all(one is None for one in said):
-                if "content" in message.__pydantic_fields_set__:
-                    raise InvalidRequest(NO_CONTENT, f"messages.[{index}].content")
-                raise InvalidRequest(
-                    f"Missing required parameter: '{here}.content'.",
-                    f"{here}.content",
-                    "missing_required_parameter",
-                )
-    if parts > limits.PARTS.most:
-        raise InvalidRequest(
-            f"Invalid 'messages': they have {parts} content parts; at most {limits.PARTS.most} "
-            "are allowed. Send fewer, larger parts.",
-            "messages",
-            "array_above_max_length",
-        )
-    check_calls(request.messages)
-
-
-def _check_extra(extra: Mapping[str, Any], here: str) -> None:
-    """Reject fields of other servers that would change the answer."""
-    for name, hint in dialects.REFUSED_IN_MESSAGES.items():
-        if extra.get(name):
-            raise dialects.unsupported(f"{here}.{name}", hint)
-
-
-def _check_thoughts(message: AssistantMessage, here: str) -> None:
-    """Reject reasoning that differs between the fields of one message."""
-    given = [name for name in THOUGHTS if getattr(message, name)]
-    for name in given[1:]:
-        if getattr(message, name) != getattr(message, given[0]):
-            raise InvalidRequest(
-                f"Invalid '{here}.{name}': it differs from '{given[0]}' of the same message. Send "
-                "only one of them.",
-                f"{here}.{name}",
-                "invalid_value",
-            )
 
 
 def _check_native(job: Generation, capabilities: Capabilities) -> None:

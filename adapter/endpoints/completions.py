@@ -108,7 +108,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     show = _shape(request)
     frames = None
     if request.stream:
-        frames = in_stream(request, CompletionFrames(head, include_usage, show))
+        frames = in_stream(request.stream_options, CompletionFrames(head, include_usage, show))
     answer = Answer(partial(_whole, head), show, best)
     await respond(exchange, served, plan, answer, frames, service.observers(served))
 

@@ -22,14 +22,13 @@ from ..errors import InvalidRequest, worded
 from ..exchange import Exchange
 from ..generation.token_ids import loaded, to_input
 from ..hosted import EMBEDDING_LIMITS
+from ..parts import Parts
 from ..service import Served, Service
 from ..validation import notes, read
 
 if TYPE_CHECKING:
     from ..generation.token_ids import Encoding
 
-# Bytes of a response that are sent at once.
-PART = 262_144
 # Bytes that a number takes in a response, for the choice of a thread.
 NUMBER = 20
 
@@ -158,22 +157,19 @@ def _check_dimensions(wanted: int, size: int, served: Served, service: Service) 
 def _reply(request: EmbeddingRequest, name: str, found: Embeddings) -> Sequence[bytes]:
     """Return the response in parts, encoded vector by vector."""
     encode = _base64 if request.encoding_format == "base64" else _floats
-    parts: list[bytes] = []
-    part = bytearray(b'{"object":"list","data":[')
+    parts = Parts()
+    parts.add(b'{"object":"list","data":[')
     for index, vector in enumerate(found.vectors):
         if request.dimensions is not None and request.dimensions < len(vector):
             vector = _shortened(vector, request.dimensions)
         comma = b"," if index else b""
-        part += b'%b{"object":"embedding","index":%d,"embedding":%b}' % (
-            comma, index, encode(vector),
-        )  # fmt: skip
-        if len(part) >= PART:
-            parts.append(bytes(part))
-            part.clear()
+        parts.add(
+            b'%b{"object":"embedding","index":%d,"embedding":%b}' % (comma, index, encode(vector))
+        )
     count = found.prompt_tokens
     usage = {"prompt_tokens": count, "total_tokens": count}
-    part += b'],"model":%b,"usage":%b}' % (orjson.dumps(name), orjson.dumps(usage))
-    return [*parts, bytes(part)]
+    parts.add(b'],"model":%b,"usage":%b}' % (orjson.dumps(name), orjson.dumps(usage)))
+    return parts.end()
 
 
 def _floats(vector: array[float]) -> bytes:

@@ -12,9 +12,9 @@ from ...backends.base import Ranking, Sampling, Scores
 from ...backends.turns import Party
 from ...schemas.openai.rerank import RerankRequest, RerankResult
 from ..exchange import Exchange
+from ..parts import Parts
 from ..service import Service
 from ..validation import notes, read
-from .embeddings import PART
 
 _REQUEST = TypeAdapter(RerankRequest)
 
@@ -36,16 +36,13 @@ def _reply(
 ) -> Sequence[bytes]:
     """Return the response in parts; of equal scores, the earlier document is first."""
     order = sorted(range(len(documents)), key=lambda index: -found.scores[index])
-    parts: list[bytes] = []
-    part = bytearray(b'{"object":"list","model":%b,"results":[' % orjson.dumps(name))
+    parts = Parts()
+    parts.add(b'{"object":"list","model":%b,"results":[' % orjson.dumps(name))
     for place, index in enumerate(order[: request.top_n]):
         result: RerankResult = {"index": index, "relevance_score": found.scores[index]}
         if request.return_documents:
             result["document"] = {"text": documents[index]}
-        part += b"," * bool(place) + orjson.dumps(result)
-        if len(part) >= PART:
-            parts.append(bytes(part))
-            part.clear()
+        parts.add(b"," * bool(place) + orjson.dumps(result))
     count = found.prompt_tokens
-    part += b'],"usage":%b}' % orjson.dumps({"prompt_tokens": count, "total_tokens": count})
-    return [*parts, bytes(part)]
+    parts.add(b'],"usage":%b}' % orjson.dumps({"prompt_tokens": count, "total_tokens": count}))
+    return parts.end()

@@ -1,20 +1,25 @@
-"""Turn a chat request into a `ChatTurn`."""
+"""Turn a chat request, or a Responses request, into a `ChatTurn`."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ...backends import offload
 from ...backends.base import Sampling
 from ...backends.errors import Unsupported
 from ...schemas.openai.chat import ChatRequest, InstructAdapter
+from ...schemas.openai.messages import Message
+from ...schemas.openai.responses import ResponseRequest
 from ..chat.instruct import FORMATS, ROLES, InstructFormat, Opening, Turn
 from ..chat.prepare import ChatTurn
 from ..chat.templates import AS_USUAL, Reasoning
+from ..chat.tools import ToolSet
 from ..errors import InvalidRequest
 from ..exchange import Exchange
 from ..generation.constraints import grammar_of
 from ..service import Served
 from ..validation import seeds_of, stops_of
-from .tools import tool_set_of
+from .tools import chat_tools_of
 
 # The fields about reasoning, and those about the end of the prompt.
 _REASONING = frozenset({"reasoning_effort", "enable_thinking"})
@@ -30,34 +35,94 @@ async def turn_of(
         InvalidRequest: the tools, the response format or the adapter are invalid.
         Unsupported: the engine does not support a field of the request.
     """
-    capabilities, size, fields = served.capabilities, exchange.size, request.__pydantic_fields_set__
+    tool_set = None
+    if request.tools or request.functions:
+        tool_set = await offload.run(exchange.size, chat_tools_of, request)
+    fields = request.__pydantic_fields_set__
+    return await _turn(
+        exchange,
+        request,
+        served,
+        sampling,
+        request.messages,
+        tool_set,
+        request.n or 1,
+        (request.top_logprobs or 0) if request.logprobs else None,
+        AS_USUAL if fields.isdisjoint(_REASONING) else _reasoning(request),
+        None if fields.isdisjoint(_OPENING) else _opening(request, request.messages),
+    )
+
+
+async def turn_of_response(
+    exchange: Exchange,
+    request: ResponseRequest,
+    served: Served,
+    sampling: Sampling,
+    messages: Sequence[Message],
+    tool_set: ToolSet | None,
+) -> ChatTurn:
+    """Return the `ChatTurn` of a Responses request.
+
+    An assistant message at the end is not continued, unless the request asks for that.
+
+    Raises:
+        InvalidRequest: the text format or the adapter are invalid.
+        Unsupported: the engine does not support a field of the request.
+    """
+    opening = _opening(request, messages)
+    if opening is None and messages[-1].role == "assistant":
+        opening = "begin"
+    return await _turn(
+        exchange,
+        request,
+        served,
+        sampling,
+        messages,
+        tool_set,
+        1,
+        request.logprobs,
+        Reasoning(request.effort, request.enable_thinking),
+        opening,
+    )
+
+
+async def _turn(
+    exchange: Exchange,
+    request: ChatRequest | ResponseRequest,
+    served: Served,
+    sampling: Sampling,
+    messages: Sequence[Message],
+    tool_set: ToolSet | None,
+    choices: int,
+    logprobs: int | None,
+    reasoning: Reasoning,
+    opening: Opening | None,
+) -> ChatTurn:
+    capabilities, size = served.capabilities, exchange.size
     own = _format(request, served)
     if own is not None and request.chat_template_kwargs:
         hint = "An instruct format has no template variables. Omit one of them."
         raise Unsupported("chat_template_kwargs", capabilities.engine, hint)
-    tool_set = None
-    if request.tools or request.functions:
-        tool_set = await offload.run(size, tool_set_of, request)
     answer = (
         grammar_of(request, capabilities)
         if size <= offload.SMALL
         else await offload.run(size, grammar_of, request, capabilities)
     )
     return ChatTurn(
-        request.messages,
+        messages,
         size,
         exchange.owner,
-        request.max_tokens or request.max_completion_tokens,
-        seeds_of(request.seed, request.n or 1),
+        request.most_tokens,
+        seeds_of(request.seed, choices),
         stops_of(request.stop),
         sampling,
-        (request.top_logprobs or 0) if request.logprobs else None,
+        logprobs,
         tool_set,
         answer,
         own,
         request.chat_template_kwargs,
-        AS_USUAL if fields.isdisjoint(_REASONING) else _reasoning(request),
-        None if fields.isdisjoint(_OPENING) else _opening(request),
+        reasoning,
+        opening,
     )
 
 
@@ -65,7 +130,7 @@ def _reasoning(request: ChatRequest) -> Reasoning:
     return Reasoning(request.reasoning_effort, request.enable_thinking)
 
 
-def _opening(request: ChatRequest) -> Opening | None:
+def _opening(request: ChatRequest | ResponseRequest, messages: Sequence[Message]) -> Opening | None:
     """Return the end of the prompt that a request names, with vLLM's rules; None if it names none.
 
     Raises:
@@ -82,7 +147,7 @@ def _opening(request: ChatRequest) -> Opening | None:
         raise InvalidRequest(
             f"Invalid '{name}': 'add_generation_prompt' must then be false.", name, "invalid_value"
         )
-    if request.messages[-1].role != "assistant":
+    if messages[-1].role != "assistant":
         raise InvalidRequest(
             f"Invalid '{name}': the last message must then be the assistant's.",
             name,
@@ -91,7 +156,7 @@ def _opening(request: ChatRequest) -> Opening | None:
     return "continue"
 
 
-def _format(request: ChatRequest, served: Served) -> InstructFormat | None:
+def _format(request: ChatRequest | ResponseRequest, served: Served) -> InstructFormat | None:
     """Return the instruct format that replaces the model's chat template, or None."""
     if request.adapter is not None:
         return format_of(request.adapter)

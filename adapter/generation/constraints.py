@@ -1,4 +1,4 @@
-"""The grammar of a completion, from `response_format` or an engine's own grammar fields."""
+"""The grammar of an answer, from `response_format`, `text.format` or an engine's own fields."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from ...backends.base import Capabilities, Grammar
 from ...backends.errors import Unsupported, shortened
 from ...backends.grammar import Unenforced, check_schema
 from ...schemas.openai.chat import ChatRequest
-from ...schemas.openai.common import GRAMMAR_FIELDS
+from ...schemas.openai.common import GRAMMAR_FIELDS, Request
 from ...schemas.openai.completions import CompletionRequest
 from ...schemas.openai.formats import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
+from ...schemas.openai.responses import FlatSchemaFormat, ResponseRequest
 from ..errors import InvalidRequest
+from ..validation import TextRequest
 
-_FIELD = "response_format"
-_NAMED = frozenset((*GRAMMAR_FIELDS, _FIELD))
+_FIELD, _FLAT = "response_format", "text.format"
+_NAMED = frozenset((*GRAMMAR_FIELDS, _FIELD, "text"))
 _SCHEMA = f"{_FIELD}.json_schema.schema"
 _OBJECT = '{"type":"object"}'
 
 
-def grammar_of(
-    request: CompletionRequest | ChatRequest, capabilities: Capabilities
-) -> Grammar | None:
-    """Return the grammar of the completion, or None if the request sets none.
+def grammar_of(request: TextRequest, capabilities: Capabilities) -> Grammar | None:
+    """Return the grammar of the answer, or None if the request sets none.
 
     Raises:
         InvalidRequest: two fields set a grammar, or a schema is invalid.
@@ -31,7 +31,9 @@ def grammar_of(
     if _NAMED.isdisjoint(request.__pydantic_fields_set__):
         return None
     found = [_field(request, name) for name in GRAMMAR_FIELDS if _has(request, name)]
-    form = _response_format(request)
+    form = (
+        _text_format(request) if isinstance(request, ResponseRequest) else _response_format(request)
+    )
     if form is not None:
         found.append(form)
     if not found:
@@ -52,11 +54,11 @@ def grammar_of(
     return grammar
 
 
-def _has(request: CompletionRequest | ChatRequest, name: str) -> bool:
+def _has(request: TextRequest, name: str) -> bool:
     return name in request.__pydantic_fields_set__ and getattr(request, name) is not None
 
 
-def _field(request: CompletionRequest | ChatRequest, name: str) -> Grammar:
+def _field(request: TextRequest, name: str) -> Grammar:
     value = getattr(request, name)
     if isinstance(value, str):
         return Grammar(GRAMMAR_FIELDS[name], value, name)
@@ -69,15 +71,7 @@ def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None
     form = request.response_format
     if form is None:
         return None
-    # Other keys that describe the answer would be dropped.
-    for name, value in (form.__pydantic_extra__ or {}).items():
-        if value is not None:
-            raise InvalidRequest(
-                f"Unknown parameter: '{_FIELD}.{shortened(name)}'. Send the schema as "
-                f"'{_SCHEMA}', or a 'grammar'.",
-                f"{_FIELD}.{name}",
-                "unknown_parameter",
-            )
+    _check_known(form, _FIELD, _SCHEMA)
     if isinstance(form, TextFormat):
         return None
     if form.schema_ is not None:
@@ -103,6 +97,33 @@ def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None
         return Grammar("json_schema", _OBJECT, _FIELD)
     _check(named.schema_, f" for response_format '{shortened(named.name)}'", _FIELD)
     return Grammar("json_schema", orjson.dumps(named.schema_).decode(), _SCHEMA)
+
+
+def _text_format(request: ResponseRequest) -> Grammar | None:
+    """Return the grammar of `text.format`, which is flat (contract of responses, 9.2)."""
+    form = None if request.text is None else request.text.format
+    if form is None:
+        return None
+    path = f"{_FLAT}.schema"
+    _check_known(form, _FLAT, path)
+    if isinstance(form, TextFormat):
+        return None
+    if not isinstance(form, FlatSchemaFormat):
+        return Grammar("json_schema", _OBJECT, _FLAT)
+    _check(form.schema_, f" for response_format '{shortened(form.name)}'", path)
+    return Grammar("json_schema", orjson.dumps(form.schema_).decode(), path)
+
+
+def _check_known(form: Request, field: str, schema: str) -> None:
+    """Reject other keys that describe the answer, which would be dropped."""
+    for name, value in (form.__pydantic_extra__ or {}).items():
+        if value is not None:
+            raise InvalidRequest(
+                f"Unknown parameter: '{field}.{shortened(name)}'. Send the schema as '{schema}', "
+                "or a 'grammar'.",
+                f"{field}.{name}",
+                "unknown_parameter",
+            )
 
 
 def _check(schema: object, name: str, param: str) -> None:

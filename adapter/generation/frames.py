@@ -26,7 +26,12 @@ class Frames:
         include_usage: True if `stream_options.include_usage` is set. Every chunk then has
             `"usage": null`, except the last, which has no choices.
         show: formats the tokens; None if the request does not ask for them.
+
+    Attributes:
+        keeps: True if the frames make the response object of the stream from deltas that they keep.
     """
+
+    keeps = False
 
     def __init__(
         self,
@@ -52,11 +57,19 @@ class Frames:
         """Return the frame that ends a choice."""
         raise NotImplementedError
 
-    def close(self, usage: Usage) -> bytes:
-        """Return the frames that end the stream."""
+    def close(self, usage: Usage, reply: Mapping[str, Any] | None = None) -> bytes:
+        """Return the frames that end the stream.
+
+        Args:
+            reply: the response object, if `Answer.keeps` is set.
+        """
         if not self._include_usage:
             return DONE
         return self._head + b'],"usage":' + orjson.dumps(usage) + b"}\n\n" + DONE
+
+    def failed(self, error: LatimerError) -> Mapping[str, Any] | None:
+        """Return the response object of a stream that fails; None if there is no such object."""
+        return None
 
     def error(self, error: LatimerError) -> bytes:
         """See `error_event`."""

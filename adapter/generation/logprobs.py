@@ -1,6 +1,6 @@
-"""Turn tokens into log-probabilities in both of OpenAI's shapes (sans-I/O).
+"""Turn tokens into log-probabilities in OpenAI's shapes (sans-I/O).
 
-Contract 2.6 defines the legacy shape, and contract 3.4 the shape for chat.
+Contract 2.6 defines the legacy shape, contract 3.4 the shape for chat.
 """
 
 from __future__ import annotations
@@ -98,6 +98,15 @@ def mean(entries: Sequence[Entry], end: Token | None) -> float:
     tokens = [entry.token for entry in entries] + ([end] if end is not None else [])
     values = [_finite(token.logprob) for token in tokens if token.logprob is not None]
     return math.fsum(values) / len(values) if values else FLOOR
+
+
+def to_response(entries: Sequence[Entry]) -> list[ChatTokenLogprob]:
+    """Return the `logprobs` of `/v1/responses`, where `bytes` is never null (contract 9.1)."""
+    shown = [_chat_entry(entry.token) for entry in entries]
+    for token in shown:
+        for one in (token, *token["top_logprobs"]):
+            one["bytes"] = one["bytes"] or []
+    return shown
 
 
 def _legacy_top(token: Token) -> dict[str, float] | None:

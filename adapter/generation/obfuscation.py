@@ -1,17 +1,19 @@
 """Random padding of the events of a stream, which hides the lengths of tokens (contract 3.5).
 
 A reader of encrypted traffic sees the length of each event. `stream_options.include_obfuscation`
-asks for a key `obfuscation` in every chunk, which pads events to the same or similar lengths.
+asks for a key `obfuscation` in every chunk, which pads events to the same or similar lengths. Of
+events with a name, only deltas have it.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
+from typing import Any
 
 from ...backends.errors import LatimerError
-from ...schemas.openai.chat import ChatRequest
-from ...schemas.openai.common import FinishReason, Usage
-from ...schemas.openai.completions import CompletionRequest
+from ...schemas.openai.common import FinishReason, StreamOptions, Usage
+from ...schemas.openai.responses import ResponseStreamOptions
 from .choice import Delta
 from .frames import Frames
 
@@ -24,6 +26,7 @@ class Obfuscated(Frames):
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
+        self.keeps = frames.keeps
 
     def start(self, index: int) -> bytes:
         """See `Frames.start`."""
@@ -37,18 +40,17 @@ class Obfuscated(Frames):
         """See `Frames.end`."""
         return _padded(self._frames.end(index, reason))
 
-    def close(self, usage: Usage) -> bytes:
+    def close(self, usage: Usage, reply: Mapping[str, Any] | None = None) -> bytes:
         """See `Frames.close`; the chunk with the usage is padded, too."""
-        return _padded(self._frames.close(usage))
+        return _padded(self._frames.close(usage, reply))
 
     def error(self, error: LatimerError) -> bytes:
         """See `Frames.error`."""
         return self._frames.error(error)
 
 
-def in_stream(request: ChatRequest | CompletionRequest, frames: Frames) -> Frames:
+def in_stream(options: StreamOptions | ResponseStreamOptions | None, frames: Frames) -> Frames:
     """Return the frames of a stream, padded if the request asks for it."""
-    options = request.stream_options
     return Obfuscated(frames) if options is not None and options.include_obfuscation else frames
 
 
@@ -58,7 +60,8 @@ def _padded(data: bytes) -> bytes:
 
 
 def _one(frame: bytes) -> bytes:
-    if not frame.endswith(b"}"):
+    name, _, _ = frame.partition(b"\n")
+    if not frame.endswith(b"}") or (name.startswith(b"event: ") and not name.endswith(b".delta")):
         return frame + b"\n\n"
     size = STEP - len(frame) % STEP
     text = secrets.token_hex(STEP // 2)[:size].encode()

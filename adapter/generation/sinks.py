@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -14,6 +15,7 @@ from ...backends import offload
 from ...backends.base import Batch, Finish, Piece
 from ...backends.errors import LatimerError
 from ...schemas.openai.common import FinishReason, Usage
+from ..errors import StoreUnavailable
 from ..exchange import EVENT_STREAM, Exchange
 from ..service import Observer, Served
 from ..validation import note_inexact
@@ -33,7 +35,8 @@ class Result(NamedTuple):
     """A finished choice.
 
     Args:
-        deltas: all deltas of the choice, with those of an echoed prompt.
+        deltas: all deltas of the choice, with those of an echoed prompt; none if the frames of a
+            stream keep them.
         score: the mean log-probability, which ranks choices.
     """
 
@@ -57,13 +60,16 @@ class Answer:
         show: formats the tokens; None if the request does not ask for them.
         best: the number of choices to keep for each prompt: those with the highest mean
             log-probability, best first (contract 2.8). None keeps all, in their order.
-        keeps: True if an observer wants the response object of a stream too.
+        keeps: True if the response object of a stream is made too, for its frames or an observer.
+        store: stores the response object before the response ends, and may change it; None if it
+            is not stored.
     """
 
     whole: Callable[[Sequence[Result], Usage], Mapping[str, Any]]
     show: Callable[[Sequence[Entry]], Any] | None = None
     best: int | None = None
     keeps: bool = False
+    store: Callable[[Mapping[str, Any]], Awaitable[None]] | None = None
 
     @property
     def needs_tokens(self) -> bool:
@@ -155,15 +161,17 @@ class Collected:
             results = _best(results, self._answer.best, self._per_prompt)
         cost = _cost(self._answer, results, usage)
         if cost <= offload.SMALL:
-            reply, body = self._made(results, usage)
+            reply = self._answer.whole(results, usage)
         else:
-            reply, body = await offload.run(cost, self._made, results, usage)
+            reply = await offload.run(cost, self._answer.whole, results, usage)
+        if self._answer.store is not None:
+            await self._answer.store(reply)
+        if cost <= offload.SMALL:
+            body = orjson.dumps(reply)
+        else:
+            body = await offload.run(cost, orjson.dumps, reply)
         await self._exchange.reply(200, body)
         return reply
-
-    def _made(self, results: list[Result], usage: Usage) -> tuple[Mapping[str, Any], bytes]:
-        reply = self._answer.whole(results, usage)
-        return reply, orjson.dumps(reply)
 
     async def fail(self, error: LatimerError) -> bool:
         """See `run.Sink`; the response starts at its end."""
@@ -204,8 +212,9 @@ class Streamed:
         self._per_prompt = per_prompt
         self._starts = [choice.start() for choice in choices]
         if self._answer.keeps:
-            self._kept = [list(deltas) for deltas in self._starts]
             self._results = [None] * len(choices)
+            if not self._frames.keeps:
+                self._kept = [list(deltas) for deltas in self._starts]
 
     async def take(self, batch: Batch) -> None:
         """See `run.Sink`."""
@@ -233,15 +242,21 @@ class Streamed:
 
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any] | None:
         """See `run.Sink`."""
-        reply = None
+        reply, cost = None, 0
         if self._answer.keeps:
             results = [*filter(None, self._results)]
             cost = _cost(self._answer, results, usage)
             reply = await offload.run(cost, self._answer.whole, results, usage)
+            if self._answer.store is not None:
+                await self._answer.store(reply)
+        if cost <= offload.SMALL:
+            end = self._frames.close(usage, reply)
+        else:
+            end = await offload.run(cost, self._frames.close, usage, reply)
         if self.comments.writing is not None:
             await self.comments.settle()
         self.comments.idle = SENDING
-        await self._exchange.chunk(self._last + self._frames.close(usage), more=False)
+        await self._exchange.chunk(self._last + end, more=False)
         return reply
 
     async def fail(self, error: LatimerError) -> bool:
@@ -249,6 +264,11 @@ class Streamed:
         await self.comments.settle()
         if not self._exchange.started:
             return False
+        failed = self._frames.failed(error)
+        if failed is not None and self._answer.store is not None:
+            # The store itself can be the reason.
+            with suppress(StoreUnavailable):
+                await self._answer.store(failed)
         self.comments.idle = SENDING
         await self._exchange.chunk(self._last + self._frames.error(error), more=False)
         return True
@@ -278,7 +298,8 @@ class Streamed:
         self._ended += 1
         data = self._framed(index, rest) + self._frames.end(index, reason)
         if self._answer.keeps:
-            self._results[index] = self._answer.result((), self._kept[index], reason, event)
+            deltas = self._kept[index] if self._kept else ()
+            self._results[index] = self._answer.result((), deltas, reason, event)
         return data
 
     def _framed(self, index: int, deltas: Sequence[Delta]) -> bytes:
@@ -326,16 +347,21 @@ def respond(
     Args:
         frames: the frames of a stream; None for a plain response.
     """
-    if observers:
-        answer.keeps = any(one.keeps for one in observers)
+    if observers or answer.store is not None:
+        wanted = answer.store is not None or any(one.keeps for one in observers)
+        answer.keeps = answer.keeps or wanted
     if frames is None:
         return run(served.backend, plan, Collected(exchange, served, answer), observers)
+    exchange.fault = frames.error
     sink = Streamed(exchange, served, answer, frames)
     seconds = served.policy.keepalive
     # A response that is sent in one piece needs its end before its head.
     if not seconds or sink.at_once:
         return run(served.backend, plan, sink, observers)
-    plan.party = sink.comments.party
+    if plan.party is None:
+        plan.party = sink.comments.party
+    else:
+        sink.comments.party = plan.party
     return sink.comments.during(run(served.backend, plan, sink, observers), seconds)
 
 

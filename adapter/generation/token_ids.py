@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ...backends import offload
 from ...backends.base import Backend, Sampling, Text
 from ...backends.errors import EngineError, LatimerError, Unsupported, shortened, summed_up
-from ...schemas.openai.chat import ChatRequest
-from ...schemas.openai.completions import CompletionRequest
+from ...schemas.openai.common import EngineExtras
 from ..errors import InvalidRequest
 from ..service import Served
 
@@ -302,7 +301,7 @@ async def _first(
 
 
 async def in_model_vocabulary(
-    request: CompletionRequest | ChatRequest, sampling: Sampling, served: Served
+    request: EngineExtras, sampling: Sampling, served: Served
 ) -> tuple[Sampling, Sequence[str]]:
     """Return the sampling with biases of the model's tokens, and the fields that are inexact."""
     vocabulary = request.logit_bias_vocabulary or served.policy.vocabulary

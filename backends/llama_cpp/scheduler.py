@@ -117,9 +117,11 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Start or resume waiting choices while sequences and cells are available."""
-        place = 0
-        while place < len(self._waiting) and len(self._running) < self._limit and not self._full:
-            choice = self._waiting[place]
+        if self._full or not self._waiting:
+            return
+        for choice in self._waiting.in_turn():
+            if len(self._running) >= self._limit:
+                return
             begun, task = choice.begun, choice.task
             scoring = task.job.prompt.logprobs is not None and choice.index == 0
             history = [*task.prompt] if begun is None else begun.history
@@ -131,7 +133,6 @@ class Scheduler:
             seeded = task.job.sampling.temperature > 0 and task.job.seeds[choice.index] is not None
             reuse = not scoring and (begun is not None or not seeded)
             if reuse and self._is_coming(history, task.job.owner):
-                place += 1
                 continue
             # Each running sequence needs a cell for its next token.
             spare = len(self._running)
@@ -139,7 +140,7 @@ class Scheduler:
             if slot is None:
                 self._full = True
                 return
-            self._waiting.take(place)
+            self._waiting.take(choice)
             if begun is None:
                 run = self._begun(choice, slot, history, wanted)
             else:

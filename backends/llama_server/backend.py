@@ -112,7 +112,7 @@ class LlamaServer:
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
         """See `Backend.native`."""
         server = self.server
-        server.turns.check()
+        server.turns.check(job.party)
         model = await server.known.get_for(job)
         if job.sampling.logit_bias:
             await check_biases(server, job)
@@ -120,10 +120,13 @@ class LlamaServer:
         payload = to_native(await with_gbnf(job), 0, prompt, model.context, stream)
         del payload["response_fields"]
         data = await offload.run(size_of(prompt), orjson.dumps, payload)
-        async with server.turns:
+        await server.turns.take(job.party)
+        try:
             server.known.check_is(model)
             async with server.upstream.send("POST", "/completion", data) as reply:
                 yield NativeReply(reply.status, reply.content_type, reply.chunks())
+        finally:
+            server.turns.release()
 
     async def embedding_model(self) -> EmbeddingModel | None:
         """See `Backend.embedding_model`."""

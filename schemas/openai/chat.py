@@ -14,6 +14,7 @@ from .common import (
     FinishReason,
     JsonObject,
     LogitBias,
+    Metadata,
     Penalty,
     Request,
     Seed,
@@ -89,7 +90,6 @@ MaxTokens = Annotated[
     Annotated[int, Field(ge=1)] | None,
     BeforeValidator(lambda value: None if is_unlimited(value) else value),
 ]
-Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
 
 class ChatRequest(EngineExtras):
@@ -110,7 +110,7 @@ class ChatRequest(EngineExtras):
     logprobs: bool | None = None
     max_completion_tokens: MaxTokens = None
     max_tokens: MaxTokens = None
-    metadata: Annotated[Metadata, Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     modalities: list[Literal["text", "audio"]] | None = None
     moderation: JsonObject | None = None
     n: Count | None = None
@@ -139,6 +139,11 @@ class ChatRequest(EngineExtras):
     user: str | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     web_search_options: WebSearchOptions | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The largest number of tokens to generate; None if there is no limit."""
+        return self.max_tokens or self.max_completion_tokens
 
 
 class ChatMessage(TypedDict):

@@ -7,9 +7,9 @@ are kept in `model_extra`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
@@ -55,6 +55,9 @@ class Request(BaseModel):
     """Base class of requests and their parts."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    # Fields that OpenAI's endpoint does not have: a strict server rejects them.
+    foreign: ClassVar[frozenset[str]] = frozenset()
 
 
 MOST_STOP = limits.STOP.most
@@ -152,6 +155,24 @@ def _check_logit_bias(value: object) -> object:
 
 
 LogitBias = Annotated[dict[str, float] | None, BeforeValidator(_check_logit_bias)]
+
+
+def _check_metadata(value: dict[str, str]) -> dict[str, str]:
+    for key, text in value.items():
+        if "\0" in key or "\0" in text:
+            raise invalid(
+                "Invalid '{param}': null characters (U+0000) are not allowed in keys and values.",
+                "invalid_value",
+            )
+    return value
+
+
+# PostgreSQL does not store null characters.
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    AfterValidator(_check_metadata),
+]
 
 
 def _read_schema(value: object) -> object:

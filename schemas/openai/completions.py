@@ -76,6 +76,11 @@ class CompletionRequest(EngineExtras):
     user: str | None = None
     parse_special: bool | None = None
 
+    @property
+    def most_tokens(self) -> int | None:
+        """The largest number of tokens to generate; None if there is no limit."""
+        return self.max_tokens
+
 
 class CompletionLogprobs(TypedDict):
     """Four arrays of equal length; `top_logprobs` is null if no alternatives were requested."""

@@ -61,6 +61,23 @@ async def client_of(app: Any, path: str = "") -> AsyncIterator[httpx2.AsyncClien
         yield client
 
 
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"store": "redis://me:s3cret@x"}, "store"),
+        ({"store_age": "soon"}, "store_age"),
+        ({"store_size": 0}, "store_size"),
+        ({"store_media": "/x"}, "store_media"),
+        ({"store": "off", "store_required": True}, "store_required"),
+    ],
+)
+def test_wrong_options_of_the_store_are_errors(options: dict[str, Any], name: str) -> None:
+    """A wrong option of the store is a ValueError when the adapter is made, without passwords."""
+    with pytest.raises(ValueError, match=f"^{name}: expected") as caught:
+        OpenAIAdapter(Broken(EngineError("")), **options)  # type: ignore[arg-type]
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.fixture(scope="module")
 async def backend() -> AsyncIterator[LlamaCpp]:
     """Return the demo model's backend."""
@@ -112,7 +129,7 @@ async def test_the_engines_own_name_is_the_default(backend: LlamaCpp) -> None:
 async def test_health(backend: LlamaCpp) -> None:
     """`/health` answers 200 when the engine is ready and 503 when not, without a key."""
     async with client_of(OpenAIAdapter(backend, api_keys=["k"])) as client:
-        assert (await client.get("/health")).json() == {"status": "ok"}
+        assert (await client.get("/health")).json() == {"status": "ok", "store": {"status": "ok"}}
     broken = OpenAIAdapter(Broken(EngineUnavailable("down")))  # type: ignore[arg-type]
     async with client_of(broken) as client:
         reply = await client.get("/health")
@@ -199,6 +216,10 @@ async def test_browsers_may_call_it(backend: LlamaCpp) -> None:
         assert reply.status_code == 200
         assert reply.headers["access-control-allow-origin"] == "*"
         assert "authorization" in reply.headers["access-control-allow-headers"]
+        assert reply.headers["access-control-allow-methods"] == "GET, HEAD, POST, DELETE"
+        deletes = {**preflight, "access-control-request-method": "DELETE"}
+        reply = await client.options("/v1/chat/completions/x", headers=deletes)
+        assert reply.status_code == 200
         reply = await client.post(
             "/v1/chat/completions", json=HI, headers={"origin": "app://obsidian.md"}
         )
@@ -354,7 +375,7 @@ async def test_the_middleware_answers_openais_paths_only(backend: LlamaCpp) -> N
                 assert (await client.get(prefix + path)).text.startswith("mine: ")
             reply = await client.post(f"{prefix}/v1/chat/completions", json=HI)
             assert reply.json()["choices"][0]["message"]["content"] == GREETING
-            assert (await client.get(f"{prefix}/v1/chat/completions")).status_code == 405
+            assert (await client.get(f"{prefix}/v1/completions")).status_code == 405
 
 
 def test_the_lifespan_releases_the_backend() -> None:

@@ -68,13 +68,14 @@ def test_settings_that_count_for_nothing_are_named(monkeypatch: pytest.MonkeyPat
     """Settings without effect are reported by the flag or variable that set them."""
     address = "http://127.0.0.1:8080"
     monkeypatch.setenv("LATIMER_THREADS", "2")
-    said = unused(Settings.load(None, model=address, context=512, engine_key="x"))
-    assert said is not None
-    assert said.startswith("Ignored: --context, LATIMER_THREADS (only for a GGUF file")
-    said = unused(Settings.load(None, context=512, engine_key="secret"))
-    assert said is not None
-    assert said.startswith("Ignored: --engine-key (only for an engine at a URL")
-    assert unused(Settings.load(None, context=512)) is None
+    assert unused(Settings.load(None, model=address, context=512, engine_key="x")) == [
+        "Ignored: --context, LATIMER_THREADS (only for a GGUF file)."
+    ]
+    assert unused(Settings.load(None, store="off", engine_key="secret", store_age="1h")) == [
+        "Ignored: --engine-key (only for an engine at a URL).",
+        "Ignored: --store-age (the store is off).",
+    ]
+    assert unused(Settings.load(None, context=512, store_age="1h")) == []
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,12 @@ from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from latimer.schemas.openai.chat import ChatRequest
+from latimer.schemas.openai.common import EngineExtras
 from latimer.schemas.openai.completions import CompletionRequest
+from latimer.schemas.openai.conversations import CreateConversation
 from latimer.schemas.openai.embeddings import EmbeddingRequest
 from latimer.schemas.openai.rerank import RerankRequest
+from latimer.schemas.openai.responses import ResponseRequest
 from latimer.schemas.openai.tokenizer import DetokenizeRequest, TokenizeRequest
 from pydantic import BaseModel
 from support import error_page
@@ -43,6 +46,7 @@ ADDRESS = re.compile(r"127\.0\.0\.1:\d+")
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "errors.md"
 
+RESPONSES = "/v1/responses"
 Asked: TypeAlias = tuple[str, str, str, Any]
 Errors: TypeAlias = dict[str, Any]
 
@@ -58,6 +62,18 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     H: (ChatRequest, {**BASE[H], "max_tokens": 1}),
     E: (EmbeddingRequest, BASE[E]),
     R: (RerankRequest, BASE[R]),
+    # The stop sequence ends the answer as early as one token does.
+    RESPONSES: (
+        ResponseRequest,
+        {
+            "model": "demo",
+            "input": "Hi",
+            "max_output_tokens": 16,
+            "temperature": 0,
+            "stop": "H",
+        },
+    ),
+    "/v1/conversations": (CreateConversation, {}),
     "/v1/tokenize": (TokenizeRequest, {"prompt": "a"}),
     "/v1/detokenize": (DetokenizeRequest, {"tokens": [1]}),
 }
@@ -73,12 +89,15 @@ def requests() -> Iterator[Asked]:
         fields = ", ".join(changes)
         yield f"{path} case {number}: {fields}", "POST", path, body_of(path, changes)
     for path, (schema, right) in ENDPOINTS.items():
-        for field in schema.model_fields:
+        for field, info in schema.model_fields.items():
+            # Chat has the fields of engines, and any value of a field without a type is valid.
+            if path == RESPONSES and (field in EngineExtras.model_fields or info.annotation is Any):
+                continue
             for name, value in VALUES.items():
                 yield f"{path} {field}: {name}", "POST", path, {**right, field: value}
     for method, path in (
         ("GET", C), ("DELETE", H), ("POST", "/v1/models"), ("GET", "/v1/models/none"),
-        ("GET", "/v1/none"), ("GET", E), ("POST", "/v1/responses"),
+        ("GET", "/v1/none"), ("GET", E), ("POST", RESPONSES),
     ):  # fmt: skip
         yield f"{method} {path}", method, path, None
 

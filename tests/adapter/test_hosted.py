@@ -67,7 +67,6 @@ BEYOND: list[tuple[str, dict[str, Any], str, str]] = [
     (H, {"parallel_tool_calls": False}, COUNTED, "Invalid value for 'parallel_tool_calls': 'para"),
     (H, {"function_call": "none"}, COUNTED, "Invalid value for 'function_call': 'function_call'"),
     (H, {"metadata": {}}, COUNTED, "The 'metadata' parameter is only allowed when 'store' is en"),
-    (H, {"metadata": {"a": "b"}}, COUNTED, "The 'metadata' parameter is only allowed when 'store'"),
 ]  # fmt: skip
 # Requests beyond every engine, with the bound that each mode names.
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
@@ -225,11 +224,15 @@ async def test_koboldcpp_names_the_field_of_completions(apps: Any, client_of: An
     assert (error["param"], error["code"]) == ("logprobs", "unsupported_parameter")
 
 
-async def test_metadata_that_is_not_stored_is_listed(demo: httpx2.AsyncClient) -> None:
-    """Metadata of a response that is not stored is listed as ignored, unless it is empty."""
+async def test_metadata_needs_store(demo: httpx2.AsyncClient) -> None:
+    """Metadata of a response that is not stored is rejected, unless it is empty."""
     reply = await demo.post(H, json=body_of(H, {"metadata": {"a": "b"}}))
-    assert reply.headers["x-latimer-ignored"] == "metadata"
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"] == (
+        "The 'metadata' parameter is only allowed when 'store' is enabled."
+    )
     reply = await demo.post(H, json=body_of(H, {"metadata": {}}))
+    assert reply.status_code == 200
     assert "x-latimer-ignored" not in reply.headers
 
 

@@ -11,8 +11,10 @@ import pytest
 from latimer.adapter.validation import parse, unknown_fields
 from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.completions import CompletionRequest
+from latimer.schemas.openai.responses import ResponseRequest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 from pydantic import TypeAdapter
 from typing_extensions import TypeAliasType, is_typeddict
 
@@ -21,6 +23,13 @@ LISTS = (list, collections.abc.Iterable, collections.abc.Sequence)
 # Fields whose published types say less than their documentation.
 SAMPLES = {
     "logit_bias": {"1": 1},
+    # Not together with a conversation.
+    "previous_response_id": None,
+    "ToolChoiceAllowedParam.tools": [{"type": "function", "name": "f"}, {"type": "mcp"}],
+    # The service refuses it.
+    "generate_summary": None,
+    "max_output_tokens": 16,
+    "parameters": {"type": "object"},
     "allowed_tools": {
         "mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}],
     },
@@ -52,7 +61,7 @@ def samples(kind: Any) -> Iterator[Any]:
 def objects(kind: Any) -> Iterator[dict[str, Any]]:
     """Return objects with all fields of a type: one with the first values, one for each other."""
     variants = {
-        name: [SAMPLES[name]] if name in SAMPLES else list(samples(hint)) or [None]
+        name: sample_of(kind, name) or list(samples(hint)) or [None]
         for name, hint in get_type_hints(kind).items()
     }
     first = {name: values[0] for name, values in variants.items()}
@@ -62,18 +71,24 @@ def objects(kind: Any) -> Iterator[dict[str, Any]]:
             yield {**first, name: value}
 
 
+def sample_of(kind: Any, name: str) -> list[Any]:
+    """Return the value of a field whose type says less than its documentation, if it is one."""
+    return [SAMPLES[key] for key in (f"{kind.__name__}.{name}", name) if key in SAMPLES]
+
+
 @pytest.mark.parametrize(
     ("published", "own"),
     [
         (chat_create_params.CompletionCreateParamsStreaming, ChatRequest),
         (completion_create_params.CompletionCreateParamsStreaming, CompletionRequest),
+        (response_create_params.ResponseCreateParamsStreaming, ResponseRequest),
     ],
 )
 def test_openais_fields_are_known(published: Any, own: type[Any]) -> None:
     """Every field of OpenAI's types is accepted at its place, and none is listed as ignored."""
     adapter: TypeAdapter[Any] = TypeAdapter(own)
     bodies = list(objects(published))
-    names = {name for name, value in bodies[0].items() if value is not None}
+    names = {name for name, value in bodies[0].items() if value is not None or name in SAMPLES}
     assert names == set(get_type_hints(published))
     for body in bodies:
         assert unknown_fields(parse(adapter, (), body)) == []

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from latimer.adapter.app import Options
+from latimer.adapter.cli import check, serve
 from latimer.adapter.config import Settings, WrongSettings
+
+MOUNTING = Path(__file__).parents[2] / "docs" / "mounting.md"
 
 
 @pytest.fixture
@@ -53,6 +58,41 @@ def complaint(file: Path) -> str:
         (
             'chat_format = "x"',
             "FILE: chat_format: unknown format 'x'; supported formats are alpaca, ",
+        ),
+        ("store = 5", "FILE: store must be a string."),
+        (
+            'store = ""',
+            "FILE: store: expected memory, off, the path of an SQLite file such as FILE.db, or a "
+            "URL such as postgresql://USER:PASSWORD@HOST:5432/NAME, but got nothing.",
+        ),
+        (
+            "store_age = true",
+            "FILE: store_age must be a duration such as 90s, 15m, 24h or 30d, or forever, not true",
+        ),
+        (
+            "store_age = 24",
+            "FILE: store_age: expected a duration such as 90s, 15m, 24h or 30d, or forever, not "
+            "'24', which has no unit.",
+        ),
+        (
+            'store_age = "1w"',
+            "FILE: store_age: expected a duration such as 90s, 15m, 24h or 30d, or forever, not "
+            "'1w'.",
+        ),
+        ("store_size = 0", "FILE: store_size must be at least 1, not 0."),
+        ("store_size = 1.5", "FILE: store_size must be a whole number, not 1.5."),
+        (
+            'store_media = "http://x"',
+            "FILE: store_media: expected a folder, or s3://BUCKET/PREFIX, without",
+        ),
+        ('store_required = "x"', "FILE: store_required must be true or false, not 'x'."),
+        (
+            'store = "off"\nstore_required = true',
+            "FILE: store_required: expected a store, but store is off.",
+        ),
+        (
+            'store_media = "x"',
+            "FILE: store_media: expected a database on disk: store is memory.",
         ),
         ("prot = 1", "FILE: unknown setting 'prot' (did you mean 'port'?)."),
         ("[server]\nport = 1", "FILE: unknown setting 'server'."),
@@ -109,3 +149,43 @@ def test_flags_and_variables_are_named(file: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(WrongSettings, match=r"^LATIMER_PORT must be a whole number, not 'abc'\.$"):
         Settings.load(file)
     assert Settings.load(file, port=1).place("port") == "--port"
+
+
+def test_the_password_of_a_store_is_not_shown(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No error and no repr shows the URL of a store."""
+    secret = "pa55word"
+    for wrong in (f"mysql://me:{secret}@h/d", f"postgresql://me:{secret}@h", f"me:{secret}@h/d"):
+        monkeypatch.setenv("LATIMER_STORE", wrong)
+        with pytest.raises(WrongSettings, match=r"^LATIMER_STORE: expected [^\n]*\.$") as caught:
+            Settings.load(None)
+        assert secret not in str(caught.value)
+    monkeypatch.setenv("LATIMER_STORE", f"postgresql://me:{secret}@h/d")
+    settings = Settings.load(None, store_age="30d")
+    assert secret not in repr(settings)
+    place = settings.store_place()
+    assert place is not None
+    assert place.describe() == "PostgreSQL at h:5432/d, 30 d"
+
+
+def test_the_store_is_set_by_every_source(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's settings come from flags, the environment and the file."""
+    file.write_text('store_age = "90s"\nstore_size = 7\nstore = "off"\n')
+    monkeypatch.setenv("LATIMER_STORE_SIZE", "8")
+    place = Settings.load(file, store="memory").store_place()
+    assert place is not None
+    assert place.describe() == "in memory, 8 MiB, 90 s"
+    assert Settings.load(file).store_place() is None
+
+
+def test_every_setting_is_a_flag() -> None:
+    """`latimer serve` has a flag for every setting, and `latimer check` has no others."""
+    flags = {one.name for one in serve.params} - {"config"}
+    assert flags == Settings.model_fields.keys()
+    assert {one.name for one in check.params} <= flags | {"config"}
+
+
+def test_every_option_of_the_adapter_is_documented() -> None:
+    """The table in docs/mounting.md and the help of `Options` have every option."""
+    for name in Options.__annotations__:
+        assert f"\n        {name}: " in (Options.__doc__ or ""), name
+        assert re.search(rf"^\| `{name}=.*` \|", MOUNTING.read_text(), re.MULTILINE), name

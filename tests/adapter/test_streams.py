@@ -5,55 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
+from latimer.backends.base import Finish
 from latimer.backends.errors import EngineError
 from support.recordings import prompts
 from support.servers import serving
+from support.slow import Slow
 
 PROMPTS = prompts()
-
-
-class Slow:
-    """A backend that yields two pieces and then an error, or nothing more."""
-
-    capabilities = Capabilities("slow", frozenset())
-
-    def __init__(self, error: EngineError | None = None) -> None:
-        self.error = error
-        self.left = asyncio.Event()
-        self.running = 0
-
-    async def model(self) -> Model:
-        """Return a model without a template."""
-        return Model("m", 1000, None, "", "", False, "fp_0", 7)
-
-    @asynccontextmanager
-    async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """Yield two pieces, then fail or wait for an hour."""
-
-        async def batches() -> AsyncIterator[Batch]:
-            yield [Piece(0, b"one "), Piece(0, b"two ")]
-            await asyncio.sleep(0.05)
-            if self.error is not None:
-                raise self.error
-            await asyncio.sleep(3600)
-
-        self.running += 1
-        try:
-            yield batches()
-        finally:
-            self.running -= 1
-            self.left.set()
-
-    async def aclose(self) -> None:
-        """Do nothing, since no resource is held."""
 
 
 async def test_an_error_in_mid_stream_is_an_event() -> None:
@@ -137,7 +100,8 @@ async def test_two_hundred_clients_at_once(served_url: str) -> None:
             if not body["stream"]:
                 assert reply.json()["choices"][0]["text"] == prompt["greedy"]
                 return
-            events = reply.text.split("\n\n")[:-2]
+            # A busy machine can be silent for so long that a stream sends a comment.
+            events = [one for one in reply.text.split("\n\n")[:-2] if not one.startswith(":")]
             chunks: list[Any] = [json.loads(event.removeprefix("data: ")) for event in events]
             assert "".join(c["choices"][0]["text"] for c in chunks) == prompt["greedy"]
             assert chunks[-1]["choices"][0]["finish_reason"] == "stop"

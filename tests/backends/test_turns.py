@@ -7,6 +7,7 @@ import random
 
 import pytest
 from latimer.backends.errors import Busy
+from latimer.backends.tiers import MOST_PASSED, Tier
 from latimer.backends.turns import Party, Turns
 
 
@@ -148,7 +149,7 @@ async def test_no_place_is_lost_by_leaving() -> None:
             running -= 1
             turns.release()
 
-    parties = [Party() for _ in range(20)]
+    parties = [Party(chance.choice([*Tier])) for _ in range(20)]
     tasks = []
     for _ in range(600):
         tasks.append(asyncio.create_task(work(chance.choice(parties))))
@@ -167,3 +168,56 @@ async def test_a_free_place_needs_no_task_and_no_future() -> None:
     taking = turns.take(Party())
     with pytest.raises(StopIteration):
         taking.send(None)
+
+
+def queued(turns: Turns, order: list[str], name: str, tier: Tier) -> asyncio.Task[None]:
+    """Queue a request that notes its name in its turn and then releases its place."""
+
+    async def work() -> None:
+        await turns.take(Party(tier))
+        order.append(name)
+        turns.release()
+
+    return asyncio.create_task(work())
+
+
+async def test_a_higher_tier_goes_first() -> None:
+    """Requests have their turns by tier, and in the order of their arrival inside a tier."""
+    turns = Turns(100)
+    order: list[str] = []
+    await turns.take()
+    tasks = [
+        queued(turns, order, tier.name[0] + number, tier)
+        for number in "12"
+        for tier in (Tier.FLEX, Tier.DEFAULT, Tier.PRIORITY)
+    ]
+    await asyncio.sleep(0)
+    turns.release()
+    await asyncio.gather(*tasks)
+    assert order == ["P1", "P2", "D1", "D2", "F1", "F2"]
+
+
+async def test_a_flex_request_waits_for_a_bounded_number_of_turns() -> None:
+    """Requests of lower tiers have their turns while a hundred requests with priority wait."""
+    turns = Turns(1_000)
+    order: list[str] = []
+    await turns.take()
+    tasks = [queued(turns, order, tier.name, tier) for tier in (Tier.FLEX, Tier.DEFAULT)]
+    tasks += [queued(turns, order, "priority", Tier.PRIORITY) for _ in range(100)]
+    await asyncio.sleep(0)
+    turns.release()
+    await asyncio.gather(*tasks)
+    assert (order.index("DEFAULT"), order.index("FLEX")) == (MOST_PASSED - 1, MOST_PASSED)
+
+
+async def test_each_tier_fills_the_queue() -> None:
+    """The limit of the queue counts the requests of all tiers together."""
+    turns = Turns(2)
+    await turns.take()
+    waiting = [asyncio.create_task(turns.take(Party(tier))) for tier in (Tier.DEFAULT, Tier.FLEX)]
+    await asyncio.sleep(0)
+    with pytest.raises(Busy):
+        await turns.take(Party(Tier.PRIORITY))
+    for task in waiting:
+        turns.release()
+        await task

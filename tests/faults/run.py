@@ -55,6 +55,8 @@ async def run(options: argparse.Namespace) -> list[Outcome]:
                 verdict = f"{len(outcome.violations)} VIOLATED" if outcome.violations else "held"
                 line = f"{outcome.seconds:6.2f} s  {engine:12}  {case.kind:12}  {case.name}"
                 print(f"{line}: {verdict}", flush=True)
+                for note in outcome.notes:
+                    print(f"          {note}", flush=True)
                 for violation in outcome.violations if options.verbose else ():
                     print(f"          {violation}", flush=True)
         finally:

@@ -20,6 +20,7 @@ from faults.fake_koboldcpp import FakeKoboldcpp
 from faults.fake_llama_server import FakeLlamaServer
 from faults.judge import complete
 from faults.process import Latimer
+from faults.stored import Seen
 from faults.wire import Engine
 
 # Seconds without data after which Latimer gives up a response in these tests.
@@ -48,9 +49,20 @@ class Stage:
         self.canary = Canary()
         self.alone = 0.0
         self.references: list[str] = []
+        # What cases saw; see `stored.Seen`.
+        self.seen: list[Seen] = []
+        self.notes: list[str] = []
         self._numbers = itertools.count(1)
         self._cleanup = contextlib.ExitStack()
         self.url = ""
+
+    def note(self, words: str) -> None:
+        """Add a line to the report of the running case."""
+        self.notes.append(words)
+
+    def skipped(self, reason: str) -> None:
+        """Report that the running case cannot run on this machine."""
+        self.note(f"skipped: {reason}")
 
     async def start(self) -> None:
         """Start the canary, the engine and Latimer."""

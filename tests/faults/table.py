@@ -18,6 +18,14 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> str:
         own = [one for one in outcomes if (one.case.kind, one.engine) == (kind, engine)]
         lines.append(f"| {kind} | {engine} | {_counts(own)} |")
     lines += [f"| **all** | | {_counts(outcomes)} |", "", f"{seconds:.0f} s in all.", ""]
+    lines += [
+        f"- {one.case.kind}, {one.case.name}: {note}" for one in outcomes for note in one.notes
+    ]
+    seen = [row for outcome in outcomes for row in outcome.seen]
+    if seen:
+        lines += ["", "## What was seen while the store failed", ""]
+        lines.append("| fault | chat with `store: true` | reads | `/health` | log | afterwards |")
+        lines += ["|---|---|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in seen), ""]
     violated = [outcome for outcome in outcomes if outcome.violations]
     if violated:
         lines += ["## Violations", ""]

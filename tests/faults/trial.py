@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from faults.case import Case
 from faults.client import Reply
 from faults.stage import Stage
+from faults.stored import Seen
 
 # Seconds by which a small request can take longer than alone: the median and the maximum.
 LATER, LATEST = 0.25, 1.0
@@ -29,6 +30,8 @@ class Outcome:
     engine: str
     seconds: float
     violations: list[str]
+    notes: list[str] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
 
 
 async def attempt(stage: Stage, case: Case) -> Outcome:
@@ -40,7 +43,9 @@ async def attempt(stage: Stage, case: Case) -> Outcome:
                 violations = await case.act(stage, case)
         except Exception as error:
             violations = [f"the case broke: {error!r}"]
-        return Outcome(case, stage.engine, time.monotonic() - start, violations)
+        notes, stage.notes = stage.notes, []
+        seen, stage.seen = stage.seen, []
+        return Outcome(case, stage.engine, time.monotonic() - start, violations, notes, seen)
     violations = await _attempted(stage, case)
     if violations and (not stage.latimer.alive or any("afterwards" in one for one in violations)):
         await stage.restart()

@@ -67,6 +67,18 @@ def tiktoken(install: Install) -> Environment:
 
 
 @pytest.fixture(scope="session")
+def s3(install: Install) -> Environment:
+    """Return an environment with the package and media on S3."""
+    return install(".[s3]")
+
+
+@pytest.fixture(scope="session")
+def postgres(install: Install) -> Environment:
+    """Return an environment with the package and the driver of PostgreSQL."""
+    return install(".[postgres]")
+
+
+@pytest.fixture(scope="session")
 def conformance(install: Install) -> Environment:
     """Return an environment with the package, the conformance suite and pytest."""
     return install(".[conformance]", "pytest")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from install.commands import imported, serving
+from install.commands import POSTGRES, imported, serving
 from support.environments import Environment
 from support.programs import QUESTION, ask
 
@@ -54,6 +54,31 @@ def test_tiktoken_reads_biases(
         reply = httpx2.post(f"{address}/v1/chat/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     assert " Paris" not in reply.json()["choices"][0]["message"]["content"]
+
+
+STORE_MEDIA = """
+import hashlib
+from latimer.adapter.store import blobs
+
+storage, data = blobs.of("s3://latimer/installed"), bytes(9)
+name = hashlib.sha256(data).hexdigest()
+storage.put(name, data)
+print(storage.get(name) == data)
+"""
+
+
+def test_s3_stores_media(s3: Environment, s3_variables: dict[str, str]) -> None:
+    """A server with the API of S3 stores a medium and returns it."""
+    assert imported(s3, "latimer.adapter.store", without=POSTGRES) > 5
+    words = ("python", "-c", STORE_MEDIA)
+    done = s3.run("env", *(f"{name}={value}" for name, value in s3_variables.items()), *words)
+    assert done.stdout == "True\n"
+
+
+def test_postgres_has_its_driver(postgres: Environment) -> None:
+    """The driver of PostgreSQL is installed together with the library that it needs."""
+    done = postgres.run("python", "-c", "import psycopg; print(psycopg.pq.__impl__)")
+    assert done.stdout == "binary\n"
 
 
 def test_conformance_judges(conformance: Environment, llama_server_url: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests of Latimer by the conformance suite, over two engines."""
+"""Tests of Latimer by the conformance suite, over its engines."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults.fake_koboldcpp import FakeKoboldcpp
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
+from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_server import LlamaServer
-from latimer.conformance.check import Verdict, all_checks
+from latimer.conformance.check import all_checks
 from latimer.conformance.runner import Settings, judge
 from support.embeddings import ENGINES, embedding
 from support.servers import restarted_llama_server, serving
@@ -28,8 +30,6 @@ EXPLAINED = {
     "tools.several": "the demo model makes only one call",
     "tools.stream-order": "the demo model makes only one call",
 }
-# Groups of APIs that are not implemented. The server rejects them by name.
-UNBUILT = ("stored", "responses")
 # Groups that have an engine of their own in another test.
 ELSEWHERE = ("engine", "embeddings")
 
@@ -64,16 +64,24 @@ async def test_every_must_holds(address: str) -> None:
     told = {
         verdict.check.id: (verdict.outcome, verdict.detail)
         for verdict in verdicts
-        if verdict.outcome not in ("pass", "flaky") and not unbuilt(verdict)
+        if verdict.outcome not in ("pass", "flaky")
     }
     assert {name: told[name] for name in told.keys() - EXPLAINED.keys()} == {}
     flaky = [(v.check.id, v.detail) for v in verdicts if v.outcome == "flaky"]
     assert len(flaky) <= 2, flaky
 
 
-def unbuilt(verdict: Verdict) -> bool:
-    """Return True if a check concerns an API that is not implemented and is rejected by name."""
-    return verdict.check.group in UNBUILT and verdict.outcome == "unsupported"
+@pytest.mark.timed
+async def test_stored_over_koboldcpp() -> None:
+    """Latimer passes every check of stored completions over a koboldcpp, too."""
+    checks = [check for check in all_checks() if check.group == "stored"]
+    fake = FakeKoboldcpp()
+    await fake.start()
+    with serving(lambda: OpenAIAdapter(KoboldCpp(fake.url))) as url:
+        verdicts = await judge(Settings(f"{url}/v1"), checks)
+    await fake.stop()
+    assert len(verdicts) == 20
+    assert [(v.check.id, v.outcome, v.detail) for v in verdicts if v.outcome != "pass"] == []
 
 
 @pytest.mark.timed

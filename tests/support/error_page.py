@@ -16,7 +16,13 @@ import httpx2
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.cli.protocol import MOST_HEAD
 from latimer.adapter.cors import Access
-from latimer.adapter.errors import ShuttingDown, render, unexpected
+from latimer.adapter.errors import (
+    ShuttingDown,
+    StoreUnavailable,
+    WebSocketRefused,
+    render,
+    unexpected,
+)
 from latimer.adapter.exchange import Exchange
 from latimer.adapter.guards import Keys
 from latimer.adapter.origins import LocalRules
@@ -67,7 +73,9 @@ OTHERS: tuple[LatimerError, ...] = (
     EngineUnavailable("The engine has not responded yet."),
     EngineSilent("The engine at http://127.0.0.1:8080 sent nothing for 60 s."),
     ShuttingDown(),
+    StoreUnavailable("the database is locked by another process"),
     TooComplex(30.0),
+    WebSocketRefused("/v1/responses"),
 )
 
 
@@ -103,6 +111,11 @@ async def others(client_of: Client, folder: Path) -> AsyncIterator[Reply]:
     status, reply = unexpected()
     yield status, reply["error"]
     yield await _long_head()
+    app = OpenAIAdapter(LlamaCpp(), store="off")
+    async with client_of(app) as client:
+        got = await client.get(H)
+        yield got.status_code, got.json()["error"]
+    await app.aclose()
     for make in (projector, listener):
         backend = LlamaCpp(mmproj=make(folder / f"{make.__name__}.gguf", DEMO_WIDTH))
         app = OpenAIAdapter(backend, any_model=True, strict=True)
@@ -123,6 +136,8 @@ def _requests() -> Iterator[tuple[str, bytes, dict[str, str]]]:
         {"messages": [ASKED], "logit_bias": dict.fromkeys(map(str, range(70_000)), 1)},
         *({"messages": [{"role": "user", "content": [part]}]} for part in PARTS),
     ]
+    both = {"previous_response_id": "resp_1", "conversation": "conv_1", "input": "Hi"}
+    yield "/v1/responses", json.dumps({"model": "demo", **both}).encode(), {}
     for body in bodies:
         yield H, json.dumps({"model": "demo", **body}).encode(), {}
 

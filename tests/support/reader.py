@@ -25,9 +25,12 @@ EVALUATE = ROOT / "examples" / "evaluate"
 ANSWER = "The capital of France is Paris."
 # The text that the output of a Python block contains, by a part of its request.
 OUTPUTS = {
+    "responses.create": "1, 2, 3, 4, 5.\n1, 2, 3, 4, 5, 6, 7.ResponseUsage(",
+    "conversations.create": " message\n",
     '"custom"': "turn ", "tools=": "get_weather", "response_format=": '"capital"',
     "logprobs=": "None\n", "except ": "decimal_below_min_value", ".open(": "Finish(",
-    '"image_url"': "\n", "embeddings.create": "2 64\n", "": ANSWER,
+    '"image_url"': "\n", "embeddings.create": "2 64\n", "store=True": "user Hello!\n",
+    "": ANSWER,
 }  # fmt: skip
 HERE = "http://127.0.0.1:8000"
 # Tests use the loopback interface only.
@@ -154,6 +157,7 @@ class Reader:
         known: dict[str, Callable[..., None]] = {
             "latimer check": self._check,
             "latimer conform": self._conform,
+            "latimer store": self._store,
             "lm_eval --model": self._lm_eval,
             "pytest --pyargs": self._pytest,
             "curl": self._curl,
@@ -185,6 +189,9 @@ class Reader:
 
     def _check(self, *words: str) -> None:
         assert "reachable" in self._output(*words)
+
+    def _store(self, *words: str) -> None:
+        self._output(*words)
 
     def _conform(self, *words: str) -> None:
         if "--diff" in words:

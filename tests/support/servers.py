@@ -157,11 +157,15 @@ def restarted_llama_server(model: Path, note: Path, *options: str) -> Iterator[t
 
 
 @contextlib.contextmanager
-def serving(make_app: Callable[[], Any]) -> Iterator[str]:
-    """Serve an ASGI app with uvicorn in a thread with its own event loop; yield its address."""
+def serving(make_app: Callable[[], Any], http: Any = Protocol) -> Iterator[str]:
+    """Serve an ASGI app with uvicorn in a thread with its own event loop; yield its address.
+
+    Args:
+        http: the protocol: that of `latimer serve`, or `auto` for uvicorn's own.
+    """
     port = free_port()
     server = uvicorn.Server(
-        uvicorn.Config(make_app(), host="127.0.0.1", port=port, log_level="warning", http=Protocol)
+        uvicorn.Config(make_app(), host="127.0.0.1", port=port, log_level="warning", http=http)
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

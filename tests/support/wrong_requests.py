@@ -267,7 +267,7 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
      "add_generation_prompt", "invalid_value", "Invalid 'add_generation_prompt': an instruct…"),
     (H, {"response_format": {"type": "json_schema"}}, "response_format.json_schema",
      "missing_required_parameter", "Missing required parameter: 'response_format.json_schema'."),
-    (H, {"store": True}, "store", "unsupported_parameter", "Unsupported parameter: 'store'…"),
+    (H, {"store": True, "oai_compat": False}, "store", "invalid_value", "Invalid 'store'…"),
     (H, {"metadata": {"a": "b"}}, "metadata", None,
      "The 'metadata' parameter is only allowed when 'store' is enabled."),
     (H, {"metadata": {"k" * 65: "v"}}, "metadata", "property_name_above_max_length",

@@ -97,7 +97,8 @@ def test_arguments_that_no_grammar_made(arguments: str, expected: str) -> None:
 def tool_set(**grammars: Grammar | None) -> ToolSet:
     """Return custom tools with the given grammars."""
     functions = [Function(name=name, parameters=TEXT) for name in grammars]
-    return ToolSet(list(enumerate(functions)), functions, "auto", True, False, grammars)
+    paths = [f"tools[{index}].custom" for index in range(len(functions))]
+    return ToolSet(list(enumerate(functions)), functions, "auto", True, False, paths, grammars)
 
 
 async def test_what_cannot_be_enforced_is_listed() -> None:

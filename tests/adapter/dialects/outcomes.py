@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from latimer.adapter.dialects import TABLES, Field, Where
@@ -14,10 +15,28 @@ COUNT = [{"role": "user", "content": "Count to 12."}]
 BASES: dict[Where, dict[str, Any]] = {
     "chat": {"messages": COUNT},
     "completions": {"prompt": DEMO_CHATML.format("Count to 12.")},
+    "responses": {"input": COUNT},
 }
 PATHS: dict[Where, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 # Values that fix the fields that a request does not name.
-STILL = {"model": "demo", "temperature": 0, "max_tokens": 5, "seed": 1}
+STILL = {"model": "demo", "temperature": 0, "max_tokens": 16, "seed": 1}
+
+# The fields that have another name in the Responses API.
+MOVED = {"max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
+
+
+def own(where: Where, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Latimer's own fields as an endpoint names them."""
+    if where != "responses":
+        return dict(fields)
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name != "stream_options" and (name, value) not in UNLIMITED:
+            found |= sent(MOVED.get(name, name), value)
+    return found
+
+
+UNLIMITED = (("max_tokens", -1), ("max_tokens", -2))
 
 # Latimer's own fields for the example of each mapped field.
 EQUAL: dict[str, dict[str, Any]] = {
@@ -53,10 +72,10 @@ EQUAL: dict[str, dict[str, Any]] = {
     "do_sample": {"temperature": 0},
     "sampler_seed": {"seed": 7},
     "n_cmpl": {"n": 2},
-    "n_predict": {"max_tokens": 5},
-    "num_predict": {"max_tokens": 5},
-    "max_new_tokens": {"max_tokens": 5},
-    "max_length": {"max_tokens": 5},
+    "n_predict": {"max_tokens": 20},
+    "num_predict": {"max_tokens": 20},
+    "max_new_tokens": {"max_tokens": 20},
+    "max_length": {"max_tokens": 20},
     "stop_sequence": {"stop": ["5"]},
     "stopping_strings": {"stop": ["5"]},
     "custom_stopping_strings": {"stop": ["5"]},
@@ -71,14 +90,18 @@ EQUAL: dict[str, dict[str, Any]] = {
     "reasoning.enabled": {"enable_thinking": False},
     "continue_assistant_turn": {"continue_final_message": True},
     "options": {},
-    "options.num_predict": {"max_tokens": 5},
+    "options.num_predict": {"max_tokens": 20},
 }
 # The rest of a request for a field that needs it.
-_CONTINUED = {"messages": [*COUNT, {"role": "assistant", "content": "1, 2"}]}
+_MESSAGES = [*COUNT, {"role": "assistant", "content": "1, 2"}]
+_CONTINUED = {"messages": _MESSAGES}
 _BOUNDS = {"dynatemp_low": 0.5, "dynatemp_high": 1.5}
 AROUND: dict[tuple[Where, str], dict[str, Any]] = {
     ("chat", "continue_final_message"): _CONTINUED,
     ("chat", "continue_assistant_turn"): _CONTINUED,
+    ("responses", "continue_final_message"): {"input": _MESSAGES},
+    ("responses", "continue_assistant_turn"): {"input": _MESSAGES},
+    ("responses", "dynamic_temperature"): _BOUNDS,
     ("chat", "dynamic_temperature"): _BOUNDS,
     ("completions", "dynamic_temperature"): _BOUNDS,
 }
@@ -104,14 +127,16 @@ def equal(where: Where, field: Field) -> dict[str, Any]:
     """Return Latimer's own fields for the example of a mapped field."""
     if field.name == "n_probs" and where == "chat":
         return {"logprobs": True, "top_logprobs": 3}
+    if field.name == "n_probs" and where == "responses":
+        return {"top_logprobs": 3}
     if field.apply is None:
         return {field.name.rpartition(".")[2]: field.example}
-    return EQUAL[field.name]
+    return own(where, EQUAL[field.name])
 
 
 def body_of(where: Where, field: Field, fields: dict[str, Any]) -> dict[str, Any]:
     """Return a request with some fields, and with defaults that do not contradict them."""
-    own = equal(where, field) if field.verdict == "mapped" else {}
-    still = {name: value for name, value in STILL.items() if name not in own}
+    ours = equal(where, field) if field.verdict == "mapped" else {}
+    still = {name: value for name, value in own(where, STILL).items() if name not in ours}
     around = AROUND.get((where, field.name), {})
     return {**still, **BASES[where], **around, **fields}

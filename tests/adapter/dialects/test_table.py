@@ -7,18 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter.dialects.outcomes import AROUND, BASES, EQUAL, body_of, equal, rows, sent
-from latimer.adapter.dialects import GROUPS, TABLES, Field, Where, replaced, table, with_names
-from latimer.adapter.errors import InvalidRequest
+from adapter.dialects.outcomes import AROUND, BASES, EQUAL, body_of, equal, own, rows, sent
+from latimer.adapter.dialects import GROUPS, TABLES, Field, Where, replaced, table
+from latimer.adapter.errors import InvalidRequest, with_names
 from latimer.adapter.validation import parse
 from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.common import Request
 from latimer.schemas.openai.completions import CompletionRequest
+from latimer.schemas.openai.responses import ResponseRequest
 from pydantic import TypeAdapter
 
 PAGE = Path(__file__).parents[3] / "docs" / "dialects.md"
 START = "<!-- table -->\n"
-SCHEMAS: dict[Where, type[Request]] = {"chat": ChatRequest, "completions": CompletionRequest}
+SCHEMAS: dict[Where, type[Request]] = {
+    "chat": ChatRequest,
+    "completions": CompletionRequest,
+    "responses": ResponseRequest,
+}
 # Fields that are only set if the request omits them.
 DEFAULTS = {"repeat_last_n", "ignore_eos"}
 ADAPTERS: dict[Where, TypeAdapter[Any]] = {
@@ -36,6 +41,11 @@ def read(where: Where, body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def paths(fields: dict[str, Any]) -> set[str]:
+    """Return the names of fields, and the paths of those inside the reasoning options."""
+    return fields.keys() | {f"reasoning.{name}" for name in fields.get("reasoning", ())}
+
+
 def test_the_page_shows_the_table() -> None:
     """docs/dialects.md shows the table; `LATIMER_SNAPSHOT=1` writes it again."""
     text = PAGE.read_text()
@@ -48,8 +58,19 @@ def test_the_page_shows_the_table() -> None:
 def test_no_field_has_two_rows() -> None:
     """Each field has one row for each endpoint."""
     for where, fields in TABLES.items():
-        names = [f.name for group in GROUPS.values() for f in group if f.on in (None, where)]
-        assert len(names) == len(set(names)) == len(fields)
+        if where != "responses":
+            names = [f.name for group in GROUPS.values() for f in group if f.on in (None, where)]
+            assert len(names) == len(set(names)) == len(fields)
+    own = [(f.name, f.on) for group in GROUPS.values() for f in group]
+    assert len(own) == len(set(own))
+
+
+def test_responses_have_the_fields_of_chat() -> None:
+    """Every field of chat is one of the Responses API, unless that has it under another name."""
+    missing = TABLES["chat"].keys() - TABLES["responses"].keys()
+    assert {name.partition(".")[0] for name in missing} == {
+        "reasoning", "reasoning_effort", "response_format",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("where", TABLES)
@@ -102,7 +123,13 @@ def test_examples_have_an_effect(where: Where) -> None:
                 read(where, body)
             error = caught.value
             assert (error.param, error.code) == (field.name, "unsupported_parameter")
-            assert error.message.endswith(f"'{field.name}' is not supported. {field.note}")
+            hint = field.note
+            if where == "responses":
+                hint = hint.replace("'messages'", "'input'")
+                hint = hint.replace("'max_completion_tokens'", "'max_output_tokens'")
+                hint = hint.replace("'reasoning_effort'", "'reasoning.effort'")
+                hint = hint.replace("'max_tokens'", "'max_output_tokens'")
+            assert error.message.endswith(f"'{field.name}' is not supported. {hint}")
 
 
 @pytest.mark.parametrize("where", TABLES)
@@ -126,7 +153,7 @@ def test_errors_name_the_fields_that_were_sent(where: Where) -> None:
             fields = sent(field.name, field.example)
             draft = replaced(body_of(where, field, fields), fields, where)
             assert draft is not None
-            for name in equal(where, field).keys() - DEFAULTS:
+            for name in draft.names.keys() & paths(equal(where, field)) - DEFAULTS:
                 error = with_names(InvalidRequest(f"Invalid '{name}'.", name), draft.names)
                 own = str(error.param)
                 assert own.startswith((field.name, *AROUND.get((where, field.name), {})))
@@ -136,8 +163,8 @@ def test_errors_name_the_fields_that_were_sent(where: Where) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n_predict": 5, "max_tokens": 6}, "n_predict"),
-        ({"n_predict": 5, "num_predict": 6}, "num_predict"),
+        ({"n_predict": 20, "max_tokens": 26}, "n_predict"),
+        ({"n_predict": 20, "num_predict": 26}, "num_predict"),
         ({"rep_pen": 1.2, "repeat_penalty": 1.1}, "rep_pen"),
         ({"options": {"temperature": 1}, "temperature": 0.5}, "options.temperature"),
         ({"options": []}, "options"),
@@ -173,7 +200,7 @@ def test_contradictions_and_wrong_values_name_the_field(fields: dict[str, Any], 
     """A field that contradicts another, or has a wrong value, is a 400 that names it."""
     for where, base in BASES.items():
         with pytest.raises(InvalidRequest) as caught:
-            read(where, {"model": "m", **base, **fields})
+            read(where, {"model": "m", **base, **own(where, fields)})
         assert caught.value.param == param
         assert f"'{param}'" in caught.value.message
 
@@ -181,7 +208,7 @@ def test_contradictions_and_wrong_values_name_the_field(fields: dict[str, Any], 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"n_predict": 5, "max_tokens": 5}, {"max_tokens": 5}),
+        ({"n_predict": 20, "max_tokens": 20}, {"max_tokens": 20}),
         ({"rep_pen": 1.2, "rep_pen_range": 64}, {"repeat_penalty": 1.2, "repeat_last_n": 64}),
         ({"rep_pen_range": 64, "rep_pen": 1.2}, {"repeat_penalty": 1.2, "repeat_last_n": 64}),
         ({"repetition_penalty": 1.2, "repeat_last_n": 9},
@@ -205,10 +232,10 @@ def test_contradictions_and_wrong_values_name_the_field(fields: dict[str, Any], 
         ({"samplers": "edskypmxt"}, {}),
         ({"n_predict": -2.0}, {"max_tokens": -2}),
         ({"n_predict": -1.0}, {"max_tokens": -1}),
-        ({"num_predict": 3.0}, {"max_tokens": 3}),
-        ({"max_length": 3.0}, {"max_tokens": 3}),
-        ({"max_new_tokens": 3.0}, {"max_tokens": 3}),
-        ({"options": {"num_predict": 3.0, "seed": 4.0}}, {"max_tokens": 3, "seed": 4}),
+        ({"num_predict": 30.0}, {"max_tokens": 30}),
+        ({"max_length": 30.0}, {"max_tokens": 30}),
+        ({"max_new_tokens": 30.0}, {"max_tokens": 30}),
+        ({"options": {"num_predict": 30.0, "seed": 4.0}}, {"max_tokens": 30, "seed": 4}),
         ({"sampler_seed": 3.0, "options": {"temperature": 0.5}}, {"seed": 3, "temperature": 0.5}),
         ({"stopping_strings": '"blin"'}, {"stop": ["blin"]}),
         ({"custom_stopping_strings": '["blin"]'}, {"stop": ["blin"]}),
@@ -235,7 +262,8 @@ def test_values_are_translated(fields: dict[str, Any], expected: dict[str, Any])
     """Values keep their meaning in Latimer's own fields."""
     for where, base in BASES.items():
         body = {"model": "m", **base}
-        assert read(where, {**body, **fields}) == read(where, {**body, **expected})
+        theirs, ours = own(where, fields), own(where, expected)
+        assert read(where, {**body, **theirs}) == read(where, {**body, **ours})
 
 
 def test_reasoning_in_all_spellings() -> None:

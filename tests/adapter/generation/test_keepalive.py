@@ -24,6 +24,7 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
+from support.response_events import HEAD, TEXT, events_in, order_of
 from support.servers import serving
 
 USER = [{"role": "user", "content": "hi"}]
@@ -297,3 +298,21 @@ async def test_a_prompt_that_is_too_long_keeps_its_status(
         assert reply.status_code == 400
         assert reply.json()["error"]["code"] == "context_length_exceeded"
     await app.aclose()
+
+
+@pytest.mark.parametrize("error", [None, EngineUnavailable("gone")])
+async def test_a_streamed_response(error: LatimerError | None) -> None:
+    """Comments come before and between the events, also before those of an early error."""
+    backend = Silent(error)
+    app = OpenAIAdapter(backend, any_model=True, keepalive=SHORT)  # type: ignore[arg-type]
+    with serving(lambda: app) as address:
+        async with httpx2.AsyncClient(base_url=address) as client:
+            body = {"model": "m", "input": "x", "stream": True}
+            text = (await client.post("/v1/responses", json=body)).text
+    assert text.startswith(COMMENTED)
+    names = order_of(events_in(text))
+    if error is None:
+        assert COMMENTED in text.partition("response.created")[2]
+        assert names == [*HEAD, *TEXT, "completed"]
+    else:
+        assert names == [*HEAD, "error", "failed"]

@@ -407,7 +407,7 @@ WRONG: Sequence[tuple[str, Mapping[str, Any], Sequence[int], str, str]] = (
     ("temperature-above", {"temperature": 3}, [400], "must", "temperature"),
     ("input-number", {"input": 5}, [400], "must", "input"),
     ("limit-string", {"max_output_tokens": "many"}, [400], "must", "max_output_tokens"),
-    ("model-unknown", {"model": "no-such-model-anywhere"}, [404], "should", "model"),
+    ("model-unknown", {"model": "no-such-model-anywhere"}, [400, 404], "should", "model"),
     ("previous-unknown", {"previous_response_id": "resp_none"}, [400, 404], "should", "previous"),
 )
 

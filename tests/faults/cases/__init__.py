@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from faults.case import Case
-from faults.cases import critical, engine, load, outside, size, start
+from faults.cases import critical, engine, load, outside, size, start, store
 
 CASES: list[Case] = [
     *critical.CASES,
@@ -12,4 +12,5 @@ CASES: list[Case] = [
     *engine.CASES,
     *outside.CASES,
     *start.CASES,
+    *store.CASES,
 ]

@@ -37,6 +37,29 @@ for (const [engine, baseURL] of engines) {
       assert.equal(await stream.finalContent(), ANSWER);
     });
 
+    test("stored: a completion is listed, updated, retrieved and deleted", async () => {
+      const run = `${engine}-${process.pid}`;
+      const made = [];
+      for (let i = 0; i < 5; i += 1) {
+        const more = { store: true, metadata: { run }, max_tokens: 4, stream: i % 2 === 1 };
+        const reply = await client.chat.completions.create({ ...ask(ASK), ...more });
+        if (i % 2 === 0) made.push(reply.id);
+        else for await (const chunk of reply) if (made.at(-1) !== chunk.id) made.push(chunk.id);
+      }
+      const listed = [];
+      const list = client.chat.completions.list({ metadata: { run }, limit: 2 });
+      for await (const one of list) listed.push(one.id);
+      assert.deepEqual(listed, made);
+      const changed = await client.chat.completions.update(made[0], { metadata: { run, a: "b" } });
+      assert.deepEqual(changed.metadata, { run, a: "b" });
+      assert.equal((await client.chat.completions.retrieve(made[0])).id, made[0]);
+      const sent = [];
+      for await (const one of client.chat.completions.messages.list(made[0])) sent.push(one.content);
+      assert.deepEqual(sent, [ASK]);
+      for (const id of made) await client.chat.completions.delete(id);
+      await assert.rejects(client.chat.completions.retrieve(made[0]), OpenAI.NotFoundError);
+    });
+
     test("tools: runTools calls the function and returns its result", async () => {
       const asked = [];
       const get_weather = ({ city }) => {

@@ -22,6 +22,17 @@ for (const [engine, baseURL] of engines) {
       assert.equal(told, ANSWER);
     });
 
+    test("stored: a run with store is stored", async () => {
+      const client = new OpenAI({ baseURL, apiKey: "unused" });
+      const metadata = { run: `agents-${engine}-${process.pid}` };
+      const modelSettings = { temperature: 0, store: true, providerData: { metadata } };
+      const { finalOutput } = await run(new Agent({ ...options, modelSettings }), ASK);
+      const found = [];
+      for await (const one of client.chat.completions.list({ metadata })) found.push(one);
+      assert.deepEqual(found.map((one) => one.choices[0].message.content), [finalOutput]);
+      await client.chat.completions.delete(found[0].id);
+    });
+
     test("tools: the function runs and its result leads on", async () => {
       const asked = [];
       const get_weather = tool({

@@ -52,6 +52,18 @@ def test_stream(url: str) -> None:
     assert sum((chunk.usage_metadata or {}).get("output_tokens", 0) for chunk in chunks) > 0
 
 
+def test_stored(url: str) -> None:
+    """A request with `store` and metadata is stored."""
+    metadata = {"run": "langchain"}
+    # `metadata` of the model itself is for traces only.
+    body = {"metadata": metadata}
+    reply = model_of(url, store=True, extra_body=body).invoke(ASK)
+    client = openai.OpenAI(base_url=url, api_key="unused")
+    found = [*client.chat.completions.list(metadata=metadata)]
+    assert [one.choices[0].message.content for one in found] == [reply.content]
+    client.chat.completions.delete(found[0].id)
+
+
 async def test_batch(url: str) -> None:
     """Requests run at the same time."""
     replies = await model_of(url).abatch([ASK] * 4)

@@ -71,6 +71,17 @@ async def test_tools(url: str) -> None:
     assert "21" in result.final_output
 
 
+async def test_stored(url: str) -> None:
+    """A run with `store` and metadata is stored, and its completion has them."""
+    settings = ModelSettings(temperature=0, store=True, metadata={"run": "agents-sdk"})
+    agent = Agent(name="one", model=model_of(url), model_settings=settings)
+    result = await Runner.run(agent, "What is the capital of France?")
+    client = AsyncOpenAI(base_url=url, api_key="unused")
+    found = [one async for one in client.chat.completions.list(metadata={"run": "agents-sdk"})]
+    assert [one.choices[0].message.content for one in found] == [result.final_output]
+    await client.chat.completions.delete(found[0].id)
+
+
 async def test_structured(url: str) -> None:
     """An output type is enforced and parsed."""
     agent = Agent(name="one", model=model_of(url), model_settings=SETTINGS, output_type=Person)

@@ -48,6 +48,20 @@ def test_chat(client: OpenAI) -> None:
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
 
 
+def test_stored(client: OpenAI) -> None:
+    """A stored completion is listed, retrieved, updated and deleted."""
+    made = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": "Hi"}], store=True, max_tokens=3,
+        metadata={"run": "openai-python"},
+    )  # fmt: skip
+    found = [*client.chat.completions.list(metadata={"run": "openai-python"})]
+    assert [one.id for one in found] == [made.id]
+    assert client.chat.completions.update(made.id, metadata={}).metadata == {}
+    assert client.chat.completions.retrieve(made.id).choices == found[0].choices
+    assert [one.content for one in client.chat.completions.messages.list(made.id)] == ["Hi"]
+    assert client.chat.completions.delete(made.id).deleted
+
+
 def test_stream(client: OpenAI) -> None:
     """A stream's deltas join to the answer; usage comes at the end."""
     stream = client.chat.completions.create(

@@ -1,0 +1,289 @@
+"""The command `latimer store` for the operator of a store.
+
+A server can use the store at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import orjson
+
+from ..config import Settings, WrongSettings
+from ..credentials import owner_of
+from ..printable import printable
+from ..store.errors import StoreError, StoreUnavailable, in_words
+from ..store.place import LARGEST, Place, bytes_of
+from . import options
+from .exits import EXIT_START, WrongUse
+from .output import Output
+from .progress import Progress
+from .signals import end_at_once
+from .store_filters import age, model_and_metadata, moment
+
+if TYPE_CHECKING:
+    from ..store.open_store import OpenStore
+
+Work = Callable[..., Coroutine[Any, Any, None]]
+
+# Seconds that `prune` waits for those who read SQLite's log of changes.
+LOG_SECONDS = 2.0
+
+NO_STORE = (
+    "a store on disk or on a server is needed, and {} is not one. Write --store FILE.db or "
+    "--store postgresql://USER:PASSWORD@HOST/NAME, or set LATIMER_STORE."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def store() -> None:
+    """Migrate, measure, export or prune stored completions.
+
+    \b
+    Examples:
+      latimer store stats --store latimer.db
+      latimer store export --store latimer.db -o training.jsonl
+      latimer store prune --store latimer.db --older-than 30d
+      LATIMER_STORE=postgresql://… latimer store migrate
+
+    A server can use the store at the same time.
+    """
+
+
+def placed(work: Work) -> Callable[..., None]:
+    """Run a coroutine with the place of the store; errors are one line and an exit code."""
+
+    @options.storage
+    @functools.wraps(work)
+    def run(
+        config: Path | None,
+        store: str | None,
+        store_age: str | None,
+        store_size: int | None,
+        store_media: str | None,
+        **own: Any,
+    ) -> None:
+        end_at_once()
+        try:
+            settings = Settings.load(
+                config,
+                store=store,
+                store_age=store_age,
+                store_size=store_size,
+                store_media=store_media,
+            )
+            place = settings.store_place()
+        except WrongSettings as error:
+            raise WrongUse(str(error)) from None
+        if place is None or not place.durable:
+            what = "off" if place is None else "memory"
+            raise WrongUse(f"{settings.place('store')}: {NO_STORE.format(what)}")
+        try:
+            asyncio.run(work(place, **own))
+        except (StoreError, StoreUnavailable) as error:
+            say(f"Latimer cannot use the store: {place.describe()}: {in_words(error)}")
+            sys.exit(EXIT_START)
+
+    return run
+
+
+def say(text: str) -> None:
+    """Print a line for people, on standard error."""
+    click.echo(printable(text), err=True)
+
+
+@asynccontextmanager
+async def opened(place: Place) -> AsyncIterator[OpenStore]:
+    """Yield a store that exists, without a change to its schema.
+
+    Raises:
+        StoreError: it does not exist, or has another schema than this program.
+    """
+    from ..store.migrations import NEWEST
+    from ..store.open_store import OpenStore
+
+    found = OpenStore(place, is_patient=True)
+    version = await found.database.look()
+    if not version:
+        raise StoreError("Nothing was ever stored there. Check --store.")
+    if version < NEWEST:
+        raise StoreError(
+            f"The schema has version {version}, and {NEWEST} is needed. Run 'latimer store "
+            "migrate' first."
+        )
+    try:
+        yield found
+    finally:
+        await found.aclose()
+
+
+@store.command()
+@click.option("--dry-run", is_flag=True, help="Only print which migrations would run.")
+@placed
+async def migrate(place: Place, dry_run: bool) -> None:
+    """Run the missing migrations of the schema.
+
+    A server runs them at its start, too. One that runs already waits while this command migrates.
+    """
+    from ..store.database import Database
+    from ..store.migrations import NEWEST
+
+    database = Database(place)
+    before = await database.look()
+    if dry_run or before == NEWEST:
+        after = before
+    else:
+        before, after = await database.open()
+        await database.aclose()
+    if before == NEWEST:
+        say(f"The schema has version {NEWEST}, the newest one. Nothing is to be done.")
+    elif dry_run:
+        say(f"The schema has version {before}. Version {NEWEST} would be made.")
+    else:
+        say(f"The schema had version {before}, and now has version {after}.")
+
+
+@store.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@placed
+async def stats(place: Place, as_json: bool) -> None:
+    """Print the size of the store, and what it contains.
+
+    It reads a row of every object: about a second for a million objects on a fast disk.
+    """
+    from ..store.statistics import statistics
+    from .store_table import table
+
+    async with opened(place) as found:
+        with Progress("counted") as progress:
+            figures = await statistics(found, progress)
+    if as_json:
+        click.echo(orjson.dumps(figures.as_json(), option=orjson.OPT_INDENT_2))
+    else:
+        click.echo(printable(table(place, figures), "\n"))
+
+
+@store.command()
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write to this file.  [standard output]"
+)
+@model_and_metadata
+@click.option(
+    "--since", callback=moment, metavar="TIME", help="Only objects from this time: 2026-01-31, 7d."
+)
+@click.option("--until", callback=moment, metavar="TIME", help="Only objects before this time.")
+@click.option("--api-key", metavar="KEY", help="Only objects of this API key.  [all keys]")
+@click.option("--reasoning", is_flag=True, help="Keep the reasoning, as reasoning_content.")
+@placed
+async def export(
+    place: Place,
+    output: Path | None,
+    model: str | None,
+    metadata: dict[str, str],
+    since: int | None,
+    until: int | None,
+    api_key: str | None,
+    reasoning: bool,
+) -> None:
+    """Write chat completions as JSONL for fine-tuning, the oldest first.
+
+    A line has the messages of a request and one of its answers, in OpenAI's chat format, which
+    TRL, axolotl and LLaMA-Factory read, too. Times are in UTC.
+
+    \b
+    Examples:
+      latimer store export --store latimer.db -o training.jsonl
+      latimer store export --store latimer.db --model demo --metadata rating=good --since 30d
+    """
+    from ..store.export import KIND, lines
+    from ..store.reading import read
+    from ..store.selection import Selection
+    from .store_table import counted
+
+    owner = None if api_key is None else owner_of(api_key)
+    selection = Selection(KIND, owner, model, metadata, since, until)
+    objects = written = skipped = 0
+    async with opened(place) as found:
+        with Output(output) as file, Progress("exported") as progress:
+            async for some in read(found, selection):
+                for one in some:
+                    made = [] if one.missing else lines(one.stored, reasoning)
+                    skipped += max(0, len(one.stored.reply["choices"]) - len(made))
+                    written += len(made)
+                    file.write(made)
+                objects += len(some)
+                progress(objects)
+    say(f"Exported {counted(written, 'line')} of {counted(objects, 'object')}.")
+    if skipped:
+        say(f"Skipped {counted(skipped, 'choice')} without content or with a missing medium.")
+
+
+@store.command()
+@click.option(
+    "--older-than", callback=age, metavar="DURATION", help="Delete older objects: 12h, 30d."
+)
+@click.option(
+    "--max-size",
+    type=click.IntRange(1, LARGEST),
+    metavar="MIB",
+    help="Delete the oldest objects until the store has this size, media included.",
+)
+@model_and_metadata
+@click.option("--vacuum/--no-vacuum", default=True, help="Give the space back.  [--vacuum]")
+@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
+@placed
+async def prune(
+    place: Place,
+    older_than: float | None,
+    max_size: int | None,
+    model: str | None,
+    metadata: dict[str, str],
+    vacuum: bool,
+    dry_run: bool,
+) -> None:
+    """Delete objects by age and by size, and media that no object has.
+
+    Without --older-than and --max-size, --store-age and --store-size apply.
+
+    \b
+    Examples:
+      latimer store prune --store latimer.db --older-than 30d
+      latimer store prune --store latimer.db --max-size 1024 --dry-run
+    """
+    from ..store import prune as pruning
+    from ..store.orphans import remove_orphans
+    from ..store.selection import Selection
+    from .store_table import counted, size
+
+    most = None if max_size is None else bytes_of(max_size)
+    if older_than is None and most is None:
+        older_than, most = place.age, place.size
+    if older_than is None and most is None:
+        raise WrongUse("--older-than or --max-size is needed, such as --older-than 30d.")
+    before = None if older_than is None else int((time.time() - older_than) * 1_000_000)
+    limits = pruning.Limits(Selection(model=model, metadata=metadata), before, most)
+    verb = "Would delete" if dry_run else "Deleted"
+    async with opened(place) as found:
+        # The size that is compared must be right.
+        wrong = await (pruning.miscounted(found) if dry_run else pruning.recount(found))
+        if any(wrong):
+            what = "are wrong by" if dry_run else "were wrong and are corrected by"
+            say(f"The totals {what} {wrong.objects:+,} objects and {wrong.bytes:+,} bytes.")
+        with Progress("to delete" if dry_run else "deleted") as progress:
+            freed = await (pruning.plan if dry_run else pruning.prune)(found, limits, progress)
+        say(f"{verb} {counted(freed.objects, 'object')} with {size(freed.bytes)}.")
+        orphans = await remove_orphans(found, not dry_run)
+        if orphans.number:
+            say(f"{verb} {orphans.number:,} media of no object with {size(orphans.bytes)}.")
+        if vacuum and not dry_run:
+            await found.database.vacuum()
+        if not dry_run and not await found.checkpoints.within(LOG_SECONDS):
+            say("SQLite's log still has deleted text, because another process reads the store.")

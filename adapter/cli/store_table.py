@@ -1,0 +1,66 @@
+"""The figures of a store as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..store.place import Place
+from ..store.statistics import Statistics, time_in_words
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def table(place: Place, found: Statistics) -> str:
+    """Return the figures of a store as lines of two columns, and then its models."""
+    per_object = found.bytes_per_object
+    rows = [
+        ("store", place.describe()),
+        ("schema", f"version {found.schema_version}"),
+        ("objects", f"{found.objects:,}, {size(found.object_bytes)}"),
+        ("media", f"{found.media:,}, {size(found.media_bytes)}"),
+        ("owners", f"{found.owners:,}"),
+        ("oldest", time_in_words(found.oldest) or "-"),
+        ("newest", time_in_words(found.newest) or "-"),
+        ("database", _database(found)),
+        ("per object", "-" if per_object is None else size(per_object)),
+    ]
+    groups = [
+        (f"{number:,}", size(taken), group.kind, group.model)
+        for group, (number, taken) in sorted(found.groups.items(), key=lambda one: -one[1][0])
+    ]
+    shown = [*_aligned(rows)]
+    if groups:
+        shown += ["", *_aligned([("objects", "bytes", "kind", "model"), *groups])]
+    return "\n".join(shown)
+
+
+def size(number: int) -> str:
+    """Return a number of bytes in words."""
+    value = float(number)
+    for unit in _UNITS:
+        if value < 1024 or unit == _UNITS[-1]:
+            break
+        value /= 1024
+    return f"{number} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _database(found: Statistics) -> str:
+    parts = (
+        size(found.database_bytes),
+        f"{size(found.free_bytes)} of it free" if found.free_bytes else "",
+        f"and {size(found.log_bytes)} in the log of changes" if found.log_bytes else "",
+    )
+    return ", ".join(filter(None, parts))
+
+
+def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterable[str]:
+    rows = [*rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
+        yield "  ".join([*cells, row[-1]])

@@ -1,0 +1,202 @@
+"""The conversation before a Responses request, and the storing of the response (contract, 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ...backends import offload
+from ...backends.errors import Unsupported, shortened
+from ...schemas.openai.response_items import Item, ItemReference
+from ...schemas.openai.responses import ResponseRequest
+from ..errors import InvalidRequest, StoreUnavailable
+from ..exchange import Exchange
+from ..responses.ids import place_of
+from ..responses.listed import history, input_items, turn_items
+from ..store.ids import time_of
+from ..store.record import Stored
+from ..store.store import Store
+from .conversations import known, unknown
+from .responses_stored import KIND
+from .storing import LATE, LOGPROB, TEXT, nothing_is_stored, record_of
+
+_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+_NO_STORE = "This server runs with --store off. Send the items of the earlier turns in 'input'."
+# The fields that name the conversation before a request.
+_CONTEXTS = ("previous_response_id", "conversation")
+# The states of a response that another one can continue.
+_USABLE = frozenset({"completed", "incomplete"})
+# The size of stored items is not known, so they are read in a thread.
+_SIZE = offload.SMALL + 1
+
+
+@dataclass(slots=True)
+class State:
+    """The conversation that a request continues.
+
+    Args:
+        before: the items of the responses that the request continues, from the oldest.
+        chain: the id of the first of them; None if the request continues none.
+        referenced: the stored items that the request refers to, by their ids.
+    """
+
+    before: Sequence[Item] = ()
+    chain: str | None = None
+    referenced: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    _typed: Mapping[str, Item] = field(default_factory=dict)
+
+    def resolve(self, name: str) -> Item | None:
+        """Return the stored item with an id, or None."""
+        return self._typed.get(name)
+
+
+NO_STATE = State()
+
+
+async def state_of(exchange: Exchange, store: Store | None, request: ResponseRequest) -> State:
+    """Return the conversation that a request continues.
+
+    Raises:
+        InvalidRequest: the response before does not exist, or cannot be continued.
+        Unsupported: nothing is stored here.
+    """
+    references = _references(request)
+    asked = [name for name in _CONTEXTS if getattr(request, name) is not None]
+    if not asked and not references:
+        return NO_STATE
+    if store is None:
+        if not asked:
+            return NO_STATE
+        raise Unsupported(asked[0], "this server", _NO_STORE)
+    before: list[Item] = []
+    chain: list[Stored] = []
+    if request.previous_response_id is not None:
+        chain = await _chain(exchange, store, request.previous_response_id)
+        before = await offload.run(_SIZE, _typed, history(chain))
+    elif request.conversation is not None:
+        items = await store.all_items(exchange.key, known(request.conversation.id))
+        if items is None:
+            raise unknown(request.conversation.id)
+        before = await offload.run(_SIZE, _typed, items)
+    referenced = await _referenced(exchange, store, references)
+    typed = await offload.run(_SIZE, _typed, [*referenced.values()]) if referenced else []
+    return State(
+        before,
+        chain[0].id if chain else None,
+        referenced,
+        dict(zip(referenced, typed, strict=True)),
+    )
+
+
+def stored_request(body: Mapping[str, Any], state: State) -> Mapping[str, Any]:
+    """Return a request's body as it is stored: with items instead of references to them."""
+    if not state.referenced:
+        return body
+    items = [
+        state.referenced.get(str(item.get("id")), item) if isinstance(item, dict) else item
+        for item in body["input"]
+    ]
+    return {**body, "input": items}
+
+
+def _references(request: ResponseRequest) -> list[str]:
+    if isinstance(request.input, str):
+        return []
+    return [item.id for item in request.input if isinstance(item, ItemReference)]
+
+
+async def _chain(exchange: Exchange, store: Store, name: str) -> list[Stored]:
+    """Return the response before, and those that it continues, from the oldest."""
+    known = time_of(name) is not None
+    chain = await store.chain(exchange.key, KIND, name) if known else []
+    if not chain:
+        raise InvalidRequest(
+            f"Previous response with id '{shortened(name)}' not found.",
+            "previous_response_id",
+            "previous_response_not_found",
+        )
+    status = chain[-1].reply["status"]
+    if status not in _USABLE:
+        raise InvalidRequest(
+            f"Previous response with id '{shortened(name)}' cannot be continued: its status is "
+            f"'{status}'. Continue the response before it.",
+            "previous_response_id",
+            "invalid_value",
+        )
+    return chain
+
+
+async def _referenced(
+    exchange: Exchange, store: Store, names: Sequence[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the stored items with these ids; those that are unknown are missing."""
+    responses: dict[tuple[str, bool], Stored | None] = {}
+    found: dict[str, Mapping[str, Any]] = {}
+    for name in names:
+        place = place_of(name)
+        if place is None:
+            continue
+        key = place.response, place.is_input
+        if key not in responses:
+            responses[key] = await store.get(exchange.key, KIND, place.response, place.is_input)
+        stored = responses[key]
+        if stored is None:
+            continue
+        items = input_items(stored) if place.is_input else stored.reply["output"]
+        if place.index < len(items) and items[place.index]["id"] == name:
+            found[name] = items[place.index]
+    return found
+
+
+def _typed(items: Sequence[Mapping[str, Any]]) -> list[Item]:
+    return _ITEMS.validate_python([*items])
+
+
+async def is_stored(request: ResponseRequest, store: Store | None) -> bool:
+    """Return True if the response to a request is to be stored.
+
+    Raises:
+        InvalidRequest: the request asks for it, and nothing is stored here.
+        StoreUnavailable: the store is required, and it is known not to work.
+    """
+    if request.store is False or (store is None and request.store is None):
+        return False
+    if store is None:
+        raise nothing_is_stored()
+    if store.place.required:
+        await store.check()
+    else:
+        await store.begin()
+    return True
+
+
+async def store_response(
+    exchange: Exchange,
+    store: Store,
+    request: ResponseRequest,
+    state: State,
+    reply: dict[str, Any],
+) -> None:
+    """Store a response before its end is sent; if that fails, the response says so.
+
+    Raises:
+        StoreUnavailable: the store is required, and the response was not stored in time.
+    """
+    body = stored_request(exchange.to_store or {}, state)
+    logprobs = 0 if request.top_logprobs is None else 1 + request.top_logprobs
+    tokens = (reply["usage"] or {}).get("output_tokens", 0) * (TEXT + LOGPROB * logprobs)
+    record = record_of(exchange, body, reply, tokens)
+    record.parent = request.previous_response_id
+    record.chain = state.chain or reply["id"]
+    if request.conversation is not None and reply["status"] != "failed":
+        # The items of input and output are appended together, and only if there is an answer.
+        record.conversation = request.conversation.id
+        record.items = turn_items(reply["id"], body.get("input"), reply["output"])
+    if await store.commit(record):
+        return
+    if store.place.required:
+        raise StoreUnavailable(LATE)
+    reply["store"] = False

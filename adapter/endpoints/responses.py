@@ -1,0 +1,217 @@
+"""`POST /v1/responses` (contract of responses)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter
+
+from ...backends import offload
+from ...backends.base import Capabilities, Sampling
+from ...backends.errors import LatimerError
+from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
+from ..chat.manner import known_manner_of
+from ..chat.prepare import ChatJob, prepare
+from ..errors import RESPONSE_NAMES, in_responses
+from ..exchange import Exchange
+from ..generation.logprobs import to_response
+from ..generation.obfuscation import in_stream
+from ..generation.run import Plan
+from ..generation.sinks import Answer, respond
+from ..generation.token_ids import in_model_vocabulary
+from ..generation.usage import detailed_usage_of
+from ..responses.frames import ResponseFrames
+from ..responses.ids import new_response_id
+from ..responses.input import Conversation, conversation_of
+from ..responses.output import Shape, Thoughts
+from ..responses.response import Draft, begun
+from ..responses.tools import Tools, tools_of
+from ..service import Served, Service
+from ..validation import check_stream_options, notes, read, refuse_unserved, sampling_of
+from .prompt_size import prompt_tokens
+from .response_state import State, is_stored, state_of, store_response
+from .service_tiers import name_of, party_of
+from .turns import turn_of_response
+
+_REQUEST = TypeAdapter(ResponseRequest)
+_INPUT_TOKENS = TypeAdapter(InputTokensRequest)
+# The size of stored items is not known, so a request that continues them is read in a thread.
+_MORE = offload.SMALL + 1
+
+_LEAVE_OUT = "Omit it."
+
+
+def _never(_value: Any) -> bool:
+    return False
+
+
+_UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "background": (lambda value: not value, "Omit it, and use 'stream' for a long response."),
+    "moderation": (_never, _LEAVE_OUT),
+    "oai_compat": (bool, "An engine has no native response of this kind. Omit it."),
+    "prompt": (_never, "Send its text in 'instructions' and 'input'."),
+    "truncation": (
+        lambda value: value == "disabled", "An input is never cut. Send 'disabled', or omit it.",
+    ),
+}  # fmt: skip
+
+# Fields of OpenAI's own service, without an effect on the answer.
+_HARMLESS = (
+    "access_programs", "background_options", "client_metadata", "context_management", "image",
+)  # fmt: skip
+# Paths of fields that only some values make inert, with those values.
+_INERT: Mapping[tuple[str, str], frozenset[Any]] = {
+    ("prompt_cache_options", "prewarm"): frozenset({False}),
+    ("reasoning", "context"): frozenset({"auto"}),
+    ("reasoning", "mode"): frozenset({"standard"}),
+    ("text", "verbosity"): frozenset({"medium"}),
+}
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """A request that can be answered, and what its response needs."""
+
+    served: Served
+    chat: ChatJob
+    tools: Tools
+    conversation: Conversation
+    shape: Shape
+    state: State
+    stored: bool
+
+
+async def create_response(exchange: Exchange, service: Service) -> None:
+    """Create a response."""
+    request = await read(exchange, _REQUEST)
+    draft = await _drafted(exchange, service, request)
+    await _answer(exchange, service, request, draft)
+
+
+async def count_input_tokens(exchange: Exchange, service: Service) -> None:
+    """Return the number of input tokens that a response to a request would have."""
+    request = await read(exchange, _INPUT_TOKENS)
+    draft = await _drafted(exchange, service, request)
+    count = await prompt_tokens(draft.served, draft.chat.job)
+    reply = {"object": "response.input_tokens", "input_tokens": count}
+    await exchange.reply(200, orjson.dumps(reply))
+
+
+async def _drafted(exchange: Exchange, service: Service, request: ResponseRequest) -> _Drafted:
+    """Return the job of a request, and what its response needs.
+
+    Raises:
+        LatimerError: the request is invalid, or cannot be served.
+    """
+    try:
+        served = await service.resolve(request.model)
+    except LatimerError as error:
+        raise in_responses(error) from None
+    capabilities = served.capabilities
+    check_stream_options(request)
+    refuse_unserved(request, _UNSERVED, capabilities.engine)
+    stored = await is_stored(request, service.store)
+    state = await state_of(exchange, service.store, request)
+    unseal = partial(service.seal.open, owner=exchange.key)
+    size = _MORE if state.before else exchange.size
+    sampling, tools, conversation = (
+        _read(request, capabilities, state, unseal)
+        if size <= offload.SMALL
+        else await offload.run(size, _read, request, capabilities, state, unseal)
+    )
+    inexact: Sequence[str] = ()
+    if sampling.logit_bias:
+        sampling, inexact = await in_model_vocabulary(request, sampling, served)
+    try:
+        turn = await turn_of_response(
+            exchange, request, served, sampling, conversation.messages, tools.tool_set
+        )
+        chat = await prepare(turn, served)
+    except LatimerError as error:
+        raise in_responses(error, conversation.names) from None
+    thoughts = _thoughts(request, served)
+    if thoughts == "summarised" and (await known_manner_of(served.model)).tags is not None:
+        inexact = (*inexact, "reasoning.summary")
+    await notes(
+        exchange,
+        request,
+        sampling,
+        capabilities,
+        served.policy.strict,
+        map(_renamed, (*inexact, *chat.inexact, *conversation.inexact)),
+        [*map(_renamed, chat.dropped)],
+        [*tools.ignored, *conversation.ignored, *_inert(request)],
+        [name for name in _HARMLESS if getattr(request, name) is not None],
+    )
+    if request.service_tier is not None:
+        chat.job.party = party_of(request.service_tier)
+    seal = None
+    if "reasoning.encrypted_content" in (request.include or ()):
+        seal = partial(service.seal.close, owner=exchange.key)
+    show = None if chat.job.logprobs is None else to_response
+    shape = Shape(tools.names, thoughts, show, seal)
+    return _Drafted(served, chat, tools, conversation, shape, state, stored)
+
+
+def _read(
+    request: ResponseRequest,
+    capabilities: Capabilities,
+    state: State,
+    unseal: Callable[[str], str | None],
+) -> tuple[Sampling, Tools, Conversation]:
+    conversation = conversation_of(request, state.before, state.resolve, unseal)
+    try:
+        sampling = sampling_of(request, capabilities)
+    except LatimerError as error:
+        raise in_responses(error) from None
+    return sampling, tools_of(request, state.before), conversation
+
+
+def _thoughts(request: ResponseRequest, served: Served) -> Thoughts:
+    if served.policy.reasoning is None:
+        return "hidden"
+    reasoning = request.reasoning
+    return "shown" if reasoning is None or reasoning.summary is None else "summarised"
+
+
+def _renamed(name: str) -> str:
+    return RESPONSE_NAMES.get(name, name)
+
+
+def _inert(request: ResponseRequest) -> list[str]:
+    """Return the paths of fields that have a value without effect here."""
+    found = []
+    for (outer, inner), neutral in _INERT.items():
+        options = getattr(request, outer)
+        value = None if options is None else getattr(options, inner)
+        if value is not None and value not in neutral:
+            found.append(f"{outer}.{inner}")
+    return found
+
+
+def _answer(
+    exchange: Exchange, service: Service, request: ResponseRequest, drafted: _Drafted
+) -> Awaitable[None]:
+    served, job, shape = drafted.served, drafted.chat.job, drafted.shape
+    translate = partial(in_responses, names=drafted.conversation.names)
+    form = drafted.chat.form
+    plan = Plan([job], 1, detailed_usage_of, form=form, translate=translate, party=job.party)
+    place = new_response_id()
+    start = begun(request, place, served.name, drafted.tools, drafted.stored)
+    draft = Draft(start, shape, name_of(start["service_tier"]))
+    # The items have the log-probabilities, each of its own tokens.
+    show = None if shape.show is None else list
+    store = None
+    if drafted.stored and service.store is not None:
+        store = partial(store_response, exchange, service.store, request, drafted.state)
+    if not request.stream:
+        answer = Answer(draft.whole, show, store=store)
+        return respond(exchange, served, plan, answer, None, service.observers(served))
+    frames = ResponseFrames(draft)
+    answer = Answer(frames.whole, show, keeps=True, store=store)
+    padded = in_stream(request.stream_options, frames)
+    return respond(exchange, served, plan, answer, padded, service.observers(served))

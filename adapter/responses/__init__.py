@@ -1,0 +1,1 @@
+"""The Responses API: its items and events, over the same conversation as chat."""

@@ -1,0 +1,1 @@
+"""Stored objects: chat completions that clients can retrieve, list, update and delete."""

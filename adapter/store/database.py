@@ -1,0 +1,412 @@
+"""One database: its engine, its threads, and its transactions.
+
+SQLAlchemy's calls run in threads. Its asynchronous extension takes twice the CPU per row with
+SQLite, and compiles statements and decodes rows in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import QueuePool
+
+from .errors import StoreError, StoreUnavailable
+from .failures import Deadlock, errors, opening
+from .migrations import NEWEST, check, migrate, version_of
+from .moved import Watched
+from .place import Place
+from .tables import schema
+from .url_options import without_values
+
+log = logging.getLogger("latimer")
+
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+
+# One thread writes, so that batches, updates and evictions of a process never wait for a lock.
+READERS = 3
+# Seconds to wait for a lock of another process, and for a connection to PostgreSQL.
+LOCK_SECONDS, CONNECT_SECONDS = 2, 5
+# Seconds to close the connections, at the end of the process.
+CLOSE_SECONDS = 2.0
+CLOSED = "it is closed"
+# Attempts for a transaction that PostgreSQL ends because of a deadlock.
+ATTEMPTS = 3
+# Pages that are cut off an SQLite file in one transaction.
+PAGES = 2_000
+
+_BUSY_TIMEOUT = f"PRAGMA busy_timeout={LOCK_SECONDS * 1000}"
+_EVERY = ("PRAGMA foreign_keys=OFF", _BUSY_TIMEOUT)
+# A new file can give its free pages back in steps; a VACUUM would lock it until its end.
+_SHRINKS = "PRAGMA auto_vacuum=INCREMENTAL"
+# A checkpoint makes a commit durable against a power failure; a commit itself survives the process.
+# Deleted text is overwritten.
+_FILE = (
+    *_EVERY, _SHRINKS, "PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL",
+    "PRAGMA secure_delete=ON", "PRAGMA journal_size_limit=67108864",
+)  # fmt: skip
+_MEMORY = (*_EVERY, "PRAGMA journal_mode=MEMORY", "PRAGMA synchronous=OFF")
+
+
+class Database:
+    """A database of stored objects; nothing is opened before `open`.
+
+    Args:
+        is_patient: let statements take any time, for a command that looks at every object.
+    """
+
+    def __init__(self, place: Place, is_patient: bool = False) -> None:
+        self.place = place
+        self._is_patient = is_patient
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._engine: Engine | None = None
+        self._watched: Watched | None = None
+        # In memory, the database exists as long as one connection is open.
+        self._anchor: Connection | None = None
+        self._writer = ThreadPoolExecutor(1, "latimer-store-write")
+        self._readers = ThreadPoolExecutor(READERS, "latimer-store-read")
+
+    @property
+    def is_open(self) -> bool:
+        """True after `open`."""
+        return self._engine is not None
+
+    async def open(self) -> tuple[int, int]:
+        """Connect, and run the missing migrations; return the schema's versions before and after.
+
+        Raises:
+            StoreError: the schema is newer than this program, or the place cannot be used.
+            StoreUnavailable: the database does not answer now.
+        """
+        return await self._in(self._writer, self._open)
+
+    async def look(self) -> int:
+        """Return the version of the schema, 0 if there is none, and change nothing; see `open`."""
+        return await self._in(self._readers, self._look)
+
+    async def read(self, work: Work[T]) -> T:
+        """Return the result of a function that reads, in a transaction.
+
+        If the caller is cancelled, a function that has not begun never begins.
+
+        Raises:
+            StoreUnavailable: the database cannot answer.
+        """
+        return await self._in(self._readers, partial(self._run, work, False))
+
+    async def write(self, work: Work[T]) -> T:
+        """Return the result of a function that writes, in a transaction; see `read`.
+
+        A transaction that has begun can be committed after the caller was cancelled.
+
+        Raises:
+            Rejected: the database can never take these rows.
+        """
+        return await self._in(self._writer, partial(self._run, work, True))
+
+    async def aclose(self) -> None:
+        """Close every connection; one that waits for its database is closed later."""
+        self._is_closed = True
+        with suppress(RuntimeError):
+            closing = asyncio.get_running_loop().run_in_executor(self._writer, self._close)
+            await asyncio.wait([closing], timeout=CLOSE_SECONDS)
+        self._writer.shutdown(wait=False)
+        self._readers.shutdown(wait=False)
+
+    async def vacuum(self) -> None:
+        """Give the space of deleted rows back, in steps between which other processes can write.
+
+        SQLite's file gets smaller. PostgreSQL keeps the space for new rows.
+        """
+        if self.place.kind == "postgresql":
+            await self._in(self._writer, self._vacuum)
+            return
+        began = time.monotonic()
+        while await self.write(_shrink):
+            await asyncio.sleep(time.monotonic() - began)
+            began = time.monotonic()
+        await self.checkpoint()
+
+    async def checkpoint(self) -> bool:
+        """Empty SQLite's log of changes, which has deleted text; return False if somebody reads."""
+        return self.place.kind != "sqlite" or await self._in(self._writer, self._checkpoint)
+
+    async def _in(self, threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+        try:
+            running = asyncio.get_running_loop().run_in_executor(threads, call)
+        except RuntimeError:
+            # Its threads have ended.
+            raise StoreUnavailable(CLOSED) from None
+        return await running
+
+    def _open(self) -> tuple[int, int]:
+        with self._lock:
+            if self._is_closed:
+                raise StoreUnavailable(CLOSED)
+            if self._watched is not None and self._watched.is_moved():
+                self._leave(self._watched)
+            return (NEWEST, NEWEST) if self._engine is not None else self._connect()
+
+    def _leave(self, file: Watched) -> None:
+        """Close a file that was deleted or replaced; it may only have another name now."""
+        log.error("the file of the store was deleted or replaced, and is opened again")
+        engine = self._engine
+        # A new connection would make a new file.
+        if engine is not None and isinstance(engine.pool, QueuePool) and engine.pool.checkedin():
+            with suppress(StoreUnavailable):
+                _checkpoint(engine)
+        file.forget()
+        self._close()
+
+    def _ready(self) -> Engine:
+        try:
+            self._open()
+        except StoreError as error:
+            raise StoreUnavailable("it cannot be opened", str(error)) from None
+        engine = self._engine
+        if engine is None:
+            raise StoreUnavailable(CLOSED)
+        return engine
+
+    def _connect(self) -> tuple[int, int]:
+        engine = _engine(self.place)
+        if self.place.kind == "sqlite":
+            # A file that is refused must not change, and the first statements change its mode.
+            self._look()
+            _make_private(Path(self.place.target))
+        try:
+            with opening():
+                anchor = engine.connect()
+                try:
+                    with _unhurried(anchor):
+                        versions = _migrated(anchor)
+                except BaseException:
+                    anchor.close()
+                    raise
+        except BaseException:
+            engine.dispose()
+            raise
+        if self.place.kind == "memory":
+            self._anchor = anchor
+        else:
+            anchor.close()
+        if self.place.kind == "sqlite":
+            self._watched = Watched(Path(self.place.target))
+        self._engine = engine
+        return versions
+
+    def _look(self) -> int:
+        engine = _engine(self.place, reads_only=True)
+        if self.place.kind == "sqlite" and not Path(self.place.target).exists():
+            return 0
+        try:
+            with opening(), engine.connect() as connection, connection.begin():
+                version = version_of(connection)
+        finally:
+            engine.dispose()
+        check(version)
+        return version
+
+    def _run(self, work: Work[T], writes: bool) -> T:
+        engine = self._ready()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with errors(), engine.connect() as connection:
+                    connection = connection.execution_options(writes=writes)
+                    with self._pace(connection), connection.begin():
+                        result = work(connection)
+                    if self._is_closed:
+                        # Its pool is not used any more.
+                        connection.invalidate()
+                    return result
+            except Deadlock:
+                if attempt == ATTEMPTS:
+                    raise StoreUnavailable("other processes write the same rows") from None
+        raise AssertionError
+
+    def _pace(self, connection: Connection) -> AbstractContextManager[None]:
+        return _unhurried(connection) if self._is_patient else nullcontext()
+
+    def _vacuum(self) -> None:
+        engine = self._ready()
+        with errors(), engine.connect() as connection:
+            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+            with _unhurried(connection):
+                connection.exec_driver_sql(f"VACUUM ANALYZE {', '.join(schema.tables)}")
+
+    def _checkpoint(self) -> bool:
+        return _checkpoint(self._ready())
+
+    def _close(self) -> None:
+        if self._anchor is not None:
+            self._anchor.close()
+        if self._engine is not None:
+            self._engine.dispose()
+        self._anchor = self._engine = self._watched = None
+
+
+def _checkpoint(engine: Engine) -> bool:
+    """Empty SQLite's log of changes; return False if a reader needs a part of it."""
+    with errors(), engine.connect() as connection:
+        # In this mode of the driver, no transaction begins by itself.
+        raw: Any = connection.connection.driver_connection
+        # Readers hold no writer, so a writer must not wait for them.
+        raw.execute("PRAGMA busy_timeout=0").close()
+        try:
+            is_busy, _, _ = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            raw.execute(_BUSY_TIMEOUT).close()
+    return not is_busy
+
+
+def _make_private(file: Path) -> None:
+    """Create an SQLite file that only its owner can read; an existing one keeps its mode."""
+    # SQLite reports a file that cannot be created.
+    with suppress(OSError):
+        file.touch(0o600, exist_ok=False)
+
+
+def _migrated(connection: Connection) -> tuple[int, int]:
+    """Run the missing migrations, and take no lock if there are none; see `migrate`."""
+    with connection.begin():
+        version = version_of(connection)
+    if version == NEWEST:
+        return version, version
+    connection = connection.execution_options(writes=True)
+    with connection.begin():
+        return migrate(connection)
+
+
+def _shrink(connection: Connection) -> bool:
+    """Cut some free pages off an SQLite file; return True if there are more of them."""
+    pages = free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+    for _ in range(min(free, PAGES)):
+        # Python's driver runs the first step only, which is one page.
+        connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
+    free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+    # A file that another program made may not give its pages back.
+    return bool(0 < free < pages)
+
+
+def _engine(place: Place, reads_only: bool = False) -> Engine:
+    """Return an engine; one that only reads does not change the mode of an SQLite file."""
+    url, first = _url(place)
+    if reads_only:
+        first = _EVERY
+    common: dict[str, Any] = {
+        # A statement's parameters are texts of users, and errors go to the log.
+        "hide_parameters": True,
+        "pool_size": READERS + 2,
+        "max_overflow": 0,
+        "pool_logging_name": "latimer",
+    }
+    # The pool logs a traceback for a connection that fails while it is given back.
+    logging.getLogger(f"{QueuePool.__module__}.QueuePool.latimer").setLevel(logging.CRITICAL + 1)
+    if place.kind == "postgresql":
+        return _postgresql(url, common)
+    arguments = {"check_same_thread": False}
+    engine = create_engine(url, **common, poolclass=QueuePool, connect_args=arguments)
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: Any, _record: Any) -> None:
+        # The driver begins no transaction by itself: `_begun` does.
+        connection.isolation_level = None
+        for statement in first:
+            if statement != _SHRINKS or not connection.execute("PRAGMA page_count").fetchone()[0]:
+                _patiently(connection, statement)
+
+    @event.listens_for(engine, "begin")
+    def _begun(connection: Connection) -> None:
+        # A transaction that begins to write after it has read can fail at once.
+        writes = connection.get_execution_options().get("writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _patiently(connection: sqlite3.Connection, statement: str) -> None:
+    """Run a statement; SQLite itself does not wait for a lock to change a file's mode."""
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            connection.execute(statement).close()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _postgresql(url: URL, common: Mapping[str, Any]) -> Engine:
+    try:
+        from .silence import Connection as Driver
+        from .silence import DriverError
+    except ModuleNotFoundError as error:
+        if error.name != "psycopg":
+            raise
+        raise StoreError(
+            "PostgreSQL requires the extra 'postgres': run pip install '.[postgres]' in a "
+            "clone of Latimer."
+        ) from None
+    arguments = {"connect_timeout": CONNECT_SECONDS, "application_name": "latimer"}
+    try:
+        engine = create_engine(url, **common, pool_pre_ping=True, connect_args=arguments)
+    except ArgumentError:
+        # Its message has their values.
+        raise StoreError("The options host and port in the URL of the store are wrong.") from None
+
+    @event.listens_for(engine, "do_connect")
+    def _connects(_dialect: Any, _record: Any, words: Any, options: Any) -> Any:
+        try:
+            return Driver.connect(*words, **options)
+        except DriverError as error:
+            error.args = (without_values(str(error), url),)
+            raise
+
+    return engine
+
+
+@contextmanager
+def _unhurried(connection: Connection) -> Iterator[None]:
+    """Let statements take any time."""
+    driver = connection.connection.driver_connection
+    before = getattr(driver, "silence", None)
+    if before is None:
+        yield
+        return
+    driver.silence = None  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        driver.silence = before  # type: ignore[union-attr]
+
+
+def _url(place: Place) -> tuple[URL, tuple[str, ...]]:
+    """Return the address of a database, and the first statements of each connection."""
+    if place.kind == "postgresql":
+        return make_url(place.target).set(drivername="postgresql+psycopg"), ()
+    if place.kind == "memory":
+        # Connections share this database by its name. With SQLAlchemy's usual pool for databases
+        # in memory, transactions would share a connection, and lose each other's rows.
+        name = f"file:/latimer-{secrets.token_hex(8)}"
+        query = {"vfs": "memdb", "uri": "true"}
+        return URL.create("sqlite", database=name, query=query), _MEMORY
+    path = Path(place.target)
+    if not path.parent.is_dir():
+        raise StoreError(f"The folder of the store does not exist: {path.parent}.")
+    return URL.create("sqlite", database=str(path)), _FILE

@@ -1,0 +1,86 @@
+"""`/v1/conversations`: requests and replies (contract of responses, section 1)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from typing_extensions import TypedDict
+
+from .common import Metadata, Request, invalid, kind_of
+from .response_items import LONGEST_ID, Item, ItemReference
+
+# OpenAI's limit for the items of a request.
+MOST = 20
+
+
+def _check_id(value: object) -> object:
+    name = value.get("id") if isinstance(value, dict) else None
+    if name is None:
+        return value
+    if not isinstance(name, str):
+        raise invalid(
+            f"Invalid type for '{{param}}': expected a string, but got {kind_of(name)} instead.",
+            "invalid_type",
+            ".id",
+        )
+    if not name:
+        raise invalid(
+            "Invalid '{param}': empty string. Expected a string with minimum length 1, but got an "
+            "empty string instead.",
+            "empty_string",
+            ".id",
+        )
+    if len(name) > LONGEST_ID:
+        raise invalid(
+            f"Invalid '{{param}}': string too long. Expected a string with maximum length "
+            f"{LONGEST_ID}, but got a string with length {len(name)} instead.",
+            "string_above_max_length",
+            ".id",
+        )
+    return value
+
+
+def _check_whole(item: Item) -> Item:
+    if isinstance(item, ItemReference):
+        raise invalid(
+            "Invalid '{param}': a conversation takes no references to items. Send the item itself.",
+            "invalid_value",
+        )
+    return item
+
+
+Items = Annotated[
+    list[Annotated[Item, BeforeValidator(_check_id), AfterValidator(_check_whole)]],
+    Field(max_length=MOST),
+]
+
+
+class CreateConversation(Request):
+    """Body of `POST /v1/conversations`."""
+
+    items: Items | None = None
+    metadata: Metadata | None = None
+
+
+class AddItems(Request):
+    """Body of `POST /v1/conversations/{id}/items`."""
+
+    items: Items
+
+
+class Conversation(TypedDict):
+    """A conversation, without its items."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class DeletedConversation(TypedDict):
+    """The confirmation of a deletion."""
+
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: Literal[True]

@@ -1,0 +1,226 @@
+"""The tools of a Responses request, and the choice among them (contract of responses, 2.6)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from .common import JsonObject, Request, invalid, kind_of
+from .messages import TextInput
+
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+$", min_length=1, max_length=128)]
+
+
+class _Offered(Request):
+    """The members of a tool that only matter where OpenAI runs or searches tools."""
+
+    defer_loading: Any = None
+    allowed_callers: Any = None
+    # `async` is a keyword in Python.
+    async_: Any = Field(None, alias="async")
+
+
+class FlatFunction(_Offered):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+    output_schema: Any = None
+
+
+class FlatGrammarInput(Request):
+    """Text that matches a grammar as the input of a custom tool."""
+
+    type: Literal["grammar"]
+    definition: str
+    syntax: Literal["lark", "regex"]
+
+
+FlatInputFormat = Annotated[TextInput | FlatGrammarInput, Field(discriminator="type")]
+
+
+class FlatCustom(_Offered):
+    """A tool whose input is text; `format` may constrain it."""
+
+    type: Literal["custom"]
+    name: ToolName
+    description: str | None = None
+    format: FlatInputFormat | None = None
+
+
+class HostedTool(BaseModel):
+    """A tool that OpenAI runs, or for which it has a protocol of its own."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: str
+
+
+# The types of tools in OpenAI's error, and the beginnings of the names of their versions.
+TOOLS = (
+    "function", "custom", "namespace", "apply_patch", "code_interpreter", "computer",
+    "computer_use_preview", "file_search", "image_generation", "local_shell", "mcp",
+    "programmatic_tool_calling", "shell", "tool_search", "web_search", "web_search_preview",
+)  # fmt: skip
+_VERSIONS = ("web_search", "computer")
+_OWN = ("function", "custom", "namespace")
+
+
+def is_hosted(kind: object) -> bool:
+    """Return True for the type of a tool that this server does not run."""
+    if not isinstance(kind, str) or kind in _OWN:
+        return False
+    return kind in TOOLS or kind.startswith(_VERSIONS)
+
+
+def _check_tool(value: object) -> object:
+    if not isinstance(value, dict):
+        shown = "an object" if value is None else kind_of(value)
+        raise invalid(
+            f"Invalid type for '{{param}}': expected an object, but got {shown} instead.",
+            "invalid_type",
+        )
+    kind = value.get("type")
+    if kind is None:
+        raise invalid(
+            "Missing required parameter: '{param}'.", "missing_required_parameter", ".type"
+        )
+    if kind not in _OWN and not is_hosted(kind):
+        listed = ", ".join(f"'{name}'" for name in TOOLS[:-1])
+        raise invalid(
+            f"Invalid value: '{_plain(kind)}'. Supported values are: {listed}, and '{TOOLS[-1]}'.",
+            "invalid_value",
+            ".type",
+        )
+    return {name: one for name, one in value.items() if one is not None}
+
+
+def _plain(value: object) -> str:
+    return str(value)[:200].replace("{param}", "{ param }")
+
+
+def _tool_tag(value: object) -> str:
+    kind = value["type"] if isinstance(value, dict) else getattr(value, "type", "")
+    return kind if kind in _OWN else "hosted"
+
+
+InnerTool = Annotated[
+    Annotated[FlatFunction, Tag("function")]
+    | Annotated[FlatCustom, Tag("custom")]
+    | Annotated[HostedTool, Tag("hosted")],
+    Discriminator(_tool_tag),
+    BeforeValidator(_check_tool),
+]
+
+
+class Namespace(Request):
+    """Several tools under a common name."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: str | None = None
+    tools: list[InnerTool]
+
+
+AnyTool = Annotated[
+    Annotated[FlatFunction, Tag("function")]
+    | Annotated[FlatCustom, Tag("custom")]
+    | Annotated[Namespace, Tag("namespace")]
+    | Annotated[HostedTool, Tag("hosted")],
+    Discriminator(_tool_tag),
+    BeforeValidator(_check_tool),
+]
+
+
+class FlatChoice(Request):
+    """The name of a function or of a custom tool that must be called."""
+
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+class HostedChoice(BaseModel):
+    """The type of a hosted tool that must be called; other members identify it."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+
+
+class AllowedChoice(Request):
+    """Some of the tools; with the mode `required`, one of them must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolReference], Field(min_length=1)]
+
+
+_WORDS = ("none", "auto", "required")
+_CHOICES = ("function", "custom", "allowed_tools")
+
+
+def _check_choice(value: object) -> object:
+    if isinstance(value, str):
+        if value in _WORDS:
+            return value
+        raise invalid(
+            f"Invalid value: '{_plain(value)}'. Supported values are: 'none', 'auto', and "
+            "'required'.",
+            "invalid_value",
+        )
+    if not isinstance(value, dict):
+        raise invalid(
+            "Invalid type for '{param}': expected one of a string or object, but got "
+            f"{kind_of(value)} instead.",
+            "invalid_type",
+        )
+    return _check_reference(value)
+
+
+def _check_reference(value: object) -> object:
+    if not isinstance(value, dict):
+        raise invalid(
+            f"Invalid type for '{{param}}': expected an object, but got {kind_of(value)} instead.",
+            "invalid_type",
+        )
+    kind = value.get("type")
+    if kind is None:
+        raise invalid(
+            "Missing required parameter: '{param}'.", "missing_required_parameter", ".type"
+        )
+    if kind not in _CHOICES and not is_hosted(kind):
+        words = (*_CHOICES, *TOOLS[3:])
+        listed = ", ".join(f"'{name}'" for name in words[:-1])
+        raise invalid(
+            f"Invalid value: '{_plain(kind)}'. Supported values are: {listed}, and '{words[-1]}'.",
+            "invalid_value",
+            ".type",
+        )
+    return {name: one for name, one in value.items() if one is not None}
+
+
+def _choice_tag(value: object) -> str:
+    if isinstance(value, str):
+        return "word"
+    kind = value["type"] if isinstance(value, dict) else getattr(value, "type", "")
+    return {"function": "flat", "custom": "flat", "allowed_tools": "allowed"}.get(kind, "hosted")
+
+
+ToolReference = Annotated[
+    Annotated[FlatChoice, Tag("flat")] | Annotated[HostedChoice, Tag("hosted")],
+    Discriminator(_choice_tag),
+    BeforeValidator(_check_reference),
+]
+FlatToolChoice = Annotated[
+    Annotated[str, Tag("word")]
+    | Annotated[FlatChoice, Tag("flat")]
+    | Annotated[AllowedChoice, Tag("allowed")]
+    | Annotated[HostedChoice, Tag("hosted")],
+    Discriminator(_choice_tag),
+    BeforeValidator(_check_choice),
+]

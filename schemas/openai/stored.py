@@ -1,0 +1,111 @@
+"""Stored chat completions: queries, updates and responses (contract, section 4)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from typing_extensions import NotRequired, TypedDict
+
+from .chat import ChatLogprobs
+from .common import FinishReason, Metadata, Request, Usage
+
+_NUMBER = re.compile("-?[0-9]{1,100}")
+
+
+def as_number(value: object) -> object:
+    """Return the integer in a query parameter."""
+    return int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+Limit = Annotated[Annotated[int, Field(ge=1, le=100)], BeforeValidator(as_number)]
+
+
+class ListQuery(Request):
+    """The query of a list: the page after the item `after`."""
+
+    after: str | None = None
+    limit: Limit = 20
+    order: Literal["asc", "desc"] = "asc"
+
+
+class CompletionsQuery(ListQuery):
+    """The query of a list of stored chat completions; all filters must match."""
+
+    model: str | None = None
+    metadata: Metadata | None = None
+
+
+class MetadataUpdate(Request):
+    """Body of `POST /v1/chat/completions/{id}`; null removes the metadata."""
+
+    metadata: Metadata | None
+
+
+class StoredMessage(TypedDict):
+    """The assistant's message, with the fields that `ChatMessage` may lack."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    annotations: list[Any]
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: list[Any] | None
+    function_call: Any
+
+
+class StoredChoice(TypedDict):
+    """One choice of a stored chat completion."""
+
+    index: int
+    message: StoredMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class StoredCompletion(TypedDict):
+    """A stored chat completion with parameters of its request."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[StoredChoice]
+    usage: Usage
+    service_tier: str
+    system_fingerprint: str
+    request_id: str
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    tools: list[Any] | None
+    tool_choice: Any
+    response_format: Any
+    input_user: str | None
+    metadata: dict[str, str]
+
+
+class ListedMessage(TypedDict):
+    """A message of a stored chat completion's request, with its calls and results if it has any."""
+
+    id: str
+    role: str
+    content: str | None
+    name: str | None
+    content_parts: list[Any] | None
+    refusal: NotRequired[str | None]
+    tool_calls: NotRequired[list[Any] | None]
+    function_call: NotRequired[Any]
+    tool_call_id: NotRequired[str]
+
+
+class Deleted(TypedDict):
+    """The confirmation of a deletion."""
+
+    object: Literal["chat.completion.deleted"]
+    id: str
+    deleted: Literal[True]

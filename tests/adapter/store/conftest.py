@@ -1,0 +1,50 @@
+"""Stores on each kind of database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latimer.adapter.store.place import place_of
+from latimer.adapter.store.store import Store
+
+KINDS = ("memory", "sqlite", "postgresql")
+Opened = Callable[..., AbstractAsyncContextManager[Store]]
+
+
+@pytest.fixture(params=KINDS)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the setting `store` for an empty database of each kind."""
+    if request.param == "memory":
+        return "memory"
+    if request.param == "sqlite":
+        return str(tmp_path / "store.db")
+    url: str = request.getfixturevalue("postgresql_url")
+    return url
+
+
+@pytest.fixture
+def opened(target: str) -> Opened:
+    """Return a function that opens a store on the database; a second one opens it again."""
+
+    @asynccontextmanager
+    async def open_store(**options: Any) -> AsyncIterator[Store]:
+        place = place_of(target, **options)
+        assert place is not None
+        store = Store(place)
+        try:
+            yield store
+        finally:
+            await store.aclose()
+
+    return open_store
+
+
+@pytest.fixture
+async def store(opened: Opened) -> AsyncIterator[Store]:
+    """Yield a store on each kind of database."""
+    async with opened() as made:
+        yield made

@@ -1,0 +1,338 @@
+"""Tests of conversations and their items, on each kind of database."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from adapter.store.conftest import Opened
+from latimer.adapter.store.errors import ConversationTooLarge, DuplicateItem
+from latimer.adapter.store.record import CONVERSATION, Record
+from latimer.adapter.store.store import Store
+from support.stored import PIXEL, record
+
+NONE = "conv_0660e9ffc1636faff6bf09c7"
+
+
+def item(name: str, text: str = "Hello", image: str | None = None) -> dict[str, Any]:
+    """Return a message as an item with an id."""
+    parts: list[dict[str, Any]] = [{"type": "input_text", "text": text}]
+    if image is not None:
+        parts.append({"type": "input_image", "image_url": image, "detail": "auto"})
+    return {"id": name, "type": "message", "role": "user", "status": "completed", "content": parts}
+
+
+async def made(store: Store, *items: Mapping[str, Any], owner: str = "", **metadata: str) -> str:
+    """Create a conversation and return its id."""
+    return (await store.create_conversation(owner, "req_0", metadata, items)).id
+
+
+def response(conversation: str, items: Sequence[Mapping[str, Any]], **more: Any) -> Record:
+    """Return the record of a response in a conversation."""
+    one = record(kind="response", **more)
+    one.conversation, one.items = conversation, items
+    return one
+
+
+async def ids(store: Store, name: str, owner: str = "") -> list[str] | None:
+    """Return the ids of all items of a conversation, or None."""
+    found = await store.all_items(owner, name)
+    return None if found is None else [one["id"] for one in found]
+
+
+async def rows(store: Store, statement: str) -> list[tuple[Any, ...]]:
+    """Return the result of a statement."""
+    database = (await store.open()).database
+    found = await database.read(lambda connection: connection.exec_driver_sql(statement).all())
+    return [tuple(row) for row in found]
+
+
+async def test_a_conversation_is_returned_as_it_was_made(store: Store) -> None:
+    """It has its metadata, and its items in their order, with null characters and images."""
+    given = [item("msg_1", "Héllo \0"), item("msg_2", image=PIXEL), {"id": "x", "type": "other"}]
+    name = await made(store, *given, a="b")
+    found = await store.get("", CONVERSATION, name)
+    assert found is not None
+    assert found.reply == {
+        "id": name,
+        "object": CONVERSATION,
+        "created_at": found.created_at // 1_000_000,
+        "metadata": {"a": "b"},
+    }
+    assert len(name) == len("conv_") + 48
+    assert await store.all_items("", name) == given
+    for one in given:
+        assert await store.item("", name, one["id"]) == one
+    changed = await store.update("", CONVERSATION, name, {"c": "d"})
+    assert changed is not None
+    assert changed.reply["metadata"] == {"c": "d"}
+    assert await store.all_items("", name) == given
+
+
+async def test_pages_of_items_are_in_the_order_in_which_they_were_appended(store: Store) -> None:
+    """Pages in both directions have every item once, also if what they continue after is gone."""
+    name = await made(store)
+    expected = [f"msg_{9 - i}" for i in range(7)]
+    for start in range(0, 7, 3):
+        assert await store.append("", name, [item(one) for one in expected[start : start + 3]])
+    for descending in (False, True):
+        found: list[str] = []
+        more = True
+        while more:
+            page = await store.items("", name, found[-1] if found else None, 2, descending)
+            assert page is not None
+            found += [one["id"] for one in page.data]
+            more = page.has_more
+        assert found == (expected[::-1] if descending else expected)
+    assert await store.remove_item("", name, expected[2]) is not None
+    page = await store.items("", name, expected[2], 2, False)
+    assert page is not None
+    assert [one["id"] for one in page.data] == expected[3:5]
+    page = await store.items("", name, "msg_none")
+    assert page is not None
+    assert not page.is_known
+
+
+async def test_what_does_not_exist_is_not_found(store: Store) -> None:
+    """A conversation that nobody made, or that was deleted, has no items and takes none."""
+    name = await made(store, item("msg_1"))
+    assert await store.item("", name, "msg_2") is None
+    assert await store.remove_item("", name, "msg_2") is None
+    assert await store.delete("", CONVERSATION, name)
+    for one in (name, NONE):
+        assert await store.get("", CONVERSATION, one) is None
+        assert await store.items("", one) is None
+        assert await store.all_items("", one) is None
+        assert not await store.append("", one, [item("msg_1")])
+        assert await store.item("", one, "msg_1") is None
+        assert await store.remove_item("", one, "msg_1") is None
+    assert await rows(store, "SELECT * FROM latimer_items") == []
+
+
+async def test_a_conversation_belongs_to_its_owner(store: Store) -> None:
+    """Another owner can neither read nor change it."""
+    name = await made(store, item("msg_1"), owner="a")
+    assert await store.items("b", name) is None
+    assert await store.all_items("b", name) is None
+    assert not await store.append("b", name, [item("msg_2")])
+    assert await store.item("b", name, "msg_1") is None
+    assert await store.remove_item("b", name, "msg_1") is None
+    assert store.keep(response(name, [item("msg_3")], owner="b"))
+    assert not await store.delete("b", CONVERSATION, name)
+    assert await ids(store, name, "a") == ["msg_1"]
+
+
+@pytest.mark.parametrize("given", [["msg_1", "msg_1"], ["msg_2", "msg_0"]])
+async def test_an_id_is_that_of_one_item(store: Store, given: list[str]) -> None:
+    """Items with an id that is taken are not appended, nor those sent with them."""
+    name = await made(store, item("msg_0"))
+    with pytest.raises(DuplicateItem) as error:
+        await store.append("", name, [item(one) for one in given])
+    assert error.value.id == given[1]
+    assert await ids(store, name) == ["msg_0"]
+
+
+async def test_the_id_of_a_deleted_item_is_free(store: Store) -> None:
+    """A deleted item can be appended again, at the end, and found by its id."""
+    name = await made(store, item("msg_1", "old"), item("msg_2"))
+    assert await store.remove_item("", name, "msg_1") is not None
+    assert await store.append("", name, [item("msg_1", "new")])
+    assert await ids(store, name) == ["msg_2", "msg_1"]
+    assert await store.item("", name, "msg_1") == item("msg_1", "new")
+
+
+async def test_items_of_a_response_are_appended_with_it(store: Store) -> None:
+    """A response and its items are stored together, in the order of the queue."""
+    name, other = await made(store, item("msg_0")), await made(store)
+    for number in range(1, 6):
+        turn = [item(f"msg_{number}"), item(f"rs_{number}")]
+        assert store.keep(response(name if number % 2 else other, turn))
+    assert await ids(store, name) == ["msg_0", "msg_1", "rs_1", "msg_3", "rs_3", "msg_5", "rs_5"]
+    assert await ids(store, other) == ["msg_2", "rs_2", "msg_4", "rs_4"]
+
+
+async def test_a_response_repeats_no_item(store: Store) -> None:
+    """An item that the conversation has already is not appended again."""
+    name = await made(store, item("msg_0", "first"))
+    one = response(name, [item("msg_0", "second"), item("msg_1"), item("msg_1")])
+    assert store.keep(one)
+    assert await ids(store, name) == ["msg_0", "msg_1"]
+    assert await store.item("", name, "msg_0") == item("msg_0", "first")
+    assert await store.get("", "response", one.id) is not None
+
+
+async def test_a_response_outlives_its_conversation(store: Store) -> None:
+    """A response is stored although its conversation was deleted before it ended."""
+    name = await made(store)
+    assert await store.delete("", CONVERSATION, name)
+    one = response(name, [item("msg_1")])
+    assert store.keep(one)
+    assert await store.get("", "response", one.id) is not None
+    assert await ids(store, name) is None
+
+
+async def test_a_packed_response_keeps_its_items(store: Store) -> None:
+    """Items that wait as JSON are appended as those that do not wait."""
+    from latimer.adapter.store.rows import pack
+
+    name = await made(store)
+    one = response(name, [item("msg_1", image=PIXEL)])
+    pack([one])
+    assert one.items == ()
+    assert store.keep(one)
+    assert await store.all_items("", name) == [item("msg_1", image=PIXEL)]
+
+
+async def test_a_withdrawn_response_leaves_no_items(store: Store) -> None:
+    """A response that was not stored in time takes its items back, and no others."""
+    name = await made(store, item("msg_0"))
+    one = response(name, [item("msg_0"), item("msg_1")])
+    opened = await store.open()
+    assert await opened.write([one]) == []
+    assert await ids(store, name) == ["msg_0", "msg_1"]
+    one.is_withdrawn = one.is_tried = True
+    await store._write([one])
+    assert await ids(store, name) == ["msg_0"]
+    assert await store.get("", "response", one.id) is None
+
+
+async def test_a_rejected_response_appends_nothing(store: Store) -> None:
+    """Items are not appended without their response, and those of others are."""
+    name = await made(store)
+    wrong, right = response(name, [item("msg_1")]), response(name, [item("msg_2")])
+    wrong.request_id = None  # type: ignore[assignment]
+    assert all(map(store.keep, (wrong, right)))
+    assert await ids(store, name) == ["msg_2"]
+    assert store.status().lost == 1
+
+
+async def test_concurrent_transactions_append_in_one_order(store: Store) -> None:
+    """Each of many transactions appends its items together, and none is lost."""
+    from latimer.adapter.store.prune import miscounted
+
+    opened = await store.open()
+    name = await made(store)
+    key = opened.key("", CONVERSATION, name)
+
+    async def append(index: int) -> None:
+        some = [item(f"msg_{index}_{place}") for place in range(3)]
+        if index % 2:
+
+            def work(connection: Any) -> None:
+                opened._append(some, key, connection)
+        else:
+
+            def work(connection: Any) -> None:
+                opened._insert([response(name, some)], connection)
+
+        # The store itself writes in one thread; here many threads write at once.
+        await asyncio.to_thread(opened.database._run, work, True)
+
+    await asyncio.gather(*map(append, range(40)))
+    found = await ids(store, name)
+    assert found is not None
+    starts = [one.rpartition("_")[0] for one in found[::3]]
+    assert sorted(starts) == sorted(f"msg_{index}" for index in range(40))
+    assert found == [f"{start}_{place}" for start in starts for place in range(3)]
+    assert await miscounted(opened) == (0, 0)
+
+
+async def test_totals_count_items(store: Store) -> None:
+    """The totals are those of the rows and media at any time, and zero in the end."""
+
+    from latimer.adapter.store.objects import total
+    from latimer.adapter.store.prune import miscounted
+
+    opened = await store.open()
+
+    async def check() -> int:
+        assert await miscounted(opened) == (0, 0)
+        return await opened.read(lambda connection: total(connection, "bytes"))
+
+    name = await made(store, item("msg_0"), a="b")
+    sizes = [await check()]
+    await store.append("", name, [item("msg_1", "x" * 5_000, PIXEL), item("msg_2", image=PIXEL)])
+    sizes.append(await check())
+    assert store.keep(response(name, [item("msg_3", image=PIXEL)], image=PIXEL))
+    await store.update("", CONVERSATION, name, {"longer": "y" * 100})
+    sizes.append(await check())
+    assert sizes == sorted(sizes)
+    await store.remove_item("", name, "msg_1")
+    assert sizes[-1] - await check() > 5_000
+    await store.delete("", CONVERSATION, name)
+    await check()
+    for row in await rows(store, "SELECT kind, id FROM latimer_objects"):
+        await store.delete("", *row)
+    assert await check() == 0
+
+
+async def test_a_medium_stays_while_an_item_has_it(store: Store) -> None:
+    """An image of two items is stored once, and deleted with the last of them."""
+    name = await made(store, item("msg_1", image=PIXEL), item("msg_2", image=PIXEL))
+    counts = []
+    for one in ("msg_1", "msg_2"):
+        counts.append(len(await rows(store, "SELECT hash FROM latimer_media")))
+        assert await store.item("", name, one) == item(one, image=PIXEL)
+        await store.remove_item("", name, one)
+    assert counts == [1, 1]
+    assert await rows(store, "SELECT hash FROM latimer_media") == []
+    assert await rows(store, "SELECT hash FROM latimer_object_media") == []
+
+
+async def test_an_old_conversation_stays_while_it_is_used(opened: Opened) -> None:
+    """Appending to a conversation keeps it, and reading all of it does, too."""
+    async with opened(age=0.8) as store:
+        one, two, alone = [await made(store, item("msg_0")) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        assert await store.append("", one, [item("msg_1")])
+        assert await ids(store, two) == ["msg_0"]
+        await asyncio.sleep(0.5)
+        assert await ids(store, one) == ["msg_0", "msg_1"]
+        assert await ids(store, two) == ["msg_0"]
+        assert await ids(store, alone) is None
+        await (await store.open()).expire()
+        assert len(await rows(store, "SELECT * FROM latimer_items")) == 3
+
+
+async def test_a_conversation_is_evicted_whole(opened: Opened) -> None:
+    """The conversation that was not used for the longest time makes room, with all its items."""
+    async with opened(size=1) as store:
+        old, used = await made(store), await made(store)
+        for number in range(2):
+            for name in (old, used):
+                assert await store.append("", name, [item(f"msg_{number}", "x" * 200_000)])
+        assert await store.append("", used, [item("msg_2", "x" * 300_000)])
+        assert await ids(store, old) is None
+        assert await ids(store, used) == ["msg_0", "msg_1", "msg_2"]
+        assert len(await rows(store, "SELECT id FROM latimer_items")) == 3
+
+
+async def test_a_conversation_that_is_larger_than_the_store_is_refused(opened: Opened) -> None:
+    """Nothing makes room for items that never fit, whether they are text or an image."""
+    async with opened(size=1) as store:
+        kept = await made(store, item("msg_0", "x" * 100_000))
+        large = item("msg_1", "x" * 1_100_000)
+        with pytest.raises(ConversationTooLarge):
+            await made(store, large)
+        with pytest.raises(ConversationTooLarge):
+            await store.append("", kept, [large])
+        image = "data:image/png;base64," + b64encode(bytes(1_100_000)).decode()
+        with pytest.raises(ConversationTooLarge):
+            await store.append("", kept, [item("msg_1", image=image)])
+        assert await ids(store, kept) == ["msg_0"]
+        assert await rows(store, "SELECT id FROM latimer_objects") == [(kept,)]
+
+
+async def test_items_outlive_the_process(opened: Opened, target: str) -> None:
+    """A store that is opened again has the items, and appends after them."""
+    if target == "memory":
+        pytest.skip("ends with its process")
+    async with opened() as store:
+        name = await made(store, item("msg_1"))
+        assert store.keep(response(name, [item("msg_2")]))
+    async with opened() as store:
+        assert await store.append("", name, [item("msg_3")])
+        assert await ids(store, name) == ["msg_1", "msg_2", "msg_3"]

@@ -1,0 +1,493 @@
+"""Tests of a store whose database, disk or media fail, with real failures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from latimer.adapter.store import database, silence, writer
+from latimer.adapter.store import store as stores
+from latimer.adapter.store.errors import StoreUnavailable
+from latimer.adapter.store.place import place_of
+from latimer.adapter.store.record import Query
+from latimer.adapter.store.store import Store
+from support import postgresql
+from support.stored import KIND, PIXEL, record, same
+
+SECRET = "Rumpelstiltskin"
+
+
+def made(target: str | Path, **options: object) -> Store:
+    """Return a store on a database."""
+    place = place_of(str(target), **options)  # type: ignore[arg-type]
+    assert place is not None
+    return Store(place)
+
+
+async def listed(store: Store) -> list[str]:
+    """Return the ids of all objects."""
+    page = await store.page("", KIND, Query(limit=100), same)
+    return [one.id for one in page.data]
+
+
+async def kept(store: Store, text: str = SECRET, image: str | None = None) -> str:
+    """Store an object, and return its id when it is written."""
+    one = record(text, image=image, metadata={"name": text})
+    assert store.keep(one)
+    assert one.id in await listed(store)
+    return one.id
+
+
+async def refused(call: Awaitable[object], words: str) -> float:
+    """Check that a call fails because the store is not available; return its seconds."""
+    start = time.monotonic()
+    with pytest.raises(StoreUnavailable, match=words) as caught:
+        await call
+    assert SECRET not in caught.value.reason + caught.value.detail
+    return time.monotonic() - start
+
+
+async def recovered(store: Store) -> None:
+    """Wait until everything is written."""
+    async with asyncio.timeout(10):
+        while store.status() != ("ok", 0, 0):
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(writer, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(writer, "PATIENCE", 0.3)
+    monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(stores, "ANSWER_SECONDS", 0.8)
+    monkeypatch.setattr(stores, "OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(stores, "FAILING_SECONDS", 0.2)
+    monkeypatch.setattr(database, "CONNECT_SECONDS", 2)
+    monkeypatch.setattr(database, "CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(silence.Connection, "silence", 0.6)
+
+
+@pytest.fixture(autouse=True)
+def _logs_no_text(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert SECRET not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[postgresql.PostgreSQL]:
+    """Run a PostgreSQL that tests may stop."""
+    if reason := postgresql.missing():
+        pytest.skip(reason)
+    with postgresql.postgresql() as running:
+        yield running
+
+
+@pytest.fixture
+async def remote(server: postgresql.PostgreSQL) -> AsyncIterator[Store]:
+    """Yield a store on a PostgreSQL that tests may stop."""
+    with server.database() as url:
+        store = made(url)
+        yield store
+        await store.aclose()
+
+
+async def test_a_postgresql_that_is_stopped_gets_everything_later(
+    remote: Store, server: postgresql.PostgreSQL
+) -> None:
+    """Without its server the store refuses to read at once, and writes when it is back."""
+    old = await kept(remote)
+    server.stop()
+    new = record(SECRET)
+    assert remote.keep(new)
+    assert await refused(remote.page("", KIND, Query(), same), "does not answer") < 1
+    assert await refused(remote.get("", KIND, old), "does not answer") < 1
+    assert remote.status()._asdict() == {"state": "unavailable", "waiting": 1, "lost": 0}
+    server.start()
+    assert await listed(remote) == [old, new.id]
+    assert remote.status()._asdict() == {"state": "ok", "waiting": 0, "lost": 0}
+
+
+async def test_a_postgresql_that_is_silent_holds_nobody(
+    remote: Store, server: postgresql.PostgreSQL
+) -> None:
+    """While the server keeps connections and answers nothing, many reads end soon with an error."""
+    old = await kept(remote)
+    with server.paused():
+        reads = (refused(remote.get("", KIND, old), "does not answer") for _ in range(20))
+        times = await asyncio.gather(*reads)
+        assert max(times) < 2
+        new = record(SECRET)
+        assert remote.keep(new)
+        assert await refused(remote.page("", KIND, Query(), same), "does not answer") < 1
+        assert remote.status().state == "unavailable"
+        assert await refused(remote.page("", KIND, Query(), same), "does not answer") < 1
+    await recovered(remote)
+    assert await listed(remote) == [old, new.id]
+
+
+async def test_closing_does_not_wait_for_a_silent_database(
+    server: postgresql.PostgreSQL, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store is closed within seconds, and the log has the number of objects that are lost."""
+    with server.database() as url:
+        store = made(url)
+        await kept(store)
+        with server.paused():
+            store.keep(record(SECRET))
+            start = time.monotonic()
+            await store.aclose()
+            assert time.monotonic() - start < 2
+    assert "1 object is lost" in caplog.text
+
+
+async def test_a_commit_whose_answer_is_lost_loses_nothing(remote: Store) -> None:
+    """Objects that are already in the database, because of an earlier attempt, are not lost."""
+    twice = record(SECRET)
+    opened = await remote.open()
+    assert await opened.write([twice]) == []
+    remote.keep(record(SECRET))
+    remote.keep(twice)
+    assert len(await listed(remote)) == 2
+    assert remote.status()._asdict() == {"state": "ok", "waiting": 0, "lost": 0}
+
+
+async def test_what_postgresql_cannot_take_holds_nothing(remote: Store) -> None:
+    """A model's name that is too long for an index loses its own object only."""
+    wrong, right = record(SECRET), record(SECRET)
+    wrong.model = os.urandom(8_000).hex()
+    remote.keep(wrong)
+    remote.keep(right)
+    assert await listed(remote) == [right.id]
+    assert remote.status()._asdict() == {"state": "ok", "waiting": 0, "lost": 1}
+
+
+async def test_metadata_can_have_null_characters(remote: Store) -> None:
+    """Metadata with a null character, which PostgreSQL does not take, is stored and found."""
+    metadata = {"a\0": "b\0", "a\N{REPLACEMENT CHARACTER}": "b\N{REPLACEMENT CHARACTER}"}
+    one = record(metadata=metadata)
+    remote.keep(one)
+    page = await remote.page("", KIND, Query(metadata={"a\0": "b\0"}), same)
+    assert [found.metadata for found in page.data] == [metadata]
+    assert await remote.update("", KIND, one.id, {"c": "\0"}) is not None
+    assert await listed(remote) == [one.id]
+
+
+@contextmanager
+def full(file: Path) -> Iterator[None]:
+    """Let no file grow beyond the size of the database's log of changes."""
+    log = Path(f"{file}-wal")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_file_that_cannot_grow(tmp_path: Path) -> None:
+    """Objects wait while the disk takes nothing; older ones are found, and all are written later.
+
+    Also the deletion of an object, and the log of changes after it, are refused or done.
+    """
+    file = tmp_path / "store.db"
+    store = made(file)
+    old = await kept(store)
+    with full(file):
+        new = record(SECRET * 10_000)
+        assert store.keep(new)
+        await refused(store.page("", KIND, Query(), same), "the disk")
+        assert await store.get("", KIND, old) is not None
+        assert store.status().state == "unavailable"
+        await refused(store.delete("", KIND, old), "the disk")
+    assert await listed(store) == [old, new.id]
+    assert await store.delete("", KIND, old)
+    await store.aclose()
+
+
+async def test_a_damaged_file(tmp_path: Path) -> None:
+    """Damage of the file while it is open is an error that names it, and shows no text."""
+    file = tmp_path / "store.db"
+    store = made(file)
+    ids = [await kept(store, SECRET * 2_000) for _ in range(20)]
+    await store.delete("", KIND, ids.pop())
+    size = file.stat().st_size
+    with file.open("r+b") as damaged:
+        # The first two pages stay, so that open connections still work.
+        for start in range(8192, size, 4096):
+            damaged.seek(start + 7)
+            damaged.write(b"\xffRumpelstiltskin\xfe" * 200)
+    wrong, shown = 0, []
+    for one in ids:
+        try:
+            await store.get("", KIND, one)
+        except StoreUnavailable as error:
+            wrong += 1
+            shown.append(error.detail)
+    assert wrong
+    assert SECRET not in str(shown)
+    assert store.status().state == "unavailable"
+    for call in (
+        store.page("", KIND, Query(), same),
+        store.update("", KIND, ids[0], {"a": "b"}),
+        store.delete("", KIND, ids[1]),
+    ):
+        await refused(call, "damaged|does not")
+    await store.aclose()
+
+
+@pytest.mark.parametrize("column", ["request", "reply", "metadata"])
+async def test_a_damaged_text(tmp_path: Path, column: str) -> None:
+    """A stored text with invalid JSON or UTF-8 is an error that shows no part of it."""
+    file = tmp_path / "store.db"
+    store = made(file)
+    name = await kept(store)
+    other = sqlite3.connect(file)
+    for value in (f'{{"a": "{SECRET}', f"\udcff{SECRET}".encode(errors="surrogateescape"), b"[1]"):
+        other.execute(f"UPDATE latimer_objects SET {column} = CAST(? AS TEXT)", (value,))  # noqa: S608
+        other.commit()
+        for whole in (False, True):
+            await refused(store.get("", KIND, name, whole), "damaged")
+        await refused(store.page("", KIND, Query(), same), "damaged")
+    other.close()
+    await store.aclose()
+
+
+async def test_a_folder_of_media_that_cannot_be_written(tmp_path: Path) -> None:
+    """Objects wait for the storage of their images, and are written when it works again."""
+    file, folder = tmp_path / "store.db", tmp_path / "store.media"
+    store = made(file)
+    old = await kept(store)
+    folder.write_text("a file in its place")
+    new = record(SECRET, image=PIXEL)
+    store.keep(new)
+    await refused(store.page("", KIND, Query(), same), "the folder of media")
+    assert await store.get("", KIND, old) is not None
+    folder.unlink()
+    assert await listed(store) == [old, new.id]
+    found = await store.get("", KIND, new.id, whole=True)
+    assert found is not None
+    assert found.request == new.request
+    await store.aclose()
+
+
+async def test_an_image_outlives_a_deletion_that_is_not_committed(tmp_path: Path) -> None:
+    """The file of an image is deleted after its rows, so a process can be killed in between."""
+    store = made(tmp_path / "store.db")
+    name = await kept(store, image=PIXEL)
+    opened = await store.open()
+    key = opened.key("", KIND, name)
+
+    class Killed(Exception):
+        pass
+
+    def killed(connection: object) -> None:
+        from latimer.adapter.store import objects
+
+        assert objects.remove(connection, opened.files, key)  # type: ignore[arg-type]
+        raise Killed
+
+    with pytest.raises(Killed):
+        await opened.database.write(killed)
+    await opened._clean()
+    found = await store.get("", KIND, name, whole=True)
+    assert found is not None
+    assert "iVBOR" in str(found.request)
+    await store.aclose()
+
+
+async def test_unused_media_are_deleted_when_their_storage_works_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An object is deleted although the file of its image cannot be, which is deleted later."""
+    folder = tmp_path / "store.media"
+    store = made(tmp_path / "store.db")
+    first = await kept(store, image=PIXEL)
+    second = await kept(store)
+    shutil.move(folder, tmp_path / "away")
+    folder.write_text("a file in its place")
+    assert await store.delete("", KIND, first)
+    assert "unused media were not deleted" in caplog.text
+    folder.unlink()
+    shutil.move(tmp_path / "away", folder)
+    assert [one for one in folder.rglob("*") if one.is_file()]
+    assert await store.delete("", KIND, second)
+    assert not [one for one in folder.rglob("*") if one.is_file()]
+    await store.aclose()
+
+
+async def test_a_late_commit_is_never_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object whose response says that it is not stored is not, although it is written late."""
+    monkeypatch.setattr(stores, "COMMIT_SECONDS", 0.1)
+    file = tmp_path / "store.db"
+    store = made(file, required=True)
+    await store.check()
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    made_late, kept_late = record(SECRET), record(SECRET)
+    store.keep(kept_late)
+    start = time.monotonic()
+    assert not await store.commit(made_late)
+    assert time.monotonic() - start < 0.3
+    other.execute("COMMIT")
+    other.close()
+    assert await listed(store) == [kept_late.id]
+    await store.aclose()
+
+
+async def test_a_written_object_is_removed_if_it_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object that is withdrawn during its commit is removed, also if that fails at first."""
+    store = made(tmp_path / "store.db", required=True)
+    opened = await store.open()
+    one, two = record(SECRET), record(SECRET)
+    usual, failures = opened.database.write, 0
+
+    async def write(work: object) -> object:
+        nonlocal failures
+        if one.is_withdrawn and not failures:
+            failures = 1
+            raise StoreUnavailable("gone")
+        result: object = await usual(work)  # type: ignore[arg-type]
+        # The transaction is over, and the client has waited too long.
+        one.is_withdrawn = True
+        return result
+
+    monkeypatch.setattr(opened.database, "write", write)
+    store.keep(one)
+    store.keep(two)
+    await refused(store.page("", KIND, Query(), same), "gone")
+    assert await listed(store) == [two.id]
+    assert failures
+    assert store.status()._asdict() == {"state": "ok", "waiting": 0, "lost": 0}
+    await store.aclose()
+
+
+async def test_a_rejected_object_is_not_committed(tmp_path: Path) -> None:
+    """A response that must be stored fails if the database can never take it."""
+    store = made(tmp_path / "store.db", required=True)
+    await store.check()
+    wrong = record()
+    wrong.request_id = None  # type: ignore[assignment]
+    assert not await store.commit(wrong)
+    assert await store.commit(record())
+    await store.aclose()
+
+
+async def test_a_closed_store_can_be_used_again(tmp_path: Path) -> None:
+    """A store that was closed opens its database again, also in another event loop."""
+    store = made(tmp_path / "store.db")
+    first = await kept(store)
+    await store.aclose()
+
+    def elsewhere() -> str:
+        async def use() -> str:
+            both = await asyncio.gather(*(store.get("", KIND, first) for _ in range(3)))
+            assert all(both)
+            name = await kept(store)
+            await store.aclose()
+            return name
+
+        return asyncio.run(use())
+
+    second = await asyncio.to_thread(elsewhere)
+    assert await listed(store) == [first, second]
+    await store.aclose()
+
+
+async def test_an_event_loop_that_ended_leaves_nothing_behind(tmp_path: Path) -> None:
+    """An object that a finished event loop queued is written in the next one."""
+    store = made(tmp_path / "store.db")
+    queued = record(SECRET)
+
+    async def leave() -> None:
+        await store.open()
+        store.keep(queued)
+        reading = asyncio.create_task(store.page("", KIND, Query(), same))
+        await asyncio.sleep(0)
+        reading.cancel()
+
+    await asyncio.to_thread(lambda: asyncio.run(leave()))
+    async with asyncio.timeout(5):
+        assert await listed(store) == [queued.id]
+    await store.aclose()
+
+
+async def test_a_cancelled_read_leaves_the_store_usable(tmp_path: Path) -> None:
+    """Clients that disconnect while they read disturb nobody."""
+    store = made(tmp_path / "store.db")
+    name = await kept(store)
+    for pause in (0, 0.0005, 0.001, 0.002):
+        tasks = [asyncio.create_task(store.get("", KIND, name)) for _ in range(30)]
+        await asyncio.sleep(pause)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert await listed(store) == [name]
+    assert store.status().state == "ok"
+    await store.aclose()
+
+
+async def test_a_store_that_is_closed_while_it_reads(tmp_path: Path) -> None:
+    """Reads at the time of closing are answered, or refused as not available."""
+    store = made(tmp_path / "store.db")
+    name = await kept(store)
+    tasks = [asyncio.create_task(store.get("", KIND, name)) for _ in range(50)]
+    await asyncio.sleep(0.002)
+    await store.aclose()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        assert not isinstance(result, BaseException) or isinstance(result, StoreUnavailable)
+    await store.aclose()
+
+
+async def test_two_stores_write_to_one_file(tmp_path: Path) -> None:
+    """Two stores that open and write one new file at the same time keep everything."""
+    two = [made(tmp_path / "store.db") for _ in range(2)]
+    for _ in range(10):
+        for store in two:
+            for _ in range(5):
+                store.keep(record())
+        await asyncio.gather(*map(listed, two))
+    assert len(await listed(two[0])) == 100
+    for store in two:
+        await store.aclose()
+
+
+async def test_objects_that_wait_take_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects in the queue are packed as JSON, and are written whole when the database is back."""
+    monkeypatch.setattr(writer, "LOOSE", 2_000)
+    file = tmp_path / "store.db"
+    store = made(file)
+    old = await kept(store)
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    waiting = [record("x" * 900, image=PIXEL) for _ in range(300)]
+    requests = [one.request for one in waiting]
+    for one in waiting:
+        assert store.keep(one)
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.1)
+    assert sum(1 for one in waiting if one.request) < 140
+    other.execute("COMMIT")
+    other.close()
+    await recovered(store)
+    for one, request in zip(waiting, requests, strict=True):
+        found = await store.get("", KIND, one.id, whole=True)
+        assert found is not None
+        assert found.request == request
+    assert await store.get("", KIND, old) is not None
+    await store.aclose()

@@ -1,0 +1,56 @@
+"""Tests of JSON in parts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import orjson
+import pytest
+from latimer.adapter.parts import LEVELS, PART, Parts
+
+LONG = 'aé"\\\n😀\u2028' * 100_000
+VALUES: list[Any] = [
+    None, True, 1.5, "", "text", {}, [], {"a": {}}, [[], {}], {"": [None, {"b": "\0"}]},
+    {"a": [1, 2, {"b": [3, {"c": {"d": {"e": [{"f": [4]}, 5]}}}]}], "g": -0.0}, LONG, [LONG, LONG],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("levels", [0, 1, LEVELS])
+def test_parts_are_the_json_of_a_value(levels: int) -> None:
+    """The parts of a value are the bytes that orjson makes of it at once."""
+    for value in VALUES:
+        parts = Parts()
+        parts.add_value(value, levels)
+        assert b"".join(parts.end()) == orjson.dumps(value)
+
+
+def test_parts_have_a_size() -> None:
+    """A long text and a long list have several parts, of a bounded size each."""
+    for value in ("x" * (5 * PART), ["x" * 1_000] * 5_000):
+        parts = Parts()
+        parts.add_value(value)
+        sizes = list(map(len, parts.end()))
+        assert len(sizes) > 5
+        assert max(sizes) < 3 * PART
+
+
+@pytest.mark.timed
+def test_encoding_does_not_hold_the_interpreter() -> None:
+    """While a text of 100 MB is encoded in a thread, other threads run every few milliseconds."""
+    value = {"url": "A" * 100_000_000}
+
+    def silence(work: Any) -> float:
+        worker = threading.Thread(target=work)
+        longest, last = 0.0, time.perf_counter()
+        worker.start()
+        while worker.is_alive():
+            time.sleep(0.0002)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        return longest
+
+    parts = min(silence(lambda: Parts().add_value(value)) for _ in range(3))
+    at_once = min(silence(lambda: orjson.dumps(value)) for _ in range(3))
+    assert parts < at_once / 3

@@ -1,0 +1,166 @@
+"""Tests of the state of the Responses API over the demo model in process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.llama_cpp import LlamaCpp
+
+R = "/v1/responses"
+ASK = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+async def client() -> AsyncIterator[httpx2.AsyncClient]:
+    """Yield a client of an adapter with two API keys and a store in memory."""
+    app = OpenAIAdapter(LlamaCpp(context=2048), api_keys=["one", "two"], any_model=True)
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as made:
+        made.headers["authorization"] = "Bearer one"
+        yield made
+    await app.aclose()
+
+
+async def created(client: httpx2.AsyncClient, given: Any = ASK, **more: Any) -> dict[str, Any]:
+    """Return a new response."""
+    body = {"model": "demo", "input": given, "temperature": 0, "max_output_tokens": 24, **more}
+    reply = await client.post(R, json=body)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+async def test_a_response_is_retrieved_as_it_was(client: httpx2.AsyncClient) -> None:
+    """A stored response is returned unchanged until it is deleted."""
+    made = await created(client, metadata={"a": "b"})
+    assert made["store"] is True
+    assert (await client.get(f"{R}/{made['id']}")).json() == made
+    gone = await client.delete(f"{R}/{made['id']}")
+    assert gone.json() == {"id": made["id"], "object": "response.deleted", "deleted": True}
+    assert (await client.get(f"{R}/{made['id']}")).status_code == 404
+
+
+async def test_a_continued_response_has_the_same_prompt_as_its_items(
+    client: httpx2.AsyncClient,
+) -> None:
+    """A parent, a reference, and the items in full are the same conversation."""
+    first = await created(client)
+    question = {"role": "user", "content": "And of Italy?"}
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    whole = [{"role": "user", "content": ASK}, first["output"][0], question]
+    found = [
+        await created(client, [question], previous_response_id=first["id"]),
+        await created(client, [whole[0], reference, question]),
+        await created(client, whole),
+    ]
+    assert len({one["usage"]["input_tokens"] for one in found}) == 1
+    assert len({one["output"][0]["content"][0]["text"] for one in found}) == 1
+    count = await client.post(f"{R}/input_tokens", json={"input": whole})
+    assert count.json()["input_tokens"] == found[0]["usage"]["input_tokens"]
+    listed = (await client.get(f"{R}/{found[1]['id']}/input_items?order=asc")).json()
+    assert [item["role"] for item in listed["data"]] == ["user", "assistant", "user"]
+    assert listed["data"][1] == first["output"][0]
+
+
+async def test_a_response_that_is_not_stored_is_unknown(client: httpx2.AsyncClient) -> None:
+    """With `store: false` a response can be neither retrieved nor continued."""
+    made = await created(client, store=False)
+    assert made["store"] is False
+    assert (await client.get(f"{R}/{made['id']}")).status_code == 404
+    body = {"model": "demo", "input": "x", "previous_response_id": made["id"]}
+    error = (await client.post(R, json=body)).json()["error"]
+    assert (error["param"], error["code"]) == (
+        "previous_response_id", "previous_response_not_found",
+    )  # fmt: skip
+
+
+async def test_another_key_sees_nothing(client: httpx2.AsyncClient) -> None:
+    """The responses and items of one API key do not exist for another one."""
+    made = await created(client)
+    other = {"authorization": "Bearer two"}
+    for path in ("", "/input_items"):
+        reply = await client.get(f"{R}/{made['id']}{path}", headers=other)
+        assert reply.status_code == 404
+    assert (await client.delete(f"{R}/{made['id']}", headers=other)).status_code == 404
+    reference = {"type": "item_reference", "id": made["output"][0]["id"]}
+    for body in (
+        {"input": "x", "previous_response_id": made["id"]},
+        {"input": [reference, {"role": "user", "content": "x"}]},
+    ):
+        reply = await client.post(R, json={"model": "demo", **body}, headers=other)
+        assert reply.status_code in (400, 404)
+
+
+async def test_a_stream_is_stored_before_its_end(client: httpx2.AsyncClient) -> None:
+    """The last event has the stored response, and a replay ends with the same event."""
+    body = {"model": "demo", "input": ASK, "temperature": 0, "stream": True}
+    reply = await client.post(R, json=body)
+    events = [one for one in reply.text.split("\n\n") if one.startswith("event")]
+    last = httpx2.Response(200, text=events[-1].partition("data: ")[2]).json()["response"]
+    assert (await client.get(f"{R}/{last['id']}")).json() == last
+    replay = await client.get(f"{R}/{last['id']}?stream=true&starting_after=3")
+    again = [one for one in replay.text.split("\n\n") if one]
+    assert '"sequence_number":4,' in again[0]
+    assert again[-1].partition('"response":')[2] == events[-1].partition('"response":')[2]
+
+
+async def test_an_incomplete_response_is_continued(client: httpx2.AsyncClient) -> None:
+    """A response that the limit cut off is stored, and its text is part of the next prompt."""
+    first = await created(client, "Count to 30.", max_output_tokens=16, ignore_eos=True)
+    assert first["status"] == "incomplete"
+    second = await created(client, "Go on.", previous_response_id=first["id"])
+    assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
+
+
+async def test_a_cancelled_response_had_ended(client: httpx2.AsyncClient) -> None:
+    """A response without `background` cannot be cancelled."""
+    made = await created(client)
+    reply = await client.post(f"{R}/{made['id']}/cancel")
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"] == "Cannot cancel a synchronous response."
+    assert (await client.post(f"{R}/resp_none/cancel")).status_code == 404
+
+
+async def test_without_a_store_nothing_is_stored() -> None:
+    """With `store="off"` a response says that it is not stored; asking for it is a 400."""
+    app = OpenAIAdapter(LlamaCpp(context=512), store="off", any_model=True)
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+        assert (await created(client))["store"] is False
+        reply = await client.post(R, json={"model": "demo", "input": "x", "store": True})
+        assert reply.json()["error"]["param"] == "store"
+        body = {"model": "demo", "input": "x", "previous_response_id": "resp_1"}
+        assert (await client.post(R, json=body)).json()["error"]["param"] == "previous_response_id"
+        assert (await client.get(f"{R}/resp_1")).status_code == 404
+    await app.aclose()
+
+
+async def test_a_conversation_grows_with_each_response(client: httpx2.AsyncClient) -> None:
+    """A response reads the items of its conversation, and appends its input and its output."""
+    made = (await client.post("/v1/conversations", json={"metadata": {"a": "b"}})).json()
+    first = await created(client, conversation=made["id"])
+    assert first["conversation"] == {"id": made["id"]}
+    second = await created(client, "And of Italy?", conversation={"id": made["id"]})
+    chained = await created(client, "And of Italy?", previous_response_id=first["id"])
+    assert second["usage"]["input_tokens"] == chained["usage"]["input_tokens"]
+    path = f"/v1/conversations/{made['id']}"
+    listed = (await client.get(f"{path}/items?order=asc")).json()["data"]
+    assert [item["role"] for item in listed] == ["user", "assistant"] * 2
+    assert [listed[1], listed[3]] == [first["output"][0], second["output"][0]]
+    assert (await client.delete(path)).status_code == 200
+    body = {"model": "demo", "input": "x", "conversation": made["id"]}
+    assert (await client.post(R, json=body)).status_code == 404
+
+
+async def test_a_response_has_one_context(client: httpx2.AsyncClient) -> None:
+    """A conversation and a response to continue are mutually exclusive."""
+    made = (await client.post("/v1/conversations", json={})).json()
+    first = await created(client)
+    body = {"previous_response_id": first["id"], "conversation": made["id"]}
+    reply = await client.post(R, json={"model": "demo", "input": "x", **body})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "mutually_exclusive_parameters"

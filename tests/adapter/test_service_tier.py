@@ -1,0 +1,165 @@
+"""Tests that `service_tier` decides which request is next, on engines that run one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+import httpx2
+import pytest
+from faults import fake_llama_server
+from faults.fake_koboldcpp import FakeKoboldcpp
+from faults.fake_llama_server import FakeLlamaServer
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.base import Generation, Prompt, Sampling, Text
+from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+from latimer.backends.tiers import MOST_PASSED
+
+ENDLESS = Generation(
+    Prompt(Text("endless slow:1")), 1_900, sampling=Sampling(0.0, extras={"ignore_eos": True})
+)
+
+
+@dataclass
+class Engine:
+    """A served engine that runs one choice at a time.
+
+    Attributes:
+        order: the names of the requests whose responses have arrived.
+    """
+
+    backend: LlamaCpp | LlamaServer | KoboldCpp
+    client: httpx2.AsyncClient
+    order: list[str]
+
+    async def ask(self, name: str, **fields: object) -> None:
+        """Send a chat request, and note its name when its response has arrived."""
+        body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1, **fields}
+        reply = await self.client.post("/v1/chat/completions", json=body)
+        assert reply.is_success, reply.text
+        self.order.append(name)
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait."""
+        if isinstance(self.backend, LlamaCpp):
+            return self.backend._requests - 1
+        return sum(map(len, self.backend.server.turns._waiting.values()))
+
+    @asynccontextmanager
+    async def occupied(self, count: int) -> AsyncIterator[None]:
+        """Occupy the engine until the requests of the block wait."""
+        async with self.backend.open(ENDLESS) as batches:
+            await anext(aiter(batches))
+            yield
+            while self.waiting < count:
+                await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def in_process() -> AsyncIterator[LlamaCpp]:
+    """The engine in process, with one sequence."""
+    yield LlamaCpp(context=2048, parallel=1, threads=1)
+
+
+@asynccontextmanager
+async def over_llama_server() -> AsyncIterator[LlamaServer]:
+    """A fake llama-server with one slot."""
+    fake = FakeLlamaServer()
+    await fake.start()
+    try:
+        yield LlamaServer(fake.url)
+    finally:
+        await fake.stop()
+
+
+@asynccontextmanager
+async def over_koboldcpp() -> AsyncIterator[KoboldCpp]:
+    """A fake koboldcpp."""
+    fake = FakeKoboldcpp()
+    await fake.start()
+    try:
+        yield KoboldCpp(fake.url)
+    finally:
+        await fake.stop()
+
+
+Made = LlamaCpp | LlamaServer | KoboldCpp
+
+ENGINES: dict[str, Callable[[], AbstractAsyncContextManager[Made]]] = {
+    "llama_cpp": in_process,
+    "llama_server": over_llama_server,
+    "koboldcpp": over_koboldcpp,
+}
+
+
+@pytest.fixture(params=ENGINES)
+async def engine(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Engine]:
+    """An engine that runs one choice at a time."""
+    monkeypatch.setattr(fake_llama_server, "SLOTS", 1)
+    async with ENGINES[request.param]() as backend:
+        app = OpenAIAdapter(backend, any_model=True)
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+            yield Engine(backend, client, [])
+        await app.aclose()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_priority_goes_first_and_flex_last(engine: Engine, stream: bool) -> None:
+    """Requests that wait are served by tier, plain or streamed."""
+    tiers = ("flex", "auto", "default", "scale", None, "fast", "priority")
+    async with engine.occupied(len(tiers)):
+        waiting = []
+        for tier in tiers:
+            fields = {"service_tier": tier} if tier else {}
+            waiting.append(asyncio.create_task(engine.ask(str(tier), stream=stream, **fields)))
+    await asyncio.gather(*waiting)
+    assert {*engine.order[:2]} == {"fast", "priority"}
+    assert {*engine.order[2:-1]} == {"auto", "default", "scale", "None"}
+    assert engine.order[-1] == "flex"
+
+
+async def test_choices_have_the_tier_of_their_request(engine: Engine) -> None:
+    """All choices of a request with priority precede the choices of other requests."""
+    async with engine.occupied(3):
+        waiting = [
+            asyncio.create_task(engine.ask(tier, service_tier=tier, n=4))
+            for tier in ("flex", "default", "priority")
+        ]
+    await asyncio.gather(*waiting)
+    assert engine.order == ["priority", "default", "flex"]
+
+
+@pytest.mark.parametrize("engine", ["llama_server", "koboldcpp"], indirect=True)
+async def test_native_responses_have_tiers(engine: Engine) -> None:
+    """Requests for the engine's own response are served by tier, too."""
+    async with engine.occupied(2):
+        waiting = [
+            asyncio.create_task(engine.ask(tier, service_tier=tier, oai_compat=False))
+            for tier in ("flex", "priority")
+        ]
+    await asyncio.gather(*waiting)
+    assert engine.order == ["priority", "flex"]
+
+
+async def test_flex_is_served_within_the_bound(engine: Engine) -> None:
+    """A flex request is served while clients send one request with priority after another."""
+
+    async def client() -> None:
+        while "flex" not in engine.order:
+            await engine.ask("priority", service_tier="priority")
+
+    async with engine.occupied(21):
+        flex = asyncio.create_task(engine.ask("flex", service_tier="flex"))
+        clients = asyncio.gather(*(client() for _ in range(20)))
+    await flex
+    await clients
+    # Responses of two turns can arrive in the other order.
+    assert MOST_PASSED - 3 <= engine.order.index("flex") <= MOST_PASSED + 2

@@ -1,0 +1,139 @@
+"""Tests of chat with `store: true` while the store fails, over the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.store import writer
+from latimer.adapter.store.place import place_of
+from latimer.adapter.store.store import Store
+from latimer.backends.llama_cpp import LlamaCpp
+from support.stored import PIXEL, record
+
+PATH = "/v1/chat/completions"
+SECRET = "Rumpelstiltskin"
+BODY = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": SECRET}],
+    "max_tokens": 3,
+    "store": True,
+}
+
+
+@asynccontextmanager
+async def client(file: Path, required: bool = False) -> AsyncIterator[httpx2.AsyncClient]:
+    """Yield a client of an adapter that stores in a file."""
+    app = OpenAIAdapter(LlamaCpp(context=256), store=str(file), store_required=required)
+    await app.open_store()
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as made:
+        yield made
+    await app.aclose()
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Lock a file for writing, as another process does."""
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("COMMIT")
+        other.close()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "PATIENCE", 0.1)
+    monkeypatch.setattr(writer, "FIRST_PAUSE", 0.05)
+
+
+async def everything(http: httpx2.AsyncClient) -> list[str]:
+    """Return the ids of the stored chat completions, when the store works again."""
+    end = time.monotonic() + 10
+    while (reply := await http.get(PATH)).status_code == 503:
+        assert time.monotonic() < end
+        await asyncio.sleep(0.02)
+    return [one["id"] for one in reply.json()["data"]]
+
+
+async def test_chat_is_answered_while_the_file_is_locked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Chat waits for nothing, lists are a 503, `/health` names the state, and all is written."""
+    file = tmp_path / "s.db"
+    async with client(file) as http:
+        old = (await http.post(PATH, json=BODY)).json()["id"]
+        assert await everything(http) == [old]
+        with locked(file):
+            made = [(await http.post(PATH, json=BODY)).json()["id"] for _ in range(3)]
+            reply = await http.get(PATH)
+            assert reply.status_code == 503
+            assert reply.json()["error"]["code"] == "store_unavailable"
+            assert (await http.get(f"{PATH}/{old}")).status_code == 200
+            health = (await http.get("/health")).json()
+            assert health["store"] == {"status": "unavailable", "waiting": 3, "lost": 0}
+        assert await everything(http) == [old, *made]
+    assert SECRET not in caplog.text
+
+
+async def test_a_missing_image_is_a_503(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Messages whose image is gone are a 503, not an empty image; the completion is returned."""
+    file = tmp_path / "s.db"
+    place = place_of(str(file))
+    assert place is not None
+    store, one = Store(place), record(SECRET, image=PIXEL)
+    store.keep(one)
+    await store.aclose()
+    shutil.rmtree(tmp_path / "s.media")
+    async with client(file) as http:
+        reply = await http.get(f"{PATH}/{one.id}/messages")
+        assert reply.status_code == 503
+        assert reply.json()["error"]["code"] == "store_unavailable"
+        assert "an image, audio or file of the request is missing" in reply.text
+        assert (await http.get("/health")).json()["store"]["status"] == "unavailable"
+        assert (await http.get(f"{PATH}/{one.id}")).status_code == 200
+    assert SECRET not in caplog.text
+
+
+async def test_a_full_queue_is_in_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain response whose completion is lost says so, and `/health` counts it."""
+    monkeypatch.setattr(writer, "MOST", 1)
+    file = tmp_path / "s.db"
+    async with client(file) as http:
+        with locked(file):
+            first, second = [await http.post(PATH, json=BODY) for _ in range(2)]
+            assert "x-latimer-ignored" not in first.headers
+            assert second.headers["x-latimer-ignored"] == "store"
+            health = (await http.get("/health")).json()
+            assert health["store"] == {"status": "full", "waiting": 1, "lost": 1}
+        assert await everything(http) == [first.json()["id"]]
+
+
+async def test_a_required_store_that_fails(tmp_path: Path) -> None:
+    """A plain response is a 503, a stream ends with an error event, and neither is ever listed."""
+    file = tmp_path / "s.db"
+    async with client(file, required=True) as http:
+        old = (await http.post(PATH, json=BODY)).json()["id"]
+        with locked(file):
+            stream = await http.post(PATH, json={**BODY, "stream": True})
+            assert stream.status_code == 200
+            assert "store_unavailable" in stream.text
+            start = time.monotonic()
+            plain = await http.post(PATH, json=BODY)
+            assert time.monotonic() - start < 0.6
+            assert plain.status_code == 503
+            assert plain.json()["error"]["code"] == "store_unavailable"
+            assert (await http.get("/health")).status_code == 503
+        assert await everything(http) == [old]
+        assert (await http.post(PATH, json=BODY)).status_code == 200
