@@ -66,7 +66,8 @@ def _read(
 ) -> T:
     request = parse(adapter, limits, body)
     stored = body.get("store")
-    if stored or (stored is None and getattr(request, "is_stored_by_default", False)):
+    by_default = isinstance(request, Request) and request.is_stored_by_default
+    if stored or (stored is None and by_default):
         exchange.to_store = body
     exchange.end_user = end_user.named(body)
     where = _PLACES.get(type(request))

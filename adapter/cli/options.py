@@ -165,6 +165,11 @@ def _store(command: Command) -> Command:
 
 def serving(command: Command) -> Command:
     """Add the options of the server: its clients, its rules, its start and its end."""
+    return _decorated(command, (_clients, _rules, _operation))
+
+
+def _clients(command: Command) -> Command:
+    """Add the options for the address and for the clients that may use it."""
     decorators = (
         click.option("--host", help="Address to listen on.  [127.0.0.1]"),
         click.option("--port", type=int, help="Port to listen on.  [8000]"),
@@ -194,6 +199,13 @@ def serving(command: Command) -> Command:
             help="Without an API key: another host name of this server; repeatable.",
         ),
         click.option("--max-body", type=int, help="Largest request body in bytes.  [33554432]"),
+    )
+    return _decorated(command, decorators)
+
+
+def _rules(command: Command) -> Command:
+    """Add the options for the requests that are accepted, and how they are read."""
+    decorators = (
         click.option(
             "--strict",
             is_flag=True,
@@ -240,6 +252,13 @@ def serving(command: Command) -> Command:
             default=None,
             help="In process: share the prompt cache across API keys.",
         ),
+    )
+    return _decorated(command, decorators)
+
+
+def _operation(command: Command) -> Command:
+    """Add the options for the queue, for replies, and for the start and the end."""
+    decorators = (
         click.option(
             "--queue",
             type=int,

@@ -46,6 +46,10 @@ _AGAIN = 0.5
 _REOPEN = 2.0
 # Seconds for cancelled requests to send their errors, and for the process to end.
 _LAST_WORDS, _END = 2, 5.0
+_RANDOM_KEY = (
+    "Encrypted reasoning that clients of /v1/responses keep can be read until this server ends. "
+    "--reasoning-key keeps it readable."
+)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -260,6 +264,8 @@ async def _listen_when_ready(
     if settings.wait:
         _listen(settings, sockets)
     _say(f"Latimer serves {names} ({engine}) at {address}")
+    if settings.reasoning_key is None:
+        _say(_RANDOM_KEY)
     listens.set()
 
 

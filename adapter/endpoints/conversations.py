@@ -104,17 +104,22 @@ def unknown(name: str) -> InvalidRequest:
     return InvalidRequest(f"Conversation with id '{shortened(name)}' not found.", status=404)
 
 
+def duplicate(item: str, param: str) -> InvalidRequest:
+    """Return OpenAI's error for an item with an id that the conversation has already."""
+    return InvalidRequest(
+        f"Duplicate item found with id {shortened(item)}. Remove duplicate items from your input "
+        "and try again.",
+        param,
+    )
+
+
 @contextmanager
 def refusals() -> Iterator[None]:
     """Turn errors of items that a conversation cannot take into errors of the request."""
     try:
         yield
     except DuplicateItem as error:
-        raise InvalidRequest(
-            f"Duplicate item found with id {shortened(error.id)}. Remove duplicate items from your "
-            "input and try again.",
-            "items",
-        ) from None
+        raise duplicate(error.id, "items") from None
     except ConversationTooLarge:
         raise InvalidRequest(
             "Invalid 'items': the conversation would be larger than the store. Delete items, or "

@@ -19,7 +19,7 @@ from ..responses.listed import history, input_items, turn_items
 from ..store.ids import time_of
 from ..store.record import Stored
 from ..store.store import Store
-from .conversations import known, unknown
+from .conversations import duplicate, known, unknown
 from .responses_stored import KIND
 from .storing import LATE, LOGPROB, TEXT, nothing_is_stored, record_of
 
@@ -60,7 +60,8 @@ async def state_of(exchange: Exchange, store: Store | None, request: ResponseReq
     """Return the conversation that a request continues.
 
     Raises:
-        InvalidRequest: the response before does not exist, or cannot be continued.
+        InvalidRequest: the response before does not exist, or cannot be continued; or an item of
+            the input is in the conversation already.
         Unsupported: nothing is stored here.
     """
     references = _references(request)
@@ -80,6 +81,7 @@ async def state_of(exchange: Exchange, store: Store | None, request: ResponseReq
         items = await store.all_items(exchange.key, known(request.conversation.id))
         if items is None:
             raise unknown(request.conversation.id)
+        _check_new(request, items)
         before = await offload.run(_SIZE, _typed, items)
     referenced = await _referenced(exchange, store, references)
     typed = await offload.run(_SIZE, _typed, [*referenced.values()]) if referenced else []
@@ -106,6 +108,17 @@ def _references(request: ResponseRequest) -> list[str]:
     if isinstance(request.input, str):
         return []
     return [item.id for item in request.input if isinstance(item, ItemReference)]
+
+
+def _check_new(request: ResponseRequest, items: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `InvalidRequest` if the input repeats an item of the conversation."""
+    if isinstance(request.input, str):
+        return
+    known_ids = {item["id"] for item in items}
+    for item in request.input:
+        name = getattr(item, "id", None)
+        if isinstance(name, str) and name in known_ids:
+            raise duplicate(name, "input")
 
 
 async def _chain(exchange: Exchange, store: Store, name: str) -> list[Stored]:
@@ -195,6 +208,8 @@ async def store_response(
         # The items of input and output are appended together, and only if there is an answer.
         record.conversation = request.conversation.id
         record.items = turn_items(reply["id"], body.get("input"), reply["output"])
+        # They repeat the input and the output, which are most of the size.
+        record.size *= 2
     if await store.commit(record):
         return
     if store.place.required:

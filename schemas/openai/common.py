@@ -58,6 +58,8 @@ class Request(BaseModel):
 
     # Fields that OpenAI's endpoint does not have: a strict server rejects them.
     foreign: ClassVar[frozenset[str]] = frozenset()
+    # True where OpenAI's endpoint keeps what it answers unless `store` is false.
+    is_stored_by_default: ClassVar[bool] = False
 
 
 MOST_STOP = limits.STOP.most

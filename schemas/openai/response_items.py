@@ -6,14 +6,15 @@ Null members are the same as absent ones. What replayed output items also have (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from .common import Request, invalid, kind_of
+from .common import Request
 from .messages import CacheBreakpoint, InputAudio
 from .response_tools import AnyTool
+from .tagged import type_of, without_nulls, wrong_type, wrong_value
 
 Detail: TypeAlias = Literal["auto", "low", "high", "original"]
 
@@ -106,49 +107,16 @@ OUTPUT_PARTS = ("input_text", "input_image", "input_file")
 _KNOWN_PARTS = frozenset((*PARTS, *USER_PARTS))
 
 
-def wrong_value(value: object, words: Sequence[str], path: str = "") -> Exception:
-    """Return OpenAI's error for a word that is not one of several."""
-    listed = ", ".join(f"'{word}'" for word in words[:-1])
-    listed += f"{',' * (len(words) > 2)} and '{words[-1]}'"
-    message = f"Invalid value: '{{param_value}}'. Supported values are: {listed}."
-    return invalid(message.replace("{param_value}", _short(value)), "invalid_value", path)
-
-
-def _short(value: object) -> str:
-    # The text is a template in which `{param}` is replaced.
-    return str(value)[:200].replace("{param}", "{ param }")
-
-
-def without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object without its null members, which are the same as absent ones."""
-    return {name: one for name, one in value.items() if one is not None}
-
-
-def _kind(value: object) -> str:
-    """Return what OpenAI's errors of items call the type of a value."""
-    return "an object" if value is None else kind_of(value)
-
-
 def _part_of(types: Sequence[str]) -> BeforeValidator:
     """Return a validator of the parts that one place may have."""
 
     def check(value: object) -> object:
-        if not isinstance(value, dict):
-            raise invalid(
-                f"Invalid type for '{{param}}': expected an object, but got {_kind(value)} "
-                "instead.",
-                "invalid_type",
-            )
-        kind = value.get("type")
-        if kind is None:
-            raise invalid(
-                "Missing required parameter: '{param}'.", "missing_required_parameter", ".type"
-            )
+        part, kind = type_of(value)
         if kind not in types:
             if kind not in _KNOWN_PARTS:
                 raise wrong_value(kind, PARTS, ".type")
             raise wrong_value(kind, types)
-        return without_nulls(value)
+        return without_nulls(part)
 
     return BeforeValidator(check)
 
@@ -181,11 +149,7 @@ OutputPart = Annotated[
 
 def _check_content(value: object) -> object:
     if not isinstance(value, str | list):
-        raise invalid(
-            "Invalid type for '{param}': expected one of a string or array of objects, but got "
-            f"{_kind(value)} instead.",
-            "invalid_type",
-        )
+        raise wrong_type(value, "one of a string or array of objects")
     return value
 
 
@@ -348,11 +312,7 @@ def _check_item(value: object) -> object:
     if not isinstance(value, dict):
         if isinstance(value, BaseModel):
             return value
-        raise invalid(
-            f"Invalid type for '{{param}}': expected an input item, but got {_kind(value)} "
-            "instead.",
-            "invalid_type",
-        )
+        raise wrong_type(value, "an input item")
     kind = value.get("type")
     if kind is None:
         role = value.get("role")

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from .common import JsonObject, Request, invalid, kind_of
+from .common import JsonObject, Request
 from .messages import TextInput
+from .tagged import type_of, without_nulls, wrong_type, wrong_value
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+$", min_length=1, max_length=128)]
 
@@ -78,29 +79,10 @@ def is_hosted(kind: object) -> bool:
 
 
 def _check_tool(value: object) -> object:
-    if not isinstance(value, dict):
-        shown = "an object" if value is None else kind_of(value)
-        raise invalid(
-            f"Invalid type for '{{param}}': expected an object, but got {shown} instead.",
-            "invalid_type",
-        )
-    kind = value.get("type")
-    if kind is None:
-        raise invalid(
-            "Missing required parameter: '{param}'.", "missing_required_parameter", ".type"
-        )
+    tool, kind = type_of(value)
     if kind not in _OWN and not is_hosted(kind):
-        listed = ", ".join(f"'{name}'" for name in TOOLS[:-1])
-        raise invalid(
-            f"Invalid value: '{_plain(kind)}'. Supported values are: {listed}, and '{TOOLS[-1]}'.",
-            "invalid_value",
-            ".type",
-        )
-    return {name: one for name, one in value.items() if one is not None}
-
-
-def _plain(value: object) -> str:
-    return str(value)[:200].replace("{param}", "{ param }")
+        raise wrong_value(kind, TOOLS, ".type")
+    return without_nulls(tool)
 
 
 def _tool_tag(value: object) -> str:
@@ -168,40 +150,17 @@ def _check_choice(value: object) -> object:
     if isinstance(value, str):
         if value in _WORDS:
             return value
-        raise invalid(
-            f"Invalid value: '{_plain(value)}'. Supported values are: 'none', 'auto', and "
-            "'required'.",
-            "invalid_value",
-        )
+        raise wrong_value(value, _WORDS)
     if not isinstance(value, dict):
-        raise invalid(
-            "Invalid type for '{param}': expected one of a string or object, but got "
-            f"{kind_of(value)} instead.",
-            "invalid_type",
-        )
+        raise wrong_type(value, "one of a string or object")
     return _check_reference(value)
 
 
 def _check_reference(value: object) -> object:
-    if not isinstance(value, dict):
-        raise invalid(
-            f"Invalid type for '{{param}}': expected an object, but got {kind_of(value)} instead.",
-            "invalid_type",
-        )
-    kind = value.get("type")
-    if kind is None:
-        raise invalid(
-            "Missing required parameter: '{param}'.", "missing_required_parameter", ".type"
-        )
+    choice, kind = type_of(value)
     if kind not in _CHOICES and not is_hosted(kind):
-        words = (*_CHOICES, *TOOLS[3:])
-        listed = ", ".join(f"'{name}'" for name in words[:-1])
-        raise invalid(
-            f"Invalid value: '{_plain(kind)}'. Supported values are: {listed}, and '{words[-1]}'.",
-            "invalid_value",
-            ".type",
-        )
-    return {name: one for name, one in value.items() if one is not None}
+        raise wrong_value(kind, (*_CHOICES, *TOOLS[3:]), ".type")
+    return without_nulls(choice)
 
 
 def _choice_tag(value: object) -> str:

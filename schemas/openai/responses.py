@@ -21,8 +21,9 @@ from .common import (
 )
 from .formats import TextFormat
 from .messages import Name
-from .response_items import Item, without_nulls
+from .response_items import Item
 from .response_tools import AnyTool, FlatToolChoice
+from .tagged import without_nulls
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
-from latimer.adapter.app import Options
-from latimer.backends.llama_cpp import LlamaCpp
-from support.stored import PIXEL
-from typing_extensions import Unpack
+from support.stored import PIXEL, client_of, error_of
 
 C = "/v1/conversations"
 NONE = "conv_0660e9ffc1636faff6bf09c7"
@@ -52,28 +47,11 @@ class Server:
         return reply.json()
 
 
-@asynccontextmanager
-async def client_of(**options: Unpack[Options]) -> AsyncIterator[httpx2.AsyncClient]:
-    """Return a client of an adapter with its own store."""
-    app = OpenAIAdapter(LlamaCpp(context=256), **options)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
-        yield client
-    await app.aclose()
-
-
 @pytest.fixture(scope="module")
 async def server() -> AsyncIterator[Server]:
     """Return a server without keys."""
     async with client_of() as client:
         yield Server(client)
-
-
-def error_of(reply: httpx2.Response) -> tuple[int, str, str | None, str | None]:
-    """Return the status, message, param and code of an error."""
-    error = reply.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    return reply.status_code, error["message"], error["param"], error["code"]
 
 
 async def test_a_conversation_is_created_updated_and_deleted(server: Server) -> None:

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.llama_cpp import LlamaCpp
+from support.stored import error_of
 
 R = "/v1/responses"
 ASK = "What is the capital of France?"
@@ -154,6 +155,19 @@ async def test_a_conversation_grows_with_each_response(client: httpx2.AsyncClien
     assert (await client.delete(path)).status_code == 200
     body = {"model": "demo", "input": "x", "conversation": made["id"]}
     assert (await client.post(R, json=body)).status_code == 404
+
+
+async def test_an_item_is_in_a_conversation_once(client: httpx2.AsyncClient) -> None:
+    """An input that repeats an item of its conversation, or refers to it, is a 400."""
+    name = (await client.post("/v1/conversations", json={})).json()["id"]
+    (said,) = (await created(client, conversation=name))["output"]
+    for item in (said, {"type": "item_reference", "id": said["id"]}):
+        body = {"model": "demo", "input": [item], "conversation": name}
+        status, message, *rest = error_of(await client.post(R, json=body))
+        assert (status, rest) == (400, ["input", None])
+        assert message.startswith(f"Duplicate item found with id {said['id']}.")
+    listed = (await client.get(f"/v1/conversations/{name}/items")).json()["data"]
+    assert len(listed) == 2
 
 
 async def test_a_response_has_one_context(client: httpx2.AsyncClient) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ import httpx2
 import orjson
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.app import Options
 from latimer.adapter.store.place import place_of
 from latimer.adapter.store.store import Store
 from latimer.backends.llama_cpp import LlamaCpp
-from support.stored import record
+from support.stored import client_of, error_of, record
 from support.turns import measured
-from typing_extensions import Unpack
 
 H = "/v1/chat/completions"
 NONE = "chatcmpl-0660e9ffc1636faff6bf09c7"
@@ -51,29 +48,11 @@ class Server:
         return [one["id"] for one in reply.json()["data"]]
 
 
-@asynccontextmanager
-async def client_of(**options: Unpack[Options]) -> AsyncIterator[httpx2.AsyncClient]:
-    """Return a client of an adapter over the demo model, with its own store."""
-    options.setdefault("any_model", True)
-    app = OpenAIAdapter(LlamaCpp(context=256), **options)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
-        yield client
-    await app.aclose()
-
-
 @pytest.fixture(scope="module")
 async def server() -> AsyncIterator[Server]:
     """Return a server without keys; its store has what other tests stored."""
     async with client_of() as client:
         yield Server(client)
-
-
-def error_of(reply: httpx2.Response) -> tuple[int, str, str | None, str | None]:
-    """Return the status, message, param and code of an error."""
-    error = reply.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    return reply.status_code, error["message"], error["param"], error["code"]
 
 
 async def test_a_completion_is_retrieved_as_it_was_made(server: Server) -> None:

@@ -37,8 +37,10 @@ MINUTES_FOR_MEMORY = 3.0
 # Seconds between the last response and a sample.
 SETTLE = 0.5
 QUIET = 20.0
-EXPECTED = ("Latimer serves", "WARNING:  Invalid HTTP request", "WARNING:  Unsupported upgrade",
-            "WARNING:  No supported WebSocket")  # fmt: skip
+EXPECTED = (
+    "Latimer serves", "Encrypted reasoning", "WARNING:  Invalid HTTP request",
+    "WARNING:  Unsupported upgrade", "WARNING:  No supported WebSocket",
+)  # fmt: skip
 
 
 class Sample(NamedTuple):

@@ -204,6 +204,8 @@ def command(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
 def begun(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """Run `latimer serve` until it has written its first line, ready or not.
 
+    It has a key for reasoning, so the line about a random one is missing.
+
     Yields:
         The process, its address (empty if it does not listen yet), and that line.
     """
@@ -211,7 +213,7 @@ def begun(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Pope
         ["latimer", "serve", *arguments, "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **environment},
+        env={**os.environ, "LATIMER_REASONING_KEY": "test", **environment},
     )
     try:
         assert process.stderr is not None

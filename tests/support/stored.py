@@ -1,12 +1,20 @@
-"""Records of objects for tests of the store."""
+"""Records, stores, and clients of servers with a store, for tests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx2
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.app import Options
 from latimer.adapter.store.ids import new_id
+from latimer.adapter.store.place import place_of
 from latimer.adapter.store.record import Record, Stored
+from latimer.adapter.store.store import Store
+from latimer.backends.llama_cpp import LlamaCpp
+from typing_extensions import Unpack
 
 KIND = "chat.completion"
 PIXEL = (
@@ -39,3 +47,33 @@ def record(
 def same(stored: Stored) -> Stored:
     """Return an object for a page that has its objects unchanged."""
     return stored
+
+
+@asynccontextmanager
+async def opened(target: str, **options: Any) -> AsyncIterator[Store]:
+    """Yield the store of a setting, and close it."""
+    place = place_of(target, **options)
+    assert place is not None
+    store = Store(place)
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+@asynccontextmanager
+async def client_of(**options: Unpack[Options]) -> AsyncIterator[httpx2.AsyncClient]:
+    """Yield a client of an adapter over the demo model, with its own store."""
+    options.setdefault("any_model", True)
+    app = OpenAIAdapter(LlamaCpp(context=256), **options)
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+        yield client
+    await app.aclose()
+
+
+def error_of(reply: httpx2.Response) -> tuple[int, str, str | None, str | None]:
+    """Return the status, message, param and code of an error."""
+    error = reply.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    return reply.status_code, error["message"], error["param"], error["code"]

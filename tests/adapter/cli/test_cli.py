@@ -86,6 +86,7 @@ def test_serve_answers_with_the_demo_model() -> None:
         assert f"Latimer serves demo (llama.cpp in process, 2048 tokens) at {address}/v1" in (
             said.decode()
         )
+        assert "--reasoning-key keeps it readable" in said.decode()
         assert process.returncode == 0
 
 

@@ -404,6 +404,7 @@ def test_prune_corrects_the_totals(target: str) -> None:
     assert "totals" not in run(*words).stderr
 
 
+@pytest.mark.timed
 def test_others_write_while_a_store_is_pruned(target: str) -> None:
     """A server that stores objects while others are deleted waits less than a second for each."""
     filled(target, *(aged(9, text="x" * 5_000, metadata={"a": "b"}) for _ in range(1_500)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from latimer.adapter.store.place import place_of
 from latimer.adapter.store.store import Store
+from support import stored
 
 KINDS = ("memory", "sqlite", "postgresql")
 Opened = Callable[..., AbstractAsyncContextManager[Store]]
@@ -29,18 +29,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def opened(target: str) -> Opened:
     """Return a function that opens a store on the database; a second one opens it again."""
-
-    @asynccontextmanager
-    async def open_store(**options: Any) -> AsyncIterator[Store]:
-        place = place_of(target, **options)
-        assert place is not None
-        store = Store(place)
-        try:
-            yield store
-        finally:
-            await store.aclose()
-
-    return open_store
+    return partial(stored.opened, target)
 
 
 @pytest.fixture

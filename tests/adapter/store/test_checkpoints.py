@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from latimer.adapter.store import checkpoints
-from latimer.adapter.store.place import place_of
 from latimer.adapter.store.store import Store
-from support.stored import KIND, record
+from support.stored import KIND, opened, record
 
 SECRET = "Rumpelstiltskin"
 
@@ -21,18 +18,6 @@ SECRET = "Rumpelstiltskin"
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "PAUSE", 0.1)
-
-
-@asynccontextmanager
-async def opened(folder: Path, **options: object) -> AsyncIterator[Store]:
-    """Yield a store on a file in a folder."""
-    place = place_of(str(folder / "store.db"), **options)  # type: ignore[arg-type]
-    assert place is not None
-    store = Store(place)
-    try:
-        yield store
-    finally:
-        await store.aclose()
 
 
 async def kept(store: Store, text: str) -> str:
@@ -57,7 +42,7 @@ async def vanished(folder: Path) -> None:
 
 async def test_a_reader_holds_no_deletion(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """While another process reads, a DELETE ends at once; its text leaves the log afterwards."""
-    async with opened(tmp_path) as store:
+    async with opened(str(tmp_path / "store.db")) as store:
         name = await kept(store, SECRET)
         other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
         other.execute("BEGIN")
@@ -79,7 +64,7 @@ async def test_a_reader_holds_no_deletion(tmp_path: Path, caplog: pytest.LogCapt
 
 async def test_a_writer_still_waits_for_another_one(tmp_path: Path) -> None:
     """After a checkpoint, a transaction waits for the lock of another process as before."""
-    async with opened(tmp_path) as store:
+    async with opened(str(tmp_path / "store.db")) as store:
         await store.delete("", KIND, await kept(store, SECRET))
         other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -93,7 +78,7 @@ async def test_a_writer_still_waits_for_another_one(tmp_path: Path) -> None:
 
 async def test_evicted_text_is_in_no_file(tmp_path: Path) -> None:
     """The text of an object that made room for others leaves the log of changes."""
-    async with opened(tmp_path, size=1) as store:
+    async with opened(str(tmp_path / "store.db"), size=1) as store:
         await kept(store, SECRET)
         await kept(store, "a" * 300_000)
         assert is_in_a_file(tmp_path)
@@ -103,7 +88,7 @@ async def test_evicted_text_is_in_no_file(tmp_path: Path) -> None:
 
 async def test_expired_text_is_in_no_file(tmp_path: Path) -> None:
     """The text of an object that is too old leaves the log of changes."""
-    async with opened(tmp_path, age=0.5) as store:
+    async with opened(str(tmp_path / "store.db"), age=0.5) as store:
         await kept(store, SECRET)
         assert is_in_a_file(tmp_path)
         await vanished(tmp_path)
