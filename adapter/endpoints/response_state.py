@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from ...backends import offload
 from ...backends.errors import Unsupported, shortened
-from ...schemas.openai.response_items import Item, ItemReference
+from ...schemas.openai.response_items import Item, ItemReference, ReasoningItem
 from ...schemas.openai.responses import ResponseRequest
 from ..errors import InvalidRequest, StoreUnavailable
 from ..exchange import Exchange
@@ -105,9 +105,14 @@ def stored_request(body: Mapping[str, Any], state: State) -> Mapping[str, Any]:
 
 
 def _references(request: ResponseRequest) -> list[str]:
+    """Return the ids of items that the request names without their content."""
     if isinstance(request.input, str):
         return []
-    return [item.id for item in request.input if isinstance(item, ItemReference)]
+    return [
+        item.id
+        for item in request.input
+        if isinstance(item, ItemReference) or (isinstance(item, ReasoningItem) and item.is_named)
+    ]
 
 
 def _check_new(request: ResponseRequest, items: Sequence[Mapping[str, Any]]) -> None:

@@ -82,7 +82,7 @@ def conversation_of(
         elif isinstance(item, OutputMessage):
             history.say(item)
         elif isinstance(item, ReasoningItem):
-            thought = _thought(item, unseal)
+            thought = _thought(item, resolve, unseal)
             if thought is not None:
                 history.think(thought)
             elif item.encrypted_content is not None:
@@ -151,7 +151,11 @@ def content_of(item: Item) -> object:
     return item.output if isinstance(item, Output) else None
 
 
-def _thought(item: ReasoningItem, unseal: Unseal) -> str | None:
+def _thought(item: ReasoningItem, resolve: Resolve, unseal: Unseal) -> str | None:
+    """Return the reasoning of an item, which may be sealed, or stored under the item's id."""
+    if item.is_named:
+        stored = resolve(item.id)
+        item = stored if isinstance(stored, ReasoningItem) else item
     if item.content:
         return "".join([part.text for part in item.content])
     return None if item.encrypted_content is None else unseal(item.encrypted_content)

@@ -208,6 +208,11 @@ class ReasoningItem(_Replayed):
     content: list[ReasoningPart] | None = None
     encrypted_content: str | None = None
 
+    @property
+    def is_named(self) -> bool:
+        """True if the item has nothing but the id under which it may be stored."""
+        return isinstance(self.id, str) and not self.content and self.encrypted_content is None
+
 
 class FunctionCallItem(_Replayed):
     """A function call that the assistant made."""

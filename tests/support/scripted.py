@@ -6,13 +6,16 @@ and the output matrix maps each token of a script to the next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import gguf
 import numpy as np
 
 WIDTH = 512
+_NO_OTHERS: Mapping[str, Sequence[str]] = MappingProxyType({})
 CONTROLS = ("<|im_start|>", "<|im_end|>")
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -37,6 +40,8 @@ def scripted(
     marks: Sequence[str] = (),
     after: str = "\n",
     context: int = 512,
+    others: Mapping[str, Sequence[str]] = _NO_OTHERS,
+    reads: bool = False,
 ) -> Path:
     """Write a model that answers every prompt with a script, then an end token.
 
@@ -44,15 +49,24 @@ def scripted(
         script: its tokens, all different; those among `marks` are control tokens.
         after: the characters that end a prompt; the script follows each of them.
         context: the context length.
+        others: further scripts, by the character at the end of the prompts that they follow; no two
+            scripts have a token in common.
+        reads: True if the scripts' tokens are also those of the same text in a prompt; otherwise
+            every byte there is a token.
     """
     alphabet = _byte_alphabet()
     controls = (*CONTROLS, *marks)
-    texts = [piece for piece in script if piece not in controls]
-    own = {"".join(alphabet[byte] for byte in text.encode()): text for text in texts}
+    pieces = chain(script, *others.values())
+    texts = [piece for piece in pieces if piece not in controls]
+    spelled = {
+        text if reads else "".join(alphabet[byte] for byte in text.encode()): text for text in texts
+    }
     letters = list(alphabet.values())
-    tokens = [*letters, *controls, *(one for one in own if one not in letters)]
-    ids = {own.get(token, token): index for index, token in enumerate(tokens)}
+    tokens = [*letters, *controls, *(one for one in spelled if one not in letters)]
+    ids = {spelled.get(token, token): index for index, token in enumerate(tokens)}
     kinds = [gguf.TokenType.NORMAL] * len(tokens)
+    if reads:
+        kinds[len(letters) + len(controls) :] = [gguf.TokenType.USER_DEFINED] * len(spelled)
     for control in controls:
         kinds[ids[control]] = gguf.TokenType.CONTROL
     writer = gguf.GGUFWriter(path, "llama")
@@ -76,9 +90,10 @@ def scripted(
     writer.add_add_bos_token(False)
     writer.add_chat_template(template)
     follows = dict.fromkeys(range(len(tokens)), ids["<|im_end|>"])
-    chain = [ids[piece] for piece in script]
-    follows |= {tokens.index(alphabet[ord(one)]): chain[0] for one in after}
-    follows |= dict(zip(chain, [*chain[1:], ids["<|im_end|>"]], strict=True))
+    for text, before in ((script, after), *((text, one) for one, text in others.items())):
+        own = [ids[piece] for piece in text]
+        follows |= {tokens.index(alphabet[ord(one)]): own[0] for one in before}
+        follows |= dict(zip(own, [*own[1:], ids["<|im_end|>"]], strict=True))
     _write(writer, len(tokens), follows)
     return path
 
