@@ -17,6 +17,7 @@ from latimer.backends.llama_cpp import DEMO_MODEL
 from support.embeddings import MODELS, ids_of, vector_of
 from support.environments import ROOT, Environment
 from support.servers import command, llama_server
+from support.steps import in_steps
 
 HERE = Path(__file__).parent
 # Kept between runs; an environment is rebuilt when its list of versions changes.
@@ -116,6 +117,21 @@ def urls(engine: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve a scripted model that thinks and calls tools; yield `LATIMER_STEPS`."""
+    model, projector = in_steps(tmp_path_factory.mktemp("steps"))
+    seeing = ("--mmproj", str(projector))
+    named = ("--model-name", "demo")
+    alone = command(str(model), *seeing, "--threads", "1", *named)
+    with (
+        llama_server(model, *seeing, context=4096) as server,
+        alone as (_, inside),
+        command(server, *named) as (_, before),
+    ):
+        yield f"in-process={inside} llama-server={before}"
+
+
+@pytest.fixture(scope="session")
 def vocabulary(python_of: Callable[[str], Environment]) -> Path:
     """Return a folder for `TIKTOKEN_CACHE_DIR`."""
     (found,) = (python_of("frameworks").folder / "venv").glob(TIKTOKEN)
@@ -150,11 +166,12 @@ def embeddings(vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture
-def run_in(urls: str, embeddings: Path, vocabulary: Path) -> Callable[..., str]:
+def run_in(urls: str, steps: str, embeddings: Path, vocabulary: Path) -> Callable[..., str]:
     """Return a function that runs the program of a client and returns its output."""
 
     def run(words: list[str], folder: Path, variables: dict[str, str]) -> str:
-        more = {"LATIMER_URLS": urls, "LATIMER_EMBEDDINGS": str(embeddings)}
+        more = {"LATIMER_URLS": urls, "LATIMER_STEPS": steps}
+        more["LATIMER_EMBEDDINGS"] = str(embeddings)
         variables = {**variables, **more, "TIKTOKEN_CACHE_DIR": str(vocabulary)}
         done = subprocess.run(
             words, cwd=folder, env=variables, capture_output=True, text=True,

@@ -13,14 +13,20 @@ from support.environments import Environment
 pytestmark = pytest.mark.timeout(1200)
 PYTHON = HERE / "python"
 ENVIRONMENTS = {
-    "openai": ("openai_client", "openai_agents_client", "inspect_client"),
+    "openai": (
+        "openai_client", "openai_responses", "openai_agents_client", "openai_agents_responses",
+        "inspect_client",
+    ),
     "frameworks": (
-        "langchain_client", "langchain_embeddings", "langchain_standard", "pydantic_ai_client",
-        "instructor_client", "llama_index_client", "llama_index_embeddings", "litellm_client",
-        "llm_client", "dspy_client", "smolagents_client",
+        "langchain_client", "langchain_responses", "langchain_embeddings", "langchain_standard",
+        "pydantic_ai_client", "instructor_client", "llama_index_client", "llama_index_embeddings",
+        "litellm_client", "llm_client", "dspy_client", "smolagents_client",
     ),
 }  # fmt: skip
-NODE = ("openai", "ai_sdk", "langchain", "openai_agents")
+NODE = (
+    "openai", "openai_responses", "ai_sdk", "ai_sdk_responses", "langchain", "langchain_responses",
+    "openai_agents", "openai_agents_responses",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,28 @@
 import { readFileSync } from "node:fs";
 import assert from "node:assert/strict";
 
+const urlsOf = (words) =>
+  words.split(" ").map((one) => {
+    const at = one.indexOf("=");
+    return [one.slice(0, at), `${one.slice(at + 1)}/v1`];
+  });
+
 // The engines of LATIMER_URLS, as [name, base URL].
-export const engines = process.env.LATIMER_URLS.split(" ").map((one) => {
-  const at = one.indexOf("=");
-  return [one.slice(0, at), `${one.slice(at + 1)}/v1`];
-});
+export const engines = urlsOf(process.env.LATIMER_URLS);
+// The same with a model that thinks, calls a tool for two cities, and answers. It takes images,
+// hands a conversation over if it can, and tells if the reasoning was not sent back.
+export const thinkers = urlsOf(process.env.LATIMER_STEPS);
 export const ASK = "What is the capital of France?";
 export const ANSWER = "The capital of France is Paris.";
 export const WEATHER = "What is the weather in Paris?";
 export const TOM = "Give me JSON for Tom, age 33.";
+export const TWO = "What is the weather in Paris and Rome?";
+export const DEGREES = { Paris: "21", Rome: "18" };
+export const FINAL = "It is 21 degrees in Paris and 18 in Rome.";
+// A red image of 8 by 8 pixels.
+export const DOT =
+  "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEX" +
+  "HbQSACj/P8Fu7N9hAAAAAElFTkSuQmCC";
 export const LONG = "word ".repeat(5000);
 
 const { urls, inputs } = JSON.parse(readFileSync(process.env.LATIMER_EMBEDDINGS));

@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-URLS = dict(one.split("=", 1) for one in os.environ["LATIMER_URLS"].split())
+URLS, STEPS = (
+    dict(one.split("=", 1) for one in os.environ[name].split())
+    for name in ("LATIMER_URLS", "LATIMER_STEPS")
+)
 EMBEDDINGS = json.loads(Path(os.environ["LATIMER_EMBEDDINGS"]).read_text())
 
 
@@ -20,6 +23,16 @@ EMBEDDINGS = json.loads(Path(os.environ["LATIMER_EMBEDDINGS"]).read_text())
 def url(request: pytest.FixtureRequest) -> str:
     """Return the base URL of a Latimer, once for each of its engines."""
     return f"{URLS[request.param]}/v1"
+
+
+@pytest.fixture(params=list(STEPS), scope="session")
+def steps_url(request: pytest.FixtureRequest) -> str:
+    """Return the same with a model that thinks, calls a tool for two cities, and answers.
+
+    It takes images, hands a conversation over if it can, and answers that the reasoning was not
+    sent back if it was not.
+    """
+    return f"{STEPS[request.param]}/v1"
 
 
 class Embedded(NamedTuple):
