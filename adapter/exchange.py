@@ -73,11 +73,20 @@ class Exchange:
         self.end_user = ""
         # The replaced fields of other servers, if the request has any.
         self.draft: Draft | None = None
-        # The body of a request with `store: true`, as the client sent it.
+        # The body of a request that is stored or runs in the background, as the client sent it.
         self.to_store: Mapping[str, Any] | None = None
         self._body: list[bytes] = []
         # The size of the request body in bytes, as far as it has been read.
         self.size = 0
+
+    def detached(self, send: Send) -> Exchange:
+        """Return an exchange for work that outlives this one; it streams to `send`."""
+        found = Exchange(self.scope, self._receive, send)
+        found.request_id = self.request_id
+        found.key, found.owner, found.end_user = self.key, self.owner, self.end_user
+        found.draft, found.to_store, found.size = self.draft, self.to_store, self.size
+        found.started = found.streams = True
+        return found
 
     def header(self, name: bytes) -> str | None:
         """Return a header of the request, or None if it is missing."""

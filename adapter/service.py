@@ -10,6 +10,7 @@ from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import LatimerError, shortened
 from ..schemas import limits
 from ..schemas.openai.common import Usage
+from .background import Background
 from .errors import InvalidRequest, UnknownModel
 from .sealed import Seal
 from .store.store import Store
@@ -143,6 +144,7 @@ class Service:
         self.hosted = hosted
         self.store = store
         self.seal = seal or Seal()
+        self.background = Background()
 
     @property
     def strict(self) -> bool:
@@ -216,7 +218,8 @@ class Service:
             await listing.backend.health()
 
     async def aclose(self) -> None:
-        """Write what waits for the store, and release the store and the backends."""
+        """End what runs, write what waits for the store, and release the store and the backends."""
+        await self.background.aclose()
         if self.store is not None:
             await self.store.aclose()
         for listing in self._listings:

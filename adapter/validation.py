@@ -67,7 +67,7 @@ def _read(
     request = parse(adapter, limits, body)
     stored = body.get("store")
     by_default = isinstance(request, Request) and request.is_stored_by_default
-    if stored or (stored is None and by_default):
+    if stored or (stored is None and by_default) or body.get("background"):
         exchange.to_store = body
     exchange.end_user = end_user.named(body)
     where = _PLACES.get(type(request))

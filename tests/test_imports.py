@@ -31,8 +31,9 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "cors", "credentials", "end_user", "exchange", "guards", "hosted", "origins",
-            "printable", "query", "sealed", "service", "validation", "validation_errors",
+            "background", "cors", "credentials", "end_user", "event_log", "exchange", "guards",
+            "hosted", "origins", "printable", "query", "sealed", "service", "validation",
+            "validation_errors",
         )
     ),
     ("adapter/generation/*.py",),

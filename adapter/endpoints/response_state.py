@@ -16,6 +16,7 @@ from ..errors import InvalidRequest, StoreUnavailable
 from ..exchange import Exchange
 from ..responses.ids import place_of
 from ..responses.listed import history, input_items, turn_items
+from ..service import Service
 from ..store.ids import time_of
 from ..store.record import Stored
 from ..store.store import Store
@@ -29,6 +30,7 @@ _NO_STORE = "This server runs with --store off. Send the items of the earlier tu
 _CONTEXTS = ("previous_response_id", "conversation")
 # The states of a response that another one can continue.
 _USABLE = frozenset({"completed", "incomplete"})
+_RUNNING = frozenset({"queued", "in_progress"})
 # The size of stored items is not known, so they are read in a thread.
 _SIZE = offload.SMALL + 1
 
@@ -56,7 +58,7 @@ class State:
 NO_STATE = State()
 
 
-async def state_of(exchange: Exchange, store: Store | None, request: ResponseRequest) -> State:
+async def state_of(exchange: Exchange, service: Service, request: ResponseRequest) -> State:
     """Return the conversation that a request continues.
 
     Raises:
@@ -64,6 +66,7 @@ async def state_of(exchange: Exchange, store: Store | None, request: ResponseReq
             the input is in the conversation already.
         Unsupported: nothing is stored here.
     """
+    store = service.store
     references = _references(request)
     asked = [name for name in _CONTEXTS if getattr(request, name) is not None]
     if not asked and not references:
@@ -75,6 +78,9 @@ async def state_of(exchange: Exchange, store: Store | None, request: ResponseReq
     before: list[Item] = []
     chain: list[Stored] = []
     if request.previous_response_id is not None:
+        running = service.background.find(exchange.key, request.previous_response_id)
+        if running is not None and not running.log.has_ended:
+            raise _not_usable(running.id, running.reply["status"])
         chain = await _chain(exchange, store, request.previous_response_id)
         before = await offload.run(_SIZE, _typed, history(chain))
     elif request.conversation is not None:
@@ -138,13 +144,20 @@ async def _chain(exchange: Exchange, store: Store, name: str) -> list[Stored]:
         )
     status = chain[-1].reply["status"]
     if status not in _USABLE:
-        raise InvalidRequest(
-            f"Previous response with id '{shortened(name)}' cannot be continued: its status is "
-            f"'{status}'. Continue the response before it.",
-            "previous_response_id",
-            "invalid_value",
-        )
+        raise _not_usable(name, status)
     return chain
+
+
+def _not_usable(name: str, status: str) -> InvalidRequest:
+    hint = "Continue the response before it"
+    if status in _RUNNING:
+        hint = "Retrieve it until it has ended"
+    return InvalidRequest(
+        f"Previous response with id '{shortened(name)}' cannot be continued: its status is "
+        f"'{status}'. {hint}.",
+        "previous_response_id",
+        "invalid_value",
+    )
 
 
 async def _referenced(
@@ -193,10 +206,10 @@ async def is_stored(request: ResponseRequest, store: Store | None) -> bool:
 
 async def store_response(
     exchange: Exchange,
+    reply: dict[str, Any],
     store: Store,
     request: ResponseRequest,
     state: State,
-    reply: dict[str, Any],
 ) -> None:
     """Store a response before its end is sent; if that fails, the response says so.
 
@@ -209,7 +222,7 @@ async def store_response(
     record = record_of(exchange, body, reply, tokens)
     record.parent = request.previous_response_id
     record.chain = state.chain or reply["id"]
-    if request.conversation is not None and reply["status"] != "failed":
+    if request.conversation is not None and reply["status"] in _USABLE:
         # The items of input and output are appended together, and only if there is an answer.
         record.conversation = request.conversation.id
         record.items = turn_items(reply["id"], body.get("input"), reply["output"])

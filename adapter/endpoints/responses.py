@@ -32,8 +32,9 @@ from ..responses.response import Draft, begun
 from ..responses.tools import Tools, tools_of
 from ..service import Served, Service
 from ..validation import check_stream_options, notes, read, refuse_unserved, sampling_of
+from .background import Work, begin
 from .prompt_size import prompt_tokens
-from .response_state import State, is_stored, state_of, store_response
+from .response_state import State, is_stored, state_of, store_response, stored_request
 from .service_tiers import name_of, party_of
 from .turns import turn_of_response
 
@@ -50,7 +51,6 @@ def _never(_value: Any) -> bool:
 
 
 _UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "background": (lambda value: not value, "Omit it, and use 'stream' for a long response."),
     "moderation": (_never, _LEAVE_OUT),
     "oai_compat": (bool, "An engine has no native response of this kind. Omit it."),
     "prompt": (_never, "Send its text in 'instructions' and 'input'."),
@@ -115,7 +115,7 @@ async def _drafted(exchange: Exchange, service: Service, request: ResponseReques
     check_stream_options(request)
     refuse_unserved(request, _UNSERVED, capabilities.engine)
     stored = await is_stored(request, service.store)
-    state = await state_of(exchange, service.store, request)
+    state = await state_of(exchange, service, request)
     unseal = partial(service.seal.open, owner=exchange.key)
     size = _MORE if state.before else exchange.size
     sampling, tools, conversation = (
@@ -207,11 +207,15 @@ def _answer(
     show = None if shape.show is None else list
     store = None
     if drafted.stored and service.store is not None:
-        store = partial(store_response, exchange, service.store, request, drafted.state)
+        store = partial(store_response, store=service.store, request=request, state=drafted.state)
+    if request.background:
+        body = stored_request(exchange.to_store or {}, drafted.state)
+        return begin(exchange, service, request, Work(served, plan, draft, show, store, body))
+    keep = None if store is None else partial(store, exchange)
     if not request.stream:
-        answer = Answer(draft.whole, show, store=store)
+        answer = Answer(draft.whole, show, store=keep)
         return respond(exchange, served, plan, answer, None, service.observers(served))
     frames = ResponseFrames(draft)
-    answer = Answer(frames.whole, show, keeps=True, store=store)
+    answer = Answer(frames.whole, show, keeps=True, store=keep)
     padded = in_stream(request.stream_options, frames)
     return respond(exchange, served, plan, answer, padded, service.observers(served))

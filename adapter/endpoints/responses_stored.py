@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from ...backends import offload
 from ...backends.errors import shortened
 from ...schemas.openai.response_queries import ItemsQuery, RetrieveQuery
+from ..background import KEPT
 from ..errors import InvalidRequest
 from ..exchange import EVENT_STREAM, Exchange
 from ..query import read_query
@@ -16,7 +17,7 @@ from ..responses.replay import replayed
 from ..service import Service
 from ..store.ids import time_of
 from ..store.record import Stored
-from ..store.store import Store
+from .background import follow
 from .stored import wrong_after
 from .stored_replies import as_json, page_of
 
@@ -31,11 +32,17 @@ _SIZE = offload.SMALL + 1
 async def retrieve_response(exchange: Exchange, service: Service, name: str) -> None:
     """Return a stored response, or its events with `stream=true`."""
     query = read_query(exchange, _RETRIEVE, service.strict)
-    stored = await found_response(exchange, service.store, name)
+    after = -1 if query.starting_after is None else query.starting_after
+    job = service.background.find(exchange.key, name)
+    if job is not None and query.stream:
+        await follow(exchange, job, after)
+        return
+    stored = await found_response(exchange, service, name)
     if not query.stream:
         await exchange.reply_in_parts(await offload.run(_SIZE, as_json, stored.reply))
         return
-    after = -1 if query.starting_after is None else query.starting_after
+    if stored.reply["background"]:
+        raise _not_streamed()
     parts = await offload.run(_SIZE, replayed, stored.reply, after)
     await exchange.start(200, EVENT_STREAM)
     for part in parts:
@@ -46,23 +53,33 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
 async def delete_response(exchange: Exchange, service: Service, name: str) -> None:
     """Delete a stored response."""
     store = service.store
+    job = service.background.find(exchange.key, name)
+    if job is not None:
+        await job.cancel(delete=True)
+        service.background.forget(name)
     known = store is not None and time_of(name) is not None
-    if store is None or not known or not await store.delete(exchange.key, KIND, name):
+    found = store is not None and known and await store.delete(exchange.key, KIND, name)
+    if job is None and not found:
         raise unknown_response(name)
     body = {"id": name, "object": "response.deleted", "deleted": True}
     await exchange.reply(200, orjson.dumps(body))
 
 
 async def cancel_response(exchange: Exchange, service: Service, name: str) -> None:
-    """Reject the request: a response that is stored has ended."""
-    await found_response(exchange, service.store, name)
-    raise InvalidRequest("Cannot cancel a synchronous response.")
+    """End a response in the background, and return it; one that has ended is returned as it is."""
+    job = service.background.find(exchange.key, name)
+    if job is not None:
+        await job.cancel()
+    stored = await found_response(exchange, service, name)
+    if not stored.reply["background"]:
+        raise InvalidRequest("Cannot cancel a synchronous response.")
+    await exchange.reply_in_parts(await offload.run(_SIZE, as_json, stored.reply))
 
 
 async def list_input_items(exchange: Exchange, service: Service, name: str) -> None:
     """List the items of the input of a stored response, without those of earlier responses."""
     query = read_query(exchange, _ITEMS, service.strict)
-    stored = await found_response(exchange, service.store, name, whole=True)
+    stored = await found_response(exchange, service, name, whole=True)
     items = await offload.run(_SIZE, input_items, stored)
     if query.order == "desc":
         items.reverse()
@@ -76,9 +93,9 @@ async def list_input_items(exchange: Exchange, service: Service, name: str) -> N
 
 
 async def found_response(
-    exchange: Exchange, store: Store | None, name: str, whole: bool = False
+    exchange: Exchange, service: Service, name: str, whole: bool = False
 ) -> Stored:
-    """Return a stored response of the client's key.
+    """Return a response of the client's key that is stored, or in the background.
 
     Args:
         whole: True to get the request with its input.
@@ -86,7 +103,10 @@ async def found_response(
     Raises:
         InvalidRequest: a 404 for an id that does not exist, or of another key.
     """
-    found = None
+    job = service.background.find(exchange.key, name)
+    if job is not None:
+        return job.stored()
+    store, found = service.store, None
     if store is not None and time_of(name) is not None:
         found = await store.get(exchange.key, KIND, name, whole)
     if found is None:
@@ -97,3 +117,11 @@ async def found_response(
 def unknown_response(name: str) -> InvalidRequest:
     """Return the error for a response that does not exist."""
     return InvalidRequest(f"Response with id '{shortened(name)}' not found.", status=404)
+
+
+def _not_streamed() -> InvalidRequest:
+    return InvalidRequest(
+        f"This response can no longer be streamed because it ended more than {KEPT / 60:.0f} "
+        "minutes ago, or its server was started again. Retrieve it without 'stream'.",
+        "stream",
+    )

@@ -44,6 +44,10 @@ class Obfuscated(Frames):
         """See `Frames.close`; the chunk with the usage is padded, too."""
         return _padded(self._frames.close(usage, reply))
 
+    def failed(self, error: LatimerError) -> Mapping[str, Any] | None:
+        """See `Frames.failed`."""
+        return self._frames.failed(error)
+
     def error(self, error: LatimerError) -> bytes:
         """See `Frames.error`."""
         return self._frames.error(error)

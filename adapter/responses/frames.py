@@ -21,6 +21,7 @@ from .output import Output
 from .response import Draft, failure_of
 
 _BEGINNING = ("response.created", "response.in_progress")
+_QUEUED = ("response.created", "response.queued")
 
 
 class ResponseFrames(Frames):
@@ -50,6 +51,11 @@ class ResponseFrames(Frames):
         self._has_begun = True
         begun = {"response": self._draft.begun}
         return b"".join([_frame(at, Event(name, begun)) for at, name in enumerate(_BEGINNING)])
+
+    @property
+    def items(self) -> Sequence[Mapping[str, Any]]:
+        """The items that have ended."""
+        return self._output.items
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """See `Frames.delta`."""
@@ -121,6 +127,24 @@ class ResponseFrames(Frames):
         end = (b"," if item.after else b"") + after[1:] + b"\n\n"
         # The rest of an event has no percent sign: ids are ours.
         self._form = start % (name, name, at[1:-1]) + end
+
+
+class BackgroundFrames(ResponseFrames):
+    """The events of a response in the background; `queued` comes before all others."""
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__(draft)
+        self._number = len(_QUEUED) + 1
+
+    def queued(self) -> bytes:
+        """Return the first events, before the engine has begun."""
+        begun = {"response": {**self._draft.begun, "status": "queued"}}
+        return b"".join([_frame(at, Event(name, begun)) for at, name in enumerate(_QUEUED)])
+
+    def start(self, index: int) -> bytes:
+        """See `Frames.start`."""
+        self._has_begun = True
+        return _frame(len(_QUEUED), Event("response.in_progress", {"response": self._draft.begun}))
 
 
 def _frame(number: int, event: Event) -> bytes:

@@ -77,6 +77,10 @@ class Draft:
             "output": items,
         }
 
+    def cancelled(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the response object of a response that its client cancelled."""
+        return {**self.begun, "status": "cancelled", "service_tier": self.tier, "output": items}
+
 
 def begun(
     request: ResponseRequest, place: tuple[str, int], model: str, tools: Tools, stored: bool
@@ -93,7 +97,7 @@ def begun(
         "object": "response",
         "created_at": place[1] // 1_000_000,
         "status": "in_progress",
-        "background": False,
+        "background": bool(request.background),
         "completed_at": None,
         "error": None,
         "frequency_penalty": request.frequency_penalty or 0.0,

@@ -396,7 +396,6 @@ async def test_a_shutdown_in_mid_stream() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "background": ({"background": True}, "background"),
     "moderation": ({"moderation": {"model": "m"}}, "moderation"),
     "prompt": ({"prompt": {"id": "p"}}, "prompt"),
     "truncation": ({"truncation": "auto"}, "truncation"),

@@ -234,3 +234,12 @@ def test_obfuscation() -> None:
     assert padded == {"response.output_text.delta"}
     sizes = {len(block) % STEP for block in data.split(b"\n\n") if b'"obfuscation"' in block}
     assert len(sizes) == 1
+
+
+def test_an_obfuscated_failure() -> None:
+    """A padded stream that fails has the failed response, so that it is stored."""
+    frames = Obfuscated(ResponseFrames(draft()))
+    frames.start(0)
+    failed_response = frames.failed(EngineError("lost power"))
+    assert failed_response is not None
+    assert failed_response["status"] == "failed"

@@ -1,0 +1,152 @@
+"""Responses that run in the background, without a client that waits (contract of responses, 9.6).
+
+They live in this process: a response that is stored is in the store when it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from .event_log import EventLog
+from .store.ids import time_of
+from .store.record import Stored
+
+# Seconds for which a response that has ended, and its events, stay here.
+KEPT = 600.0
+# The bytes of events of ended responses that stay here; the oldest responses are forgotten.
+MOST = 32 << 20
+# The events before the engine begins.
+_QUEUED = 2
+
+
+class Job:
+    """A response in the background.
+
+    Args:
+        owner: the digest of the client's API key.
+        request_id: the id of the request.
+        begun: the response object at its beginning.
+        body: the request's body, as it is stored.
+        keepalive: the seconds of silence after which a reader of the events gets a comment; 0 for
+            never.
+
+    Attributes:
+        log: the events of the response.
+        is_cancelled: True if the client ended it.
+        is_deleted: True if it must not be stored.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        request_id: str,
+        begun: Mapping[str, Any],
+        body: Mapping[str, Any],
+        keepalive: float,
+    ) -> None:
+        self.owner = owner
+        self.keepalive = keepalive
+        self._request_id = request_id
+        self._body = body
+        self.log = EventLog()
+        self.is_cancelled = self.is_deleted = False
+        self._begun = begun
+        self._ended: Mapping[str, Any] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the response."""
+        return str(self._begun["id"])
+
+    @property
+    def reply(self) -> Mapping[str, Any]:
+        """The response object as it is now."""
+        if self._ended is not None:
+            return self._ended
+        status = "queued" if self.log.count <= _QUEUED else "in_progress"
+        return {**self._begun, "status": status}
+
+    def stored(self) -> Stored:
+        """Return the response as the store would."""
+        reply = dict(self.reply)
+        return Stored(
+            self.id,
+            reply["object"],
+            self.owner,
+            time_of(self.id) or 0,
+            reply["model"],
+            self._request_id,
+            reply["metadata"],
+            dict(self._body),
+            reply,
+        )
+
+    def end(self, reply: Mapping[str, Any]) -> None:
+        """Note the response object at the end."""
+        self._ended = reply
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start the work, which ends with a call of `end`."""
+        self._task = asyncio.get_running_loop().create_task(work)
+        return self._task
+
+    async def cancel(self, delete: bool = False) -> None:
+        """End the work for the client.
+
+        Args:
+            delete: True to store nothing.
+        """
+        if not self.log.has_ended:
+            self.is_cancelled, self.is_deleted = True, delete
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Cancel the work, and wait until it has ended."""
+        task = self._task
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+class Background:
+    """The responses in the background of one process: those that run, and those that just ended."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        # The ids of responses that have ended, from the oldest.
+        self._ended: dict[str, asyncio.TimerHandle] = {}
+        self._size = 0
+
+    def start(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
+        """Run a response in the background."""
+        self._jobs[job.id] = job
+        job.start(work).add_done_callback(lambda _: self._keep(job))
+
+    def find(self, owner: str, name: str) -> Job | None:
+        """Return the response with an id, if it is here and its owner has this key."""
+        job = self._jobs.get(name)
+        return job if job is not None and job.owner == owner else None
+
+    def forget(self, name: str) -> None:
+        """Forget a response that has ended."""
+        timer = self._ended.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+            self._size -= self._jobs.pop(name).log.size
+
+    async def aclose(self) -> None:
+        """End all responses, and forget them."""
+        await asyncio.gather(*(job.stop() for job in self._jobs.values()))
+        for name in [*self._ended]:
+            self.forget(name)
+
+    def _keep(self, job: Job) -> None:
+        """Keep a response that has ended for a while."""
+        loop = asyncio.get_running_loop()
+        self._ended[job.id] = loop.call_later(KEPT, self.forget, job.id)
+        self._size += job.log.size
+        while self._size > MOST and len(self._ended) > 1:
+            self.forget(next(iter(self._ended)))

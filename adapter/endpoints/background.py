@@ -1,0 +1,118 @@
+"""Create a response in the background, and follow its events (contract of responses, 9.6)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import orjson
+
+from ...backends.errors import EngineError
+from ...schemas.openai.responses import ResponseRequest, ResponseStreamOptions
+from ..background import Job
+from ..errors import ShuttingDown, StoreUnavailable, unexpected
+from ..exchange import EVENT_STREAM, Exchange
+from ..generation.keepalive import COMMENT
+from ..generation.obfuscation import in_stream
+from ..generation.run import Plan
+from ..generation.sinks import Answer, respond
+from ..printable import printable
+from ..responses.frames import BackgroundFrames
+from ..responses.response import Draft
+from ..service import Served, Service
+
+log = logging.getLogger("latimer")
+
+StreamOptions: TypeAlias = ResponseStreamOptions | None
+
+
+@dataclass(slots=True)
+class Work:
+    """The work on a response.
+
+    Args:
+        show: see `Answer`.
+        store: stores the response object at its end; None if it is not stored.
+        body: the request's body, as it is stored.
+    """
+
+    served: Served
+    plan: Plan
+    draft: Draft
+    show: Callable[..., Any] | None
+    store: Callable[..., Awaitable[None]] | None
+    body: Mapping[str, Any]
+
+
+async def begin(exchange: Exchange, service: Service, request: ResponseRequest, work: Work) -> None:
+    """Start the work, and send the queued response, or its events as they are made."""
+    keepalive = work.served.policy.keepalive
+    job = Job(exchange.key, exchange.request_id, work.draft.begun, work.body, keepalive)
+    recorder = _recorder(exchange, job)
+    service.background.start(job, _run(recorder, service, request.stream_options, work, job))
+    if request.stream:
+        await follow(exchange, job, -1)
+    else:
+        await exchange.reply(200, orjson.dumps(job.reply))
+
+
+async def follow(exchange: Exchange, job: Job, after: int) -> None:
+    """Send the events of a response after the one with a number, until the response ends."""
+    await exchange.start(200, EVENT_STREAM)
+    async with aclosing(job.log.read(after, job.keepalive)) as events:
+        async for data in events:
+            await exchange.chunk(data or COMMENT)
+    await exchange.chunk(b"", more=False)
+
+
+def _recorder(exchange: Exchange, job: Job) -> Exchange:
+    """Return an exchange that adds what is sent to the events of a response."""
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            job.log.add(message["body"])
+
+    return exchange.detached(send)
+
+
+async def _run(
+    exchange: Exchange, service: Service, options: StreamOptions, work: Work, job: Job
+) -> None:
+    """Do the work; the last event is added when the response is stored."""
+    frames = BackgroundFrames(work.draft)
+    job.log.add(frames.queued())
+
+    async def keep(reply: Mapping[str, Any]) -> None:
+        job.end(reply)
+        if work.store is not None and not job.is_deleted:
+            await work.store(exchange, reply)
+
+    answer = Answer(frames.whole, work.show, keeps=True, store=keep)
+    padded = in_stream(options, frames)
+    observers = service.observers(work.served)
+    try:
+        await respond(exchange, work.served, work.plan, answer, padded, observers)
+    except asyncio.CancelledError:
+        if job.is_cancelled:
+            await _end(keep, work.draft.cancelled(frames.items))
+        else:
+            job.log.add(frames.error(ShuttingDown()))
+            await _end(keep, frames.failed(ShuttingDown()))
+    except Exception:
+        log.error("response %s failed\n%s", job.id, printable(traceback.format_exc(), keep="\n"))
+        error = EngineError(unexpected()[1]["error"]["message"])
+        job.log.add(frames.error(error))
+        await _end(keep, frames.failed(error))
+    finally:
+        job.log.end()
+
+
+async def _end(keep: Callable[[Mapping[str, Any]], Awaitable[None]], reply: Any) -> None:
+    """Keep a response that was ended; without a store, it is kept in this process."""
+    with suppress(StoreUnavailable):
+        await keep(reply)

@@ -1,0 +1,208 @@
+"""Tests of responses in the background over the demo model in process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter, background
+from latimer.backends.llama_cpp import LlamaCpp
+from support.stored import error_of
+
+R = "/v1/responses"
+LONG = {"input": "Count to 12.", "temperature": 0, "background": True}
+# Without an end of its own.
+ENDLESS = {**LONG, "logit_bias": {"2": -100}, "max_output_tokens": 1500}
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx2.AsyncClient]:
+    """Yield a client of an adapter with two API keys and a store in memory."""
+    app = OpenAIAdapter(LlamaCpp(context=2048), api_keys=["one", "two"], any_model=True)
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as made:
+        made.headers["authorization"] = "Bearer one"
+        yield made
+    await app.aclose()
+
+
+async def begun(client: httpx2.AsyncClient, **body: Any) -> Any:
+    """Create a response in the background, and return the object that the client gets."""
+    reply = await client.post(R, json={"model": "demo", **LONG, **body})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def ended(client: httpx2.AsyncClient, name: str) -> Any:
+    """Retrieve a response until it has ended."""
+    async with asyncio.timeout(30):
+        while True:
+            found = (await client.get(f"{R}/{name}")).json()
+            if found["status"] not in ("queued", "in_progress"):
+                return found
+            await asyncio.sleep(0.01)
+
+
+def events_of(text: str) -> list[Any]:
+    """Return the data of the events of a stream."""
+    lines = [line for line in text.split("\n") if line.startswith("data: ")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+async def test_a_response_in_the_background_is_retrieved_when_it_has_ended(
+    client: httpx2.AsyncClient,
+) -> None:
+    """The client gets a queued response at once, and later the one of a request that waits."""
+    plain = (
+        await client.post(R, json={"model": "demo", **LONG, "background": False, "store": False})
+    ).json()
+    made = await begun(client)
+    assert (made["status"], made["background"], made["output"]) == ("queued", True, [])
+    found = await ended(client, made["id"])
+    assert found["status"] == "completed"
+    assert found["usage"] == plain["usage"] | {
+        "input_tokens_details": found["usage"]["input_tokens_details"]
+    }
+    assert found["output"][0]["content"] == plain["output"][0]["content"]
+    assert found["id"] == made["id"]
+    (item,) = (await client.get(f"{R}/{made['id']}/input_items")).json()["data"]
+    assert item["content"] == [{"type": "input_text", "text": "Count to 12."}]
+    again = await client.post(f"{R}/{made['id']}/cancel")
+    assert again.json() == found
+
+
+async def test_a_stream_is_followed_from_any_event(client: httpx2.AsyncClient) -> None:
+    """A stream that is followed again has the events after a number, with the same bytes."""
+    body = {"model": "demo", **LONG, "stream": True}
+    whole = (await client.post(R, json=body)).text
+    events = events_of(whole)
+    kinds = [event["type"] for event in events]
+    assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    assert [event["response"]["status"] for event in events[:3]] == [
+        "queued", "queued", "in_progress",
+    ]  # fmt: skip
+    name = events[0]["response"]["id"]
+    assert events[-1]["response"] == (await client.get(f"{R}/{name}")).json()
+    for after in (0, 1, 2, 7, len(events) - 2, len(events) - 1, 10_000):
+        rest = await client.get(f"{R}/{name}?stream=true&starting_after={after}")
+        assert events_of(rest.text) == events[after + 1 :]
+    assert (await client.get(f"{R}/{name}?stream=true")).text == whole
+
+
+async def test_a_running_response_is_followed_to_its_end(client: httpx2.AsyncClient) -> None:
+    """A reader that comes while the response runs gets the events before it and those after it."""
+    made = await begun(client, stop=["7"])
+    both = await asyncio.gather(
+        client.get(f"{R}/{made['id']}?stream=true"),
+        client.get(f"{R}/{made['id']}?stream=true&starting_after=2"),
+    )
+    first, second = (events_of(reply.text) for reply in both)
+    assert first[3:] == second
+    assert first[-1]["response"]["status"] == "completed"
+
+
+async def test_a_running_response_is_cancelled(client: httpx2.AsyncClient) -> None:
+    """A cancelled response ends; it can be retrieved and cancelled again, but not continued."""
+    made = await begun(client, **ENDLESS)
+    body = {"model": "demo", "input": "x", "previous_response_id": made["id"]}
+    status, message, *rest = error_of(await client.post(R, json=body))
+    assert (status, rest) == (400, ["previous_response_id", "invalid_value"])
+    assert "cannot be continued" in message
+    reading = asyncio.create_task(client.get(f"{R}/{made['id']}?stream=true"))
+    await asyncio.sleep(0.05)
+    found = (await client.post(f"{R}/{made['id']}/cancel")).json()
+    assert (found["status"], found["usage"]) == ("cancelled", None)
+    events = events_of((await asyncio.wait_for(reading, 5)).text)
+    assert events[-1]["type"] != "response.completed"
+    assert (await client.get(f"{R}/{made['id']}")).json() == found
+    assert (await client.post(f"{R}/{made['id']}/cancel")).json() == found
+    status, message, *_ = error_of(await client.post(R, json=body))
+    assert (status, "its status is 'cancelled'" in message) == (400, True)
+
+
+async def test_a_running_response_is_deleted(client: httpx2.AsyncClient) -> None:
+    """A response that is deleted while it runs ends, and is not stored."""
+    made = await begun(client, **ENDLESS)
+    assert (await client.delete(f"{R}/{made['id']}")).json()["deleted"] is True
+    assert (await client.get(f"{R}/{made['id']}")).status_code == 404
+    assert (await client.delete(f"{R}/{made['id']}")).status_code == 404
+
+
+async def test_a_response_belongs_to_its_key(client: httpx2.AsyncClient) -> None:
+    """Another key can neither retrieve, follow, cancel nor delete a running response."""
+    made = await begun(client, **ENDLESS)
+    other = {"authorization": "Bearer two"}
+    for method, path in (
+        ("GET", ""), ("GET", "?stream=true"), ("POST", "/cancel"), ("DELETE", ""),
+        ("GET", "/input_items"),
+    ):  # fmt: skip
+        reply = await client.request(method, f"{R}/{made['id']}{path}", headers=other)
+        assert reply.status_code == 404, (method, path)
+    assert (await client.get(f"{R}/{made['id']}")).json()["status"] in ("queued", "in_progress")
+
+
+async def test_an_error_fails_the_response(client: httpx2.AsyncClient) -> None:
+    """An input that the engine refuses is a failed response, which has the reason."""
+    made = await begun(client, input="word " * 5_000)
+    found = await ended(client, made["id"])
+    assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+    assert "exceeds the context window" in found["error"]["message"]
+
+
+async def test_without_the_store_it_stays_for_a_while(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A response with `store: false` can be retrieved for some minutes after its end."""
+    monkeypatch.setattr(background, "KEPT", 0.2)
+    made = await begun(client, store=False)
+    assert made["store"] is False
+    assert (await ended(client, made["id"]))["status"] == "completed"
+    await asyncio.sleep(0.3)
+    assert (await client.get(f"{R}/{made['id']}")).status_code == 404
+
+
+async def test_a_stored_response_outlives_its_stream(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stored response can be retrieved and continued later, but its stream is gone."""
+    monkeypatch.setattr(background, "KEPT", 0.0)
+    made = await begun(client)
+    found = await ended(client, made["id"])
+    await asyncio.sleep(0.05)
+    assert (await client.get(f"{R}/{made['id']}")).json() == found
+    status, message, param, _ = error_of(await client.get(f"{R}/{made['id']}?stream=true"))
+    assert (status, param) == (400, "stream")
+    assert "can no longer be streamed" in message
+    body = {"model": "demo", "input": "x", "previous_response_id": made["id"], "store": False}
+    assert (await client.post(R, json={**body, "max_output_tokens": 16})).status_code == 200
+
+
+async def test_ended_responses_are_forgotten_beyond_a_size(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events of ended responses take a bounded memory; the newest response stays."""
+    monkeypatch.setattr(background, "MOST", 1)
+    first, second = await begun(client, store=False), await begun(client, store=False)
+    await ended(client, second["id"])
+    assert (await client.get(f"{R}/{second['id']}?stream=true")).status_code == 200
+    assert (await client.get(f"{R}/{first['id']}")).status_code == 404
+
+
+async def test_the_end_of_the_server_fails_what_runs() -> None:
+    """A response that runs when the server ends is stored as failed, and its stream says why."""
+    app = OpenAIAdapter(LlamaCpp(context=2048), any_model=True)
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+        made = await begun(client, **ENDLESS)
+        reading = asyncio.create_task(client.get(f"{R}/{made['id']}?stream=true"))
+        await asyncio.sleep(0.05)
+        await app.aclose()
+        events = events_of((await asyncio.wait_for(reading, 5)).text)
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    assert "shutting down" in events[-1]["response"]["error"]["message"]
