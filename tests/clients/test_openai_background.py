@@ -24,10 +24,13 @@ def client(request: pytest.FixtureRequest) -> Iterator[OpenAI]:
             backend = LlamaServer(request.getfixturevalue("llama_server_url"))
         return OpenAIAdapter(backend, any_model=True)
 
-    with serving(make) as address:
-        yield OpenAI(
+    with (
+        serving(make) as address,
+        OpenAI(
             base_url=f"{address}/v1", api_key="x", _strict_response_validation=True, max_retries=0
-        )
+        ) as made,
+    ):
+        yield made
 
 
 def poll(client: OpenAI, made: Response) -> Response:

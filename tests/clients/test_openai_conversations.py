@@ -30,8 +30,11 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenAI]:
     store = "memory" if request.param == "memory" else str(tmp_path / "store.db")
     if request.param == "postgresql":
         store = request.getfixturevalue("postgresql_url")
-    with serving(lambda: OpenAIAdapter(LlamaCpp(context=512), store=store)) as address:
-        yield OpenAI(base_url=f"{address}/v1", api_key="x", _strict_response_validation=True)
+    with (
+        serving(lambda: OpenAIAdapter(LlamaCpp(context=512), store=store)) as address,
+        OpenAI(base_url=f"{address}/v1", api_key="x", _strict_response_validation=True) as made,
+    ):
+        yield made
 
 
 def test_a_conversation(client: OpenAI) -> None:

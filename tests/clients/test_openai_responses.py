@@ -51,9 +51,12 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(address: str) -> OpenAI:
-    """Return the synchronous client, which validates responses strictly."""
-    return OpenAI(base_url=address, api_key="x", _strict_response_validation=True, max_retries=0)
+def client(address: str) -> Iterator[OpenAI]:
+    """Yield the synchronous client, which validates responses strictly."""
+    with OpenAI(
+        base_url=address, api_key="x", _strict_response_validation=True, max_retries=0
+    ) as made:
+        yield made
 
 
 @pytest.fixture
@@ -156,7 +159,9 @@ def test_errors(client: OpenAI) -> None:
 
 def test_an_error_in_mid_stream() -> None:
     """The client raises the engine's error while it reads the stream."""
-    with serving(lambda: OpenAIAdapter(Slow(EngineError("lost power")), any_model=True)) as url:  # type: ignore[arg-type]
-        client = OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
-        with pytest.raises(openai.APIError, match="lost power"):
-            list(client.responses.create(model=MODEL, input="x", stream=True))
+    with (
+        serving(lambda: OpenAIAdapter(Slow(EngineError("lost power")), any_model=True)) as url,  # type: ignore[arg-type]
+        OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client,
+        pytest.raises(openai.APIError, match="lost power"),
+    ):
+        list(client.responses.create(model=MODEL, input="x", stream=True))

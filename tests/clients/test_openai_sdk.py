@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -15,9 +17,10 @@ STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me 
 
 
 @pytest.fixture
-def client(served_url: str) -> OpenAI:
-    """Return the synchronous client, which validates responses strictly."""
-    return OpenAI(base_url=f"{served_url}/v1", api_key="x", _strict_response_validation=True)
+def client(served_url: str) -> Iterator[OpenAI]:
+    """Yield the synchronous client, which validates responses strictly."""
+    with OpenAI(base_url=f"{served_url}/v1", api_key="x", _strict_response_validation=True) as made:
+        yield made
 
 
 def test_chat(client: OpenAI) -> None:

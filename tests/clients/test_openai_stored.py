@@ -37,8 +37,11 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def client(target: str) -> Iterator[OpenAI]:
     """Serve the demo model with a store; yield a client that validates responses strictly."""
-    with serving(lambda: OpenAIAdapter(LlamaCpp(context=512), store=target)) as address:
-        yield OpenAI(base_url=f"{address}/v1", api_key="x", _strict_response_validation=True)
+    with (
+        serving(lambda: OpenAIAdapter(LlamaCpp(context=512), store=target)) as address,
+        OpenAI(base_url=f"{address}/v1", api_key="x", _strict_response_validation=True) as made,
+    ):
+        yield made
 
 
 def test_a_completion_is_stored(client: OpenAI) -> None:
@@ -54,8 +57,8 @@ def test_a_completion_is_stored(client: OpenAI) -> None:
         one.message.content for one in made.choices
     ]
     # The published type allows only the role of the assistant.
-    lenient = OpenAI(base_url=client.base_url, api_key="x")
-    listed = list(lenient.chat.completions.messages.list(made.id))
+    with OpenAI(base_url=client.base_url, api_key="x") as lenient:
+        listed = list(lenient.chat.completions.messages.list(made.id))
     assert [{"role": one.role, "content": one.content} for one in listed] == HELLO
     assert completions.update(made.id, metadata={"c": "d"}).metadata == {"c": "d"}
     assert [one.id for one in completions.list(metadata={"c": "d"})] == [made.id]
@@ -121,8 +124,10 @@ def test_pages_over_many(target: str) -> None:
 
     asyncio.run(keep())
     ids = [one.id for one in records]
-    with serving(lambda: OpenAIAdapter(LlamaCpp(context=64), store=target)) as address:
-        client = OpenAI(base_url=f"{address}/v1", api_key="x", _strict_response_validation=True)
+    with (
+        serving(lambda: OpenAIAdapter(LlamaCpp(context=64), store=target)) as address,
+        OpenAI(base_url=f"{address}/v1", api_key="x", _strict_response_validation=True) as client,
+    ):
         listed = client.chat.completions.list
         assert [one.id for one in listed()] == ids
         assert [one.id for one in listed(order="desc", limit=100)] == ids[::-1]

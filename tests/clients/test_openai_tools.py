@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -40,9 +40,10 @@ TIME = tool("get_time", "Get the time in a city")
 
 
 @pytest.fixture
-def client(served_url: str) -> OpenAI:
-    """Return the synchronous client, which validates responses strictly."""
-    return OpenAI(base_url=f"{served_url}/v1", api_key="x", _strict_response_validation=True)
+def client(served_url: str) -> Iterator[OpenAI]:
+    """Yield the synchronous client, which validates responses strictly."""
+    with OpenAI(base_url=f"{served_url}/v1", api_key="x", _strict_response_validation=True) as made:
+        yield made
 
 
 def calls_of(message: ChatCompletionMessage) -> list[tuple[str, Any]]:

@@ -25,6 +25,7 @@ EVALUATE = ROOT / "examples" / "evaluate"
 ANSWER = "The capital of France is Paris."
 # The text that the output of a Python block contains, by a part of its request.
 OUTPUTS = {
+    "background=True": "completed 1, 2, ",
     "responses.create": "1, 2, 3, 4, 5.\n1, 2, 3, 4, 5, 6, 7.ResponseUsage(",
     "conversations.create": " message\n",
     '"custom"': "turn ", "tools=": "get_weather", "response_format=": '"capital"',
@@ -32,6 +33,7 @@ OUTPUTS = {
     '"image_url"': "\n", "embeddings.create": "2 64\n", "store=True": "user Hello!\n",
     "": ANSWER,
 }  # fmt: skip
+TRIES = 3
 HERE = "http://127.0.0.1:8000"
 # Tests use the loopback interface only.
 EVERYWHERE, LOCAL = "--host 0.0.0.0", "--host 127.0.0.1"
@@ -114,7 +116,12 @@ class Reader:
         words = next(SERVERS[key] for key in SERVERS if key in text)
         with self._serving(*words) if asks else contextlib.nullcontext():
             expected = next(OUTPUTS[key] for key in OUTPUTS if key in text)
-            assert expected in self._output(sys.executable, "block.py")
+            # The model samples, and 3 of 100 answers are others.
+            for _ in range(TRIES):
+                found = self._output(sys.executable, "block.py")
+                if expected in found:
+                    return
+            raise AssertionError(found)
 
     def _settings(self, block: Block) -> None:
         """Check the address and the model of a client's settings; `make clients` runs them."""
