@@ -36,6 +36,7 @@ class Job:
         log: the events of the response.
         is_cancelled: True if the client ended it.
         is_deleted: True if it must not be stored.
+        is_ending: True if only the store is left to wait for, so that nothing can end it earlier.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Job:
         self._request_id = request_id
         self._body = body
         self.log = EventLog()
-        self.is_cancelled = self.is_deleted = False
+        self.is_cancelled = self.is_deleted = self.is_ending = False
         self._begun = begun
         self._ended: Mapping[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -99,15 +100,16 @@ class Job:
         Args:
             delete: True to store nothing.
         """
-        if not self.log.has_ended:
+        if not self.is_ending:
             self.is_cancelled, self.is_deleted = True, delete
-            await self.stop()
+        await self.stop()
 
     async def stop(self) -> None:
-        """Cancel the work, and wait until it has ended."""
+        """Cancel the work unless it is ending, and wait until it has ended."""
         task = self._task
         if task is not None and not task.done():
-            task.cancel()
+            if not self.is_ending:
+                task.cancel()
             await asyncio.wait([task])
 
 
@@ -145,6 +147,7 @@ class Background:
 
     def _keep(self, job: Job) -> None:
         """Keep a response that has ended for a while."""
+        job.log.end()
         loop = asyncio.get_running_loop()
         self._ended[job.id] = loop.call_later(KEPT, self.forget, job.id)
         self._size += job.log.size

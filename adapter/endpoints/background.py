@@ -6,7 +6,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ from ..generation.run import Plan
 from ..generation.sinks import Answer, respond
 from ..printable import printable
 from ..responses.frames import BackgroundFrames
-from ..responses.response import Draft
+from ..responses.response import USABLE, Draft
 from ..service import Served, Service
 
 log = logging.getLogger("latimer")
@@ -55,6 +55,8 @@ async def begin(exchange: Exchange, service: Service, request: ResponseRequest, 
     job = Job(exchange.key, exchange.request_id, work.draft.begun, work.body, keepalive)
     recorder = _recorder(exchange, job)
     service.background.start(job, _run(recorder, service, request.stream_options, work, job))
+    # A task that is cancelled before it has begun does nothing at all.
+    await asyncio.sleep(0)
     if request.stream:
         await follow(exchange, job, -1)
     else:
@@ -88,9 +90,15 @@ async def _run(
     job.log.add(frames.queued())
 
     async def keep(reply: Mapping[str, Any]) -> None:
+        job.is_ending = True
+        try:
+            if work.store is not None and not job.is_deleted:
+                await work.store(exchange, reply)
+        except StoreUnavailable:
+            if reply["status"] in USABLE:
+                # The store is required, so the response fails.
+                raise
         job.end(reply)
-        if work.store is not None and not job.is_deleted:
-            await work.store(exchange, reply)
 
     answer = Answer(frames.whole, work.show, keeps=True, store=keep)
     padded = in_stream(options, frames)
@@ -99,20 +107,12 @@ async def _run(
         await respond(exchange, work.served, work.plan, answer, padded, observers)
     except asyncio.CancelledError:
         if job.is_cancelled:
-            await _end(keep, work.draft.cancelled(frames.items))
+            await keep(work.draft.cancelled(frames.items))
         else:
             job.log.add(frames.error(ShuttingDown()))
-            await _end(keep, frames.failed(ShuttingDown()))
+            await keep(frames.failed(ShuttingDown()))
     except Exception:
         log.error("response %s failed\n%s", job.id, printable(traceback.format_exc(), keep="\n"))
         error = EngineError(unexpected()[1]["error"]["message"])
         job.log.add(frames.error(error))
-        await _end(keep, frames.failed(error))
-    finally:
-        job.log.end()
-
-
-async def _end(keep: Callable[[Mapping[str, Any]], Awaitable[None]], reply: Any) -> None:
-    """Keep a response that was ended; without a store, it is kept in this process."""
-    with suppress(StoreUnavailable):
-        await keep(reply)
+        await keep(frames.failed(error))

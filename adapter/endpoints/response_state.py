@@ -16,6 +16,7 @@ from ..errors import InvalidRequest, StoreUnavailable
 from ..exchange import Exchange
 from ..responses.ids import place_of
 from ..responses.listed import history, input_items, turn_items
+from ..responses.response import USABLE
 from ..service import Service
 from ..store.ids import time_of
 from ..store.record import Stored
@@ -28,8 +29,6 @@ _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _NO_STORE = "This server runs with --store off. Send the items of the earlier turns in 'input'."
 # The fields that name the conversation before a request.
 _CONTEXTS = ("previous_response_id", "conversation")
-# The states of a response that another one can continue.
-_USABLE = frozenset({"completed", "incomplete"})
 _RUNNING = frozenset({"queued", "in_progress"})
 # The size of stored items is not known, so they are read in a thread.
 _SIZE = offload.SMALL + 1
@@ -143,7 +142,7 @@ async def _chain(exchange: Exchange, store: Store, name: str) -> list[Stored]:
             "previous_response_not_found",
         )
     status = chain[-1].reply["status"]
-    if status not in _USABLE:
+    if status not in USABLE:
         raise _not_usable(name, status)
     return chain
 
@@ -222,7 +221,7 @@ async def store_response(
     record = record_of(exchange, body, reply, tokens)
     record.parent = request.previous_response_id
     record.chain = state.chain or reply["id"]
-    if request.conversation is not None and reply["status"] in _USABLE:
+    if request.conversation is not None and reply["status"] in USABLE:
         # The items of input and output are appended together, and only if there is an answer.
         record.conversation = request.conversation.id
         record.items = turn_items(reply["id"], body.get("input"), reply["output"])

@@ -18,6 +18,8 @@ from .tools import Tools
 _CUT: Mapping[str, tuple[str, dict[str, str]]] = {
     "length": ("incomplete", {"reason": "max_output_tokens"}),
 }
+# The states of a response that another one can continue.
+USABLE = frozenset({"completed", "incomplete"})
 # The codes of a failed response in OpenAI's published type, as far as errors here have them.
 _FAILURES = frozenset({"rate_limit_exceeded"})
 _FAILURE = "server_error"

@@ -16,7 +16,7 @@ from support.stored import error_of
 R = "/v1/responses"
 LONG = {"input": "Count to 12.", "temperature": 0, "background": True}
 # Without an end of its own.
-ENDLESS = {**LONG, "logit_bias": {"2": -100}, "max_output_tokens": 1500}
+ENDLESS = {**LONG, "ignore_eos": True, "max_output_tokens": 1500}
 
 
 @pytest.fixture
@@ -73,6 +73,8 @@ async def test_a_response_in_the_background_is_retrieved_when_it_has_ended(
     assert item["content"] == [{"type": "input_text", "text": "Count to 12."}]
     again = await client.post(f"{R}/{made['id']}/cancel")
     assert again.json() == found
+    body = {"model": "demo", "input": "Go on.", "previous_response_id": made["id"]}
+    assert (await client.post(R, json={**body, "max_output_tokens": 16})).status_code == 200
 
 
 async def test_a_stream_is_followed_from_any_event(client: httpx2.AsyncClient) -> None:
@@ -159,11 +161,11 @@ async def test_without_the_store_it_stays_for_a_while(
     client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A response with `store: false` can be retrieved for some minutes after its end."""
-    monkeypatch.setattr(background, "KEPT", 0.2)
+    monkeypatch.setattr(background, "KEPT", 0.5)
     made = await begun(client, store=False)
     assert made["store"] is False
     assert (await ended(client, made["id"]))["status"] == "completed"
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.6)
     assert (await client.get(f"{R}/{made['id']}")).status_code == 404
 
 
