@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,7 +95,7 @@ class Reader:
             self._python(self._local(block.text))
         elif block.language == "sh":
             self._shell(self._local(block.text))
-        elif block.language in ("json", "yaml") and HERE in block.text:
+        elif block.language in ("json", "yaml", "toml") and HERE in block.text:
             self._settings(block)
         elif block.language == "json":
             self._fields(block.text)
@@ -129,6 +130,8 @@ class Reader:
         assert re.search(rf"\b{DEMO_NAME}\b", block.text), "the settings name another model"
         if block.language == "json":
             json.loads(block.text)
+        elif block.language == "toml":
+            tomllib.loads(block.text)
 
     def _fields(self, text: str) -> None:
         """Send each line as fields of a chat request."""

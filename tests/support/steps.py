@@ -33,28 +33,34 @@ For each call, write <tool_call>{"name": NAME, "arguments": ARGUMENTS}</tool_cal
 {% if message.tool_calls and not message.reasoning_content %}{% set seen.forgot = true %}\
 {% endif %}{% endfor %}\
 {% if add_generation_prompt %}<|im_start|>assistant
-{% if seen.forgot %}F{% elif not tools %}N{% elif seen.other %}O{% elif seen.results == 0 %}P\
-{% elif seen.results == 1 %}R{% else %}A{% endif %}{% endif %}"""
+{% if seen.forgot %}F{% elif not tools %}N{% elif seen.other %}O{% else %}{{ seen.results }}\
+{% endif %}{% endif %}"""
 
 
-def _call(thought: str, name: str, **arguments: Any) -> tuple[str, str]:
-    call = json.dumps({"name": name, "arguments": arguments})
-    # The end of the thought makes the first token differ from those of other calls.
-    return f"{thought}</think>\n<tool_call>{call[:20]}", f"{call[20:]}</tool_call>"
+def call(thought: str, name: str, **arguments: Any) -> tuple[str, str]:
+    """Return the end of a thought and a call, in two tokens that differ from those of others."""
+    text = json.dumps({"name": name, "arguments": arguments})
+    return f"{thought}</think>\n<tool_call>{text[:20]}", f"{text[20:]}</tool_call>"
 
 
+# By the character that ends a prompt: `N` without tools, `O` if the conversation can be handed
+# over, else the number of results.
 _FORGOTTEN = ("The reasoning ", "was not sent back.")
 _SCRIPTS: Mapping[str, tuple[str, ...]] = {
     "N": ("<think>I know ", "the answer.</think>", "Paris is ", "the capital."),
-    "O": ("<think>The other agent ", *_call("knows.", "transfer_to_second")),
-    "P": ("<think>I need ", *_call("both cities.", "get_weather", city="Paris")),
-    "R": ("<think>Now the ", *_call("second city.", "get_weather", city="Rome")),
-    "A": ("<think>I have ", "both now.</think>", "It is 21 degrees in Paris ", "and 18 in Rome."),
+    "O": ("<think>The other agent ", *call("knows.", "transfer_to_second")),
+    "0": ("<think>I need ", *call("both cities.", "get_weather", city="Paris")),
+    "1": ("<think>Now the ", *call("second city.", "get_weather", city="Rome")),
+    "2": ("<think>I have ", "both now.</think>", "It is 21 degrees in Paris ", "and 18 in Rome."),
 }
+
+
+def stepped(path: Path, scripts: Mapping[str, tuple[str, ...]], context: int = 4096) -> Path:
+    """Write a model with the given scripts."""
+    return scripted(path, _FORGOTTEN, _TEMPLATE, after="F", context=context, others=scripts)
 
 
 def in_steps(folder: Path) -> tuple[Path, Path]:
     """Write the model, and a projector with which it takes images."""
-    path = folder / "steps.gguf"
-    model = scripted(path, _FORGOTTEN, _TEMPLATE, after="F", context=4096, others=_SCRIPTS)
+    model = stepped(folder / "steps.gguf", _SCRIPTS)
     return model, projector(folder / "steps-mmproj.gguf", WIDTH)

@@ -73,6 +73,14 @@ AGENTS = {
         ("pi", "-p", "--provider", "latimer", "--model", "demo"), "write", ("path", "content"),
         files={".pi/agent/models.json": PI},
     ),
+    "opencode, responses": Agent(
+        ("opencode", "run", "--model", "latimer/demo"), "write", ("filePath", "content"),
+        files={".config/opencode/opencode.json": OPENCODE.replace("-compatible", "")},
+    ),
+    "pi, responses": Agent(
+        ("pi", "-p", "--provider", "latimer", "--model", "demo"), "write", ("path", "content"),
+        files={".pi/agent/models.json": PI.replace("completions", "responses")},
+    ),
     "continue": Agent(
         ("cn", "-p", "--auto", "--config", "@HOME/config.yaml"), "Write", ("filepath", "content"),
         files={"config.yaml": CONTINUE}, variables={"CONTINUE_TELEMETRY_ENABLED": "0"},
