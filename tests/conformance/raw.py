@@ -13,6 +13,8 @@ from typing import Any
 from .check import Fail
 from .target import Api
 
+CLOSE: Mapping[str, str] = {"Connection": "close"}
+
 
 @dataclass(frozen=True, slots=True)
 class RawReply:
@@ -25,22 +27,28 @@ class RawReply:
 
 @asynccontextmanager
 async def connected(
-    api: Api, method: str, path: str, body: Mapping[str, Any] | bytes, bearer: str | None = None
+    api: Api,
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | bytes,
+    bearer: str | None = None,
+    headers: Mapping[str, str] = CLOSE,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Send a request on a new connection, which closes on exit even if the reply is incomplete.
 
     Args:
         bearer: sent as `Authorization` instead of the client's own value.
+        headers: further headers.
     """
     host, port, prefix = api.address
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     key = bearer or api.client.headers.get("authorization")
+    content = ["Content-Type: application/json", f"Content-Length: {len(data)}"]
     lines = [
         f"{method} {prefix}{path} HTTP/1.1",
         f"Host: {host}:{port}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(data)}",
-        "Connection: close",
+        *(content if data else []),
+        *(f"{name}: {value}" for name, value in headers.items()),
         *([f"Authorization: {key}"] if key else []),
     ]
     tls = api.client.base_url.scheme == "https"

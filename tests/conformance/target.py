@@ -192,10 +192,11 @@ class Api:
         if reply.status == 200 and not body.get("stream"):
             # A check that reads a body reports invalid JSON itself.
             with contextlib.suppress(ValueError):
-                self._note(path, problem(path, json.loads(reply.body), body))
+                self.note(path, problem(path, json.loads(reply.body), body))
         return reply
 
-    def _note(self, path: str, wrong: str | None) -> None:
+    def note(self, path: str, wrong: str | None) -> None:
+        """Record the first violation of a published type at an endpoint."""
         if wrong is not None:
             self.wrong.setdefault(path, wrong)
 
@@ -223,7 +224,7 @@ class Api:
             reply.ok()
         chunks = events(reply)
         for chunk in chunks:
-            self._note(f"stream of {path}", chunk_problem(path, chunk))
+            self.note(f"stream of {path}", chunk_problem(path, chunk))
         return chunks
 
     async def complete_stream(self, prompt: Any = "Hello", **body: Any) -> list[Any]:

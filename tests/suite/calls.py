@@ -64,7 +64,7 @@ def input_of(form: Mapping[str, Any]) -> str:
         ValueError: its grammar is invalid.
     """
     if form["type"] == "text":
-        return "ls"
+        return "list all"
     given = form["grammar"]
     if given["syntax"] == "regex":
         return language.of_regex(given["definition"])

@@ -16,14 +16,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from suite import embeddings, forms, model, responses
+from suite import embeddings, forms, model
+from suite.responses.routes import CONVERSATIONS, TOKENS, Routes
 from suite.rules import Refused, check_body, parse
 from suite.stored import Store
 from suite.work import CHAT, Work
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 COMPLETIONS, EMBEDDINGS, RESPONSES = "/completions", "/embeddings", "/responses"
-POSTED = {COMPLETIONS, CHAT, EMBEDDINGS, RESPONSES, f"{RESPONSES}/input_tokens"}
+POSTED = {COMPLETIONS, CHAT, EMBEDDINGS, RESPONSES, TOKENS}
 # The number of requests that are rejected after the engine died.
 DOWN = 2
 # The number of long streams that the engine runs concurrently.
@@ -57,6 +58,15 @@ class Fault:
     down: int = 503
     # The status of a request with a wrong key.
     wrong_key: int = 401
+    # A streamed response is stored so many seconds after its last event; 0: before it.
+    late: float = 0
+    # A response is stored even if its client disconnects.
+    keeps_aborted: bool = False
+    # A response that has ended cannot be cancelled.
+    refuses_cancel: bool = True
+    # The statuses of a WebSocket and of a compaction.
+    no_socket: int = 426
+    no_compact: int = 404
 
     def head(self, method: str, path: str, headers: dict[str, str]) -> None:
         """Inspect a request before its body is read; may raise `Refused`."""
@@ -85,6 +95,18 @@ class Fault:
         """Return the events of a streamed response."""
         return events
 
+    def on_failure(self, events: list[Any]) -> list[Any]:
+        """Return the last events of a streamed response whose engine died."""
+        return events
+
+    def replay(self, events: list[Any]) -> list[Any]:
+        """Return the events of a stored response."""
+        return events
+
+    def chain(self, items: list[Any], parent: dict[str, Any]) -> list[Any]:
+        """Return the items before a request; `parent` is the previous response's request."""
+        return items
+
     def event(self, data: bytes) -> bytes:
         """Return the bytes of one event of a stream."""
         return data
@@ -107,7 +129,7 @@ class Server:
 
     def __init__(self, fault: Fault | None = None, clock: Callable[[], float] = time.time) -> None:
         self.fault = fault or Fault()
-        self._clock = clock
+        self.clock = clock
         self._numbers = itertools.count(1)
         self._turns: Counter[str] = Counter()
         self._slots = asyncio.Semaphore(SLOTS)
@@ -116,7 +138,7 @@ class Server:
         self._ended = 0.0
         self._down = 0
         self.store = Store()
-        self.responses = Store()
+        self._routes = Routes(self)
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
         if scope["type"] != "http":
@@ -134,7 +156,7 @@ class Server:
             }
             status, value = self.fault.error(refused.status, error, sent)
             more = {"allow": "POST"} if refused.status == 405 else {}
-            await self._send(send, status, value, more)
+            await self.reply(send, status, value, more)
 
     async def _route(
         self, scope: Any, headers: dict[str, str], sent: dict[str, Any], receive: Any, send: Send
@@ -148,7 +170,7 @@ class Server:
                           status=self.fault.wrong_key)  # fmt: skip
         if path == "/break":
             self._ended, self._down = time.monotonic(), DOWN
-            await self._send(send, 200, {})
+            await self.reply(send, 200, {})
             return
         if path.startswith("/models"):
             await self._models(method, path, send)
@@ -157,8 +179,11 @@ class Server:
         if path.startswith(f"{CHAT}/") or (path == CHAT and method == "GET"):
             await self._stored(method, path, query, receive, send)
             return
-        if path.startswith(f"{RESPONSES}/") and path not in POSTED:
-            await self._kept_responses(method, path, send)
+        if path.startswith(RESPONSES) and (path not in POSTED or method == "GET"):
+            await self._routes.responses(method, path, query, headers, send)
+            return
+        if path.startswith(CONVERSATIONS):
+            await self._routes.conversations(method, path, query, await _read(receive), send)
             return
         if path not in POSTED:
             raise Refused(f"Invalid URL ({method} {path})", status=404)
@@ -170,8 +195,8 @@ class Server:
         if path == EMBEDDINGS:
             await self._embed(sent, send)
             return
-        if path in (RESPONSES, f"{RESPONSES}/input_tokens"):
-            await self._respond(path, sent, send)
+        if path in (RESPONSES, TOKENS):
+            await self._routes.create(path, sent, send, receive)
             return
         check_body(path, sent)
         if path == CHAT:
@@ -193,7 +218,7 @@ class Server:
             found, kind = self.store.update(name, parse(await _read(receive))), "updated"
         else:
             found, kind = self.store.one(name), "one"
-        await self._send(send, 200, self.fault.reply(f"stored {kind}", found, query))
+        await self.reply(send, 200, self.fault.reply(f"stored {kind}", found, query))
 
     async def _embed(self, sent: dict[str, Any], send: Send) -> None:
         given = embeddings.check(sent)
@@ -201,57 +226,9 @@ class Server:
         if sent.get("input") is not None:
             given = embeddings.check(sent)
         reply = embeddings.answer(sent, given)
-        await self._send(send, 200, self.fault.reply(EMBEDDINGS, reply, sent))
+        await self.reply(send, 200, self.fault.reply(EMBEDDINGS, reply, sent))
 
-    async def _respond(self, path: str, sent: dict[str, Any], send: Send) -> None:
-        if sent.get("model") != "org/toy":
-            raise Refused("The model does not exist.", None, "model_not_found", 404)
-        responses.check(sent)
-        sent = self.fault.valid(path, sent)
-        before: list[Any] = []
-        if sent.get("previous_response_id"):
-            if sent["previous_response_id"] not in self.responses.items:
-                raise Refused("No such response.", "previous_response_id", "not_found")
-            whole, asked = self.responses.get(sent["previous_response_id"])
-            before = [*asked["messages"], *responses.turn_of(whole)]
-        chat = responses.as_chat(sent, before)
-        whole = responses.answer(sent, chat, self._clock())
-        if path != RESPONSES:
-            counted = {"object": "response.input_tokens",
-                       "input_tokens": whole["usage"]["input_tokens"]}  # fmt: skip
-            await self._send(send, 200, self.fault.reply(path, counted, sent))
-            return
-        if whole["store"]:
-            self.responses.keep(whole, chat)
-        if not sent.get("stream"):
-            await self._send(send, 200, self.fault.reply(RESPONSES, whole, sent))
-            return
-        headers = self._head("text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
-        await _start(send, 200, self.fault.headers(200, headers))
-        for event in self.fault.events(responses.events(whole)):
-            data = f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
-            await send({"type": "http.response.body", "body": self.fault.event(data),
-                        "more_body": True})  # fmt: skip
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _kept_responses(self, method: str, path: str, send: Send) -> None:
-        name, _, what = path.removeprefix(f"{RESPONSES}/").partition("/")
-        whole, chat = self.responses.get(name)
-        found: dict[str, Any] = whole
-        if what == "input_items":
-            data = [
-                {"type": "message", "id": f"msg_{at}", "role": one["role"],
-                 "content": [{"type": "input_text", "text": one["content"]}]}
-                for at, one in enumerate(chat["messages"])
-            ]  # fmt: skip
-            found = {"object": "list", "data": data, "first_id": "msg_0",
-                     "last_id": f"msg_{len(data) - 1}", "has_more": False}  # fmt: skip
-        elif method == "DELETE":
-            self.responses.delete(name)
-            found = {"id": name, "object": "response", "deleted": True}
-        await self._send(send, 200, self.fault.reply(f"response {what or method}", found, {}))
-
-    async def _send(
+    async def reply(
         self, send: Send, status: int, body: Any, more: Mapping[str, str] | None = None
     ) -> None:
         headers = self._head("application/json", more or {})
@@ -274,13 +251,13 @@ class Server:
                "context_length": model.CONTEXT}  # fmt: skip
         if path == "/models":
             listed = {"object": "list", "data": [one]}
-            await self._send(send, 200, self.fault.reply(path, listed, {}))
+            await self.reply(send, 200, self.fault.reply(path, listed, {}))
             return
         if unquote(path.removeprefix("/models/")) != one["id"]:
             raise Refused("The model does not exist.", code="model_not_found", status=404)
         if method == "DELETE":
             raise Refused("This model cannot be deleted.", status=403)
-        await self._send(send, 200, self.fault.reply("/models/", one, {}))
+        await self.reply(send, 200, self.fault.reply("/models/", one, {}))
 
     async def _answer(self, path: str, sent: dict[str, Any], send: Send, receive: Any) -> None:
         crowded = self.fault.crowded
@@ -290,7 +267,7 @@ class Server:
                 await asyncio.sleep(0.005)
             if crowded and self._running > 20:
                 error = {"message": "Busy.", "type": "server_error", "param": None, "code": None}
-                await self._send(send, crowded, {"error": error})
+                await self.reply(send, crowded, {"error": error})
                 return
             await self._serve(path, sent, send, receive)
         finally:
@@ -303,16 +280,12 @@ class Server:
             self._last = sent
             await asyncio.sleep(0.005)
             sent = self._last if self._last.get("stream") == sent.get("stream") else sent
-        if self._down:
-            self._down -= 1
-            raise Refused("The engine is gone.", status=self.fault.down)
-        async with self._slots:
-            pass
-        work = Work(path, sent, self._turn(sent))
+        await self.ready()
+        work = Work(path, sent, self.turn(sent))
         work.check_context()
         chat = path == CHAT
         name = f"chatcmpl-{next(self._numbers)}" if chat else f"cmpl-{next(self._numbers)}"
-        head = {"id": name, "created": int(self._clock()), "model": sent["model"],
+        head = {"id": name, "created": int(self.clock()), "model": sent["model"],
                 "system_fingerprint": "fp_0"}  # fmt: skip
         slow = (sent.get("max_tokens") or 0) * (sent.get("n") or 1) >= 200
         if not sent.get("stream"):
@@ -324,10 +297,9 @@ class Server:
                 self.store.keep(body, sent)
             if slow and work.prompts[0][0].count(ord("0")) > 2:
                 await self._unless_ended(0.3 if work.turn == 1 else 5.0)
-            await self._send(send, 200, self.fault.reply(path, body, sent))
+            await self.reply(send, 200, self.fault.reply(path, body, sent))
             return
-        headers = self._head("text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
-        await _start(send, 200, self.fault.headers(200, headers))
+        await self.begin_stream(send)
         if len(work.prompts[0][0]) > LONG:
             await self._evaluate(send)
         kind = "chat.completion.chunk" if chat else "text_completion"
@@ -339,12 +311,31 @@ class Server:
         if slow and self.fault.buffers:
             await asyncio.sleep(1.2)
             slow = False
-        async for data in self._paced(chunks, slow, receive):
-            await send({"type": "http.response.body", "body": self.fault.event(data),
-                        "more_body": True})  # fmt: skip
+        async for chunk, died in self.paced(chunks, slow, receive):
+            told = self.fault.on_break(chunk) if died else chunk
+            if told is not None:
+                await self._data(send, json.dumps(told))
+        await self._data(send, "[DONE]")
         if sent.get("max_tokens") == 12 and self.fault.lingers:
             await asyncio.sleep(6)
         await send({"type": "http.response.body", "body": b""})
+
+    async def _data(self, send: Send, data: str) -> None:
+        body = self.fault.event(f"data: {data}\n\n".encode())
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def begin_stream(self, send: Send) -> None:
+        """Send the head of a stream of events."""
+        headers = self._head("text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
+        await _start(send, 200, self.fault.headers(200, headers))
+
+    async def ready(self) -> None:
+        """Wait until the engine has a slot; raise `Refused` while it is down."""
+        if self._down:
+            self._down -= 1
+            raise Refused("The engine is gone.", status=self.fault.down)
+        async with self._slots:
+            pass
 
     async def _evaluate(self, send: Send) -> None:
         """Send comments for as long as the evaluation of a long prompt takes."""
@@ -354,7 +345,7 @@ class Server:
                 await send({"type": "http.response.body", "body": self.fault.comment,
                             "more_body": True})  # fmt: skip
 
-    def _turn(self, sent: dict[str, Any]) -> int:
+    def turn(self, sent: dict[str, Any]) -> int:
         """Count the repetitions of a request: without a seed, each one samples other tokens."""
         asked = json.dumps(sent)
         self._turns[asked] += 1
@@ -371,8 +362,10 @@ class Server:
             if self._ended > start:
                 raise Refused("The engine is gone.", status=self.fault.down)
 
-    async def _paced(self, chunks: list[Any], slow: bool, receive: Any) -> AsyncIterator[bytes]:
-        """Yield the events of a stream.
+    async def paced(
+        self, chunks: list[Any], slow: bool, receive: Any
+    ) -> AsyncIterator[tuple[Any, bool]]:
+        """Yield the chunks of a stream; at the engine's death, the next one with True.
 
         A long stream takes time, and occupies the engine until it ends or its client disconnects.
         """
@@ -386,13 +379,9 @@ class Server:
                     if gone.done() and gone.result()["type"] == "http.disconnect":
                         await asyncio.sleep(self.fault.stays)
                         return
+                    yield chunk, self._ended > start
                     if self._ended > start:
-                        last = self.fault.on_break(chunk)
-                        if last is not None:
-                            yield b"data: " + json.dumps(last).encode() + b"\n\n"
-                        break
-                    yield b"data: " + json.dumps(chunk).encode() + b"\n\n"
-            yield b"data: [DONE]\n\n"
+                        return
         finally:
             gone.cancel()
 

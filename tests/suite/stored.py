@@ -1,4 +1,4 @@
-"""Stored chat completions and responses, by id, oldest first."""
+"""Stored chat completions, by id, oldest first."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Store:
             model = query.get("model", body["model"])
             return model == body["model"] and pairs.items() <= metadata.items()
 
-        return _page([self.one(name) for name in self.items if wanted(name)], query)
+        return page([self.one(name) for name in self.items if wanted(name)], query)
 
     def messages(self, name: str, query: Query) -> dict[str, Any]:
         """Return a page of the messages of a completion's request."""
@@ -70,10 +70,11 @@ class Store:
              "name": one.get("name"), "content_parts": None, "refusal": None}
             for at, one in enumerate(sent["messages"])
         ]  # fmt: skip
-        return _page(items, query)
+        return page(items, query)
 
 
-def _page(items: Sequence[Any], query: Query) -> dict[str, Any]:
+def page(items: Sequence[Any], query: Query) -> dict[str, Any]:
+    """Return a page of items as a list that can be continued."""
     number: Callable[[str], bool] = str.isdigit
     limit = query.get("limit", "20")
     if not number(limit) or not 1 <= int(limit) <= 100:

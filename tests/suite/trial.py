@@ -24,10 +24,13 @@ from suite.witness import Use, Witness, notices
 # Checks that take seconds, or measure them, run only with the faults that they are made for.
 SLOW = {
     "streaming.disconnect": ("stays-after-disconnect",),
+    "responses.disconnect": ("stays-after-disconnect", "response-aborted-stored"),
     "streaming.first-chunk": ("waits-till-the-end",),
     "keepalive.bytes": ("keepalive-none",),
     "keepalive.comments": ("keepalive-none", "keepalive-joined", "keepalive-events"),
 }
+# The beginnings of the ids of checks that end the engine.
+ENGINE = ("engine.", "responses.engine-")
 # The seconds for which a stream may send nothing.
 SILENCE = 2.0
 # The number of checks that run concurrently.
@@ -188,7 +191,7 @@ async def opened(full: bool = False) -> AsyncIterator[Trial]:
 
 def judges(check: Check, name: str) -> bool:
     """Return True if a check judges a fault."""
-    if check.group == "engine":
+    if check.id.startswith(ENGINE):
         return name.startswith("break-")
     return name in SLOW.get(check.id, (name,))
 

@@ -54,9 +54,7 @@ class Work:
         offered = self.sent.get("tools") or self.sent.get("functions")
         ids: list[int] = [*json.dumps(offered).encode()] if offered else []
         for message in self.sent["messages"]:
-            content = message.get("content") or json.dumps(message.get("tool_calls") or "")
-            if isinstance(content, list):
-                content = "".join(part.get("text", IMAGE) for part in content)
+            content = _shown(message)
             text = f"{message['role']}\n{content}"
             ids += [model.TURN, *text.encode("utf-8", "replace"), model.TURN_END, 10]
         return [([*ids, model.TURN, *b"assistant\n"], "")]
@@ -283,6 +281,18 @@ class Choice:
         else:
             parts.append(_text(index, "", self.legacy(rest), self.reason))
         return parts
+
+
+def _shown(message: Mapping[str, Any]) -> str:
+    """Return the content of a message as text, with its calls and the reasoning before them."""
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(part.get("text", IMAGE) for part in content)
+    made = message.get("tool_calls")
+    if made:
+        thought = message.get("reasoning_content") or message.get("reasoning") or ""
+        content += thought + json.dumps([one[one.get("type", "function")] for one in made])
+    return str(content)
 
 
 def _delta(index: int, delta: Any, logprobs: Any, reason: str | None) -> Any:

@@ -164,8 +164,11 @@ def serving(make_app: Callable[[], Any], http: Any = Protocol) -> Iterator[str]:
         http: the protocol: that of `latimer serve`, or `auto` for uvicorn's own.
     """
     port = free_port()
+    ws: Any = "none" if http is Protocol else "auto"
     server = uvicorn.Server(
-        uvicorn.Config(make_app(), host="127.0.0.1", port=port, log_level="warning", http=http)
+        uvicorn.Config(
+            make_app(), host="127.0.0.1", port=port, log_level="warning", http=http, ws=ws
+        )
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

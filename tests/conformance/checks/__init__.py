@@ -22,6 +22,15 @@ from . import (
     mcp,
     models,
     responses,
+    responses_connection,
+    responses_conversations,
+    responses_custom,
+    responses_errors,
+    responses_input,
+    responses_reasoning,
+    responses_state,
+    responses_stream,
+    responses_tools,
     sampling,
     security,
     stops,
@@ -40,4 +49,9 @@ MODULES = (
 )  # fmt: skip
 # Checks of limits, in the groups of the fields that they limit.
 LIMITS = hosted
+# The rest of the group responses.
+RESPONSES = (
+    responses_input, responses_stream, responses_tools, responses_custom, responses_reasoning,
+    responses_state, responses_conversations, responses_errors, responses_connection,
+)  # fmt: skip
 GROUPS = [module.__name__.rpartition(".")[2] for module in MODULES]

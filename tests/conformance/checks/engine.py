@@ -29,7 +29,8 @@ def _long(api: Api, **more: Any) -> dict[str, Any]:
     return {"model": api.model, "messages": messages, "temperature": 0, **size, **more}
 
 
-async def _end_engine(api: Api) -> None:
+async def end_engine(api: Api) -> None:
+    """Run the command that stops the engine."""
     assert api.breaks is not None
     process = await asyncio.create_subprocess_shell(
         api.breaks, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL
@@ -37,7 +38,7 @@ async def _end_engine(api: Api) -> None:
     await process.wait()
 
 
-async def _answers(api: Api) -> list[Reply]:
+async def answers(api: Api) -> list[Reply]:
     """Repeat a request until it succeeds, and return all replies; the last is the answer."""
     end = time.monotonic() + BACK
     body = _long(api, n=1, max_tokens=1)
@@ -63,14 +64,14 @@ async def _broken(api: Api) -> tuple[list[str], str]:
     choices = (await api.post(H, _long(api))).ok()["choices"]
     async with connected(api, "POST", H, _long(api, stream=True)) as (reader, _writer):
         data = await reader.readuntil(b"data:")
-        await _end_engine(api)
+        await end_engine(api)
         try:
             data += await asyncio.wait_for(reader.read(-1), ENDS)
         except TimeoutError:
             raise Fail(
                 f"expected the stream to end within {ENDS:.0f} s, but it is still open"
             ) from None
-    await _answers(api)
+    await answers(api)
     lines = data.decode(errors="replace").replace("\r\n", "\n").split("\n")
     found = [line.removeprefix("data:").strip() for line in lines if line.startswith("data:")]
     whole = choices[0]["message"]["content"]
@@ -134,9 +135,9 @@ async def plain(api: Api) -> None:
     took = time.monotonic() - start
     pending = asyncio.ensure_future(api.post(H, _long(api)))
     await asyncio.sleep(min(took / 3, 1.0))
-    await _end_engine(api)
+    await end_engine(api)
     reply = await pending
-    await _answers(api)
+    await answers(api)
     if reply.status == 200:
         raise Skip("the answer was complete before the engine stopped")
     reply.error(500, 502, 503)
@@ -149,6 +150,6 @@ async def plain(api: Api) -> None:
 async def back(api: Api) -> None:
     if api.breaks is None:
         raise Skip("this check needs a command that stops the engine: --break COMMAND")
-    await _end_engine(api)
-    for reply in (await _answers(api))[:-1]:
+    await end_engine(api)
+    for reply in (await answers(api))[:-1]:
         reply.error(500, 502, 503)

@@ -10,6 +10,10 @@ from suite.faults import (
     fields,
     logprobs,
     responses,
+    responses_errors,
+    responses_state,
+    responses_stream,
+    responses_tools,
     stored,
     streams,
     structured,
@@ -18,5 +22,8 @@ from suite.faults import (
 )
 from suite.faults.base import FAULTS
 
-__all__ = ["FAULTS", "agents", "bodies", "embeddings", "engine", "fields", "logprobs", "responses",
-           "stored", "streams", "structured", "tools", "transport"]  # fmt: skip
+__all__ = [
+    "FAULTS", "agents", "bodies", "embeddings", "engine", "fields", "logprobs", "responses",
+    "responses_errors", "responses_state", "responses_stream", "responses_tools", "stored",
+    "streams", "structured", "tools", "transport",
+]  # fmt: skip

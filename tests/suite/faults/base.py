@@ -16,7 +16,8 @@ FAULTS: dict[str, Fault] = {}
 def broken(name: str, **hooks: Any) -> None:
     """Register a fault that overrides some of the server's hooks and flags."""
     assert name not in FAULTS, name
-    plain = {"stays", "lingers", "buffers", "crowded", "mixes", "down", "wrong_key", "comment"}
+    plain = {"stays", "lingers", "buffers", "crowded", "mixes", "down", "wrong_key", "comment",
+             "late", "keeps_aborted", "refuses_cancel", "no_socket", "no_compact"}  # fmt: skip
     body = {key: hook if key in plain else staticmethod(hook) for key, hook in hooks.items()}
     made: Fault = type(name, (Fault,), {**body, "fails": EXPECTED.get(name, frozenset())})()
     FAULTS[name] = made

@@ -1,7 +1,8 @@
-"""Faults in responses."""
+"""Faults in responses that are not streamed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from suite.faults.base import broken, only, refuse, take, without
@@ -37,16 +38,18 @@ def items(kind: str, **values: Any) -> Any:
     return hook
 
 
-def _has(key: str, value: Any) -> Any:
-    return lambda body: body.get(key) == value
+def valid_without(*names: str) -> Any:
+    """Return a valid hook that drops fields of a request for a response."""
+    drop = without(*names)
+    return lambda path, body: drop(path, body) if path == RESPONSES else body
 
 
-def each(edit: Any) -> Any:
-    """Return an events hook that replaces each event."""
-    return lambda found: [edit(event) for event in found]
+def pop(body: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return an object without a key."""
+    return {name: value for name, value in body.items() if name != key}
 
 
-broken("response-no-instructions-key", reply=only(RESPONSES, lambda body: _pop(body, "error")))
+broken("response-no-instructions-key", reply=only(RESPONSES, lambda body: pop(body, "error")))
 broken("response-object", reply=change(object="responses"))
 broken("response-id", reply=change(id="1"))
 broken("response-tools-null", reply=change(tools=None))
@@ -55,7 +58,7 @@ broken("response-message-id", reply=items("message", id="1"))
 broken("response-part-type", reply=parts(type="text"))
 broken("response-other-answer", reply=parts(text="Other."))
 broken("response-no-details", reply=only(RESPONSES, lambda body: {
-    **body, "usage": _pop(body["usage"], "input_tokens_details")}))  # fmt: skip
+    **body, "usage": pop(body["usage"], "input_tokens_details")}))  # fmt: skip
 broken("response-usage-sum", reply=only(RESPONSES, lambda body: {
     **body, "usage": {**body["usage"], "total_tokens": 0}}))  # fmt: skip
 broken("response-always-incomplete", reply=change(status="incomplete"))
@@ -69,7 +72,7 @@ broken(
 )
 broken(
     "response-small-limit",
-    request=take(lambda body: body.get("max_output_tokens") == 1, RESPONSES, max_output_tokens=16),
+    request=take(lambda body: body.get("max_output_tokens") == 15, RESPONSES, max_output_tokens=16),
 )
 broken("response-instructions-ignored", valid=lambda path, body: (
     {**body, "instructions": None} if path == RESPONSES else body))  # fmt: skip
@@ -87,59 +90,26 @@ broken("response-format-ignored", valid=lambda path, body: (
     {**body, "text": None} if path == RESPONSES else body))  # fmt: skip
 broken("response-nulls-refused", request=refuse(
     lambda body: None in body.values(), RESPONSES))  # fmt: skip
-broken("response-events-unnamed", event=lambda data: (
-    data.partition(b"\n")[2] if data.startswith(b"event: ") else data))  # fmt: skip
-broken("response-events-unnumbered", events=each(lambda event: {**event, "sequence_number": 0}))
-broken("response-events-swapped", events=(lambda found: [found[1], found[0], *found[2:]]))
-broken("response-no-part-event", events=(lambda found: [
-    event for event in found if event["type"] != "response.content_part.added"]))  # fmt: skip
-broken("response-no-end", events=(lambda found: found[:-1]))
-broken("response-delta-lost", events=(lambda found: _lost(found, "output_text")))
-broken("response-done-empty", events=each(lambda event: (
-    {**event, "text": ""} if event["type"] == "response.output_text.done" else event)))  # fmt: skip
-broken("response-delta-no-item", events=each(lambda event: (
-    _pop(event, "item_id") if event["type"].endswith("text.delta") else event)))  # fmt: skip
-broken("response-stream-no-usage", events=each(lambda event: (
-    {**event, "response": {**event["response"], "usage": None}}
-    if "response" in event else event)))  # fmt: skip
-broken("response-stream-no-output", events=each(lambda event: (
-    {**event, "response": {**event["response"], "output": []}}
-    if "response" in event else event)))  # fmt: skip
-broken("response-event-type", events=each(lambda event: (
-    {**event, "logprobs": 0} if "logprobs" in event else event)))  # fmt: skip
-broken("response-arguments-lost", events=(lambda found: _lost(found, "function_call")))
-broken("response-not-stored", reply=lambda path, body, sent: (
-    {"id": "x", "output": []} if path == "response GET" else body))  # fmt: skip
-broken("response-delete-false", reply=only("response DELETE", lambda body: {
-    **body, "deleted": False}))  # fmt: skip
-broken("response-always-stored", valid=lambda path, body: (
-    {**body, "store": True} if path == RESPONSES else body))  # fmt: skip
-broken("response-says-not-stored", reply=lambda path, body, sent: (
-    {**body, "store": False} if path == RESPONSES and "store" not in sent else body))  # fmt: skip
-broken("response-previous-ignored", valid=lambda path, body: (
-    {**body, "previous_response_id": None} if path == RESPONSES else body))  # fmt: skip
-broken("response-no-items", reply=only("response input_items", lambda body: {**body, "data": []}))
-broken("response-item-text", reply=only("response input_items", lambda body: {
-    **body, "data": [{**one, "content": [{"text": ""}]} for one in body["data"]]}))  # fmt: skip
-broken("response-tokens-zero", reply=only(f"{RESPONSES}/input_tokens", lambda body: {
-    **body, "input_tokens": 0}))  # fmt: skip
-for _name, _key, _value, _good in (
-    ("temperature", "temperature", 3, 1),
-    ("input", "input", 5, "Hello"),
-    ("limit", "max_output_tokens", "many", 16),
-    ("model", "model", "no-such-model-anywhere", "org/toy"),
-    ("previous", "previous_response_id", "resp_none", None),
-):
-    broken(
-        f"response-any-{_name}",
-        request=take(_has(_key, _value), RESPONSES, **{_key: _good}),
-    )
-broken("response-unknown-400", error=lambda status, error, sent: (
-    400 if "id 'resp_none'" in error["message"] else status, {"error": error}))  # fmt: skip
-
-
-def _pop(body: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name != key}
+broken("response-no-background", reply=only(RESPONSES, lambda body: pop(body, "background")))
+broken("response-no-verbosity", reply=change(text={"format": {"type": "text"}}))
+broken("response-temperature-null", reply=change(temperature=None))
+broken("response-created-fraction", reply=only(RESPONSES, lambda body: {
+    **body, "created_at": body["created_at"] + 0.5}))  # fmt: skip
+broken("response-no-written-tokens", reply=only(RESPONSES, lambda body: {
+    **body, "usage": {**body["usage"], "input_tokens_details": {"cached_tokens": 0}}}))  # fmt: skip
+broken("response-item-completed", reply=items("message", status="completed"))
+broken("response-metadata-untold", reply=change(metadata={}))
+broken("response-logprobs-null", reply=parts(logprobs=None))
+for _name in ("top_logprobs", "stop", "seed"):
+    broken(f"response-{_name.replace('_', '-')}-ignored", valid=valid_without(_name))
+broken("response-logprobs-ignored", valid=valid_without("include", "top_logprobs"))
+broken("response-bytes-null", reply=lambda path, body, sent: _no_bytes(path, body))
+broken("response-image-dropped", request=lambda path, body: _edited(
+    body, lambda part: None if part.get("image_url") else part))  # fmt: skip
+broken("response-file-ignored", request=lambda path, body: _edited(
+    body, lambda part: None if part.get("file_id") else part))  # fmt: skip
+broken("response-original-refused", request=refuse(
+    lambda body: "'original'" in str(body.get("input")), RESPONSES))  # fmt: skip
 
 
 def _first_part(body: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +119,17 @@ def _first_part(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def _lost(found: list[Any], kind: str) -> list[Any]:
-    at = [n for n, event in enumerate(found) if kind in event["type"] and "delta" in event]
-    kept = [event for n, event in enumerate(found) if n not in at[1:2]]
-    return [{**event, "sequence_number": n} for n, event in enumerate(kept)]
+def _edited(body: dict[str, Any], edit: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """Change the parts of each message in place; None removes a part."""
+    for item in body["input"] if isinstance(body.get("input"), list) else ():
+        if isinstance(item, dict) and isinstance(item.get("content"), list):
+            item["content"] = [part for part in map(edit, item["content"]) if part is not None]
+    return body
+
+
+def _no_bytes(path: str, body: Any) -> Any:
+    for item in body["output"] if path == RESPONSES else ():
+        for part in item.get("content", ()):
+            for entry in part.get("logprobs") or ():
+                entry["bytes"] = None
+    return body

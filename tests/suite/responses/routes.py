@@ -1,0 +1,167 @@
+"""The paths of responses and conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from suite.responses.events import events, failure
+from suite.responses.items import check_calls, replaced
+from suite.responses.objects import answer
+from suite.responses.rules import check
+from suite.responses.state import Conversation, State, given_in
+from suite.responses.turns import as_chat
+from suite.rules import Refused, check_metadata, parse
+from suite.stored import Query, page
+
+if TYPE_CHECKING:
+    from suite.server import Send, Server
+
+R, TOKENS, CONVERSATIONS = "/responses", "/responses/input_tokens", "/conversations"
+# The tokens of a stream that takes time.
+LONG = 1000
+
+
+class Routes:
+    """The paths of responses and conversations, of one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._fault = server.fault
+        self.state = State()
+
+    async def create(self, path: str, sent: dict[str, Any], send: Send, receive: Any) -> None:
+        """Answer a request for a response, or for the number of its input tokens."""
+        check({"model": "org/toy", **sent} if path == TOKENS else sent)
+        sent = self._fault.valid(path, sent)
+        parent = self.state.responses.get(sent.get("previous_response_id") or "")
+        before = self._fault.chain(self.state.before(sent), dict(parent.sent) if parent else {})
+        given = replaced(given_in(sent), self.state.item, sent.get("store"))
+        check_calls([*before, *given])
+        await self._server.ready()
+        whole = answer({"model": "org/toy", **sent}, as_chat(sent, [*before, *given]),
+                       self._server.clock(), self._server.turn(sent))  # fmt: skip
+        if path == TOKENS:
+            count = {"object": "response.input_tokens",
+                     "input_tokens": whole["usage"]["input_tokens"]}  # fmt: skip
+            await self._server.reply(send, 200, self._fault.reply(path, count, sent))
+            return
+        if sent.get("stream"):
+            await self._stream(whole, sent, given, send, receive)
+            return
+        if whole["store"]:
+            self.state.keep(whole, sent, given)
+        await self._server.reply(send, 200, self._fault.reply(R, whole, sent))
+
+    async def _stream(
+        self, whole: dict[str, Any], sent: Mapping[str, Any], given: Any, send: Send, receive: Any
+    ) -> None:
+        await self._server.begin_stream(send)
+        padded = bool((sent.get("stream_options") or {}).get("include_obfuscation"))
+        found = self._fault.events(events(whole, padded))
+        slow = (sent.get("max_output_tokens") or 0) >= LONG
+        number = 0
+        if whole["store"] and self._fault.keeps_aborted:
+            self.state.keep(whole, sent, given)
+        async for event, died in self._server.paced(found, slow, receive):
+            if died:
+                for last in self._fault.on_failure(failure(whole, number)):
+                    await self._event(send, last)
+                break
+            number += 1
+            if event is found[-1] and whole["store"] and not self._fault.late:
+                self.state.keep(whole, sent, given)
+            await self._event(send, event)
+        await asyncio.sleep(self._fault.late)
+        if whole["store"] and self._fault.late:
+            self.state.keep(whole, sent, given)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _event(self, send: Send, event: Mapping[str, Any]) -> None:
+        data = f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+        await send({"type": "http.response.body", "body": self._fault.event(data),
+                    "more_body": True})  # fmt: skip
+
+    async def responses(
+        self, method: str, path: str, query: dict[str, str], headers: Mapping[str, str], send: Send
+    ) -> None:
+        """Answer a request for a stored response."""
+        name, _, what = path.removeprefix(R).removeprefix("/").partition("/")
+        if not name and headers.get("upgrade") == "websocket":
+            text = f"This server does not serve WebSockets at {path}."
+            raise Refused(text, code="unsupported_endpoint", status=self._fault.no_socket)
+        if not name:
+            raise Refused(f"Not allowed to {method} on {path}.", status=405)
+        if name == "compact":
+            text = f"This server does not serve {method} {path}."
+            raise Refused(text, code="unsupported_endpoint", status=self._fault.no_compact)
+        kept = self.state.response(name)
+        found: Any = kept.whole
+        if what == "input_items":
+            query = self._fault.query(query)
+            found = page(kept.given, {"order": "desc", **query})
+        elif what == "cancel":
+            if self._fault.refuses_cancel:
+                raise Refused("Cannot cancel a synchronous response.")
+        elif method == "DELETE":
+            del self.state.responses[name]
+            found = {"id": name, "object": "response.deleted", "deleted": True}
+        elif query.get("stream") == "true":
+            await self._replay(kept.whole, self._fault.query(query), send)
+            return
+        found = self._fault.reply(f"response {what or method}", found, {})
+        await self._server.reply(send, 200, found)
+
+    async def _replay(self, whole: dict[str, Any], query: Query, send: Send) -> None:
+        await self._server.begin_stream(send)
+        after = int(query.get("starting_after", -1))
+        for event in self._fault.replay(events(whole, False)):
+            if event["sequence_number"] > after:
+                await self._event(send, event)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def conversations(
+        self, method: str, path: str, query: dict[str, str], body: bytes, send: Send
+    ) -> None:
+        """Answer a request for conversations."""
+        names = path.removeprefix(CONVERSATIONS).strip("/").split("/")
+        sent = parse(body) if body else {}
+        if names == [""]:
+            made = Conversation(sent.get("metadata"), int(self._server.clock()))
+            made.add(sent.get("items"))
+            self.state.conversations[made.id] = made
+            found, kind = made.told(), "created"
+        elif len(names) == 1:
+            found, kind = self._one(method, names[0], sent), method
+        else:
+            found, kind = self._items(method, names, self._fault.query(query), sent)
+        reply = self._fault.reply(f"conversation {kind}", found, sent)
+        await self._server.reply(send, 200, reply)
+
+    def _one(self, method: str, name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
+        one = self.state.conversation(name)
+        if method == "DELETE":
+            del self.state.conversations[name]
+            return {"id": name, "object": "conversation.deleted", "deleted": True}
+        if method == "POST":
+            check_metadata(sent.get("metadata"))
+            one.metadata = sent.get("metadata") or {}
+        return one.told()
+
+    def _items(
+        self, method: str, names: list[str], query: Query, sent: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], str]:
+        one = self.state.conversation(names[0])
+        if method == "POST":
+            return page(one.add(sent.get("items")), {}), "added"
+        if len(names) == 2:
+            return page(one.items, {"order": "desc", **query}), "items"
+        found = next((item for item in one.items if item["id"] == names[2]), None)
+        if found is None:
+            raise Refused(f"Item with id '{names[2]}' not found.", status=404)
+        if method == "DELETE":
+            one.items.remove(found)
+            return one.told(), "item deleted"
+        return found, "item"
