@@ -56,7 +56,10 @@ async def nulls(api: Api) -> None:
                                   "max_output_tokens": 16})  # fmt: skip
     counts = [body["usage"]["input_tokens"] for body in (plain, found)]
     expect(counts[0] == counts[1], f"expected equal numbers of input tokens, but got {counts}")
-    await respond(api, "Hello", **dict.fromkeys(("max_output_tokens", "temperature", "store")))
+    # The format keeps an answer without a limit short.
+    form = {"type": "json_schema", "name": "answer", "schema": one_of(colour=("red", "blue"))}
+    names = ("max_output_tokens", "temperature", "store")
+    await respond(api, "Which colour?", text={"format": form}, **dict.fromkeys(names))
 
 
 @check("responses.format", "With a JSON schema in text.format, the answer matches the schema.",

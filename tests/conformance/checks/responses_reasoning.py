@@ -13,7 +13,7 @@ from ..target import Api
 from .responses import WEATHER, items_in, of_type, respond, size, stream, text_of
 from .responses_stream import accumulated
 
-ASK = "How many legs do two cats have?"
+ASK = "What is the capital of France?"
 EFFORT = {"effort": "low"}
 SUMMARY = {**EFFORT, "summary": "auto"}
 LIMIT = 1500
