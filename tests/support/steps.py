@@ -14,7 +14,7 @@ from typing import Any
 from support.projector import projector
 from support.scripted import WIDTH, scripted
 
-_TEMPLATE = """\
+TEMPLATE = """\
 {% set seen = namespace(results=0, forgot=false, other=false) %}\
 {% if tools %}<|im_start|>system
 <tools>{{ tools | tojson }}</tools>
@@ -57,7 +57,7 @@ _SCRIPTS: Mapping[str, tuple[str, ...]] = {
 
 def stepped(path: Path, scripts: Mapping[str, tuple[str, ...]], context: int = 4096) -> Path:
     """Write a model with the given scripts."""
-    return scripted(path, _FORGOTTEN, _TEMPLATE, after="F", context=context, others=scripts)
+    return scripted(path, _FORGOTTEN, TEMPLATE, after="F", context=context, others=scripts)
 
 
 def in_steps(folder: Path) -> tuple[Path, Path]:

@@ -1,8 +1,16 @@
-"""Requests of real clients in their form: the fields, the items and the tools that they send."""
+"""Requests of real clients in their form: the fields, the items and the tools that they send.
+
+Those of Codex are in `tests/sessions/responses/codex.json`.
+"""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, NamedTuple
+
+_FILE = Path(__file__).parents[2] / "sessions" / "responses" / "codex.json"
+_SESSIONS = json.loads(_FILE.read_text())["sessions"]
 
 
 class Sent(NamedTuple):
@@ -20,14 +28,6 @@ class Sent(NamedTuple):
     ignored: list[str]
 
 
-PATCH_GRAMMAR = """start: begin_patch hunk+ end_patch
-begin_patch: "*** Begin Patch" LF
-end_patch: "*** End Patch" LF?
-hunk: "*** Delete File: " filename LF
-filename: /(.+)/
-%import common.LF"""
-
-
 def _object(**properties: str) -> dict[str, Any]:
     fields = {name: {"type": kind} for name, kind in properties.items()}
     return {"type": "object", "properties": fields, "additionalProperties": False}
@@ -37,65 +37,34 @@ def _text(kind: str, text: str) -> dict[str, Any]:
     return {"type": kind, "text": text}
 
 
-_SHELL = {
-    "type": "function", "name": "exec_command", "description": "Runs a command.", "strict": False,
-    "parameters": _object(cmd="string", workdir="string", yield_time_ms="number"),
-}  # fmt: skip
-_CODEX_TOOLS: list[dict[str, Any]] = [
-    _SHELL,
-    {"type": "function", "name": "update_plan", "description": "Updates the plan.",
-     "strict": False, "parameters": _object(explanation="string")},
-    {"type": "custom", "name": "apply_patch", "description": "Edits files.",
-     "format": {"type": "grammar", "syntax": "lark", "definition": PATCH_GRAMMAR}},
-    {"type": "namespace", "name": "mcp__mail", "description": "Tools for mail.", "tools": [
-        {"type": "function", "name": "_search", "description": "Searches.", "strict": False,
-         "defer_loading": True, "parameters": _object(query="string")}]},
-    {"type": "web_search", "external_web_access": False},
-    {"type": "tool_search", "execution": "client", "description": "Finds tools.",
-     "parameters": _object(query="string")},
-]  # fmt: skip
-_CODEX: dict[str, Any] = {
-    "model": "demo",
-    "instructions": "You are a coding agent.",
-    "input": [
-        {"type": "message", "role": "developer", "content": [_text("input_text", "<permissions>")]},
-        {"type": "message", "role": "user", "content": [_text("input_text", "<environment>")]},
-        {"type": "message", "role": "user", "content": [_text("input_text", "Fix the test.")]},
-    ],
-    "tools": _CODEX_TOOLS,
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "reasoning": {"effort": "medium", "summary": "auto"},
-    "store": False,
-    "stream": True,
-    "include": ["reasoning.encrypted_content"],
-    "prompt_cache_key": "0198c2a4-0000-7000-8000-000000000000",
-    "text": {"verbosity": "low"},
-    "client_metadata": {"x-codex-installation-id": "5"},
-}
-_CODEX_LATER: list[dict[str, Any]] = [
-    {"type": "reasoning", "summary": [_text("summary_text", "I look.")], "content": None,
-     "encrypted_content": "gAAAAABo"},
-    {"type": "function_call", "name": "exec_command", "arguments": '{"cmd":"ls"}',
-     "call_id": "call_1"},
-    {"type": "function_call", "name": "_search", "namespace": "mcp__mail",
+def _codex(name: str, *more: dict[str, Any]) -> dict[str, Any]:
+    """Return the first request of a session, with more items."""
+    session = _SESSIONS[name]
+    return {**session["request"], "input": [*session["turns"][0]["input"], *more]}
+
+
+_LATER: list[dict[str, Any]] = [
+    {"type": "reasoning", "id": "rs_1", "summary": [_text("summary_text", "I look.")],
+     "content": None, "encrypted_content": "gAAAAABo"},
+    {"type": "function_call", "id": "fc_1", "status": "completed", "name": "exec_command",
+     "arguments": '{"cmd":"ls"}', "call_id": "call_1"},
+    {"type": "function_call", "id": "fc_2", "name": "search", "namespace": "mcp__mail",
      "arguments": '{"query":"a"}', "call_id": "call_2"},
-    {"type": "function_call_output", "call_id": "call_1", "output": "test.py"},
-    {"type": "function_call_output", "call_id": "call_2",
+    {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "test.py"},
+    {"type": "function_call_output", "id": "fco_2", "call_id": "call_2",
      "output": [_text("input_text", "none")]},
-    {"type": "custom_tool_call", "status": "completed", "call_id": "call_3",
+    {"type": "custom_tool_call", "id": "ctc_3", "status": "completed", "call_id": "call_3",
      "name": "apply_patch", "input": "*** Begin Patch\n*** End Patch"},
-    {"type": "custom_tool_call_output", "call_id": "call_3", "output": "Done."},
-    {"type": "web_search_call", "status": "completed",
+    {"type": "custom_tool_call_output", "id": "ctco_3", "call_id": "call_3", "output": "Done."},
+    {"type": "web_search_call", "id": "ws_1", "status": "completed",
      "action": {"type": "search", "query": "a"}},
-    {"type": "local_shell_call", "call_id": "call_4", "status": "completed",
-     "action": {"type": "exec", "command": ["ls"]}},
-    {"type": "message", "role": "assistant", "content": [_text("output_text", "Fixed.")],
-     "phase": "final_answer"},
-    {"type": "message", "role": "user", "content": [_text("input_text", "Thanks. More?")]},
+    {"type": "local_shell_call", "id": "lsh_1", "call_id": "call_4", "status": "completed",
+     "action": {"type": "exec", "command": ["ls"], "timeout_ms": None, "user": None}},
+    {"type": "message", "id": "msg_1", "role": "assistant", "phase": "final_answer",
+     "content": [_text("output_text", "Fixed.")]},
+    {"type": "message", "id": "msg_2", "role": "user",
+     "content": [_text("input_text", "Thanks. More?")]},
 ]  # fmt: skip
-_CODEX_NAMES = ["exec_command", "update_plan", "apply_patch", "mcp__mail___search"]
-_ADDED = {"type": "additional_tools", "role": "developer", "tools": _CODEX_TOOLS[:3]}
 _WEATHER = {
     "type": "function", "name": "get_weather", "strict": True, "description": "",
     "parameters": {**_object(city="string"), "required": ["city"]},
@@ -112,18 +81,23 @@ _SAID = {
 _OBJECT = {**_object(a="string"), "required": ["a"]}
 
 CLIENTS: dict[str, Sent] = {
-    "codex": Sent(_CODEX, ["system", "user", "user"], _CODEX_NAMES, ["tools[4]", "tools[5]"]),
+    "codex": Sent(
+        _codex("a model of one's own"), ["system", "user", "user"],
+        ["exec_command", "write_stdin", "update_plan", "view_image",
+         "multi_agent_v1__close_agent", "multi_agent_v1__send_input", "mcp__mail__search",
+         "get_goal"],
+        ["tools[7]"],
+    ),
     "codex, a later turn": Sent(
-        {**_CODEX, "input": [*_CODEX["input"], *_CODEX_LATER]},
+        _codex("a model of Codex's list", *_LATER),
         ["system", "user", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant",
          "user"],
-        _CODEX_NAMES,
-        ["tools[4]", "tools[5]", "input[3]", "input[10]", "input[11]"],
+        ["exec_command", "write_stdin", "apply_patch", "view_image"],
+        ["tools[4]", "tools[5]", "input[4]", "input[11]", "input[12]"],
     ),
     "codex, tools as an item": Sent(
-        {**{name: value for name, value in _CODEX.items() if name != "tools"},
-         "input": [_ADDED, *_CODEX["input"]]},
-        ["system", "user", "user"], _CODEX_NAMES[:3], [],
+        _codex("a newest model"), ["system", "user", "user"],
+        ["functions__exec", "functions__wait", "clock__sleep"], [],
     ),
     "openai-agents": Sent(
         {"model": "demo", "instructions": "Be brief.", "include": [], "stream": False,
