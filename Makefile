@@ -26,7 +26,7 @@ help:
 	@echo "make unit          run every test, without lint and types"
 	@echo "make test-full     run every check against every fault, and every session on every engine (15 minutes)"
 	@echo "make test-install  install every extra into a fresh environment and use it there"
-	@echo "make clients       install clients, frameworks and coding agents, and use them (5 minutes)"
+	@echo "make clients       install clients, frameworks and coding agents, and use them (6 minutes)"
 	@echo "make faults        run every fault of clients, engines and stores against live processes (15 minutes)"
 	@echo "make fuzz          send mutated requests and engine responses for 30 minutes (MINUTES=5)"
 	@echo "make soak          run at 80 % of capacity with random faults for 30 minutes (MINUTES=5)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -59,19 +59,11 @@ SHOWN = {"demo": "mcp: notes/count (completed)", "gpt-5.5": "patch: completed", 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(params=SCRIPTS)
-def model(request: pytest.FixtureRequest) -> str:
-    """Return the name of a model: one of the user's own, and two that Codex knows."""
-    return str(request.param)
-
-
 @pytest.fixture
-def codex(
-    model: str, node_of: Callable[[str], Path], own_home: dict[str, str], tmp_path: Path
-) -> Iterator[Run]:
-    """Yield a function that runs `codex exec` with a scripted model."""
-    scripts = SCRIPTS[model]
-    path = stepped(tmp_path / "steps.gguf", scripts)
+def codex_at(
+    node_of: Callable[[str], Path], own_home: dict[str, str], tmp_path: Path
+) -> Callable[[str], Run]:
+    """Return a function that sets Codex up for an address and returns one that runs it."""
     own = node_of("agents") / "node_modules" / ".bin"
     settings = Path(own_home["HOME"]) / ".codex" / "config.toml"
     settings.parent.mkdir()
@@ -82,31 +74,46 @@ def codex(
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         safe = ("--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check")
         return subprocess.run(
-            ("codex", "exec", *safe, "-m", model, *words), cwd=folder, env=variables,
+            ("codex", "exec", *safe, *words), cwd=folder, env=variables,
             capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
+    def make(address: str) -> Run:
+        settings.write_text(CONFIG.replace("@URL", f"{address}/v1") + NOTES)
+        return run
+
+    return make
+
+
+@pytest.mark.parametrize("model", SCRIPTS)
+def test_codex_works_and_resumes(
+    model: str, codex_at: Callable[[str], Run], tmp_path: Path
+) -> None:
+    """Codex runs the calls, sends results and reasoning back, and continues the session later."""
+    scripts = SCRIPTS[model]
     with (
-        llama_server(path) as real,
+        llama_server(stepped(tmp_path / "steps.gguf", scripts)) as real,
         directed(real, lambda prompt: "".join(scripts[prompt[-1]])) as written,
         command(written, "--model-name", model) as (_, address),
     ):
-        settings.write_text(CONFIG.replace("@URL", f"{address}/v1") + NOTES)
-        yield run
+        codex = codex_at(address)
+        done = codex("-m", model, "Write hello.txt.")
+        assert done.returncode == 0, done.stderr[-5000:]
+        assert done.stdout.strip() == DONE
+        assert SHOWN[model] in done.stderr
+        written_files = {path.name: path.read_text() for path in (tmp_path / "work").iterdir()}
+        assert written_files.pop("hello.txt") == "Bonjour\n"
+        assert written_files == ({"patched.txt": "Salut\n"} if model == "gpt-5.5" else {})
+        # The results of the first run are in the prompt of the second, so that it only answers.
+        later = codex("resume", "-m", model, "--last", "And now?")
+        assert later.returncode == 0, later.stderr[-5000:]
+        assert later.stdout.strip() == DONE
+        assert "hello.txt" not in later.stderr
 
 
-def test_codex_works_and_goes_on(codex: Run, model: str, tmp_path: Path) -> None:
-    """Codex runs the calls, sends results and reasoning back, and continues the session later."""
-    done = codex("Write hello.txt.")
-    assert done.returncode == 0, done.stderr[-5000:]
-    assert done.stdout.strip() == DONE
-    assert SHOWN[model] in done.stderr
-    assert "exceeded retry limit" not in done.stderr
-    written = {path.name: path.read_text() for path in (tmp_path / "work").iterdir()}
-    assert written.pop("hello.txt") == "Bonjour\n"
-    assert written == ({"patched.txt": "Salut\n"} if model == "gpt-5.5" else {})
-    # The results of the first run are in the prompt of the second, so that it only answers.
-    later = codex("resume", "--last", "And now?")
-    assert later.returncode == 0, later.stderr[-5000:]
-    assert later.stdout.strip() == DONE
-    assert "exec_command" not in later.stderr
+def test_codex_knows_a_full_context(codex_at: Callable[[str], Run]) -> None:
+    """Codex says that the context is full, and does not send the request again."""
+    with command("--model-name", "demo", "--threads", "1") as (_, address):
+        done = codex_at(address)("Hello?")
+    assert done.returncode == 1
+    assert "ran out of room in the model's context window" in done.stderr
