@@ -24,7 +24,7 @@ help:
 	@echo "make lint          run the linter and check the formatting"
 	@echo "make types         run the type checker"
 	@echo "make unit          run every test, without lint and types"
-	@echo "make test-full     run every check against every fault, and every session on every engine (15 minutes)"
+	@echo "make test-full     run every check against every fault, every session, and large samples (30 minutes)"
 	@echo "make test-install  install every extra into a fresh environment and use it there"
 	@echo "make clients       install clients, frameworks and coding agents, and use them (6 minutes)"
 	@echo "make faults        run every fault of clients, engines and stores against live processes (15 minutes)"
@@ -62,7 +62,7 @@ unit: $(VENV)/test $(VENV)/browser $(VENV)/postgresql
 
 test-full: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" LATIMER_FULL=1 $(BIN)/pytest -n auto --dist worksteal \
-		tests/suite/test_checks.py tests/clients/test_lm_eval.py tests/adapter/test_sessions.py
+		tests/suite/test_checks.py tests/clients/test_lm_eval.py tests/adapter tests/backends tests/fidelity
 
 test-install: $(VENV)/test
 	$(BIN)/pytest tests/install

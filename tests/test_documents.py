@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
+from support import servers
 from support.documents import Block, blocks, commands
 from support.reader import Reader
 
@@ -27,14 +29,23 @@ STRANGE = [
 ]
 
 
+@pytest.fixture(scope="module")
+def default() -> Iterator[str]:
+    """Run `latimer serve`."""
+    with servers.command() as (_, address):
+        yield address
+
+
 @pytest.fixture
-def reader(tmp_path: Path, llama_server_url: str, koboldcpp_replay: tuple[str, Any]) -> Reader:
+def reader(
+    tmp_path: Path, llama_server_url: str, koboldcpp_replay: tuple[str, Any], default: str
+) -> Reader:
     """A reader with a model, a llama-server and a koboldcpp."""
     engines = {
         "http://127.0.0.1:8080": llama_server_url,
         "http://127.0.0.1:5001": koboldcpp_replay[0],
     }
-    return Reader(tmp_path, engines)
+    return Reader(tmp_path, engines, default)
 
 
 def executed(block: Block) -> dict[str, Any]:

@@ -7,7 +7,6 @@ each template once, and the last request of a session; with `LATIMER_FULL=1` all
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import product
@@ -23,6 +22,7 @@ from latimer.backends.base import Backend, Model
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support.replies import chunks_in
+from support.samples import FULL
 from support.scripted import scripted
 from support.scripted_koboldcpp import koboldcpp
 from support.servers import llama_server
@@ -38,7 +38,6 @@ PUBLISHED = {path.stem: path.read_text() for path in sorted((TESTS / "templates"
 TEMPLATES = {**PUBLISHED, "asked": ASKED, "omitting": OMITTING, "one call": ONE_CALL}
 # Each published template with a session that has tools.
 WITH_TOOLS = [name for name, one in SESSIONS.items() if one["call"]["name"]]
-FULL = "LATIMER_FULL" in os.environ
 PAIRS = (
     list(product(PUBLISHED, SESSIONS))
     if FULL

@@ -14,9 +14,10 @@ from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
 from support.exact import engines
 from support.replies import chunks_in
+from support.samples import sample
 from support.texts import STRANGE, WORDS, chat, demo_texts
 
-REQUESTS = 300
+REQUESTS = sample(100, 300)
 STOPS = (" ", "e", ", ", "\n", "é", "漢", "stone", "ver m", "r s", "😀", "ë 漢", "<|im_end|>", "1")
 ARRAYS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
@@ -115,7 +116,7 @@ def close(ours: list[float], others: list[float]) -> bool:
 
 
 async def test_three_ways_to_the_same_arrays(engine: Engine) -> None:
-    """Streamed, plain and scored log-probabilities of 300 random requests agree."""
+    """Streamed, plain and scored log-probabilities of random requests agree."""
     rng = random.Random(5)
     fragments = cut = 0
     for _ in range(REQUESTS):
@@ -141,5 +142,5 @@ async def test_three_ways_to_the_same_arrays(engine: Engine) -> None:
             scored = (await plain(engine.client, again))[0]["logprobs"]
             assert scored["tokens"][len(prompt) :] == arrays["tokens"], body
             assert close(scored["token_logprobs"][len(prompt) :], arrays["token_logprobs"]), body
-    assert fragments > 100
-    assert cut > 100
+    assert fragments > REQUESTS // 3
+    assert cut > REQUESTS // 3

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import os
 import random
 import re
 from collections.abc import AsyncIterator
@@ -22,10 +21,10 @@ from latimer.conformance.profiles import PROFILES, needed
 from suite.expected import EXPECTED
 from suite.faults import FAULTS
 from suite.trial import SLOW, Trial, judges, opened
+from support.samples import FULL
 
 CHECKS = all_checks()
 SUITE = Path(__file__).parent.parent / "conformance"
-FULL = os.environ.get("LATIMER_FULL") == "1"
 # The sizes of two random samples of pairs of a fault and a check: of all, and of those that fail.
 SAMPLE, FAILING = 200, 50
 

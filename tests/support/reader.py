@@ -62,11 +62,13 @@ class Reader:
 
     Args:
         addresses: the running engines' addresses, by those in the document.
+        default: the address of a `latimer serve` that runs already, for blocks that start none.
     """
 
-    def __init__(self, folder: Path, addresses: dict[str, str]) -> None:
+    def __init__(self, folder: Path, addresses: dict[str, str], default: str) -> None:
         port = free_port()
         self._folder = folder
+        self._default = default
         self._address = f"http://127.0.0.1:{port}"
         self._addresses = {**addresses, HERE: self._address}
         self._variables = {
@@ -91,6 +93,8 @@ class Reader:
         Raises:
             AssertionError: it fails, or is of a kind that this class cannot run.
         """
+        if _asks_the_default(block):
+            self._address = self._addresses[HERE] = self._default
         if block.language == "python":
             self._python(self._local(block.text))
         elif block.language == "sh":
@@ -194,6 +198,8 @@ class Reader:
             assert post(self._address, "rerank", body, key)["results"]
 
     def _serving(self, *words: str, **variables: str) -> contextlib.AbstractContextManager[None]:
+        if self._address == self._default:
+            return contextlib.nullcontext()
         variables = {**self._variables, **variables}
         return program(words, f"{self._address}/health", variables, self._folder)
 
@@ -229,6 +235,17 @@ class Reader:
         )
         assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}\n{done.stderr[-3000:]}"
         return done.stdout
+
+
+def _asks_the_default(block: Block) -> bool:
+    """Return True if a block needs the server of `latimer serve`, and starts no server."""
+    if block.language == "json":
+        return HERE not in block.text
+    if block.language == "python" and re.search(r"^app = ", block.text, re.MULTILINE):
+        return False
+    words = next(SERVERS[key] for key in SERVERS if key in block.text)
+    starts = "latimer serve" in block.text or words != SERVERS[""]
+    return block.language in ("python", "sh") and HERE in block.text and not starts
 
 
 def _cd(_command: str, folder: str) -> None:

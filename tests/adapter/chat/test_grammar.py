@@ -22,6 +22,7 @@ from latimer.adapter.chat.formats.rules import FunctionSchema
 from latimer.backends.grammar import Unenforced, gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.schemas.limits import SCHEMA
+from support.samples import sample
 from support.walks import Walker
 
 from .test_formats import whole
@@ -89,7 +90,7 @@ def test_calls_behind_content(walker: Walker, title: str) -> None:
     """With `tool_choice: auto` text is free, and a text with a marker has a call."""
     form = next(form for form in FORMATS if form.title == title)
     text = grammar(form, FUNCTIONS, True, False, NO_MARKS)
-    for one in walker.texts(text, 60, most=120):
+    for one in walker.texts(text, sample(20, 60), most=120):
         assert bool(calls_in(form, one, False)) == (form.begin in one)
 
 

@@ -83,7 +83,7 @@ def test_an_unknown_engine_is_told() -> None:
         assert reply.status_code == 503
         assert "neither llama-server" in reply.json()["error"]["message"]
         before, start = len(asked), time.monotonic()
-        for _ in range(50):
+        for _ in range(20):
             assert ask(address).status_code == 503
         # Each detection asks for two paths; the line at the start repeats it, too.
         moments = (time.monotonic() - start) / MOMENT

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from latimer.adapter.generation.choice import Delta
 from latimer.adapter.generation.obfuscation import STEP, Obfuscated
@@ -18,6 +18,7 @@ from latimer.adapter.responses.response import Draft
 from latimer.adapter.responses.tools import CalledTool
 from latimer.backends.errors import Busy, EngineError, LatimerError
 from latimer.schemas.openai.common import FinishReason, Usage
+from support.samples import sample
 
 BEGUN: dict[str, Any] = {
     "id": "resp_" + "0" * 48, "object": "response", "created_at": 1, "status": "in_progress",
@@ -65,6 +66,7 @@ def parsed(data: bytes) -> list[dict[str, Any]]:
     return found
 
 
+@settings(max_examples=sample(30, 300))
 @given(
     st.lists(
         st.builds(

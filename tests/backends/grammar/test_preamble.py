@@ -8,6 +8,7 @@ import pytest
 from latimer.backends.base import Grammar, Preamble
 from latimer.backends.grammar import as_gbnf, gbnf, renamed, until
 from latimer.backends.llama_cpp.library import LoadedModel
+from support.samples import sample
 from support.walks import Walker
 
 MARKERS = ("</think>", "ab", "aab", "abab", "[/]", "é🔥é", "--^]")
@@ -45,7 +46,7 @@ def test_the_first_marker_ends_the_text(marker: str) -> None:
     """The first marker ends the free text, also after partial markers."""
     rules = until(marker, "s", '"!"')
     generator = random.Random(1)
-    for _ in range(2000):
+    for _ in range(sample(500, 2_000)):
         text = "".join(generator.choices("abc", k=generator.randint(0, 14))) + marker + "!"
         first = text.index(marker) + len(marker)
         assert accepts(rules, text, marker) == (text[first:] == "!")
@@ -57,7 +58,7 @@ def test_walks_end_with_their_first_marker(walker: Walker, marker: str) -> None:
     rules = until(marker, "root", '"!"')
     text = "\n".join(f"{name} ::= {rule}" for name, rule in rules.items())
     gbnf.check(text)
-    for found in walker.texts(text, 30, most=400):
+    for found in walker.texts(text, sample(12, 30), most=400):
         assert found.index(marker) == len(found) - len(marker) - 1
 
 
@@ -65,7 +66,7 @@ def test_text_that_may_end_without_a_marker(walker: Walker) -> None:
     """Free text that ends without a marker contains none."""
     rules = until("ab", "root", '"!"', may_end=True)
     text = "\n".join(f"{name} ::= {rule}" for name, rule in rules.items())
-    found = walker.texts(text, 60, most=60)
+    found = walker.texts(text, sample(30, 60), most=60)
     assert any(one.endswith("ab!") for one in found) or all("ab" not in one for one in found)
     assert all("ab" not in one or one.index("ab") == len(one) - 3 for one in found)
 
@@ -73,12 +74,12 @@ def test_text_that_may_end_without_a_marker(walker: Walker) -> None:
 def test_an_answer_behind_a_thought(walker: Walker) -> None:
     """The answer follows its grammar, with or without reasoning before it."""
     maybe = as_gbnf(ANSWER._replace(after=Preamble("<t>", "</t>", False)))
-    for one in walker.texts(maybe, 80, most=200):
+    for one in walker.texts(maybe, sample(30, 80), most=200):
         answer = one.rpartition("</t>")[2].strip()
         assert set(answer) <= set("xyz")
         assert len(answer) == 2
     begun = as_gbnf(ANSWER._replace(after=Preamble("<t>", "b", True)))
-    thoughts = walker.texts(begun, 40, most=200)
+    thoughts = walker.texts(begun, sample(20, 40), most=200)
     assert thoughts
     assert all("b" in one for one in thoughts)
 

@@ -12,6 +12,7 @@ from latimer.backends.grammar import Unenforced, gbnf, path_to
 from latimer.backends.grammar.numbers import integers, numbers
 from latimer.backends.grammar.schema import FORMATS, to_gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
+from support.samples import sample
 from support.schemas import SCHEMAS, error_of
 from support.walks import Walker
 
@@ -78,7 +79,7 @@ def test_whatever_comes_satisfies_it(walker: Walker, schema: Any) -> None:
     """Every random text of the grammar is JSON that satisfies the schema."""
     grammar = to_gbnf(json.dumps(schema))
     assert gbnf.check(grammar) == []
-    texts = walker.texts(grammar, 60)
+    texts = walker.texts(grammar, sample(40, 60))
     assert texts
     for text in texts:
         assert error_of(json.loads(text), schema) is None, text

@@ -14,7 +14,7 @@ from latimer.backends.llama_cpp import LlamaCpp
 
 CELLS = 512
 # The number of requests; for a longer run, set LATIMER_SOAK=2000.
-REQUESTS = int(os.environ.get("LATIMER_SOAK", "250"))
+REQUESTS = int(os.environ.get("LATIMER_SOAK", "100"))
 # Mostly no grammar; the others are valid, invalid, and one without an allowed token.
 GRAMMARS = [
     *[None] * 12,
