@@ -40,11 +40,11 @@ class ResponseFrames(Frames):
         self._number = len(_BEGINNING)
         self._has_begun = False
         self._failed: dict[str, Any] | None = None
-        # The kind of deltas that only add a text to the open item, its texts, and the form of their
-        # events, for the number and the text.
+        # The kind of deltas that only add a text to the open item, its texts, and the bytes of
+        # their events before the number, between it and the text, and after that.
         self._kind = ""
         self._texts: list[str] = []
-        self._form = b""
+        self._before = self._between = self._after = b""
 
     def start(self, index: int) -> bytes:
         """See `Frames.start`."""
@@ -64,7 +64,8 @@ class ResponseFrames(Frames):
             self._texts.append(text)
             number = self._number
             self._number = number + 1
-            return self._form % (number, orjson.dumps(text))
+            dumps = orjson.dumps
+            return b"".join((self._before, dumps(number), self._between, dumps(text), self._after))
         data = self._framed(self._output.add(delta))
         self._prebuild()
         return data
@@ -123,10 +124,9 @@ class ResponseFrames(Frames):
         self._kind, self._texts = item.kind, item.texts
         name = item.delta.encode()
         at, after = orjson.dumps(item.at), orjson.dumps(item.after)
-        start = b'event: %b\ndata: {"type":"%b","sequence_number":%%d,%b,"delta":%%b'
-        end = (b"," if item.after else b"") + after[1:] + b"\n\n"
-        # The rest of an event has no percent sign: ids are ours.
-        self._form = start % (name, name, at[1:-1]) + end
+        self._before = b'event: %b\ndata: {"type":"%b","sequence_number":' % (name, name)
+        self._between = b',%b,"delta":' % at[1:-1]
+        self._after = (b"," if item.after else b"") + after[1:] + b"\n\n"
 
 
 class BackgroundFrames(ResponseFrames):

@@ -242,7 +242,7 @@ async def streams(port: int, request: bytes, count: int) -> list[StreamClient]:
     return made
 
 
-def run_engine(port: int, core: int) -> None:
+def run_engine(port: int, core: int, protocol: type[FakeEngine] = FakeEngine) -> None:
     """Run the fake engine's process."""
     import uvloop
 
@@ -250,7 +250,7 @@ def run_engine(port: int, core: int) -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(FakeEngine, "127.0.0.1", port, backlog=2048)
+        server = await loop.create_server(protocol, "127.0.0.1", port, backlog=2048)
         await server.serve_forever()
 
     uvloop.run(main())
