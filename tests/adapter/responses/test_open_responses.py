@@ -1,4 +1,4 @@
-"""The cases of the compliance tests of Open Responses, written anew, and the schema of its replies.
+"""The cases of the compliance tests of Open Responses, in our words, and the schema of its replies.
 
 The optional cases need a search of files or of the web, which no server of this kind has; a request
 that insists on one is refused (`test_tools.py`).
