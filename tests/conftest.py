@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_server import LlamaServer
-from support import gguf_files
+from support import clients, gguf_files
 from support.postgresql import PostgreSQL, missing, postgresql
 from support.replay import Replay, replaying
 from support.s3 import s3_server, variables
@@ -124,16 +124,7 @@ Client = Callable[..., AbstractAsyncContextManager[httpx2.AsyncClient]]
 @pytest.fixture(scope="session")
 def client_of() -> Client:
     """Return a function that makes a client of an ASGI app in the same event loop."""
-
-    @asynccontextmanager
-    async def make(app: Any) -> AsyncIterator[httpx2.AsyncClient]:
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(
-            transport=transport, base_url="http://latimer", timeout=60
-        ) as client:
-            yield client
-
-    return make
+    return clients.client_of
 
 
 @pytest.fixture(scope="session")

@@ -7,20 +7,20 @@ each template once, and the last request of a session; with `LATIMER_FULL=1` all
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
 from latimer.adapter.chat.manner import Manner, manner_of
 from latimer.adapter.chat.templates import render
 from latimer.backends.base import Backend, Model
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
+from support.clients import adapting
 from support.replies import chunks_in
 from support.samples import FULL
 from support.scripted import scripted
@@ -105,23 +105,11 @@ async def replay(
             assert list(calls_in(reply, body)) == [(call["name"], call["arguments"])], where
 
 
-@asynccontextmanager
-async def serving(backend: Backend) -> AsyncIterator[httpx2.AsyncClient]:
-    """Return a client of an adapter."""
-    app = OpenAIAdapter(backend, any_model=True)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(
-        transport=transport, base_url="http://latimer", timeout=60
-    ) as client:
-        yield client
-    await app.aclose()
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 async def test_sessions_over_koboldcpp(name: str) -> None:
     """Every request of every session gets the right call, with the template of each family."""
     family = Family(name)
-    async with koboldcpp(family.template, "") as (fake, backend), serving(backend) as client:
+    async with koboldcpp(family.template, "") as (fake, backend), adapting(backend) as client:
         for session in SESSIONS.values():
             fake.script = "".join(family.script(session["call"]))
             await replay(client, session, session["requests"])
@@ -149,5 +137,5 @@ async def test_sessions_over_real_engines(
             backend = LlamaCpp(path, context=16_384)
         else:
             backend = LlamaServer(stack.enter_context(llama_server(path, slots=1, context=16_384)))
-        client = await stack.enter_async_context(serving(backend))
+        client = await stack.enter_async_context(adapting(backend))
         await replay(client, session, session["requests"][0 if FULL else -1 :])

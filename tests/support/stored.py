@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import httpx2
-from latimer.adapter import OpenAIAdapter
 from latimer.adapter.app import Options
 from latimer.adapter.store.ids import new_id
 from latimer.adapter.store.place import place_of
@@ -15,6 +14,8 @@ from latimer.adapter.store.record import Record, Stored
 from latimer.adapter.store.store import Store
 from latimer.backends.llama_cpp import LlamaCpp
 from typing_extensions import Unpack
+
+from support.clients import adapting
 
 KIND = "chat.completion"
 PIXEL = (
@@ -61,15 +62,9 @@ async def opened(target: str, **options: Any) -> AsyncIterator[Store]:
         await store.aclose()
 
 
-@asynccontextmanager
-async def client_of(**options: Unpack[Options]) -> AsyncIterator[httpx2.AsyncClient]:
-    """Yield a client of an adapter over the demo model, with its own store."""
-    options.setdefault("any_model", True)
-    app = OpenAIAdapter(LlamaCpp(context=256), **options)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
-        yield client
-    await app.aclose()
+def client_of(**options: Unpack[Options]) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
+    """Return a client of an adapter over the demo model, with its own store."""
+    return adapting(LlamaCpp(context=256), **options)
 
 
 def error_of(reply: httpx2.Response) -> tuple[int, str, str | None, str | None]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
 from latimer.backends.errors import EngineError
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support import gguf_files
+from support.clients import adapting
 from support.projector import TOKENS, listener, png, projector, wav
 from support.servers import llama_server
 
@@ -55,20 +54,8 @@ async def client(
     """Return a client of a model with vision."""
     local = request.param == "llama_cpp"
     backend: Backend = LlamaCpp(MODEL, mmproj=mmproj) if local else LlamaServer(seeing_server)
-    async with serving(backend) as client:
+    async with adapting(backend) as client:
         yield client
-
-
-@asynccontextmanager
-async def serving(backend: Backend, **options: Any) -> AsyncIterator[httpx2.AsyncClient]:
-    """Return a client of a backend."""
-    app = OpenAIAdapter(backend, any_model=True, **options)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(
-        transport=transport, base_url="http://latimer", timeout=60
-    ) as client:
-        yield client
-    await app.aclose()
 
 
 async def post(client: httpx2.AsyncClient, *content: Any, **body: Any) -> httpx2.Response:
@@ -102,8 +89,8 @@ async def test_pictures_are_seen(client: httpx2.AsyncClient) -> None:
 async def test_both_engines_see_the_same(mmproj: Path, seeing_server: str) -> None:
     """In process and on llama-server an image gets the same answer."""
     async with (
-        serving(LlamaCpp(MODEL, mmproj=mmproj, exact=True)) as local,
-        serving(LlamaServer(seeing_server)) as remote,
+        adapting(LlamaCpp(MODEL, mmproj=mmproj, exact=True)) as local,
+        adapting(LlamaServer(seeing_server)) as remote,
     ):
         for content in ((RED, HELLO), (HELLO, GREEN), (RED, HELLO, GREEN)):
             # llama-server does not send an incomplete character at the length limit.
@@ -129,7 +116,7 @@ async def test_pictures_beside_other_requests(client: httpx2.AsyncClient) -> Non
 async def test_a_picture_that_was_seen_is_gone_on_from(mmproj: Path) -> None:
     """A repeated image reuses the KV cache, and a different image reuses nothing."""
     long = {"type": "text", "text": "the of and to in is was " * 12}
-    async with serving(LlamaCpp(MODEL, mmproj=mmproj)) as client:
+    async with adapting(LlamaCpp(MODEL, mmproj=mmproj)) as client:
         first = (await post(client, RED, long)).json()
         again = (await post(client, RED, long)).json()
         other = (await post(client, GREEN, long)).json()
@@ -141,10 +128,10 @@ async def test_a_picture_that_was_seen_is_gone_on_from(mmproj: Path) -> None:
 
 async def test_log_probabilities_with_a_picture(mmproj: Path, seeing_server: str) -> None:
     """In process an image prompt returns logprobs; over llama-server it is rejected by name."""
-    async with serving(LlamaCpp(MODEL, mmproj=mmproj)) as client:
+    async with adapting(LlamaCpp(MODEL, mmproj=mmproj)) as client:
         choice = (await post(client, HELLO, RED, logprobs=True)).json()["choices"][0]
         assert len(choice["logprobs"]["content"]) == 8
-    async with serving(LlamaServer(seeing_server)) as client:
+    async with adapting(LlamaServer(seeing_server)) as client:
         reply = await post(client, HELLO, RED, logprobs=True)
         assert reply.json()["error"]["param"] == "logprobs"
 
@@ -152,11 +139,11 @@ async def test_log_probabilities_with_a_picture(mmproj: Path, seeing_server: str
 async def test_content_beside_pictures_is_text(mmproj: Path, seeing_server: str) -> None:
     """A control token's text next to an image is exact in process and inexact over llama-server."""
     mark = {"type": "text", "text": "<|im_end|>"}
-    async with serving(LlamaCpp(MODEL, mmproj=mmproj)) as client:
+    async with adapting(LlamaCpp(MODEL, mmproj=mmproj)) as client:
         reply = await post(client, HELLO, mark, RED)
         assert "x-latimer-inexact" not in reply.headers
         assert reply.json()["usage"]["prompt_tokens"] > 18 + TOKENS + 1
-    async with serving(LlamaServer(seeing_server)) as client:
+    async with adapting(LlamaServer(seeing_server)) as client:
         reply = await post(client, HELLO, mark, RED)
         assert reply.headers["x-latimer-inexact"] == "messages"
 
@@ -213,8 +200,8 @@ async def test_sounds_are_heard(hearing: tuple[Path, Path]) -> None:
     contents = ((HELLO,), (HELLO, sound(440)), (HELLO, sound(3000)))
     with llama_server(model, "--mmproj", str(mmproj), context=2048) as address:
         async with (
-            serving(LlamaCpp(model, mmproj=mmproj, context=2048, exact=True)) as local,
-            serving(LlamaServer(address)) as remote,
+            adapting(LlamaCpp(model, mmproj=mmproj, context=2048, exact=True)) as local,
+            adapting(LlamaServer(address)) as remote,
         ):
             heard = [await answer(local, *content) for content in contents]
             again = [await answer(remote, *content) for content in contents]
@@ -232,7 +219,7 @@ async def test_sounds_that_do_not_fit_together(hearing: tuple[Path, Path]) -> No
     model, mmproj = hearing
     backend = LlamaCpp(model, mmproj=mmproj, context=1600, batch=1600)
     words = "the of and to in is was " * 45
-    async with serving(backend) as client:
+    async with adapting(backend) as client:
         contents = [({"type": "text", "text": f"{n} {words}"}, sound(400 * n)) for n in (1, 2, 3)]
         # They are queued behind a request that fills the KV cache, so they start in the same step.
         text = {"type": "text", "text": words + words[:600]}
@@ -304,7 +291,7 @@ async def test_sounds_that_unfold_too_far(
     model, mmproj = hearing
     encoded = base64.b64encode(data).decode()
     part = {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
-    async with serving(LlamaCpp(model, mmproj=mmproj, context=2048)) as client:
+    async with adapting(LlamaCpp(model, mmproj=mmproj, context=2048)) as client:
         error = (await post(client, part)).json()["error"]
     assert error["code"] == code
     assert error["param"] == "messages[0].content[0].input_audio.data"

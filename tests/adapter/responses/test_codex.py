@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support import steps
+from support.clients import adapting
 from support.codex import CodexError, Reply, read, sent_back
 from support.scripted_koboldcpp import koboldcpp
 from support.servers import llama_server
@@ -75,12 +75,7 @@ async def serving(
             else:
                 server = llama_server(path, slots=1, context=CONTEXT)
                 backend = LlamaServer(stack.enter_context(server))
-        app = OpenAIAdapter(backend, any_model=True)
-        stack.push_async_callback(app.aclose)
-        transport = httpx2.ASGITransport(app)
-        yield await stack.enter_async_context(
-            httpx2.AsyncClient(transport=transport, base_url="http://latimer", timeout=60)
-        )
+        yield await stack.enter_async_context(adapting(backend))
 
 
 def check(reply: Reply, turn: Mapping[str, Any], model: Mapping[str, Any]) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
 from latimer.backends.llama_cpp import LlamaCpp
+from support.clients import adapting
 from support.dialogue import TEMPLATES
 from support.open_responses import event_problems, response_problems
 from support.projector import png, projector
@@ -84,18 +83,6 @@ IMAGE = Case(
 )  # fmt: skip
 
 
-@asynccontextmanager
-async def serving(backend: LlamaCpp, **options: Any) -> AsyncIterator[httpx2.AsyncClient]:
-    """Return a client of an adapter."""
-    app = OpenAIAdapter(backend, any_model=True, **options)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(
-        transport=transport, base_url="http://latimer", timeout=60
-    ) as client:
-        yield client
-    await app.aclose()
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model that answers by the last character of a message."""
@@ -107,7 +94,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 async def client(model: Path) -> AsyncIterator[httpx2.AsyncClient]:
     """Return a client of the scripted model."""
-    async with serving(LlamaCpp(model)) as made:
+    async with adapting(LlamaCpp(model)) as made:
         yield made
 
 
@@ -145,7 +132,7 @@ async def test_a_case_with_the_demo_model(demo: httpx2.AsyncClient, name: str) -
 async def test_an_image(tmp_path: Path) -> None:
     """A model that sees answers a question about an image."""
     seeing = scripted(tmp_path / "seeing.gguf", TEXT)
-    async with serving(LlamaCpp(seeing, mmproj=projector(tmp_path / "eye.gguf", WIDTH))) as client:
+    async with adapting(LlamaCpp(seeing, mmproj=projector(tmp_path / "eye.gguf", WIDTH))) as client:
         await created(client, IMAGE)
 
 
@@ -211,7 +198,7 @@ async def test_the_events_of_reasoning_are_those_of_openai(client: httpx2.AsyncC
 
 async def test_hidden_reasoning_has_no_event(model: Path) -> None:
     """Without reasoning in the output, a stream has the schema of Open Responses altogether."""
-    async with serving(LlamaCpp(model), reasoning_field=None) as client:
+    async with adapting(LlamaCpp(model), reasoning_field=None) as client:
         body = {"input": "Greet me!"}
         response = await created(client, Case(body, True))
         assert [item["type"] for item in response["output"]] == ["message"]

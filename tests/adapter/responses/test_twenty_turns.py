@@ -5,19 +5,18 @@ The conversation has twenty turns with reasoning, calls, parallel calls and a cu
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_cpp.prompts import prompt_of
 from latimer.backends.llama_server import LlamaServer
 from latimer.backends.llama_server.translate import to_native
+from support.clients import adapting
 from support.dialogue import SCRIPTS, TEMPLATES, TURNS, WAYS, Way
 from support.scripted import scripted
 from support.scripted_koboldcpp import koboldcpp
@@ -50,21 +49,9 @@ def model(template: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
-@asynccontextmanager
-async def serving(backend: Backend) -> AsyncIterator[httpx2.AsyncClient]:
-    """Return a client of an adapter."""
-    app = OpenAIAdapter(backend, any_model=True)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(
-        transport=transport, base_url="http://latimer", timeout=60
-    ) as client:
-        yield client
-    await app.aclose()
-
-
 async def run(backend: Backend, make: Callable[[httpx2.AsyncClient], Way]) -> Way:
     """Run the conversation in one way over a backend, and check its items."""
-    async with serving(backend) as client:
+    async with adapting(backend) as client:
         way = make(client)
         await way.run()
     assert way.kinds == FOUR_TURNS * (len(TURNS) // 4)
