@@ -228,6 +228,14 @@ def in_responses(error: LatimerError, names: Mapping[str, str] = _NO_NAMES) -> L
     Args:
         names: the path in the request for each path in its messages that differs.
     """
+    if isinstance(error, ContextExceeded) and error.prompt_tokens < error.context:
+        message = (
+            f"This model's maximum context length is {error.context} tokens. However, you "
+            f"requested {error.prompt_tokens + error.max_tokens} tokens ({error.prompt_tokens} in "
+            f"the input, {error.max_tokens} in 'max_output_tokens'). Send a smaller "
+            "'max_output_tokens', or omit it."
+        )
+        return InvalidRequest(message, "max_output_tokens", "context_length_exceeded")
     if isinstance(error, ContextExceeded):
         message = (
             f"{_chat_context(error)} Your input exceeds the context window of this model. Please "

@@ -241,8 +241,9 @@ class Connection(asyncio.Protocol):
         elif not self._answered:
             self._fail(Dropped())
         else:
+            why = "the engine closed it" if error is None else repr(error)
             self._fail(
-                EngineError(f"The connection to the engine at {self._address} was lost: {error!r}.")
+                EngineError(f"The connection to the engine at {self._address} was lost: {why}.")
             )
 
     # httptools

@@ -16,8 +16,8 @@ _PLACE = (
     click.option(
         "--store",
         metavar="STORE",
-        help="Where requests with store: true are kept: memory, a file such as FILE.db, "
-        "postgresql://USER:PASSWORD@HOST/NAME, or off.  [memory]",
+        help="Where responses, conversations, and chat completions with store: true are kept: "
+        "memory, a file such as FILE.db, postgresql://USER:PASSWORD@HOST/NAME, or off.  [memory]",
     ),
     click.option(
         "--store-age",

@@ -157,7 +157,7 @@ async def _open_later(app: OpenAIAdapter, where: str) -> None:
 
 
 def _stores(where: str) -> str:
-    return f"Latimer stores completions: {where}."
+    return f"Latimer stores responses and completions: {where}."
 
 
 def _allow_connections() -> None:

@@ -221,7 +221,7 @@ async def export(
                     file.write(made)
                 objects += len(some)
                 progress(objects)
-    say(f"Exported {counted(written, 'line')} of {counted(objects, 'object')}.")
+    say(f"Exported {counted(written, 'line')} of {counted(objects, 'chat completion')}.")
     if skipped:
         say(f"Skipped {counted(skipped, 'choice')} without content or with a missing medium.")
 

@@ -107,7 +107,7 @@ async def _run(
         await respond(exchange, work.served, work.plan, answer, padded, observers)
     except asyncio.CancelledError:
         if job.is_cancelled:
-            await keep(work.draft.cancelled(frames.items))
+            await keep(work.draft.cancelled(frames.cut()))
         else:
             job.log.add(frames.error(ShuttingDown()))
             await keep(frames.failed(ShuttingDown()))

@@ -144,7 +144,20 @@ async def _chain(exchange: Exchange, store: Store, name: str) -> list[Stored]:
     status = chain[-1].reply["status"]
     if status not in USABLE:
         raise _not_usable(name, status)
+    for one in chain:
+        if (conversation := one.reply.get("conversation")) is not None:
+            raise _in_conversation(one.id, conversation["id"])
     return chain
+
+
+def _in_conversation(name: str, conversation: str) -> InvalidRequest:
+    # Its items are in the conversation, not in the chain: half of the context would be missing.
+    return InvalidRequest(
+        f"Previous response with id '{shortened(name)}' belongs to the conversation "
+        f"'{conversation}'. Send 'conversation' instead of 'previous_response_id'.",
+        "previous_response_id",
+        "invalid_value",
+    )
 
 
 def _not_usable(name: str, status: str) -> InvalidRequest:

@@ -44,6 +44,8 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
     if stored.reply["background"]:
         raise _not_streamed()
     parts = await offload.run(_SIZE, replayed, stored.reply, after)
+    if not parts:
+        raise _beyond(after)
     await exchange.start(200, EVENT_STREAM)
     for part in parts:
         await exchange.chunk(part)
@@ -117,6 +119,15 @@ async def found_response(
 def unknown_response(name: str) -> InvalidRequest:
     """Return the error for a response that does not exist."""
     return InvalidRequest(f"Response with id '{shortened(name)}' not found.", status=404)
+
+
+def _beyond(after: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"Invalid 'starting_after': this response has no event after {after}. The events of a "
+        "stored response have new numbers, with one delta for each text. Omit it.",
+        "starting_after",
+        "invalid_value",
+    )
 
 
 def _not_streamed() -> InvalidRequest:

@@ -52,9 +52,9 @@ class ResponseFrames(Frames):
         begun = {"response": self._draft.begun}
         return b"".join([_frame(at, Event(name, begun)) for at, name in enumerate(_BEGINNING)])
 
-    @property
-    def items(self) -> Sequence[Mapping[str, Any]]:
-        """The items that have ended."""
+    def cut(self) -> Sequence[Mapping[str, Any]]:
+        """Return the items so far; the one that is open is incomplete."""
+        self._output.end("length")
         return self._output.items
 
     def delta(self, index: int, delta: Delta) -> bytes:

@@ -30,8 +30,6 @@ from .history import History
 Resolve: TypeAlias = Callable[[str], Item | None]
 # The reasoning in an `encrypted_content`, or None if it cannot be opened.
 Unseal: TypeAlias = Callable[[str], str | None]
-# The path of items that the request does not contain.
-BEFORE = "previous_response_id"
 
 
 @dataclass(slots=True)
@@ -85,7 +83,7 @@ def conversation_of(
             thought = _thought(item, resolve, unseal)
             if thought is not None:
                 history.think(thought)
-            elif item.encrypted_content is not None:
+            elif item.encrypted_content is not None or item.is_named:
                 ignored.append(path)
         elif isinstance(item, FunctionCallItem | CustomCallItem):
             if not is_cut(item):
@@ -104,7 +102,8 @@ def conversation_of(
             "input",
             "invalid_value",
         )
-    return Conversation(messages, [path for path in ignored if path != BEFORE], [], history.names)
+    own = [path for path in ignored if path.startswith("input")]
+    return Conversation(messages, own, [], history.names)
 
 
 def _empty() -> InvalidRequest:
@@ -118,8 +117,10 @@ def _empty() -> InvalidRequest:
 
 def _placed(request: ResponseRequest, before: Sequence[Item], resolve: Resolve) -> Iterator[Placed]:
     """Yield the items of the conversation, with references replaced by stored items."""
+    # The request does not contain these items, so errors name the field that does.
+    context = "previous_response_id" if request.conversation is None else "conversation"
     for item in before:
-        yield Placed(item, BEFORE)
+        yield Placed(item, f"{context}[{getattr(item, 'id', None) or '?'}]")
     if isinstance(request.input, str):
         if request.input:
             yield Placed(InputMessage(role="user", content=request.input), "input")

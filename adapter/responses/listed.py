@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ _PREFIXES: Mapping[str, str] = {
     "custom_tool_call_output": "ctco_",
 }
 _OTHER = "item_"
+_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST_ID}}}")
 # Random digits of the id of an item that belongs to no response.
 _RANDOM = 34
 
@@ -72,13 +74,14 @@ def normalized(item: Mapping[str, Any], name_of: Callable[[str], str]) -> dict[s
     """Return an item as lists show it: with its type, an id, a status, and parts.
 
     Args:
-        name_of: returns the id, with a prefix, of an item whose client gave it none.
+        name_of: returns the id, with a prefix, of an item whose client gave it none, or one that
+            a path cannot have.
     """
     given = {name: value for name, value in item.items() if value is not None}
     kind = given.get("type") or "message"
     prefix = _PREFIXES.get(kind, _OTHER)
     name = given.pop("id", None)
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_ID:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         name = name_of(prefix)
     found: dict[str, Any] = {"id": name, "type": kind}
     if kind == "reasoning":

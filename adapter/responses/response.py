@@ -20,8 +20,9 @@ _CUT: Mapping[str, tuple[str, dict[str, str]]] = {
 }
 # The states of a response that another one can continue.
 USABLE = frozenset({"completed", "incomplete"})
-# The codes of a failed response in OpenAI's published type, as far as errors here have them.
-_FAILURES = frozenset({"rate_limit_exceeded"})
+# The codes of a failed response in OpenAI's published type, by the type of an error here; clients
+# do not send a request with an invalid prompt again.
+_FAILURES = {"requests": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
 _FAILURE = "server_error"
 
 
@@ -170,5 +171,4 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 
 def failure_of(error: ErrorBody) -> dict[str, str]:
     """Return the `error` of a failed response, which has fewer codes than other errors."""
-    known = error["code"] in _FAILURES
-    return {"code": str(error["code"]) if known else _FAILURE, "message": error["message"]}
+    return {"code": _FAILURES.get(error["type"], _FAILURE), "message": error["message"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -12,6 +13,8 @@ from .response_items import LONGEST_ID, Item, ItemReference
 
 # OpenAI's limit for the items of a request.
 MOST = 20
+# Other characters have a meaning in the path of an item.
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def _check_id(value: object) -> object:
@@ -36,6 +39,12 @@ def _check_id(value: object) -> object:
             f"Invalid '{{param}}': string too long. Expected a string with maximum length "
             f"{LONGEST_ID}, but got a string with length {len(name)} instead.",
             "string_above_max_length",
+            ".id",
+        )
+    if not _NAME.fullmatch(name):
+        raise invalid(
+            "Invalid '{param}': expected letters, digits, underscores and dashes only.",
+            "invalid_value",
             ".id",
         )
     return value

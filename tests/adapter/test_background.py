@@ -117,9 +117,14 @@ async def test_a_running_response_is_cancelled(client: httpx2.AsyncClient) -> No
     assert (status, rest) == (400, ["previous_response_id", "invalid_value"])
     assert "cannot be continued" in message
     reading = asyncio.create_task(client.get(f"{R}/{made['id']}?stream=true"))
+    while (await client.get(f"{R}/{made['id']}")).json()["status"] == "queued":
+        await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
     found = (await client.post(f"{R}/{made['id']}/cancel")).json()
     assert (found["status"], found["usage"]) == ("cancelled", None)
+    (item,) = found["output"]
+    assert item["status"] == "incomplete"
+    assert item["content"][0]["text"]
     events = events_of((await asyncio.wait_for(reading, 5)).text)
     assert events[-1]["type"] != "response.completed"
     assert (await client.get(f"{R}/{made['id']}")).json() == found
@@ -153,7 +158,7 @@ async def test_an_error_fails_the_response(client: httpx2.AsyncClient) -> None:
     """An input that the engine refuses is a failed response, which has the reason."""
     made = await begun(client, input="word " * 5_000)
     found = await ended(client, made["id"])
-    assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+    assert (found["status"], found["error"]["code"]) == ("failed", "invalid_prompt")
     assert "exceeds the context window" in found["error"]["message"]
 
 

@@ -175,6 +175,7 @@ WRONG: list[tuple[Any, str, str | None]] = [
     ({"items": [{"id": "msg_1"}]}, "items[0]", "invalid_value"),
     ({"items": [{**HELLO, "id": 5}]}, "items[0].id", "invalid_type"),
     ({"items": [{**HELLO, "id": ""}]}, "items[0].id", "empty_string"),
+    ({"items": [{**HELLO, "id": "a/b"}]}, "items[0].id", "invalid_value"),
     ({"items": [{**HELLO, "id": "x" * 65}]}, "items[0].id", "string_above_max_length"),
     ({"items": [{**HELLO, "id": "msg_1"}] * 2}, "items", None),
 ]

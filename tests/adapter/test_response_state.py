@@ -146,7 +146,8 @@ async def test_a_conversation_grows_with_each_response(client: httpx2.AsyncClien
     first = await created(client, conversation=made["id"])
     assert first["conversation"] == {"id": made["id"]}
     second = await created(client, "And of Italy?", conversation={"id": made["id"]})
-    chained = await created(client, "And of Italy?", previous_response_id=first["id"])
+    apart = await created(client)
+    chained = await created(client, "And of Italy?", previous_response_id=apart["id"])
     assert second["usage"]["input_tokens"] == chained["usage"]["input_tokens"]
     path = f"/v1/conversations/{made['id']}"
     listed = (await client.get(f"{path}/items?order=asc")).json()["data"]
@@ -155,6 +156,53 @@ async def test_a_conversation_grows_with_each_response(client: httpx2.AsyncClien
     assert (await client.delete(path)).status_code == 200
     body = {"model": "demo", "input": "x", "conversation": made["id"]}
     assert (await client.post(R, json=body)).status_code == 404
+
+
+async def test_a_response_in_a_conversation_is_continued_there(client: httpx2.AsyncClient) -> None:
+    """`previous_response_id` of a response in a conversation is a 400, which names it."""
+    items = [{"role": "user", "content": "My name is Bob."}]
+    name = (await client.post("/v1/conversations", json={"items": items})).json()["id"]
+    made = await created(client, conversation=name)
+    body = {"model": "demo", "input": "x", "previous_response_id": made["id"]}
+    status, message, *rest = error_of(await client.post(R, json=body))
+    assert (status, rest) == (400, ["previous_response_id", "invalid_value"])
+    assert f"belongs to the conversation '{name}'" in message
+
+
+async def test_errors_of_earlier_items_name_them(client: httpx2.AsyncClient) -> None:
+    """An item of a conversation that nothing here can read is named by its id."""
+    part = {"type": "input_image", "image_url": "https://example.com/x.png"}
+    items = [{"role": "user", "content": [part], "id": "msg_x"}]
+    name = (await client.post("/v1/conversations", json={"items": items})).json()["id"]
+    body = {"model": "demo", "input": "x", "conversation": name}
+    _, _, param, _ = error_of(await client.post(R, json=body))
+    assert param == "conversation[msg_x].content[0].type"
+
+
+async def test_reasoning_that_is_not_stored_is_listed(client: httpx2.AsyncClient) -> None:
+    """A reasoning item with an unknown id is named in `x-latimer-ignored`."""
+    thought = {"type": "reasoning", "id": "rs_none", "summary": []}
+    body = {"model": "demo", "input": [thought, {"role": "user", "content": "x"}]}
+    reply = await client.post(R, json={**body, "max_output_tokens": 16})
+    assert reply.headers["x-latimer-ignored"] == "input[0]"
+
+
+async def test_a_replay_has_its_own_numbers(client: httpx2.AsyncClient) -> None:
+    """An event beyond those of a stored stream is a 400, and not an empty stream."""
+    made = await created(client)
+    path = f"{R}/{made['id']}?stream=true&starting_after="
+    assert "response.completed" in (await client.get(f"{path}7")).text
+    status, message, *rest = error_of(await client.get(f"{path}8"))
+    assert (status, rest) == (400, ["starting_after", "invalid_value"])
+    assert "has no event after 8" in message
+
+
+async def test_a_limit_beyond_the_context_is_named(client: httpx2.AsyncClient) -> None:
+    """If only the limit is too large, the error is about `max_output_tokens`."""
+    body = {"model": "demo", "input": ASK, "max_output_tokens": 100_000}
+    _, message, *rest = error_of(await client.post(R, json=body))
+    assert rest == ["max_output_tokens", "context_length_exceeded"]
+    assert "100000 in 'max_output_tokens'" in message
 
 
 async def test_an_item_is_in_a_conversation_once(client: httpx2.AsyncClient) -> None:

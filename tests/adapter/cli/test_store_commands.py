@@ -217,7 +217,7 @@ def test_export_selects(target: str, tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
     done = run("export", "--store", target, "-o", str(file))
     assert done.stdout == ""
-    assert "Exported 3 lines of 3 objects." in done.stderr
+    assert "Exported 3 lines of 3 chat completions." in done.stderr
     assert len(file.read_text().splitlines()) == 3
     assert file.stat().st_mode & 0o777 == 0o600
 

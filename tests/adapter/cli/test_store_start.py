@@ -100,7 +100,7 @@ async def test_a_durable_store_is_named_once(
     """A durable store is named at the start, with its limits; a store in memory is not."""
     await started(str(tmp_path / "kept.db"), store_age="30d")
     assert capsys.readouterr().err == (
-        f"Latimer stores completions: SQLite file {tmp_path}/kept.db, 30 d.\n"
+        f"Latimer stores responses and completions: SQLite file {tmp_path}/kept.db, 30 d.\n"
     )
     await started("memory")
     await started("off")
@@ -200,7 +200,8 @@ async def test_a_postgresql_that_starts_later_is_opened(
     try:
         await asyncio.wait_for(opening, 10)
         assert capsys.readouterr().err == (
-            f"Latimer stores completions: PostgreSQL at 127.0.0.1:{postgresql_server.port}/later.\n"
+            "Latimer stores responses and completions: PostgreSQL at "
+            f"127.0.0.1:{postgresql_server.port}/later.\n"
         )
     finally:
         await app.aclose()

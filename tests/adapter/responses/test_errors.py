@@ -271,7 +271,7 @@ def test_an_unknown_model_is_a_400() -> None:
 
 def test_a_long_input_gets_both_texts() -> None:
     """The error of an input beyond the context has chat's text and that of the Responses API."""
-    error = in_responses(ContextExceeded(100, 90, 20))
+    error = in_responses(ContextExceeded(100, 120, 20))
     status, body, _ = render(error)
     assert (status, body["error"]["param"]) == (400, "input")
     assert body["error"]["code"] == "context_length_exceeded"
