@@ -6,16 +6,17 @@ They live in this process: a response that is stored is in the store when it has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from ..backends.errors import LatimerError
 from .event_log import EventLog
 from .store.ids import time_of
 from .store.record import Stored
 
 # Seconds for which a response that has ended, and its events, stay here.
 KEPT = 600.0
-# The bytes of events of ended responses that stay here; the oldest responses are forgotten.
+# The bytes of requests and events of ended responses that stay here; the oldest are forgotten.
 MOST = 32 << 20
 # The events before the engine begins.
 _QUEUED = 2
@@ -29,6 +30,7 @@ class Job:
         request_id: the id of the request.
         begun: the response object at its beginning.
         body: the request's body, as it is stored.
+        size: the size of the request in bytes.
         keepalive: the seconds of silence after which a reader of the events gets a comment; 0 for
             never.
 
@@ -37,7 +39,11 @@ class Job:
         is_cancelled: True if the client ended it.
         is_deleted: True if it must not be stored.
         is_ending: True if only the store is left to wait for, so that nothing can end it earlier.
+        is_stored: True if it is in the store, where others may delete it.
+        fault: returns the last events for an error, which it adds to the log.
     """
+
+    fault: Callable[[LatimerError], bytes]
 
     def __init__(
         self,
@@ -45,14 +51,16 @@ class Job:
         request_id: str,
         begun: Mapping[str, Any],
         body: Mapping[str, Any],
+        size: int,
         keepalive: float,
     ) -> None:
         self.owner = owner
+        self._request_size = size
         self.keepalive = keepalive
         self._request_id = request_id
         self._body = body
         self.log = EventLog()
-        self.is_cancelled = self.is_deleted = self.is_ending = False
+        self.is_cancelled = self.is_deleted = self.is_ending = self.is_stored = False
         self._begun = begun
         self._ended: Mapping[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -61,6 +69,11 @@ class Job:
     def id(self) -> str:
         """The id of the response."""
         return str(self._begun["id"])
+
+    @property
+    def size(self) -> int:
+        """The estimated memory that it takes, in bytes of JSON."""
+        return self._request_size + self.log.size
 
     @property
     def reply(self) -> Mapping[str, Any]:
@@ -137,7 +150,7 @@ class Background:
         timer = self._ended.pop(name, None)
         if timer is not None:
             timer.cancel()
-            self._size -= self._jobs.pop(name).log.size
+            self._size -= self._jobs.pop(name).size
 
     async def aclose(self) -> None:
         """End all responses, and forget them."""
@@ -150,6 +163,6 @@ class Background:
         job.log.end()
         loop = asyncio.get_running_loop()
         self._ended[job.id] = loop.call_later(KEPT, self.forget, job.id)
-        self._size += job.log.size
+        self._size += job.size
         while self._size > MOST and len(self._ended) > 1:
             self.forget(next(iter(self._ended)))

@@ -37,6 +37,10 @@ class EventLog:
         if new:
             self._wake()
 
+    def after(self, number: int) -> bytes:
+        """Return the events after the one with a number."""
+        return b"".join(self._events[number + 1 :])
+
     def end(self) -> None:
         """End the log; its readers then end."""
         self.has_ended = True

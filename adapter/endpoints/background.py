@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from ...backends.errors import EngineError
+from ...backends.errors import EngineError, LatimerError
 from ...schemas.openai.responses import ResponseRequest, ResponseStreamOptions
 from ..background import Job
 from ..errors import ShuttingDown, StoreUnavailable, unexpected
@@ -52,7 +52,9 @@ class Work:
 async def begin(exchange: Exchange, service: Service, request: ResponseRequest, work: Work) -> None:
     """Start the work, and send the queued response, or its events as they are made."""
     keepalive = work.served.policy.keepalive
-    job = Job(exchange.key, exchange.request_id, work.draft.begun, work.body, keepalive)
+    job = Job(
+        exchange.key, exchange.request_id, work.draft.begun, work.body, exchange.size, keepalive
+    )
     recorder = _recorder(exchange, job)
     service.background.start(job, _run(recorder, service, request.stream_options, work, job))
     # A task that is cancelled before it has begun does nothing at all.
@@ -65,11 +67,33 @@ async def begin(exchange: Exchange, service: Service, request: ResponseRequest, 
 
 async def follow(exchange: Exchange, job: Job, after: int) -> None:
     """Send the events of a response after the one with a number, until the response ends."""
+    seen = after
+
+    def fault(error: LatimerError) -> bytes:
+        if not job.is_ending:
+            job.log.add(job.fault(error))
+        return job.log.after(seen)
+
+    exchange.fault = fault
     await exchange.start(200, EVENT_STREAM)
     async with aclosing(job.log.read(after, job.keepalive)) as events:
         async for data in events:
+            seen += data.count(b"\n\n")
             await exchange.chunk(data or COMMENT)
     await exchange.chunk(b"", more=False)
+
+
+def _once(fault: Callable[[LatimerError], bytes]) -> Callable[[LatimerError], bytes]:
+    """Return a function that returns the last events the first time, and then nothing."""
+    has_failed = False
+
+    def first(error: LatimerError) -> bytes:
+        nonlocal has_failed
+        data = b"" if has_failed else fault(error)
+        has_failed = True
+        return data
+
+    return first
 
 
 def _recorder(exchange: Exchange, job: Job) -> Exchange:
@@ -87,17 +111,20 @@ async def _run(
 ) -> None:
     """Do the work; the last event is added when the response is stored."""
     frames = BackgroundFrames(work.draft)
+    job.fault = _once(frames.error)
     job.log.add(frames.queued())
 
-    async def keep(reply: Mapping[str, Any]) -> None:
+    async def keep(reply: Any) -> None:
         job.is_ending = True
         try:
             if work.store is not None and not job.is_deleted:
                 await work.store(exchange, reply)
+                job.is_stored = bool(reply["store"])
         except StoreUnavailable:
             if reply["status"] in USABLE:
                 # The store is required, so the response fails.
                 raise
+            reply["store"] = False
         job.end(reply)
 
     answer = Answer(frames.whole, work.show, keeps=True, store=keep)
@@ -109,10 +136,10 @@ async def _run(
         if job.is_cancelled:
             await keep(work.draft.cancelled(frames.cut()))
         else:
-            job.log.add(frames.error(ShuttingDown()))
-            await keep(frames.failed(ShuttingDown()))
+            job.log.add(job.fault(ShuttingDown()))
+            await keep(dict(frames.failed(ShuttingDown())))
     except Exception:
         log.error("response %s failed\n%s", job.id, printable(traceback.format_exc(), keep="\n"))
         error = EngineError(unexpected()[1]["error"]["message"])
-        job.log.add(frames.error(error))
-        await keep(frames.failed(error))
+        job.log.add(job.fault(error))
+        await keep(dict(frames.failed(error)))

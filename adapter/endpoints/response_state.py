@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -15,6 +16,7 @@ from ...schemas.openai.responses import ResponseRequest
 from ..errors import InvalidRequest, StoreUnavailable
 from ..exchange import Exchange
 from ..responses.ids import place_of
+from ..responses.input import Unseal
 from ..responses.listed import history, input_items, turn_items
 from ..responses.response import USABLE
 from ..service import Service
@@ -66,7 +68,7 @@ async def state_of(exchange: Exchange, service: Service, request: ResponseReques
         Unsupported: nothing is stored here.
     """
     store = service.store
-    references = _references(request)
+    references = _references(request, partial(service.seal.open, owner=exchange.key))
     asked = [name for name in _CONTEXTS if getattr(request, name) is not None]
     if not asked and not references:
         return NO_STATE
@@ -78,7 +80,7 @@ async def state_of(exchange: Exchange, service: Service, request: ResponseReques
     chain: list[Stored] = []
     if request.previous_response_id is not None:
         running = service.background.find(exchange.key, request.previous_response_id)
-        if running is not None and not running.log.has_ended:
+        if running is not None and running.reply["status"] in _RUNNING:
             raise _not_usable(running.id, running.reply["status"])
         chain = await _chain(exchange, store, request.previous_response_id)
         before = await offload.run(_SIZE, _typed, history(chain))
@@ -102,22 +104,29 @@ def stored_request(body: Mapping[str, Any], state: State) -> Mapping[str, Any]:
     """Return a request's body as it is stored: with items instead of references to them."""
     if not state.referenced:
         return body
-    items = [
-        state.referenced.get(str(item.get("id")), item) if isinstance(item, dict) else item
-        for item in body["input"]
-    ]
-    return {**body, "input": items}
+    return {**body, "input": [_stored_item(item, state) for item in body["input"]]}
 
 
-def _references(request: ResponseRequest) -> list[str]:
-    """Return the ids of items that the request names without their content."""
+def _stored_item(item: Mapping[str, Any], state: State) -> Mapping[str, Any]:
+    kind = item.get("type")
+    is_reference = kind in ("item_reference", "reasoning") or (kind is None and "role" not in item)
+    return state.referenced.get(str(item.get("id")), item) if is_reference else item
+
+
+def _references(request: ResponseRequest, unseal: Unseal) -> list[str]:
+    """Return the ids of items that the request names without content that can be read."""
     if isinstance(request.input, str):
         return []
-    return [
-        item.id
-        for item in request.input
-        if isinstance(item, ItemReference) or (isinstance(item, ReasoningItem) and item.is_named)
-    ]
+    return [item.id for item in request.input if _is_reference(item, unseal)]  # type: ignore[union-attr]
+
+
+def _is_reference(item: Item, unseal: Unseal) -> bool:
+    if isinstance(item, ItemReference):
+        return True
+    if not isinstance(item, ReasoningItem) or item.is_named:
+        return isinstance(item, ReasoningItem)
+    sealed = None if item.text or not isinstance(item.id, str) else item.encrypted_content
+    return sealed is not None and unseal(sealed) is None
 
 
 def _check_new(request: ResponseRequest, items: Sequence[Mapping[str, Any]]) -> None:

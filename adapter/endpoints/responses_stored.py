@@ -35,15 +35,18 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
     after = -1 if query.starting_after is None else query.starting_after
     job = service.background.find(exchange.key, name)
     if job is not None and query.stream:
+        await found_response(exchange, service, name)
         await follow(exchange, job, after)
         return
-    stored = await found_response(exchange, service, name)
+    stored = await found_response(exchange, service, name, whole=query.stream)
     if not query.stream:
         await exchange.reply_in_parts(await offload.run(_SIZE, as_json, stored.reply))
         return
     if stored.reply["background"]:
         raise _not_streamed()
-    parts = await offload.run(_SIZE, replayed, stored.reply, after)
+    parts = await offload.run(
+        _SIZE, replayed, stored.reply, after, stored.request.get("service_tier") or "auto"
+    )
     if not parts:
         raise _beyond(after)
     await exchange.start(200, EVENT_STREAM)
@@ -58,10 +61,11 @@ async def delete_response(exchange: Exchange, service: Service, name: str) -> No
     job = service.background.find(exchange.key, name)
     if job is not None:
         await job.cancel(delete=True)
-        service.background.forget(name)
     known = store is not None and time_of(name) is not None
     found = store is not None and known and await store.delete(exchange.key, KIND, name)
-    if job is None and not found:
+    if job is not None:
+        service.background.forget(name)
+    elif not found:
         raise unknown_response(name)
     body = {"id": name, "object": "response.deleted", "deleted": True}
     await exchange.reply(200, orjson.dumps(body))
@@ -106,7 +110,7 @@ async def found_response(
         InvalidRequest: a 404 for an id that does not exist, or of another key.
     """
     job = service.background.find(exchange.key, name)
-    if job is not None:
+    if job is not None and not job.is_stored:
         return job.stored()
     store, found = service.store, None
     if store is not None and time_of(name) is not None:

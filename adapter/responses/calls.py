@@ -72,11 +72,16 @@ def answers_of(items: Sequence[Placed]) -> Mapping[int, list[Answer]]:
 
 
 def is_cut(call: Call) -> bool:
-    """Return True for a call that the limit of tokens cut, so that its arguments are no JSON."""
-    if call.status != "incomplete" or not isinstance(call, FunctionCallItem):
+    """Return True for a call that the limit of tokens cut, so that it cannot be answered.
+
+    The arguments of a function may be whole JSON nevertheless (contract, section 7).
+    """
+    if call.status != "incomplete":
         return False
+    if not isinstance(call, FunctionCallItem):
+        return True
     try:
-        orjson.loads(call.arguments or "{}")
+        orjson.loads(call.arguments)
     except orjson.JSONDecodeError:
         return True
     return False

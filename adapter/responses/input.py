@@ -154,9 +154,8 @@ def content_of(item: Item) -> object:
 
 def _thought(item: ReasoningItem, resolve: Resolve, unseal: Unseal) -> str | None:
     """Return the reasoning of an item, which may be sealed, or stored under the item's id."""
-    if item.is_named:
-        stored = resolve(item.id)
-        item = stored if isinstance(stored, ReasoningItem) else item
-    if item.content:
-        return "".join([part.text for part in item.content])
-    return None if item.encrypted_content is None else unseal(item.encrypted_content)
+    if item.text:
+        return item.text
+    thought = None if item.encrypted_content is None else unseal(item.encrypted_content)
+    stored = resolve(item.id) if thought is None and isinstance(item.id, str) else None
+    return stored.text or None if isinstance(stored, ReasoningItem) else thought

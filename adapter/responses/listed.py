@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import orjson
-
 from ...schemas.openai.response_items import LONGEST_ID
 from ..store.ids import new_id
 from ..store.record import Stored
@@ -47,10 +45,15 @@ def input_items(stored: Stored) -> list[dict[str, Any]]:
 
 
 def _of_input(response: str, given: Any) -> list[dict[str, Any]]:
-    return [
-        normalized(item, partial(item_id, response=response, index=index, is_input=True))
-        for index, item in enumerate(items_of(given))
-    ]
+    """Return the items of an input, with an id each; a repeated id names the first item only."""
+    found: dict[str, dict[str, Any]] = {}
+    for index, item in enumerate(items_of(given)):
+        name_of = partial(item_id, response=response, index=index, is_input=True)
+        one = normalized(item, name_of)
+        if one["id"] in found:
+            one = normalized({**item, "id": None}, name_of)
+        found[one["id"]] = one
+    return [*found.values()]
 
 
 def turn_items(
@@ -98,7 +101,13 @@ def _parts(role: str, content: Any) -> list[dict[str, Any]]:
     """Return the content of a message as parts."""
     kind = "output_text" if role == "assistant" else "input_text"
     parts = [{"type": kind, "text": content}] if isinstance(content, str) else content
-    return [{**_DEFAULTS.get(part["type"], {}), **part} for part in parts]
+    return [
+        {
+            **_DEFAULTS.get(part["type"], {}),
+            **{name: value for name, value in part.items() if value is not None},
+        }
+        for part in parts
+    ]
 
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -108,23 +117,9 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def history(chain: Sequence[Stored]) -> list[dict[str, Any]]:
-    """Return the items of stored responses: of each its input, and then its output.
-
-    A call that the limit cut off is omitted if its arguments are not JSON (contract, section 7).
-    """
+    """Return the items of stored responses: of each its input, and then its output."""
     return [
         item
         for stored in chain
-        for item in (*items_of(stored.request.get("input")), *map(_whole, stored.reply["output"]))
-        if item is not None
+        for item in (*items_of(stored.request.get("input")), *stored.reply["output"])
     ]
-
-
-def _whole(item: dict[str, Any]) -> dict[str, Any] | None:
-    """Return an output item, or None for a call with incomplete arguments."""
-    if item["type"] == "function_call" and item.get("status") == "incomplete":
-        try:
-            orjson.loads(item["arguments"])
-        except orjson.JSONDecodeError:
-            return None
-    return item

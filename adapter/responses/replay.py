@@ -15,28 +15,28 @@ _BEGUN: Mapping[str, Any] = {
     "completed_at": None,
     "error": None,
     "incomplete_details": None,
-    "service_tier": "auto",
     "output": [],
     "usage": None,
 }
 
 
-def replayed(reply: Mapping[str, Any], after: int) -> list[bytes]:
+def replayed(reply: Mapping[str, Any], after: int, tier: str = "auto") -> list[bytes]:
     """Return the events of a stored response as bytes.
 
     Args:
         after: the number of the event before the first one that is returned; -1 for all.
+        tier: the `service_tier` of the request.
     """
     return [
         b"event: %b\ndata: %b\n\n"
         % (kind.encode(), orjson.dumps({"type": kind, "sequence_number": number, **fields}))
-        for number, (kind, fields) in enumerate(_events(reply))
+        for number, (kind, fields) in enumerate(_events(reply, tier))
         if number > after
     ]
 
 
-def _events(reply: Mapping[str, Any]) -> Iterator[Event]:
-    begun = {"response": {**reply, **_BEGUN}}
+def _events(reply: Mapping[str, Any], tier: str) -> Iterator[Event]:
+    begun = {"response": {**reply, **_BEGUN, "service_tier": tier}}
     yield Event("response.created", begun)
     yield Event("response.in_progress", begun)
     for index, value in enumerate(reply["output"]):

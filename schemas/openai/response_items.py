@@ -211,7 +211,12 @@ class ReasoningItem(_Replayed):
     @property
     def is_named(self) -> bool:
         """True if the item has nothing but the id under which it may be stored."""
-        return isinstance(self.id, str) and not self.content and self.encrypted_content is None
+        return isinstance(self.id, str) and not self.text and self.encrypted_content is None
+
+    @property
+    def text(self) -> str:
+        """The reasoning, as far as the item has it."""
+        return "".join([part.text for part in self.content or ()])
 
 
 class FunctionCallItem(_Replayed):

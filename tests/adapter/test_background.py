@@ -201,6 +201,42 @@ async def test_ended_responses_are_forgotten_beyond_a_size(
     assert (await client.get(f"{R}/{first['id']}")).status_code == 404
 
 
+async def test_a_reader_learns_that_the_server_ends() -> None:
+    """A stream that the shutdown ends has the two events of a failed response, and no other."""
+    app = OpenAIAdapter(LlamaCpp(context=2048), any_model=True)
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+        made = await begun(client, **ENDLESS)
+        reading = [
+            asyncio.create_task(client.get(f"{R}/{made['id']}?stream=true&starting_after={after}"))
+            for after in (0, 4)
+        ]
+        await asyncio.sleep(0.1)
+        app.end()
+        for task in reading:
+            task.cancel()
+        first, second = [events_of((await task).text) for task in reading]
+        await app.aclose()
+    numbers = [event["sequence_number"] for event in first]
+    assert numbers == [*range(1, len(first) + 1)]
+    assert first[4:] == second
+    assert [event["type"] for event in first[-2:]] == ["error", "response.failed"]
+
+
+async def test_large_requests_are_forgotten_too(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The requests of ended responses count, so that they cannot fill the memory."""
+    monkeypatch.setattr(background, "MOST", 100_000)
+    item = {"type": "web_search_call", "id": "ws", "action": {"query": "x" * 60_000}}
+    given = [{"role": "user", "content": "Hi"}, item]
+    first = await begun(client, store=False, input=given)
+    await ended(client, first["id"])
+    second = await begun(client, store=False, input=given)
+    await ended(client, second["id"])
+    assert (await client.get(f"{R}/{first['id']}")).status_code == 404
+
+
 async def test_the_end_of_the_server_fails_what_runs() -> None:
     """A response that runs when the server ends is stored as failed, and its stream says why."""
     app = OpenAIAdapter(LlamaCpp(context=2048), any_model=True)

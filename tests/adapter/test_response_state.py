@@ -187,6 +187,57 @@ async def test_reasoning_that_is_not_stored_is_listed(client: httpx2.AsyncClient
     assert reply.headers["x-latimer-ignored"] == "input[0]"
 
 
+async def test_repeated_ids_lose_nothing(client: httpx2.AsyncClient) -> None:
+    """Items of one input with the same id are all in the conversation."""
+    name = (await client.post("/v1/conversations", json={})).json()["id"]
+    call = {"type": "function_call", "id": "x", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "id": "x", "call_id": "c", "output": "42"}
+    given = [{"role": "user", "content": "a?"}, call, output]
+    first = await created(client, given, conversation=name)
+    listed = (await client.get(f"/v1/conversations/{name}/items?order=asc")).json()["data"]
+    assert [item["type"] for item in listed] == [
+        "message", "function_call", "function_call_output", "message",
+    ]  # fmt: skip
+    second = await created(client, "more", conversation=name)
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize("kind", ["function", "custom"])
+async def test_a_cut_call_ends_no_conversation(client: httpx2.AsyncClient, kind: str) -> None:
+    """A call that the limit cut is not in the prompt, in every way of continuing it."""
+    tool = {"type": kind, "name": "patch"}
+    if kind == "function":
+        schema = {"type": "object", "properties": {"text": {"type": "string"}}}
+        tool["parameters"] = {**schema, "required": ["text"]}  # type: ignore[assignment]
+    name = (await client.post("/v1/conversations", json={})).json()["id"]
+    more = {"tools": [tool], "tool_choice": {"type": kind, "name": "patch"}}
+    cut = await created(client, "use it", max_output_tokens=16, **more)
+    assert cut["status"] == "incomplete"
+    await created(client, "use it", max_output_tokens=16, conversation=name, **more)
+    replayed = [{"role": "user", "content": "use it"}, *cut["output"]]
+    found = [
+        await created(client, "go on", previous_response_id=cut["id"]),
+        await created(client, [*replayed, {"role": "user", "content": "go on"}]),
+        await created(client, "go on", conversation=name),
+    ]
+    assert len({one["usage"]["input_tokens"] for one in found}) == 1
+
+
+async def test_only_references_are_replaced(client: httpx2.AsyncClient) -> None:
+    """An item with the id of a stored one is stored as the client sent it."""
+    first = await created(client)
+    name = first["output"][0]["id"]
+    part = {"type": "output_text", "text": "EDITED"}
+    edited = {"type": "message", "role": "assistant", "id": name, "content": [part]}
+    question = {"role": "user", "content": ASK}
+    made = await created(
+        client, [question, edited, {"type": "item_reference", "id": name}, question]
+    )
+    listed = (await client.get(f"{R}/{made['id']}/input_items?order=asc")).json()["data"]
+    texts = [item["content"][0]["text"] for item in listed[1:3]]
+    assert texts == ["EDITED", first["output"][0]["content"][0]["text"]]
+
+
 async def test_a_replay_has_its_own_numbers(client: httpx2.AsyncClient) -> None:
     """An event beyond those of a stored stream is a 400, and not an empty stream."""
     made = await created(client)

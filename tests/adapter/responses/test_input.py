@@ -106,6 +106,8 @@ def test_a_string_is_a_message_of_the_user() -> None:
         # A call that the limit of tokens cut.
         ([said("a"), call("1", arguments='{"a', status="incomplete"), user()],
          [message("assistant", "a"), U]),
+        ([said("a"), call("1", arguments="", status="incomplete"), user()],
+         [message("assistant", "a"), U]),
         ([call("1", status="incomplete"), output("1")], [calling("1"), result("1")]),
         # Items that only others can read do not separate those around them.
         ([thought("t"), {"type": "web_search_call", "id": "ws_1"}, said("a")],

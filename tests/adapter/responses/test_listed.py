@@ -104,10 +104,3 @@ def test_a_history_has_input_and_output_of_each_response() -> None:
     assert history(chain) == [
         *items_of("a"), answers[0], {"role": "user", "content": "b"}, answers[1],
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("arguments", "count"), [('{"a": 1', 0), ('{"a": 1}', 1)])
-def test_a_cut_call_is_in_the_history_only_with_whole_arguments(arguments: str, count: int) -> None:
-    """The model never sees a call whose arguments are not JSON."""
-    call = {"type": "function_call", "status": "incomplete", "arguments": arguments}
-    assert len(history([stored(None, call)])) == count
