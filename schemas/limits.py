@@ -96,6 +96,19 @@ SCANS = Limit(100, "scans", "a progressive JPEG", "Each scan visits all pixels; 
 SOUND = Limit(
     3_600, "seconds", "an audio file", "A file of 100 bytes can declare gigabytes of samples."
 )
+PDF_PAGES = Limit(
+    5_000, "pages", "a PDF file in the input of a response",
+    "Each page takes time; the text of more fits into no context.",
+)  # fmt: skip
+PDF_TEXT = Limit(
+    4 << 20, "characters", "the PDF files of a request",
+    "More than almost any context length; a small file can inflate to it.",
+)  # fmt: skip
+PDF_SECONDS = Limit(
+    20, "seconds", "reading the PDF files of a request, in a separate process",
+    "A small file can keep a reader busy for hours.",
+)  # fmt: skip
+PDF_MEMORY = Limit(512, "MiB", "the same, for each file", "A small file can take gigabytes.")
 TOOLS = Limit(
     512, "tools", "`tools`, or `functions`",
     "Each is a way to continue a grammar, whose number is limited, too.",
@@ -172,7 +185,8 @@ SECONDS = Limit(
 
 LIMITS: tuple[Limit, ...] = (
     BODY, HEAD, NESTING, VALUES, CONTAINERS, PROMPTS, INPUTS, CHOICES, IDS, TEXT, TOKEN_SIZE,
-    MESSAGES, PARTS, WORD, SPELLED, IMAGES, PIXELS, SCANS, SOUND, TOOLS, STOP, STOPS, STOP_TEXT,
+    MESSAGES, PARTS, WORD, SPELLED, IMAGES, PIXELS, SCANS, SOUND, PDF_PAGES, PDF_TEXT,
+    PDF_SECONDS, PDF_MEMORY, TOOLS, STOP, STOPS, STOP_TEXT,
     BREAKERS, BREAKER, STRENGTH, BIASES, GRAMMAR,
     SCHEMA, PROPERTIES, SCHEMA_VISITS, SCHEMA_DEPTH, ONE_OF, KEY, REPETITIONS, GROUPS, ITEMS,
     MULTIPLE, WAYS, PATHS, TRIAL, TRIAL_MEMORY, SECONDS,

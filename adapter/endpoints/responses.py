@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import orjson
 from pydantic import TypeAdapter
@@ -24,10 +25,12 @@ from ..generation.run import Plan
 from ..generation.sinks import Answer, respond
 from ..generation.token_ids import in_model_vocabulary
 from ..generation.usage import detailed_usage_of
+from ..responses.files import UnreadPdfs
 from ..responses.frames import ResponseFrames
 from ..responses.ids import new_response_id
 from ..responses.input import Conversation, conversation_of
 from ..responses.output import Shape, Thoughts
+from ..responses.pdf import read_pdfs
 from ..responses.response import Draft, begun
 from ..responses.tools import Tools, tools_of
 from ..service import Served, Service
@@ -42,6 +45,8 @@ _REQUEST = TypeAdapter(ResponseRequest)
 _INPUT_TOKENS = TypeAdapter(InputTokensRequest)
 # The size of stored items is not known, so a request that continues them is read in a thread.
 _MORE = offload.SMALL + 1
+
+_Understood: TypeAlias = tuple[Sampling, Tools, Conversation]
 
 _LEAVE_OUT = "Omit it."
 
@@ -116,12 +121,8 @@ async def _drafted(exchange: Exchange, service: Service, request: ResponseReques
     refuse_unserved(request, _UNSERVED, capabilities.engine)
     stored = await is_stored(request, service.store)
     state = await state_of(exchange, service, request)
-    unseal = partial(service.seal.open, owner=exchange.key)
-    size = _MORE if state.before else exchange.size
-    sampling, tools, conversation = (
-        _read(request, capabilities, state, unseal)
-        if size <= offload.SMALL
-        else await offload.run(size, _read, request, capabilities, state, unseal)
+    sampling, tools, conversation = await _understood(
+        exchange, service, request, capabilities, state
     )
     inexact: Sequence[str] = ()
     if sampling.logit_bias:
@@ -130,6 +131,9 @@ async def _drafted(exchange: Exchange, service: Service, request: ResponseReques
         turn = await turn_of_response(
             exchange, request, served, sampling, conversation.messages, tools.tool_set
         )
+        if state.before or conversation.inexact:
+            # The size of the request does not count stored items and the texts of PDF files.
+            turn.size = max(turn.size, _MORE)
         chat = await prepare(turn, served)
     except LatimerError as error:
         raise in_responses(error, conversation.names) from None
@@ -157,13 +161,35 @@ async def _drafted(exchange: Exchange, service: Service, request: ResponseReques
     return _Drafted(served, chat, tools, conversation, shape, state, stored)
 
 
+async def _understood(
+    exchange: Exchange,
+    service: Service,
+    request: ResponseRequest,
+    capabilities: Capabilities,
+    state: State,
+) -> _Understood:
+    """Return what a request asks for; its PDF files are read first."""
+    unseal = partial(service.seal.open, owner=exchange.key)
+    size = _MORE if state.before else exchange.size
+    arguments = request, capabilities, state, unseal
+    try:
+        if size <= offload.SMALL:
+            return _read(*arguments)
+        return await offload.run(size, _read, *arguments)
+    except UnreadPdfs as unread:
+        pdfs = unread.pdfs
+    texts = await read_pdfs(pdfs, exchange.owner)
+    return await offload.run(max(size, _MORE), _read, *arguments, texts)
+
+
 def _read(
     request: ResponseRequest,
     capabilities: Capabilities,
     state: State,
     unseal: Callable[[str], str | None],
-) -> tuple[Sampling, Tools, Conversation]:
-    conversation = conversation_of(request, state.before, state.resolve, unseal)
+    pdf_texts: Mapping[str, str] = MappingProxyType({}),
+) -> _Understood:
+    conversation = conversation_of(request, state.before, state.resolve, unseal, pdf_texts)
     try:
         sampling = sampling_of(request, capabilities)
     except LatimerError as error:

@@ -6,7 +6,7 @@ templates. The outputs of calls follow the message with the calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ...schemas.openai.messages import (
@@ -38,13 +38,15 @@ class History:
 
     Args:
         instructions: the instructions of the request, which come first.
+        pdf_texts: the text of each PDF file, by its data as the client sent it.
 
     Attributes:
         names: the path in the request for each path in the messages that differs.
     """
 
-    def __init__(self, instructions: str | None = None) -> None:
+    def __init__(self, instructions: str | None, pdf_texts: Mapping[str, str]) -> None:
         self.names: dict[str, str] = {}
+        self._pdf_texts = pdf_texts
         self._messages: list[Message] = []
         # System and developer texts at the head, which become one message.
         self._head: list[InputMessage] = []
@@ -61,7 +63,7 @@ class History:
             self._head.append(item)
             return
         self.end()
-        content = chat_content(item.content, f"{path}.content")
+        content = chat_content(item.content, f"{path}.content", self._pdf_texts)
         if item.role == "user":
             self._append(UserMessage(role="user", content=content), f"{path}.content")
         else:
@@ -97,7 +99,7 @@ class History:
         self._append(said)
         for call, answers in calls:
             for item, path in answers:
-                content = chat_content(item.output, f"{path}.output")
+                content = chat_content(item.output, f"{path}.output", self._pdf_texts)
                 message = ToolMessage(role="tool", content=content, tool_call_id=call.call_id)
                 self._append(message, f"{path}.output")
 

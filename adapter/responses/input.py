@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeAlias
 
 from ...backends.errors import shortened
@@ -24,6 +25,7 @@ from ..chat.checks import check_count
 from ..dialects import unsupported
 from ..errors import InvalidRequest
 from .calls import Output, Placed, answers_of, is_cut
+from .files import check_pdfs
 from .history import History
 
 # The item with an id, or None if it is unknown.
@@ -54,6 +56,7 @@ def conversation_of(
     before: Sequence[Item] = (),
     resolve: Resolve = lambda _id: None,
     unseal: Unseal = lambda _blob: None,
+    pdf_texts: Mapping[str, str] = MappingProxyType({}),
 ) -> Conversation:
     """Return the conversation of a request.
 
@@ -62,8 +65,10 @@ def conversation_of(
             output.
         resolve: returns stored items.
         unseal: opens reasoning that this server has encrypted.
+        pdf_texts: the text of each PDF file, by its data as the client sent it.
 
     Raises:
+        UnreadPdfs: the texts of PDF files are missing.
         InvalidRequest: there are no items, an item is unknown or malformed, or a call and its
             output are not both there.
     """
@@ -72,7 +77,8 @@ def conversation_of(
     items = [*_placed(request, before, resolve)]
     check_count((content_of(item) for item, _ in items), "input")
     answers = answers_of(items)
-    history = History(request.instructions)
+    inexact = check_pdfs(items, pdf_texts)
+    history = History(request.instructions, pdf_texts)
     ignored: list[str] = []
     for index, (item, path) in enumerate(items):
         if isinstance(item, InputMessage):
@@ -103,7 +109,7 @@ def conversation_of(
             "invalid_value",
         )
     own = [path for path in ignored if path.startswith("input")]
-    return Conversation(messages, own, [], history.names)
+    return Conversation(messages, own, inexact, history.names)
 
 
 def _empty() -> InvalidRequest:

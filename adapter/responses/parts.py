@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
-from urllib.parse import unquote_to_bytes
 
 from ...backends.errors import shortened
 from ...schemas.openai.messages import (
@@ -28,6 +25,7 @@ from ...schemas.openai.response_items import (
 )
 from ..dialects import unsupported
 from ..errors import InvalidRequest
+from .files import file_text
 
 ItemPart: TypeAlias = (
     InputTextPart
@@ -39,8 +37,6 @@ ItemPart: TypeAlias = (
     | UnservedPart
 )
 
-_AS_TEXT = "Send the content of the file as text."
-_TEXT_ONLY = "Only text files are read. Send the text of the file, or its pages as images."
 _AUDIO = {
     "audio/wav": "wav",
     "audio/x-wav": "wav",
@@ -66,18 +62,21 @@ def text_of(content: str | Sequence[ItemPart]) -> str:
     )
 
 
-def chat_content(content: str | Sequence[ItemPart], path: str) -> str | list[Part]:
+def chat_content(
+    content: str | Sequence[ItemPart], path: str, pdf_texts: Mapping[str, str]
+) -> str | list[Part]:
     """Return content as chat messages have it.
 
     Args:
         path: the path of the content in the request, for errors.
+        pdf_texts: the text of each PDF file, by its data as the client sent it.
 
     Raises:
         InvalidRequest: a part is malformed, or nothing here can read it.
     """
     if is_text(content):
         return text_of(content)
-    return [_part(part, f"{path}[{index}]") for index, part in enumerate(content)]  # type: ignore[arg-type]
+    return [_part(part, f"{path}[{index}]", pdf_texts) for index, part in enumerate(content)]  # type: ignore[arg-type]
 
 
 def own_path(part: object, path: str) -> tuple[str, str]:
@@ -91,11 +90,11 @@ def own_path(part: object, path: str) -> tuple[str, str]:
     return ".input_audio.data", f"{path}.input_audio.data"
 
 
-def _part(part: ItemPart, path: str) -> Part:
+def _part(part: ItemPart, path: str, pdf_texts: Mapping[str, str]) -> Part:
     if isinstance(part, InputImagePart):
         return _image(part, path)
     if isinstance(part, InputFilePart):
-        return TextPart(type="text", text=_file(part, path))
+        return TextPart(type="text", text=file_text(part, path, pdf_texts))
     if isinstance(part, InputAudioPart):
         return AudioPart(type="input_audio", input_audio=_audio(part, path))
     if isinstance(part, UnservedPart):
@@ -111,38 +110,6 @@ def _image(part: InputImagePart, path: str) -> ImagePart:
             )
         raise _missing(f"{path}.image_url")
     return ImagePart(type="image_url", image_url=ImageUrl(url=part.image_url, detail=part.detail))
-
-
-def _file(part: InputFilePart, path: str) -> str:
-    """Return the content of a text file, with its name in front."""
-    for name in ("file_id", "file_url"):
-        if getattr(part, name) is not None:
-            raise unsupported(f"{path}.{name}", _AS_TEXT)
-    if part.file_data is None:
-        raise _missing(f"{path}.file_data")
-    data = _decoded(part.file_data, f"{path}.file_data")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise unsupported(f"{path}.file_data", _TEXT_ONLY) from None
-    if "\0" in text or text.startswith("%PDF"):
-        raise unsupported(f"{path}.file_data", _TEXT_ONLY)
-    label = f"File '{part.filename}':\n" if part.filename else "File:\n"
-    return f"{label}{text.removesuffix(chr(10))}\n"
-
-
-def _decoded(encoded: str, path: str) -> bytes:
-    """Return the data of a data: URL, or of base64."""
-    if encoded.startswith("data:"):
-        head, comma, encoded = encoded.partition(",")
-        if comma and not head.endswith(";base64"):
-            return unquote_to_bytes(encoded)
-    try:
-        return base64.b64decode(encoded, validate=True)
-    except binascii.Error:
-        raise InvalidRequest(
-            f"Invalid '{path}': expected a data URL or base64.", path, "invalid_value"
-        ) from None
 
 
 def _audio(part: InputAudioPart, path: str) -> InputAudio:

@@ -37,6 +37,7 @@ from latimer.backends.errors import (
 )
 from latimer.backends.llama_cpp import LlamaCpp
 
+from support.pdf_files import pdf, pdf_url
 from support.projector import listener, png, projector
 from support.servers import serving
 from support.wrong_requests import ASKED, C, H
@@ -137,7 +138,10 @@ def _requests() -> Iterator[tuple[str, bytes, dict[str, str]]]:
         *({"messages": [{"role": "user", "content": [part]}]} for part in PARTS),
     ]
     both = {"previous_response_id": "resp_1", "conversation": "conv_1", "input": "Hi"}
-    yield "/v1/responses", json.dumps({"model": "demo", **both}).encode(), {}
+    # A page of 100 MB in 100 KB.
+    file = {"type": "input_file", "file_data": pdf_url(pdf(b" " * 100_000_000))}
+    for fields in (both, {"input": [{"role": "user", "content": [file]}]}):
+        yield "/v1/responses", json.dumps({"model": "demo", **fields}).encode(), {}
     for body in bodies:
         yield H, json.dumps({"model": "demo", **body}).encode(), {}
 

@@ -27,6 +27,7 @@ ANSWER = "The capital of France is Paris."
 # The text that the output of a Python block contains, by a part of its request.
 OUTPUTS = {
     "background=True": "completed 1, 2, ",
+    '"input_file"': ANSWER,
     "responses.create": "1, 2, 3, 4, 5.\n1, 2, 3, 4, 5, 6, 7.ResponseUsage(",
     "conversations.create": " message\n",
     '"custom"': "turn ", "tools=": "get_weather", "response_format=": '"capital"',

@@ -31,7 +31,8 @@ PARTS = (
     "'computer_screenshot', 'summary_text', and 'encrypted_content'."
 )
 FILES = {"type": "input_file", "filename": "a.pdf"}
-PDF = "data:application/pdf;base64,JVBERi0="
+# The beginning of a PDF file behind another type, in an encoding that no client uses.
+HIDDEN_PDF = "data:text/plain,%25%50DF-"
 
 
 def moved(name: str, to: str) -> str:
@@ -157,10 +158,10 @@ CASES: list[tuple[dict[str, Any], str, str | None, str | None]] = [
     ),
     *(
         ({"input": [user([{**FILES, "file_data": data}])]}, "Unsupported parameter: "
-         "'input[0].content[0].file_data' is not supported. Only text files are read. Send the "
-         "text of the file, or its pages as images.", "input[0].content[0].file_data",
+         "'input[0].content[0].file_data' is not supported. Only text and PDF files are read. "
+         "Send the text of the file, or its pages as images.", "input[0].content[0].file_data",
          "unsupported_parameter")
-        for data in (PDF, "/w==", "AAAA")
+        for data in (HIDDEN_PDF, "/w==", "AAAA")
     ),
     ({"input": [user([{**FILES, "file_data": "?"}])]}, "Invalid "
      "'input[0].content[0].file_data': expected a data URL or base64.",

@@ -1,0 +1,340 @@
+"""Tests of PDF files in the input: their text is in the prompt, or the request is a 400."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.errors import InvalidRequest
+from latimer.adapter.responses import pdf as reading
+from latimer.adapter.responses.files import Pdf
+from latimer.adapter.responses.pdf import AT_ONCE, read_pdfs
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.schemas import limits
+from openai import AsyncOpenAI
+from pypdf import PdfReader, PdfWriter
+from support.clients import adapting, client_of
+from support.pdf_files import drawing, pdf, pdf_url
+
+from .requests import call, output, user
+
+R = "/v1/responses"
+FILE_DATA = "input[0].content[0].file_data"
+# A page that takes a reader minutes.
+ENDLESS = pdf(drawing("x") * 2_000_000)
+
+
+def file(data: bytes | str, name: str = "a.pdf") -> dict[str, Any]:
+    """Return a part with a PDF file."""
+    url = data if isinstance(data, str) else pdf_url(data)
+    return {"type": "input_file", "filename": name, "file_data": url}
+
+
+def text(value: str) -> dict[str, Any]:
+    """Return a part with a text."""
+    return {"type": "input_text", "text": value}
+
+
+def encrypted(password: str) -> bytes:
+    """Return a PDF file that only opens with a password, or with none if that is empty."""
+    writer = PdfWriter(clone_from=PdfReader(io.BytesIO(pdf("Locked"))))
+    writer.encrypt(password, "owner", algorithm="AES-256")
+    target = io.BytesIO()
+    writer.write(target)
+    return target.getvalue()
+
+
+@pytest.fixture(scope="module")
+async def app() -> AsyncIterator[OpenAIAdapter]:
+    """Return an adapter of the demo model."""
+    made = OpenAIAdapter(LlamaCpp(), any_model=True)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture(scope="module")
+async def client(app: OpenAIAdapter) -> AsyncIterator[httpx2.AsyncClient]:
+    """Return a client of the demo model."""
+    async with client_of(app) as made:
+        yield made
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[asyncio.subprocess.Process]]:
+    """Return the readers that are started, which have all ended after the test."""
+    found: list[asyncio.subprocess.Process] = []
+    start = reading._started
+
+    async def recorded() -> asyncio.subprocess.Process:
+        found.append(await start())
+        return found[-1]
+
+    monkeypatch.setattr(reading, "_started", recorded)
+    yield found
+    assert [process.returncode for process in found].count(None) == 0
+
+
+async def asked(client: httpx2.AsyncClient, given: Any, **more: Any) -> httpx2.Response:
+    """Return the reply to an input."""
+    body = {"model": "m", "input": given, "max_output_tokens": 16, "temperature": 0, **more}
+    return await client.post(R, json=body)
+
+
+async def tokens(client: httpx2.AsyncClient, given: Any, **more: Any) -> int:
+    """Return the input tokens of a response, which are those that are counted without one."""
+    reply = await asked(client, given, **more)
+    assert reply.status_code == 200, reply.text
+    count = await client.post(f"{R}/input_tokens", json={"model": "m", "input": given, **more})
+    found: int = reply.json()["usage"]["input_tokens"]
+    assert count.json()["input_tokens"] == found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (pdf("The title is One."), "The title is One."),
+        (pdf("One", "", "Two"), "One\n\nTwo"),
+        (pdf("A\\000B"), "AB"),
+        (encrypted(""), "Locked"),
+        (base64.b64encode(pdf("Plain")).decode(), "Plain"),
+        (f"data:;base64,{base64.b64encode(pdf('Untyped')).decode()}", "Untyped"),
+    ],
+)
+async def test_the_text_of_a_pdf_is_read(data: bytes | str, expected: str) -> None:
+    """The pages of a PDF file are read in any form of its data, with a blank line between them."""
+    url = file(data)["file_data"]
+    assert await read_pdfs([Pdf(FILE_DATA, url)], "") == {url: expected}
+
+
+@pytest.mark.parametrize("form", [base64.b64encode(pdf("Ada.")).decode(), pdf_url(pdf("Ada."))])
+async def test_a_pdf_is_as_its_text(client: httpx2.AsyncClient, form: str) -> None:
+    """A PDF file has the prompt of a text file with its text, and the response says so."""
+    plain = file(f"data:text/plain;base64,{base64.b64encode(b'Ada.').decode()}")
+    question = text("Who is this?")
+    reply = await asked(client, [user([file(form), question])])
+    same = await asked(client, [user([plain, question])])
+    assert reply.json()["usage"]["input_tokens"] == same.json()["usage"]["input_tokens"]
+    assert reply.json()["output"][0]["content"] == same.json()["output"][0]["content"]
+    assert reply.headers["x-latimer-inexact"] == FILE_DATA
+    assert "x-latimer-inexact" not in same.headers
+    stored = (await client.get(f"{R}/{reply.json()['id']}/input_items")).json()
+    assert stored["data"][0]["content"][0]["file_data"] == form
+
+
+async def test_a_pdf_in_an_output_and_in_a_chain(client: httpx2.AsyncClient) -> None:
+    """The output of a call may have PDF files, and they stay in the prompt of later turns."""
+    items = [user("Read it."), call("1"), output("1", [file(pdf("One"))])]
+    first = await asked(client, items)
+    assert first.headers["x-latimer-inexact"] == "input[2].output[0].file_data"
+    next_ = user("And now?")
+    before = first.json()
+    reply = await asked(client, [next_], previous_response_id=before["id"])
+    assert reply.headers["x-latimer-inexact"] == "previous_response_id"
+    assert await tokens(client, [next_], previous_response_id=before["id"]) == await tokens(
+        client, [*items, *before["output"], next_]
+    )
+
+
+async def test_a_pdf_in_a_conversation(client: httpx2.AsyncClient) -> None:
+    """A conversation may have PDF files; one that cannot be read is named as one of its own."""
+    for data, status in ((pdf("One"), 200), (b"%PDF-1.4", 400)):
+        items = [{"type": "message", **user([file(data)])}]
+        made = (await client.post("/v1/conversations", json={"items": items})).json()
+        reply = await asked(client, "What is it?", conversation=made["id"])
+        assert reply.status_code == status, reply.text
+        if status == 200:
+            assert reply.headers["x-latimer-inexact"] == "conversation"
+        else:
+            path = reply.json()["error"]["param"]
+            assert re.fullmatch(r"conversation\[msg_\w+\]\.content\[0\]\.file_data", path)
+
+
+async def test_strict_refuses_a_pdf() -> None:
+    """Under `--strict` a PDF file is a 400, since its pictures and its layout are lost."""
+    async with adapting(LlamaCpp(), strict=True) as client:
+        error = (await asked(client, [user([file(pdf("One"))])])).json()["error"]
+    assert (error["param"], error["code"]) == (FILE_DATA, "unsupported_parameter")
+
+
+async def test_openais_client_sends_a_pdf(app: OpenAIAdapter) -> None:
+    """OpenAI's client sends a PDF file and gets an answer, also as a stream."""
+    transport = httpx2.ASGITransport(app)
+    http = httpx2.AsyncClient(transport=transport, base_url="http://latimer")
+    async with AsyncOpenAI(
+        api_key="k", base_url="http://latimer/v1", http_client=http, max_retries=0
+    ) as client:
+        given: Any = [user([file(pdf("Title: One.")), text("Name the title.")])]
+        made = await client.responses.create(model="m", input=given, temperature=0)
+        streamed = await client.responses.create(model="m", input=given, temperature=0, stream=True)
+        events = [event async for event in streamed]
+    assert made.output_text
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text == made.output_text
+
+
+@pytest.mark.parametrize(
+    ("data", "message", "code"),
+    [
+        (encrypted("secret"), "because it needs a password. Send it without encryption, or send "
+         "its text.", "invalid_value"),
+        (pdf(""), "because it has no text. Send its pages as images.", "invalid_value"),
+        (pdf("One")[:200], "because it is damaged. Send its text, or its pages as images.",
+         "invalid_value"),
+        (b"%PDF-1.4\n%%EOF\n", "because it is damaged.", "invalid_value"),
+        (b"", "because it is damaged.", "invalid_value"),
+        # 100 MB of spaces in 100 KB.
+        (pdf(b" " * 100_000_000), "PDF files take more than 20 s or 512 MiB to read. Send their "
+         "text, or their pages as images.", "file_too_large"),
+    ],
+    ids=["encrypted", "scan", "broken", "no pages", "no data", "bomb"],
+)  # fmt: skip
+async def test_a_pdf_that_is_not_read(
+    client: httpx2.AsyncClient,
+    started: list[asyncio.subprocess.Process],
+    data: bytes,
+    message: str,
+    code: str,
+) -> None:
+    """A PDF file without a text is a 400 that names the part, the reason and what to send."""
+    reply = await asked(client, [user([file(data)])])
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert (error["param"], error["code"]) == (FILE_DATA, code)
+    assert message in error["message"]
+    assert len(started) == 1
+
+
+async def test_wrong_base64_is_named(client: httpx2.AsyncClient) -> None:
+    """A PDF file whose base64 is wrong is the 400 of any other file."""
+    for wrong in ("data:application/pdf;base64,?", "data:application/pdf;base64,é", "JVBERi0é"):
+        error = (await asked(client, [user([file(wrong)])])).json()["error"]
+        assert error["message"] == f"Invalid '{FILE_DATA}': expected a data URL or base64."
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, name: str, most: int) -> None:
+    """Give a limit another value."""
+    other = getattr(limits, name)._replace(most=most)
+    monkeypatch.setattr(limits, name, other)
+    monkeypatch.setattr(reading, name, other)
+
+
+THREE = pdf("One page", "Another", "Third")
+SPACES = pdf(b" " * 70_000_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "data", "message"),
+    [
+        ("PDF_PAGES", 2, THREE, "has 3 pages; at most 2 are allowed. Send fewer pages."),
+        ("PDF_TEXT", 8, THREE, "is too long; at most 8 characters are allowed in one request."),
+        ("PDF_MEMORY", 150, SPACES, "take more than 20 s or 150 MiB to read."),
+        ("PDF_SECONDS", 1, ENDLESS, "take more than 1 s or 512 MiB to read."),
+    ],
+    ids=["pages", "text", "memory", "seconds"],
+)
+async def test_limits_of_a_pdf(
+    client: httpx2.AsyncClient,
+    started: list[asyncio.subprocess.Process],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    most: int,
+    data: bytes,
+    message: str,
+) -> None:
+    """A PDF file beyond a limit is a 400 with the limit, and its reader has ended."""
+    limited(monkeypatch, name, most)
+    error = (await asked(client, [user([file(data)])])).json()["error"]
+    assert (error["param"], error["code"]) == (FILE_DATA, "file_too_large")
+    assert message in error["message"]
+    assert len(started) == 1
+
+
+async def test_one_text_many_times_is_too_long(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of the text counts a file as often as the request has it."""
+    limited(monkeypatch, "PDF_TEXT", 20)
+    part = file(pdf("Ten chars."))
+    assert (await asked(client, [user([part, part])])).status_code == 200
+    error = (await asked(client, [user([part, part, part])])).json()["error"]
+    assert (error["param"], error["code"]) == ("input[0].content[2].file_data", "file_too_large")
+
+
+async def test_time_is_limited(started: list[asyncio.subprocess.Process]) -> None:
+    """A reader that takes too long is killed, and the time is that of all files together."""
+    pdfs = [Pdf("a", pdf_url(pdf("In time"))), Pdf("b", pdf_url(ENDLESS))]
+    with pytest.raises(InvalidRequest) as caught:
+        await read_pdfs(pdfs, "", 0.6)
+    assert (caught.value.param, caught.value.code) == ("b", "file_too_large")
+    assert [process.returncode for process in started] == [0, -signal.SIGKILL]
+
+
+async def test_a_client_that_leaves_ends_the_reader(
+    app: OpenAIAdapter, started: list[asyncio.subprocess.Process]
+) -> None:
+    """When a client disconnects, the reader of its file is killed and the next one has a turn."""
+    body = orjson.dumps({"model": "m", "input": [user([file(ENDLESS)])]})
+    messages: Iterator[dict[str, Any]] = iter([{"type": "http.request", "body": body}])
+
+    async def receive() -> dict[str, Any]:
+        while (message := next(messages, None)) is None:
+            if started:
+                return {"type": "http.disconnect"}
+            await asyncio.sleep(0.01)
+        return message
+
+    async def send(_message: Any) -> None:
+        raise AssertionError("a reply")
+
+    scope = {"type": "http", "method": "POST", "path": R, "headers": [], "query_string": b""}
+    await asyncio.wait_for(app(scope, receive, send), 10)
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+    assert await read_pdfs([Pdf("", pdf_url(pdf("Next")))], "")
+
+
+async def test_few_readers_at_once(started: list[asyncio.subprocess.Process]) -> None:
+    """Two readers run at a time, and the others wait for them."""
+    most = 0
+    names = [f"Reader {number}" for number in range(5)]
+    urls = [pdf_url(pdf(name)) for name in names]
+    tasks = [asyncio.create_task(read_pdfs([Pdf("", url)], "")) for url in urls]
+    while not all(task.done() for task in tasks):
+        most = max(most, [process.returncode for process in started].count(None))
+        await asyncio.sleep(0)
+    assert [task.result() for task in tasks] == [
+        {url: name} for url, name in zip(urls, names, strict=True)
+    ]
+    assert most == AT_ONCE
+
+
+async def test_a_text_is_kept_for_its_owner(started: list[asyncio.subprocess.Process]) -> None:
+    """A file is read once for the turns of a conversation, and again for another API key."""
+    found = [Pdf("", pdf_url(pdf("Kept"))), Pdf("", pdf_url(pdf("Kept")))]
+    for owner, count in (("one", 1), ("one", 1), ("two", 2)):
+        assert [*(await read_pdfs(found, owner)).values()] == ["Kept"]
+        assert len(started) == count
+
+
+async def test_without_a_reader(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """If no reader can be started, a PDF file is a 400 that asks for its text."""
+    broken = tmp_path / "reader.py"
+    broken.write_text("raise SystemExit(1)")
+    for place, name, value in ((reading, "_PROGRAM", broken), (sys, "executable", "")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, value)
+            error = (await asked(client, [user([file(pdf("No reader"))])])).json()["error"]
+        assert (error["param"], error["code"]) == (FILE_DATA, "unsupported_parameter")
+        assert error["message"].endswith("Send the content of the file as text.")
