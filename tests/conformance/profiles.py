@@ -40,6 +40,7 @@ PROFILES: Mapping[str, Sequence[str]] = {
         *_TOOLS, *_TOOLS_STREAM,
         "structured.schema", "embeddings.base64", "embeddings.order", "stored.pages",
         "responses.type", "responses.stream-type", "responses.stream-order",
+        "responses.accumulator*", "responses.call-dump", "responses.all-keys",
     ),
     "langchain": (
         "history.system-middle", "history.system-after-system", "history.user-after-user",

@@ -15,6 +15,7 @@ from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from latimer.conformance.check import all_checks
 from latimer.conformance.runner import Settings, judge
+from support.demo_koboldcpp import DemoKoboldcpp
 from support.embeddings import ENGINES, embedding
 from support.scripted import HERMES, scripted
 from support.servers import restarted_llama_server, serving
@@ -130,6 +131,30 @@ async def test_stored_over_koboldcpp() -> None:
     await fake.stop()
     assert len(verdicts) == 20
     assert [(v.check.id, v.outcome, v.detail) for v in verdicts if v.outcome != "pass"] == []
+
+
+# What koboldcpp cannot do: it returns log-probabilities after sampling.
+REFUSED = ("responses.logprobs", "responses.logprobs-stream")
+
+
+@pytest.mark.timed
+async def test_responses_over_koboldcpp(llama_server_url: str) -> None:
+    """Latimer passes every check of responses over a koboldcpp, or rejects what it cannot do."""
+    checks = [check for check in all_checks() if check.group == "responses"]
+    checks = [check for check in checks if not check.id.startswith(ELSEWHERE)]
+    fake = DemoKoboldcpp(upstream=llama_server_url)
+    await fake.start()
+    with serving(lambda: OpenAIAdapter(KoboldCpp(fake.url))) as url:
+        verdicts = await judge(Settings(f"{url}/v1", hint="demo"), checks)
+    await fake.stop()
+    told = [
+        (v.check.id, v.outcome, v.detail)
+        for v in verdicts
+        if v.outcome not in ("pass", "flaky") and v.check.id not in EXPLAINED
+    ]
+    assert [(name, outcome) for name, outcome, _ in told] == [
+        (name, "unsupported") for name in REFUSED
+    ], told
 
 
 @pytest.mark.timed
