@@ -30,10 +30,14 @@ AGAIN = {"role": "user", "content": "Count to 7."}
 
 @asynccontextmanager
 async def stored(api: Api, given: Any = ASK, **body: Any) -> AsyncIterator[Any]:
-    """Store a response, yield it, and delete it at the end."""
+    """Store a response, yield it, and delete it at the end.
+
+    Without stored responses, a 404 of the paths below is a rejection and not a fault.
+    """
     made = await respond(api, given, **{"max_output_tokens": 16, "store": True, **body})
     if made.get("store") is False:
         raise Unsupported("the Response has store false")
+    (await api.get(f"{R}/{made['id']}")).ok()
     try:
         yield made
     finally:
