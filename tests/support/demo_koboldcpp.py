@@ -38,9 +38,9 @@ class DemoKoboldcpp(FakeKoboldcpp):
         self._end = ids["tokens"][0]
         await super().start()
 
-    async def stop(self) -> None:
+    async def stop(self, close: bool = True) -> None:
         """Stop, and close the connections to the llama-server."""
-        await super().stop()
+        await super().stop(close)
         await self._client.aclose()
 
     async def answer(self, request: Request) -> Answer:
