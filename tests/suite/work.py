@@ -16,6 +16,8 @@ from suite.rules import Refused
 CHAT = "/chat/completions"
 # A bias against the end of the text.
 ENDLESS = dict.fromkeys((model.END, model.TURN, model.TURN_END), -100)
+# The characters of a text that are evaluated: those of a longer one exceed the context anyway.
+MOST = 2 * model.CONTEXT
 # The tokens of an image, as text.
 IMAGE = "(image)"
 
@@ -55,7 +57,7 @@ class Work:
         ids: list[int] = [*json.dumps(offered).encode()] if offered else []
         for message in self.sent["messages"]:
             content = _shown(message)
-            text = f"{message['role']}\n{content}"
+            text = f"{message['role']}\n{content}"[:MOST]
             ids += [model.TURN, *text.encode("utf-8", "replace"), model.TURN_END, 10]
         return [([*ids, model.TURN, *b"assistant\n"], "")]
 
@@ -69,8 +71,8 @@ class Work:
 
     def _one(self, item: Any) -> tuple[list[int], str]:
         if isinstance(item, str):
-            ids = model.tokenize(item.encode("utf-8", "replace").decode(), True)
-            text = item
+            text = item[:MOST]
+            ids = model.tokenize(text.encode("utf-8", "replace").decode(), True)
         else:
             if any(token >= model.SIZE for token in item):
                 raise Refused("Invalid 'prompt': an id beyond the vocabulary.", "prompt")
