@@ -14,13 +14,13 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 
 
-async def events_of(demo: httpx2.AsyncClient, path: str, **options: Any) -> list[str]:
+async def events_of(demo: httpx2.AsyncClient, path: str, **options: Any) -> list[bytes]:
     """Return the events of a stream with a usage chunk, without `[DONE]`."""
     body = {"model": "demo", "max_tokens": 8, "stream": True, **PATHS[path]}
     body["stream_options"] = {"include_usage": True, **options}
-    text = (await demo.post(path, json=body)).text
-    *events, done, end = text.split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
+    content = (await demo.post(path, json=body)).content
+    *events, done, end = content.split(b"\n\n")
+    assert (done, end) == (b"data: [DONE]", b"")
     return events
 
 
@@ -30,8 +30,8 @@ async def test_chunks_are_padded_if_a_request_asks_for_it(
 ) -> None:
     """Every chunk ends with random text, and the lengths of all events have the same remainder."""
     padded = await events_of(demo, path, include_obfuscation=True)
-    assert all(event.rpartition(',"')[2].startswith('obfuscation":"') for event in padded)
-    texts = {event.rpartition(':"')[2].removesuffix('"}') for event in padded}
+    assert all(event.rpartition(b',"')[2].startswith(b'obfuscation":"') for event in padded)
+    texts = {event.rpartition(b':"')[2].removesuffix(b'"}') for event in padded}
     assert all(1 <= len(text) <= STEP and text.isalnum() for text in texts)
     assert len(texts) > len(padded) // 2
     assert len({len(event) % STEP for event in padded}) == 1
@@ -43,4 +43,4 @@ async def test_chunks_are_not_padded_otherwise(
 ) -> None:
     """Without `include_obfuscation: true` no chunk has the key."""
     for path in PATHS:
-        assert not any("obfuscation" in event for event in await events_of(demo, path, **options))
+        assert not any(b"obfuscation" in event for event in await events_of(demo, path, **options))
