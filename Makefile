@@ -54,11 +54,19 @@ types: $(VENV)/test
 	cd tests && ../$(BIN)/mypy --config-file ../pyproject.toml --explicit-package-bases .
 	$(BIN)/mypy examples
 
+# Run the tests that $(1) selects, with the options $(2). Those that fail run once more, one after the
+# other: a test that passes then depends on chance or on the machine's load, which the output says.
+define run_tests
+	export PATH="$(CURDIR)/$(BIN):$$PATH"; pytest $(1) $(2) || { test $$? = 1 && \
+		echo "==> These tests failed. They run once more; mend those that pass now, too:" && \
+		pytest $(1) --last-failed --last-failed-no-failures none -v; }
+endef
+
 # On all cores; what holds a limit of time runs by itself.
 unit: $(VENV)/test $(VENV)/browser $(VENV)/postgresql
 	@$(POSTGRESQL) || echo "==> PostgreSQL is missing, so its tests are skipped: apt-get install postgresql"
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m "not timed and not clients" -n auto --dist worksteal --durations 10
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m timed --durations 10
+	$(call run_tests,-m "not timed and not clients",-n auto --dist worksteal --durations 10)
+	$(call run_tests,-m timed,--durations 10)
 
 test-full: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" LATIMER_FULL=1 $(BIN)/pytest -n auto --dist worksteal \
@@ -69,8 +77,8 @@ test-install: $(VENV)/test
 
 # Each environment is kept in .venv-clients. Without Node.js its clients are skipped.
 clients: $(VENV)/test
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -rs tests/clients/installed
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m clients
+	$(call run_tests,-rs tests/clients/installed)
+	$(call run_tests,-m clients)
 
 # The table of what was tried and what happened is build/faults.md.
 faults: $(VENV)/test
