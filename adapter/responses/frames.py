@@ -22,6 +22,8 @@ from .response import Draft, failure_of
 
 _BEGINNING = ("response.created", "response.in_progress")
 _QUEUED = ("response.created", "response.queued")
+# The numbers of most events, formatted: that takes as long as the rest of a delta.
+_NUMBERS = tuple(b"%d" % number for number in range(2_048))
 
 
 class ResponseFrames(Frames):
@@ -64,8 +66,11 @@ class ResponseFrames(Frames):
             self._texts.append(text)
             number = self._number
             self._number = number + 1
-            dumps = orjson.dumps
-            return b"".join((self._before, dumps(number), self._between, dumps(text), self._after))
+            try:
+                shown = _NUMBERS[number]
+            except IndexError:
+                shown = b"%d" % number
+            return b"".join((self._before, shown, self._between, orjson.dumps(text), self._after))
         data = self._framed(self._output.add(delta))
         self._prebuild()
         return data

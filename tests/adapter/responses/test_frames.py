@@ -108,6 +108,12 @@ def test_prebuilt_events(deltas: list[Delta], reason: FinishReason, thoughts: Th
     assert last == {**of.whole([Result(named, reason)], USAGE), "completed_at": None}
 
 
+def test_a_long_stream_is_numbered() -> None:
+    """The numbers of thousands of events have no gap."""
+    deltas = [Delta("a")] * 3_000
+    assert len(parsed(streamed(deltas, "stop", draft("shown")))) > len(deltas)
+
+
 def test_a_text() -> None:
     """The stream of a text has the events and the objects of the contract."""
     found = parsed(streamed([Delta("Hel"), Delta("lo.")], "stop", draft()))
