@@ -28,19 +28,24 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def is_latimers(one: object) -> bool:
+    """Return True for an object of one of Latimer's classes."""
+    # The attribute of some types is no string.
+    return str(type(one).__module__).startswith("latimer.")
+
+
 @contextmanager
 def garbage() -> Iterator[list[str]]:
     """Collect the types of Latimer's new objects that only the garbage collector can free."""
     found: list[str] = []
     gc.collect()
     # An app of an earlier test can be released late. What is held here is not garbage.
-    held = [one for one in gc.get_objects() if type(one).__module__.startswith("latimer.")]
+    held = [one for one in gc.get_objects() if is_latimers(one)]
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         yield found
         gc.collect()
-        names = (f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage)
-        found += [name for name in names if name.startswith("latimer.")]
+        found += [repr(type(one)) for one in gc.garbage if is_latimers(one)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
