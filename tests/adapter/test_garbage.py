@@ -30,7 +30,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def is_latimers(one: object) -> bool:
     """Return True for an object of one of Latimer's classes."""
-    # The attribute of some types is no string.
+    # For some types the attribute is a descriptor.
     return str(type(one).__module__).startswith("latimer.")
 
 
