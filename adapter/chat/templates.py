@@ -232,8 +232,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+def _tojson(
+    value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def _raise_exception(message: str) -> None:

@@ -89,6 +89,15 @@ def test_the_environment_that_models_expect() -> None:
     assert re.fullmatch(r'"<é\'&>"\n20\d\d none>', text)
 
 
+def test_templates_choose_the_escapes_of_json() -> None:
+    """A template can say whether `tojson` escapes characters beyond ASCII."""
+    template = (
+        "{% for m in messages %}{{ m.content | tojson(ensure_ascii=False) }}"
+        "{{ m.content | tojson(ensure_ascii=True) }}{% endfor %}"
+    )
+    assert prompt_of(template, ("user", "é")) == '"é""\\u00e9"'
+
+
 @pytest.mark.parametrize(
     "template",
     [
