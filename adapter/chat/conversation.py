@@ -29,7 +29,7 @@ from ...schemas.openai.messages import (
     TextPart,
     ToolMessage,
 )
-from .formats import HERMES, ToolCallFormat, format_of
+from .formats import HERMES, Place, ToolCallFormat, format_of
 from .json_call import INPUT
 from .reasoning import Tags
 from .templates import render
@@ -107,7 +107,8 @@ def turns_of(
         tags: the tags around reasoning, which is split off the content of assistant messages.
     """
     turns: list[dict[str, Any]] = []
-    named: dict[str, str] = {}
+    places: dict[str, Place] = {}
+    count = 0
     sees = any(_has_media(message) for message in messages)
     for message in messages:
         turn = _turn(message, style.developer, sees)
@@ -115,13 +116,16 @@ def turns_of(
             if message.refusal and not turn["content"]:
                 turn["content"] = _plain(message.refusal, sees)
             _split(turn, message, tags)
-            _add_calls(turn, message, style, named)
+            count += _add_calls(turn, message, style, places, count)
         elif isinstance(message, ToolMessage | FunctionMessage):
-            _make_result(turn, message, style, named)
+            place = _make_result(turn, message, style, places)
             if style.results == "user" and turns and turns[-1].get("result"):
                 turns[-1]["content"] += "\n" + turn["content"]
                 continue
-            turn["result"] = True
+            turn["result"] = place
+            if style.form.in_order:
+                turns.insert(_index_of_result(turns, turn["result"]), turn)
+                continue
         turns.append(turn)
     for turn in turns:
         turn.pop("result", None)
@@ -190,28 +194,39 @@ def _split(turn: dict[str, Any], message: AssistantMessage, tags: Tags | None) -
 
 
 def _add_calls(
-    turn: dict[str, Any], message: AssistantMessage, style: Style, named: dict[str, str]
-) -> None:
+    turn: dict[str, Any],
+    message: AssistantMessage,
+    style: Style,
+    places: dict[str, Place],
+    count: int,
+) -> int:
+    """Add the calls of a message to its turn, and return their number.
+
+    Args:
+        count: the number of calls in earlier messages.
+    """
     calls = [(call.id, _called(call)) for call in message.tool_calls or ()]
     if message.function_call is not None:
         calls.append(("call_function", message.function_call))
+    for index, (call_id, function) in enumerate(calls):
+        places[call_id] = Place(function.name, count + index, index)
     if not calls:
-        return
-    named |= {call_id: function.name for call_id, function in calls}
+        return 0
     if not style.calls:
         written = [(function.name, _arguments(function)) for _, function in calls]
         turn["content"] += style.form.written(written)
-        return
+        return len(calls)
     if style.null and not turn["content"]:
         turn["content"] = None
     turn["tool_calls"] = [
         {
-            "id": _short(call_id, style.form),
+            "id": style.form.call_id(call_id, places[call_id]),
             "type": "function",
             "function": {"name": function.name, "arguments": _arguments(function)},
         }
         for call_id, function in calls
     ]
+    return len(calls)
 
 
 def _called(call: Any) -> FunctionCall:
@@ -236,30 +251,42 @@ def _arguments(function: FunctionCall) -> Any:
     return value if isinstance(value, dict) else function.arguments
 
 
+_UNKNOWN = Place("", -1, -1)
+
+
 def _make_result(
     turn: dict[str, Any],
     message: ToolMessage | FunctionMessage,
     style: Style,
-    named: Mapping[str, str],
-) -> None:
+    places: Mapping[str, Place],
+) -> Place:
+    """Make a turn a result of a call, and return the place of the call."""
+    place = _UNKNOWN
+    if isinstance(message, ToolMessage):
+        place = places.get(message.tool_call_id, _UNKNOWN)
     if style.results == "user":
         turn["role"] = "user"
         turn["content"] = f"<tool_response>\n{turn['content']}\n</tool_response>"
         turn.pop("name", None)
-        return
+        return place
     turn["role"] = "tool"
     if isinstance(message, ToolMessage):
-        turn["tool_call_id"] = _short(message.tool_call_id, style.form)
-        if message.tool_call_id in named:
-            turn["name"] = named[message.tool_call_id]
+        turn["tool_call_id"] = style.form.call_id(message.tool_call_id, place)
+        if place is not _UNKNOWN:
+            turn["name"] = place.name
+    return place
 
 
-def _short(call_id: str, form: ToolCallFormat) -> str:
-    """Return an id of the length that the template requires."""
-    if form.id_size is None:
-        return call_id
-    letters = "".join(one for one in call_id if one.isascii() and one.isalnum())
-    return letters[-form.id_size :].rjust(form.id_size, "0")
+def _index_of_result(turns: Sequence[Mapping[str, Any]], place: Place) -> int:
+    """Return the index at which a result follows those of earlier calls of the same message."""
+    index = len(turns)
+    while (
+        index
+        and "result" in turns[index - 1]
+        and turns[index - 1]["result"].in_conversation > place.in_conversation
+    ):
+        index -= 1
+    return index
 
 
 def _tool(function: Function) -> dict[str, Any]:

@@ -35,6 +35,8 @@ SWITCHES = ("enable_thinking", "thinking")
 _THINKING = re.compile(
     r"{%-?\s*(?:el)?if\s+(?:not\s+)?thinking\b|\bthinking\s+is\s+(?:not\s+)?defined\b"
 )
+# Methods of lists that templates may call.
+_OF_LISTS = ("append", "pop")
 _PRIVATE = range(0x10F000, 0x10FFFE)
 
 
@@ -59,6 +61,20 @@ class _GenerationTag(Extension):
         """Return the content of the tag unchanged."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Given(list[Any]):
+    """A list that a template cannot change, unlike its own."""
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox in which a template may also collect values in lists, as Kimi K2's does."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Return True if a template may use an attribute."""
+        if type(obj) is list and attr in _OF_LISTS:
+            return True
+        return super().is_safe_attribute(obj, attr, value)
 
 
 class _Raised(Exception):
@@ -110,7 +126,7 @@ def _rendered(
         variables = {
             **template.globals,
             **conversation["variables"],
-            "messages": messages,
+            "messages": _Given(messages),
             "add_generation_prompt": begins,
             "bos_token": model.bos_token,
             "eos_token": model.eos_token,
@@ -222,8 +238,8 @@ def _compile(source: str) -> jinja2.Template:
 
 
 @lru_cache(maxsize=1)
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> _Environment:
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
     )
     environment.filters["tojson"] = _tojson

@@ -7,14 +7,15 @@ from . import (
     command_r7b,
     harmony,
     hermes,
+    kimi_k2,
     llama3,
     mistral,
     tool_call_list,
     xml,
 )
-from .base import ToolCallFormat
+from .base import Place, ToolCallFormat
 
-__all__ = ["FORMATS", "HERMES", "ToolCallFormat", "format_of"]
+__all__ = ["FORMATS", "HERMES", "Place", "ToolCallFormat", "format_of"]
 
 HERMES = hermes.FORMAT
 # The first format that matches a template is used.
@@ -26,6 +27,8 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     mistral.FORMAT,
     tool_call_list.FORMAT,
     command_r7b.FORMAT,
+    kimi_k2.FORMAT,
+    kimi_k2.FIRST,
     llama3.FORMAT,
     bare.FORMAT,
 )

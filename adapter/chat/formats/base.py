@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ....backends.grammar import literal
 from ...generation.parts import Parser
@@ -15,6 +15,20 @@ from .rules import GAP, FunctionSchema, marker
 from .rules import arguments as json_arguments
 
 Check: TypeAlias = Callable[[str], bool]
+
+
+class Place(NamedTuple):
+    """An earlier call of a conversation.
+
+    Args:
+        name: the name of its function.
+        in_conversation: the number of calls before it.
+        in_message: the same, counted in its own message.
+    """
+
+    name: str
+    in_conversation: int
+    in_message: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +43,7 @@ class ToolCallFormat:
         bare: True if JSON at the beginning of an answer is a call.
         id_size: the length of call ids that the template requires; None for any.
         answer: the text before the answer, if a turn of the model has several messages.
+        in_order: True if the template takes the results of calls in the order of the calls.
     """
 
     title: str
@@ -41,6 +56,7 @@ class ToolCallFormat:
     bare: bool = False
     id_size: int | None = None
     answer: str = ""
+    in_order: bool = False
 
     def is_of(self, template: str) -> bool:
         """Return True if a chat template has calls in this format."""
@@ -78,6 +94,13 @@ class ToolCallFormat:
             check: returns True if a function is offered; None if a grammar guarantees it.
         """
         return JsonCallParser(self.name, (self.arguments, *ARGUMENTS), check)
+
+    def call_id(self, call_id: str, place: Place) -> str:
+        """Return the id that the template gets for an earlier call and its result."""
+        if self.id_size is None:
+            return call_id
+        letters = "".join(one for one in call_id if one.isascii() and one.isalnum())
+        return letters[-self.id_size :].rjust(self.id_size, "0")
 
     def spelled(self, name: str) -> tuple[str, ...]:
         """Return the forms in which a function's name can appear in a call."""

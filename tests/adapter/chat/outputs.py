@@ -218,6 +218,46 @@ XML: Outputs = [
      ["<tool_call><function=get_weather><parameter=days>\nsome\n</parameter></function>"]),
 ]  # fmt: skip
 
+# https://huggingface.co/moonshotai/Kimi-K2-Instruct, `docs/tool_call_guidance.md`, and the tests of
+# llama.cpp's parser (`tests/test-chat.cpp`).
+_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_KIMI = "<|tool_call_begin|>functions.{}<|tool_call_argument_begin|>{}"
+_KIMI_END = "<|tool_call_end|>"
+_KIMI_ODD = '{"city": "<|tool_call_end|> \\\\ \\"é\\" }{\\n", "at": {"x": [1, {}]}}'
+_KIMI_PARIS = _KIMI.format("get_weather:0", PARIS)
+KIMI_K2: Outputs = [
+    (f"{_SECTION}{_KIMI_PARIS}{_KIMI_END}{_SECTION_END}", [("get_weather", PARIS)]),
+    (f"I look.\n{_SECTION}{_KIMI_PARIS}{_KIMI_END}"
+     f"{_KIMI.format('get_time:1', ROME)}{_KIMI_END}{_SECTION_END}",
+     ["I look.", ("get_weather", PARIS), ("get_time", ROME)]),
+    (f"{_SECTION}{_KIMI.format('get_time:12', '{}')}{_KIMI_END}{_SECTION_END} done",
+     [("get_time", "{}"), " done"]),
+    (f"{_SECTION}\n<|tool_call_begin|> get_time:0 <|tool_call_argument_begin|> {{}} {_KIMI_END}\n"
+     f"{_SECTION_END}", [("get_time", "{}")]),
+    (f"{_SECTION}{_KIMI.format('get_weather:0', _KIMI_ODD)}{_KIMI_END}{_SECTION_END}",
+     [("get_weather", _KIMI_ODD)]),
+    ("It is 21 degrees <|tool_calls_sec", ["It is 21 degrees <|tool_calls_sec"]),
+    # Without the last markers, which the end of the turn implies.
+    (f"{_SECTION}{_KIMI_PARIS}{_KIMI_END}", [("get_weather", PARIS)]),
+    (f"{_SECTION}{_KIMI_PARIS}", [("get_weather", PARIS)]),
+    (f"{_SECTION}{_KIMI_PARIS}{_SECTION_END}", [("get_weather", PARIS)]),
+    # Broken: cut off in the id, the arguments and a marker; an empty section; no number; no JSON;
+    # an unknown function; a list.
+    (f"{_SECTION}<|tool_call_begin|>functions.get_we",
+     [f"{_SECTION}<|tool_call_begin|>functions.get_we"]),
+    (f"{_SECTION}{_KIMI_PARIS[:-2]}", [f"{_SECTION}{_KIMI_PARIS[:-2]}"]),
+    (f"{_SECTION}{_KIMI_PARIS}<|tool", [f"{_SECTION}{_KIMI_PARIS}<|tool"]),
+    (f"{_SECTION}{_SECTION_END}", [f"{_SECTION}{_SECTION_END}"]),
+    (f"{_SECTION}{_KIMI.format('get_time', '{}')}",
+     [f"{_SECTION}{_KIMI.format('get_time', '{}')}"]),
+    (f"{_SECTION}{_KIMI.format('get_time:0', 'now')}",
+     [f"{_SECTION}{_KIMI.format('get_time:0', 'now')}"]),
+    (f"{_SECTION}{_KIMI.format('launch:0', '{}')}",
+     [f"{_SECTION}{_KIMI.format('launch:0', '{}')}"]),
+    (f"{_SECTION}{_KIMI.format('get_time:0', '[1]')}",
+     [f"{_SECTION}{_KIMI.format('get_time:0', '[1]')}"]),
+]  # fmt: skip
+
 OUTPUTS: Mapping[str, Outputs] = {
     "xml": XML,
     "hermes": HERMES,
@@ -228,4 +268,6 @@ OUTPUTS: Mapping[str, Outputs] = {
     "bare": BARE,
     "tool-call-list": TOOL_CALL_LIST,
     "command-r7b": COMMAND_R7B,
+    "kimi-k2": KIMI_K2,
+    "kimi-k2-first": KIMI_K2,
 }

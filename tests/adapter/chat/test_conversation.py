@@ -14,6 +14,8 @@ from latimer.backends.base import Model
 from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.messages import Function
 
+from .stand_ins import STAND_INS
+
 TEMPLATES = sorted((Path(__file__).parents[2] / "templates").glob("*.jinja"))
 ASKED = {"role": "user", "content": "Weather?"}
 CALL = {
@@ -48,6 +50,44 @@ def test_a_call_and_its_result_are_shown(path: Path) -> None:
     rest = prompt[prompt.index("Weather?") :]
     assert "Tells it" in prompt
     assert rest.index("get_weather") < rest.index("Paris") < rest.index("21 degrees")
+
+
+@pytest.mark.parametrize("title", STAND_INS)
+def test_each_family_gets_its_calls_and_results_back(title: str) -> None:
+    """A template of each family shows the tool, the call as the model writes it, and its result."""
+    template = STAND_INS[title]
+    style = style_of(model_of(template))
+    assert style.form.title == title
+    assert style.native
+    assert "get_weather" not in shown(template, ASKED, tools=False)
+    prompt = shown(template, ASKED, CALLED, RESULT)
+    rest = prompt[prompt.index("Weather?") :]
+    assert "Tells it" in prompt
+    called = rest.index(next(one for one in style.form.spelled("get_weather") if one in rest))
+    assert called < rest.index("Paris") < rest.index("21 degrees")
+
+
+@pytest.mark.parametrize(
+    ("title", "last"), [("kimi-k2", "get_weather:2"), ("kimi-k2-first", "get_weather:0")]
+)
+def test_ids_of_kimi_k2_name_the_function(title: str, last: str) -> None:
+    """Kimi K2's templates show each call and its result with the id that the model expects.
+
+    The results of a message can come in any order.
+    """
+    calls = [{**CALL, "id": name} for name in ("call_a", "call_b")]
+    results = [
+        {**RESULT, "tool_call_id": name, "content": name[-1]} for name in ("call_b", "call_a")
+    ]
+    again = {"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": "call_c"}]}
+    prompt = shown(
+        STAND_INS[title], ASKED, {**CALLED, "tool_calls": calls}, *results,
+        again, {**RESULT, "tool_call_id": "call_c"},
+    )  # fmt: skip
+    returned = [f"get_weather:{n}\n{text}<" for n, text in enumerate("ab")]
+    assert all(f"## Return of functions.{one}" in prompt for one in returned)
+    assert f"## Return of functions.{last}\n21" in prompt
+    assert "call_" not in prompt.replace("tool_call_", "")
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)

@@ -15,6 +15,7 @@ from latimer.adapter.chat.formats import FORMATS, ToolCallFormat, format_of
 from latimer.adapter.generation.parts import Part
 
 from .outputs import OUTPUTS, Expected
+from .stand_ins import STAND_INS
 
 CITY = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 FUNCTIONS = {"get_weather": CITY, "get_time": None, "brave_search": None, "python": None}
@@ -155,6 +156,14 @@ def test_a_template_says_how_its_model_calls(template: str, title: str | None) -
     """A published template's tool call format is detected from its text."""
     form = format_of((TEMPLATES / f"{template}.jinja").read_text())
     assert (form.title if form is not None else None) == title
+
+
+@pytest.mark.parametrize("title", STAND_INS)
+def test_a_template_of_each_family_says_how_its_model_calls(title: str) -> None:
+    """A template in the manner of a published one is detected as its family's format."""
+    form = format_of(STAND_INS[title])
+    assert form is not None
+    assert form.title == title
 
 
 def test_no_marker_stands_in_another() -> None:

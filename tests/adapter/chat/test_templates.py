@@ -54,6 +54,15 @@ def test_a_bos_that_the_model_adds_is_not_written_twice() -> None:
     assert text == "[INST] Hi [/INST] Yes </s><s>[INST] So [/INST]"
 
 
+def test_a_template_may_collect_values_in_a_list() -> None:
+    """A template can append to its own lists and take from them, as Kimi K2's does."""
+    template = (
+        "{% set seen = [] %}{% for m in messages %}{% set _ = seen.append(m.content) %}"
+        "{% endfor %}{{ seen.pop(0) }}{{ seen }}"
+    )
+    assert prompt_of(template, ("user", "Hi"), ("user", "So")) == "Hi['So']"
+
+
 def test_the_tag_for_training_is_no_error() -> None:
     """The `{% generation %}` tag around assistant content renders that content unchanged."""
     template = (
