@@ -39,14 +39,15 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("adapter/generation/*.py",),
     # Parsers of generated text.
     tuple(
-        f"adapter/chat/{name}.py" for name in ("calls", "json_call", "parsing", "thinking")
+        f"adapter/chat/{name}.py"
+        for name in ("calls", "enclosed", "json_call", "parsing", "reasoning", "thinking")
     ),
     ("adapter/chat/formats/*.py",),
     tuple(
         f"adapter/chat/{name}.py"
         for name in (
             "__init__", "checks", "conversation", "custom", "fetch", "folding", "instruct",
-            "manner", "media", "message", "order", "prepare", "prompt", "reasoning",
+            "manner", "media", "message", "order", "prepare", "prompt",
             "special_tokens", "templates", "tools",
         )
     ),

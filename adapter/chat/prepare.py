@@ -201,7 +201,7 @@ async def _special_of(
     if tags is not None and text.endswith(tags.end):
         tags = None
     found = _Special(style, tags, is_open, frozenset(), ())
-    wanted = set(tags) if tags is not None else set()
+    wanted = {tags.begin, tags.end} if tags is not None else set()
     if turn.tool_set is not None or style.is_one_of_several:
         wanted |= set(style.form.markers)
     if turn.tool_set is not None or wanted:
@@ -302,7 +302,7 @@ def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> Messag
         tags = special.tags
         if tags is None:
             return own
-        return Thinking(tags.begin, tags.end, special.is_open, special.tokens, own)
+        return Thinking(tags, special.is_open, special.tokens, own)
 
     return (
         MessageFormat(parser)

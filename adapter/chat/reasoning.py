@@ -7,10 +7,17 @@ from typing import NamedTuple
 
 
 class Tags(NamedTuple):
-    """The tags around reasoning."""
+    """The tags around reasoning.
+
+    Args:
+        label: text between the first tag and the reasoning.
+        answer: the tags around the answer that follows, or None.
+    """
 
     begin: str
     end: str
+    label: str = ""
+    answer: tuple[str, str] | None = None
 
     def split(self, content: str) -> tuple[str, str]:
         """Return the reasoning at the beginning of a message, and the rest of the content."""
@@ -18,7 +25,7 @@ class Tags(NamedTuple):
         if not bare.startswith(self.begin) or self.end not in bare:
             return "", content
         thought, _, rest = bare.removeprefix(self.begin).partition(self.end)
-        return thought.strip(), rest.lstrip()
+        return thought.strip().removeprefix(self.label).strip(), rest.lstrip()
 
 
 TAGS = (
@@ -28,10 +35,15 @@ TAGS = (
     Tags("<seed:think>", "</seed:think>"),
     Tags("<thinking>", "</thinking>"),
     Tags("<reasoning>", "</reasoning>"),
+    Tags("<|channel>", "<channel|>", "thought"),
 )
+_ANSWER = ("<response>", "</response>")
 
 
 @lru_cache(maxsize=32)
 def tags_of(template: str) -> Tags | None:
     """Return the reasoning tags in a template; None if it has none."""
-    return next((tags for tags in TAGS if tags.begin in template or tags.end in template), None)
+    found = next((tags for tags in TAGS if tags.begin in template or tags.end in template), None)
+    if found is not None and _ANSWER[0] in template:
+        return found._replace(answer=_ANSWER)
+    return found

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from ..generation.parts import Parser, Part
+from .enclosed import Enclosed
 from .parsing import BLANKS, MarkerFinder
+from .reasoning import Tags
 
 
 class Thinking:
     """A parser that returns the text between two tags at the beginning as reasoning.
 
     Args:
-        begin, end: the tags.
+        tags: the tags.
         is_open: True if the prompt ends with the tag that begins the reasoning.
         special: the tags that are tokens of the model.
         answer: the parser of the text after the reasoning.
     """
 
-    def __init__(
-        self, begin: str, end: str, is_open: bool, special: frozenset[str], answer: Parser
-    ) -> None:
-        self._begin = begin.encode()
-        self._text_begin = begin not in special
-        self._end = end.encode()
-        self._ends = MarkerFinder([end], special)
+    def __init__(self, tags: Tags, is_open: bool, special: frozenset[str], answer: Parser) -> None:
+        self._begin = tags.begin.encode()
+        self._text_begin = tags.begin not in special
+        self._end = tags.end.encode()
+        self._ends = MarkerFinder([tags.end], special)
+        self._label = tags.label.encode()
+        self._around = tags.answer
         self._answer = answer
         self._held = b""
         self._thought = False
         # A plain function, because a bound method would make a reference cycle.
-        self._read = Thinking._thinks if is_open else Thinking._starts
+        self._read = Thinking._labels if is_open else Thinking._starts
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
         """See `Parser.feed`."""
@@ -36,6 +38,8 @@ class Thinking:
     def end(self) -> list[Part]:
         """See `Parser.end`; reasoning without an end tag is still reasoning."""
         held, self._held = self._held, b""
+        if self._read is Thinking._labels:
+            return [Part("nothing", b"", len(held))] if held else []
         if self._read is Thinking._thinks:
             kept = held.rstrip(BLANKS)
             parts = [Part("reasoning", kept, len(kept))] if kept else []
@@ -51,7 +55,7 @@ class Thinking:
                 return self._started(len(text))
         elif self._text_begin and bare.startswith(self._begin):
             size = len(text) - len(bare) + len(self._begin)
-            return self._started(size) + self._thinks(text[size:], False)
+            return self._started(size) + self._labels(text[size:], False)
         elif not bare or (self._text_begin and self._begin.startswith(bare)):
             self._held = text
             return []
@@ -63,8 +67,25 @@ class Thinking:
 
     def _started(self, size: int) -> list[Part]:
         self._held = b""
-        self._read = Thinking._thinks
+        self._read = Thinking._labels
         return [Part("nothing", b"", size)]
+
+    def _labels(self, data: bytes, mark: bool) -> list[Part]:
+        """Parse whitespace, and then the label or the reasoning."""
+        if mark:
+            self._read = Thinking._thinks
+            return self._thinks(data, True)
+        text = self._held + data
+        bare = text.lstrip(BLANKS)
+        if not bare or (bare != self._label and self._label.startswith(bare)):
+            self._held = text
+            return []
+        self._held = b""
+        self._read = Thinking._thinks
+        if not self._label or not bare.startswith(self._label):
+            return self._thinks(text, False)
+        size = len(text) - len(bare) + len(self._label)
+        return [Part("nothing", b"", size), *self._thinks(text[size:], False)]
 
     def _thinks(self, data: bytes, mark: bool) -> list[Part]:
         if mark and data == self._end:
@@ -91,6 +112,8 @@ class Thinking:
         parts.append(Part("nothing", b"", size - len(kept)))
         self._held = b""
         self._read = Thinking._leads
+        if self._around is not None:
+            self._answer = Enclosed(*self._around, self._answer)
         return parts + (self._leads(rest, False) if rest else [])
 
     def _leads(self, data: bytes, mark: bool) -> list[Part]:

@@ -13,20 +13,28 @@ from .characters import IN_JSON, PLAIN, Encoding, literal
 from .dialects import check_schema
 from .embedded import embedded
 from .gbnf import MAX_SIZE, WrongGrammar, check
+from .notation import GEMMA, JSON, MARK, PYTHON, WS, Notation, as_gemma, as_python
 from .preamble import after, renamed, token_or_text, until
 from .regex import repetitions
 from .regex import to_gbnf as regex_to_gbnf
-from .schema import WS, path_to, rules_of
+from .schema import path_to, rules_of
 from .schema import to_gbnf as schema_to_gbnf
 from .unenforced import Unenforced
 
 __all__ = [
+    "GEMMA",
     "IN_JSON",
+    "JSON",
+    "MARK",
     "PLAIN",
+    "PYTHON",
     "WS",
     "Encoding",
+    "Notation",
     "Unenforced",
     "as_gbnf",
+    "as_gemma",
+    "as_python",
     "check_length",
     "check_schema",
     "embedded",

@@ -10,7 +10,7 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from ...schemas import limits
-from .characters import LAST, Encoding, Range, complement, normal, one_in_json, one_of
+from .characters import LAST, Encoding, Range, complement, normal, one_of
 from .unenforced import Unenforced
 
 # llama.cpp's limit for repetitions (src/llama-grammar.cpp).
@@ -51,9 +51,9 @@ def encoded(pattern: str, encoding: Encoding) -> str:
     return _converted(pattern, encoding.one, "")
 
 
-def in_json(pattern: str) -> str:
-    """Return GBNF for the inside of a JSON string that contains a match, as in JSON Schema."""
-    return _converted(pattern, one_in_json, f"{one_in_json(_ANY)}*")
+def containing(pattern: str, encoding: Encoding) -> str:
+    """Return GBNF for texts that contain a match, as in JSON Schema, in an encoding."""
+    return _converted(pattern, encoding.one, f"{encoding.one(_ANY)}*")
 
 
 def _converted(pattern: str, one: Callable[[Sequence[Range]], str], around: str) -> str:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...schemas import limits
-from .characters import LAST, SPECIAL, Range, complement, holds, literal, normal, one_in_json
+from .characters import Range, complement, holds, literal
 from .dialects import check_schema, modern
 from .merge import CONSTRAINTS, KEYWORDS, TYPES, allowed, are_disjoint, merged
+from .notation import JSON, Notation, primitives
 from .numbers import integers, numbers
-from .regex import MOST_TIMES, in_json
+from .regex import MOST_TIMES, containing
 from .unenforced import Unenforced
 
 MOST_DEEP = limits.SCHEMA_DEPTH.most
@@ -29,25 +30,6 @@ MOST_KEY = limits.KEY.most
 Schema = Mapping[str, Any]
 Path = tuple[str | int, ...]
 
-_CHARACTER = one_in_json(normal([Range(0, LAST)]))
-# A space, or a line break and spaces, as in llama.cpp's own rule.
-WS = '(" " | "\\n" [ \\t]{0,20})?'
-_PRIMITIVES = {
-    "ws": WS,
-    "string": f'"\\"" {_CHARACTER}* "\\""',
-    "number": numbers(None, None),
-    "integer": integers(None, None),
-    "boolean": '("true" | "false")',
-    "null": '"null"',
-    "value": "(object | array | string | number | boolean | null)",
-    "object": '"{" ws (string ws ":" ws value (ws "," ws string ws ":" ws value)* ws)? "}"',
-    "array": '"[" ws (value (ws "," ws value)* ws)? "]"',
-}
-_NEEDS = {
-    "value": ("object", "array", "string", "number", "boolean", "null"),
-    "object": ("ws", "string", "value"),
-    "array": ("ws", "value"),
-}
 _DAY = "([0-9]{4}-(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|" \
     "[0-9]{4}-(0[469]|11)-(0[1-9]|[12][0-9]|30)|[0-9]{4}-02-(0[1-9]|1[0-9]|2[0-8]))"  # fmt: skip
 _HOUR = "([01][0-9]|2[0-3])"
@@ -91,19 +73,20 @@ def to_gbnf(text: str) -> str:
     return "\n".join(f"{name} ::= {rule}" for name, rule in rules.items()) + "\n"
 
 
-def rules_of(schema: Any, name: str, prefix: str = "") -> dict[str, str]:
-    """Return rules for JSON that satisfies a schema, by their names.
+def rules_of(schema: Any, name: str, prefix: str = "", notation: Notation = JSON) -> dict[str, str]:
+    """Return rules for values that satisfy a schema, by their names.
 
     Args:
         name: the name of the main rule.
         prefix: the prefix of rule names that would otherwise collide with those of other schemas.
+        notation: the way to write the values.
 
     Raises:
         Unenforced: see `to_gbnf`.
     """
     check_schema(schema)
     schema = modern(schema)
-    converter = _Converter(schema, prefix)
+    converter = _Converter(schema, prefix, notation)
     converter.rules[name] = converter.visit(schema, ())
     return converter.rules
 
@@ -111,9 +94,10 @@ def rules_of(schema: Any, name: str, prefix: str = "") -> dict[str, str]:
 class _Converter:
     """A converter of one schema, which collects its rules in `rules`."""
 
-    def __init__(self, root: Any, prefix: str = "") -> None:
+    def __init__(self, root: Any, prefix: str, notation: Notation) -> None:
         self._root = root
         self._prefix = prefix
+        self._notation = notation
         self.rules: dict[str, str] = {}
         # Names of rules by their bodies, so that equal rules are shared.
         self._names: dict[str, str] = {}
@@ -230,7 +214,7 @@ class _Converter:
         if not values:
             reason = "no value satisfies it and the other keywords; allow at least one value"
             raise Unenforced(reason, (*path, keyword))
-        return _any([literal(json.dumps(value, ensure_ascii=False)) for value in values])
+        return _any([literal(self._notation.written(value)) for value in values])
 
     def _typed(self, schema: Schema, path: Path) -> str:
         kinds = schema.get("type")
@@ -269,7 +253,7 @@ class _Converter:
         pairs = []
         for name, value in properties.items():
             inner = self.visit(value, (*path, "properties", name))
-            key = literal(json.dumps(name, ensure_ascii=False))
+            key = self._notation.named(name)
             pairs.append((f'{key} {ws} ":" {ws} {inner}', name in required))
         more = ""
         if extra is not False:
@@ -277,7 +261,8 @@ class _Converter:
                 reason = f"with other properties, names of up to {MOST_KEY} characters are enforced"
                 raise Unenforced(reason, (*path, "additionalProperties"))
             inner = self.visit(extra, (*path, "additionalProperties"))
-            key = f'"\\"" {_other_keys(list(properties))} "\\""'
+            mark = self._notation.mark
+            key = f"{mark} {_other_keys(list(properties), self._notation)} {mark}"
             more = self._rule(f'{key} {ws} ":" {ws} {inner}')
         body = self._pairs(pairs, more, ws)
         return f'"{{" {ws} {body} "}}"' if body else f'"{{" {ws} "}}"'
@@ -332,6 +317,7 @@ class _Converter:
         return f'"[" {ws} {body} {ws} "]"' if body else f'"[" {ws} "]"'
 
     def _string(self, schema: Schema, path: Path) -> str:
+        quote = self._notation.quote
         named = [key for key in ("pattern", "format") if key in schema]
         if not named and not schema.keys() & {"minLength", "maxLength"}:
             return self._primitive("string")
@@ -349,7 +335,8 @@ class _Converter:
                     )
                 pattern = FORMATS[pattern]
             try:
-                return self._rule(f'"\\"" {in_json(pattern)} "\\""')
+                inside = containing(pattern, self._notation.encoding)
+                return self._rule(f"{quote} {inside} {quote}")
             except Unenforced as error:
                 raise Unenforced(error.reason, (*path, named[0])) from None
         least, most = schema.get("minLength", 0), schema.get("maxLength")
@@ -358,7 +345,11 @@ class _Converter:
         if most is not None and least > most:
             raise Unenforced("no string has such a length", (*path, "minLength"))
         times = f"{{{least},}}" if most is None else f"{{{least},{most}}}"
-        return f'"\\"" {_CHARACTER}{times} "\\""' if most != 0 else '"\\"\\""'
+        return (
+            f"{quote} {self._notation.character}{times} {quote}"
+            if most != 0
+            else f"{quote} {quote}"
+        )
 
     def _number(self, schema: Schema, path: Path) -> str:
         kind = schema["type"]
@@ -383,11 +374,14 @@ class _Converter:
             self.rules[name] = body
         return name
 
-    def _primitive(self, name: str) -> str:
+    def _primitive(self, kind: str) -> str:
+        """Return the name of the rule for a kind of value."""
+        notation = self._notation
+        name = notation.prefix + kind
         if name not in self.rules:
-            self.rules[name] = _PRIMITIVES[name] or ""
+            self.rules[name] = primitives(notation)[kind]
             self._names.setdefault(self.rules[name], name)
-            for needed in _NEEDS.get(name, ()):
+            for needed in notation.needs(kind):
                 self._primitive(needed)
         return name
 
@@ -427,16 +421,17 @@ def _listed(places: list[str], item: str | None, least: int, rest: int | None, c
     return tail
 
 
-def _other_keys(names: Sequence[str]) -> str:
+def _other_keys(names: Sequence[str], notation: Notation) -> str:
     """Return GBNF for the inside of a key that is not in `names` and has no escapes."""
+    outside, one_of = notation.outside, notation.encoding.one
     used = {ord(name[0]) for name in names if name}
-    free = complement([*SPECIAL, *(Range(code, code) for code in used)])
-    options = [f"{one_in_json(free)} {one_in_json(complement(SPECIAL))}*"]
+    free = complement([*outside, *(Range(code, code) for code in used)])
+    options = [f"{one_of(free)} {one_of(complement(outside))}*"]
     for code in sorted(used):
         rests = [name[1:] for name in names if name and ord(name[0]) == code]
-        if holds(SPECIAL, code):
+        if holds(outside, code):
             continue
-        options.append(f"{literal(chr(code))} {_other_keys(rests)}")
+        options.append(f"{literal(chr(code))} {_other_keys(rests, notation)}")
     if "" not in names:
         options.append('""')
     return _any(options)

@@ -120,6 +120,17 @@ async def test_thoughts_are_no_content(
         assert counts_of(chunks[-1]) == counts_of(reply)
 
 
+async def test_tags_around_an_answer_are_no_content(asking: Any) -> None:
+    """Granite's tags around the answer after its reasoning are dropped, plain and streamed."""
+    template = scripted.MAY_THINK + "{# <response> #}"
+    script = (*THOUGHT[:-1], "<response>", *ANSWER, "</response>")
+    async with asking(script, template) as ask:
+        reply = await ask()
+        assert message_of(reply) == ("Let me see. Paris?", "It is Paris.", [], "stop")
+        deltas = [chunk["choices"][0]["delta"] for chunk in await ask(stream=True)]
+        assert "".join(d.get("content") or "" for d in deltas) == "It is Paris."
+
+
 def parts_of(message: dict[str, Any]) -> dict[str, str]:
     """Return the texts of a message or of a delta."""
     return {name: text for name, text in message.items() if name != "role" and text}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     bare,
     command_r7b,
+    gemma4,
     harmony,
     hermes,
     kimi_k2,
@@ -27,6 +28,7 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     mistral.FORMAT,
     tool_call_list.FORMAT,
     command_r7b.FORMAT,
+    gemma4.FORMAT,
     kimi_k2.FORMAT,
     kimi_k2.FIRST,
     llama3.FORMAT,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
 from ....backends.base import Grammar, Preamble
-from ....backends.grammar import IN_JSON, Unenforced, embedded, literal, rules_of, token_or_text
+from ....backends.grammar import (
+    JSON,
+    Notation,
+    Unenforced,
+    embedded,
+    rules_of,
+    token_or_text,
+)
 from ..json_call import INPUT
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -42,48 +48,53 @@ def marker(text: str, special: frozenset[str]) -> str:
     return token_or_text(text, Preamble("", "", False, special))
 
 
-def arguments(function: FunctionSchema, name: str, prefix: str, index: int) -> Mapping[str, str]:
-    """Return the rules for arguments as JSON.
+def arguments(
+    function: FunctionSchema, name: str, prefix: str, index: int, notation: Notation = JSON
+) -> Mapping[str, str]:
+    """Return the rules for arguments as an object.
 
     Args:
         name: the name of the main rule; names of the others begin with the prefix.
         index: the index of the function, for errors.
+        notation: the way to write the object.
 
     Raises:
         Unenforced: a strict schema cannot be enforced.
     """
     if function.input is not None:
         text = f"{prefix}text"
-        key = literal(json.dumps(INPUT))
-        rule = f'"{{" ws {key} ws ":" ws "\\"" {text} "\\"" ws "}}"'
-        return {**embedded(function.input, text, f"{prefix}i", IN_JSON), name: rule}
+        key, quote, ws = notation.named(INPUT), notation.quote, notation.ws
+        rule = f'"{{" {ws} {key} {ws} ":" {ws} {quote} {text} {quote} {ws} "}}"'
+        return {**embedded(function.input, text, f"{prefix}i", notation.encoding), name: rule}
     schema = _NO_ARGUMENTS if function.schema is None else orjson.loads(function.schema)
     if function.strict:
         try:
-            return rules_of(_as_object(schema), name, prefix)
+            return rules_of(_as_object(schema), name, prefix, notation)
         except Unenforced as error:
             raise Unenforced(error.reason, (index, *error.path)) from None
     # Remove what cannot be enforced, until the rest can be.
     for _ in range(_MOST_TAKEN_AWAY):
         try:
-            return rules_of(_as_object(schema), name, prefix)
+            return rules_of(_as_object(schema), name, prefix, notation)
         except Unenforced as error:
             if not _without(schema, error.path):
                 break
-    return rules_of({"type": "object"}, name, prefix)
+    return rules_of({"type": "object"}, name, prefix, notation)
 
 
-def value(schema: Any, name: str, prefix: str, path: Path | None) -> Mapping[str, str]:
+def value(
+    schema: Any, name: str, prefix: str, path: Path | None, notation: Notation = JSON
+) -> Mapping[str, str]:
     """Return the rules for any value; without a path, drop what cannot be enforced."""
     for _ in range(_MOST_TAKEN_AWAY):
         try:
-            return rules_of(schema, name, prefix)
+            return rules_of(schema, name, prefix, notation)
         except Unenforced as error:
             if path is not None:
                 raise Unenforced(error.reason, (*path, *error.path)) from None
             if not _without(schema, error.path):
                 break
-    return rules_of(True, name, prefix)
+    return rules_of(True, name, prefix, notation)
 
 
 def _as_object(schema: Any) -> Any:

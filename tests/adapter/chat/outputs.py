@@ -258,6 +258,35 @@ KIMI_K2: Outputs = [
      [f"{_SECTION}{_KIMI.format('get_time:0', '[1]')}"]),
 ]  # fmt: skip
 
+# https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4, and llama.cpp's tests.
+_GEMMA = "<|tool_call>call:{}<tool_call|>"
+_GEMMA_PARIS = _GEMMA.format('get_weather{city:<|"|>Paris<|"|>}')
+_GEMMA_ODD = 'get_weather{at:{k:[<|"|>a,b]}<|"|>,{}],n:-1.5e3,x:null},city:<|"|>"é" \\ <|"\n<<|"|>}'
+GEMMA_4: Outputs = [
+    (_GEMMA_PARIS, [("get_weather", '{"city":"Paris"}')]),
+    ("I look.\n" + _GEMMA_PARIS + _GEMMA.format('get_time{city:<|"|>Rome<|"|>}'),
+     ["I look.", ("get_weather", '{"city":"Paris"}'), ("get_time", '{"city":"Rome"}')]),
+    (_GEMMA.format("get_time{}") + " done", [("get_time", "{}"), " done"]),
+    (_GEMMA.format("get_weather{days: 2, ok:true , no:false,at:[]}"),
+     [("get_weather", '{"days":2,"ok":true,"no":false,"at":[]}')]),
+    (_GEMMA.format(_GEMMA_ODD),
+     [("get_weather", '{"at":{"k":["a,b]}",{}],"n":-1.5e3,"x":null},'
+       '"city":"\\"é\\" \\\\ <|\\"\\u000a<"}')]),
+    (_GEMMA.format('get_time{<|"|>a b<|"|>:[1,2]}'), [("get_time", '{"a b":[1,2]}')]),
+    (_GEMMA_PARIS.removesuffix("<tool_call|>"), [("get_weather", '{"city":"Paris"}')]),
+    ("It is 21 degrees <|tool", ["It is 21 degrees <|tool"]),
+    # Broken: cut off in the name, a key and a string; no name; a word; an unknown function; a
+    # wrong end of a list; a missing value.
+    ("<|tool_call>call:get_we", ["<|tool_call>call:get_we"]),
+    ("<|tool_call>call:get_time{ci", ["<|tool_call>call:get_time{ci"]),
+    ('<|tool_call>call:get_time{city:<|"|>Ro<|', ['<|tool_call>call:get_time{city:<|"|>Ro<|']),
+    ("<|tool_call>get_time{}", ["<|tool_call>get_time{}"]),
+    ("<|tool_call>call:get_time{city:Rome}", ["<|tool_call>call:get_time{city:Rome}"]),
+    ("<|tool_call>call:launch{}", ["<|tool_call>call:launch{}"]),
+    ("<|tool_call>call:get_time{a:[1}", ["<|tool_call>call:get_time{a:[1}"]),
+    ("<|tool_call>call:get_time{a:,b:1}", ["<|tool_call>call:get_time{a:,b:1}"]),
+]  # fmt: skip
+
 OUTPUTS: Mapping[str, Outputs] = {
     "xml": XML,
     "hermes": HERMES,
@@ -268,6 +297,7 @@ OUTPUTS: Mapping[str, Outputs] = {
     "bare": BARE,
     "tool-call-list": TOOL_CALL_LIST,
     "command-r7b": COMMAND_R7B,
+    "gemma4": GEMMA_4,
     "kimi-k2": KIMI_K2,
     "kimi-k2-first": KIMI_K2,
 }

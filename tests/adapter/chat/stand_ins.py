@@ -44,8 +44,35 @@ KIMI_K2_FIRST = (
     + _KIMI_END
 )
 
+# Shows results in the message of their calls, and its content after them.
+GEMMA_4 = (
+    '{% macro value(one) %}{% if one is string %}<|"|>{{ one }}<|"|>'
+    "{% elif one is mapping %}{{ '{' }}{% for k, v in one | dictsort %}{{ k }}:{{ value(v) }}"
+    "{{ '' if loop.last else ',' }}{% endfor %}{{ '}' }}{% else %}{{ one | tojson }}{% endif %}"
+    "{% endmacro %}"
+    "{% if enable_thinking or tools %}<|turn>system\n{% if enable_thinking %}<|think|>\n{% endif %}"
+    "{% for t in tools or [] %}<|tool>declaration:{{ t.function.name }}"
+    "{{ value({'description': t.function.description}) }}<tool|>{% endfor %}<turn|>\n{% endif %}"
+    "{% set ns = namespace(open=false) %}{% for m in messages %}{% if m.role != 'tool' %}"
+    "{% set role = 'model' if m.role == 'assistant' else m.role %}"
+    "{% if not (ns.open and role == 'model') %}<|turn>{{ role }}\n{% endif %}"
+    "{% set ns.open = false %}"
+    "{% if m.reasoning_content and m.tool_calls %}"
+    "<|channel>thought\n{{ m.reasoning_content }}\n<channel|>{% endif %}"
+    "{% for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name }}"
+    "{{ value(c.function.arguments) }}<tool_call|>{% endfor %}"
+    "{% if m.tool_calls %}{% for r in messages[loop.index:] if r.role == 'tool' %}"
+    "{% for c in m.tool_calls if c.id == r.tool_call_id %}{% set ns.open = true %}"
+    "<|tool_response>response:{{ c.function.name }}{{ value({'value': r.content}) }}"
+    "<tool_response|>{% endfor %}{% endfor %}{% endif %}{{ m.content or '' }}"
+    "{% if not ns.open %}<turn|>\n{% endif %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and not ns.open %}<|turn>model\n"
+    "{% if not enable_thinking %}<|channel>thought\n<channel|>{% endif %}{% endif %}"
+)
+
 # The templates by the titles of their formats.
 STAND_INS: Mapping[str, str] = {
+    "gemma4": GEMMA_4,
     "kimi-k2": KIMI_K2,
     "kimi-k2-first": KIMI_K2_FIRST,
 }

@@ -6,9 +6,10 @@ The templates are those of `stand_ins`. koboldcpp returns text only, so that mar
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import httpx2
@@ -41,6 +42,7 @@ class Family(NamedTuple):
     Args:
         call: the tokens of a call of `get_weather` with `ARGUMENTS`.
         marks: those of them that are control tokens.
+        fields: fields of requests that let the model reason.
         before: the tokens of reasoning and content before the call.
         parts: the reasoning and the content.
     """
@@ -49,6 +51,7 @@ class Family(NamedTuple):
     marks: Sequence[str]
     before: Sequence[str] = ("I look", ".\n")
     parts: tuple[str | None, str | None] = (None, "I look.")
+    fields: Mapping[str, Any] = MappingProxyType({})
 
 
 KIMI_MARKS = (
@@ -61,6 +64,20 @@ KIMI_CALL = (
 )  # fmt: skip
 THINKS = ("<think>", "Hm", "m.", "</think>", "I look", ".\n")
 FAMILIES = {
+    "gemma4": Family(
+        (
+            "<|tool_call>",
+            "call:get_",
+            'weather{city:<|"|>Zür',
+            'ich<|"|>,days:',
+            "2}",
+            "<tool_call|>",
+        ),
+        ("<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>"),
+        ("<|channel>", "thought\n", "Hm", "m.\n", "<channel|>", "I look", ".\n"),
+        ("Hmm.", "I look."),
+        {"enable_thinking": True},
+    ),
     "kimi-k2": Family(KIMI_CALL, (*KIMI_MARKS, "<think>", "</think>"), THINKS, ("Hmm.", "I look.")),
     "kimi-k2-first": Family(KIMI_CALL, KIMI_MARKS),
 }
@@ -118,12 +135,12 @@ async def test_calls_of_each_family_over_each_engine(
     script = (*family.before, *family.call)
     wanted = [("get_weather", ARGUMENTS)]
     async with client_of(engine, tmp_path / "model.gguf", script, title) as client:
-        choice = (await ask(client))["choices"][0]
+        choice = (await ask(client, **family.fields))["choices"][0]
         message = choice["message"]
         assert (message.get("reasoning_content"), message["content"]) == family.parts
         assert calls_of(message) == wanted
         assert choice["finish_reason"] == "tool_calls"
-        chunks = await ask(client, stream=True)
+        chunks = await ask(client, stream=True, **family.fields)
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
         assert "".join(one.get("content") or "" for one in deltas) == family.parts[1]
         parts = [call["function"] for one in deltas for call in one.get("tool_calls", ())]
@@ -131,7 +148,7 @@ async def test_calls_of_each_family_over_each_engine(
         assert json.loads("".join(one["arguments"] for one in parts)) == ARGUMENTS
         own = [call["id"] for call in message["tool_calls"]]
         result = {"role": "tool", "tool_call_id": own[0], "content": "21 degrees"}
-        again = (await ask(client, message, result))["choices"][0]["message"]
+        again = (await ask(client, message, result, **family.fields))["choices"][0]["message"]
         assert calls_of(again) == wanted
         silent = (await ask(client, tool_choice="none"))["choices"][0]["message"]
         assert "tool_calls" not in silent

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from latimer.adapter.chat.formats import HERMES
 from latimer.adapter.chat.parsing import Plain
+from latimer.adapter.chat.reasoning import Tags, tags_of
 from latimer.adapter.chat.thinking import Thinking
 from latimer.adapter.generation.parts import Parser, Part
 
@@ -34,12 +35,21 @@ CASES: Sequence[tuple[bool, str, Sequence[str | tuple[str, str]]]] = [
 ]
 
 
+THINK = Tags("<think>", "</think>")
+GEMMA, GRANITE = (
+    tags_of(one) or THINK for one in ("<|channel>thought\n", "<think></think><response></response>")
+)
+
+
 def read(
-    is_open: bool, chunks: Sequence[tuple[bytes, bool]], special: frozenset[str] = frozenset()
+    is_open: bool,
+    chunks: Sequence[tuple[bytes, bool]],
+    special: frozenset[str] = frozenset(),
+    tags: Tags = THINK,
 ) -> list[Part]:
     """Return the parsed parts of some chunks."""
     answer: Parser = HERMES.parser({"f": None}, frozenset(), False, False)
-    parser = Thinking("<think>", "</think>", is_open, special, answer)
+    parser = Thinking(tags, is_open, special, answer)
     return [*(part for data, mark in chunks for part in parser.feed(data, mark)), *parser.end()]
 
 
@@ -55,6 +65,51 @@ def test_thoughts_are_read_alike_in_every_split(
         assert sum(part.size for part in parts) == len(data)
 
 
+# Each: the tags, the output, the expected parts.
+LABELLED: Sequence[tuple[Tags, str, Sequence[str | tuple[str, str]]]] = [
+    (GEMMA, "<|channel>thought\nSo é.\n<channel|>Yes.", ["(So é.)", "Yes."]),
+    (GEMMA, "<|channel>thought<channel|>Yes.", ["Yes."]),
+    (GEMMA, "<|channel>\n<channel|>Yes.", ["Yes."]),
+    (GEMMA, "<|channel>So.<channel|>Yes.", ["(So.)", "Yes."]),
+    (GEMMA, "<|channel>though", []),
+    (GEMMA, "<|channel>thought\nSo", ["(So)"]),
+    (GEMMA, "thought\nYes.", ["thought\nYes."]),
+    (GRANITE, "<think>So.</think>\n<response>\nYes.\n</response>\n", ["(So.)", "Yes."]),
+    (GRANITE, "<think>So.</think><response>Yes.", ["(So.)", "Yes."]),
+    (GRANITE, "<think>So.</think><response>Yes. </respo", ["(So.)", "Yes. </respo"]),
+    (GRANITE, "<think>So.</think><response>", ["(So.)"]),
+    (GRANITE, "<think>So.</think><respo", ["(So.)", "<respo"]),
+    (GRANITE, "<think>So.</think>Yes </response>", ["(So.)", "Yes </response>"]),
+    (GRANITE, "<think>So.</think><response>a</response> b</response>",
+     ["(So.)", "a</response> b"]),
+    (GRANITE, "<response>Yes.</response>", ["<response>Yes.</response>"]),
+    (GRANITE, f"<think>So.</think><response>{CALL}</response>", ["(So.)", ("f", "{}")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tags", "output", "expected"), LABELLED)
+def test_labels_and_tags_of_the_answer_are_no_content(
+    tags: Tags, output: str, expected: Sequence[str | tuple[str, str]]
+) -> None:
+    """A label before reasoning, and tags around the answer, are dropped at any split."""
+    data = output.encode()
+    for chunks in halves(data):
+        parts = read(False, chunks, tags=tags)
+        assert whole(parts) == list(expected)
+        assert sum(part.size for part in parts) == len(data)
+
+
+def test_a_label_after_a_token() -> None:
+    """A label is dropped after a tag that is a token, also without any reasoning."""
+    special = frozenset(GEMMA[:2])
+    chunks = [(b"<|channel>", True), (b"thou", False), (b"ght\na", False), (b"<channel|>", True)]
+    assert whole(read(False, [*chunks, (b"b", False)], special, GEMMA)) == ["(a)", "b"]
+    empty = [chunks[0], (b"thought", False), chunks[-1], (b"b", False)]
+    assert whole(read(False, empty, special, GEMMA)) == ["b"]
+    cut = [(b"<think>a</think><response>b</response>", False), (b"<x>", True), (b"c", False)]
+    assert whole(read(False, cut, frozenset({"<x>"}), GRANITE)) == ["(a)", "bc"]
+
+
 def test_tags_that_are_tokens() -> None:
     """Text that spells reasoning tags is ordinary text if the tags are tokens."""
     special = frozenset({"<think>", "</think>"})
@@ -66,7 +121,7 @@ def test_tags_that_are_tokens() -> None:
 
 def test_an_answer_without_calls() -> None:
     """A stray reasoning token in the content is dropped."""
-    parser = Thinking("<think>", "</think>", False, frozenset({"<think>", "</think>"}), Plain())
+    parser = Thinking(THINK, False, frozenset({"<think>", "</think>"}), Plain())
     chunks = [(b"a", False), (b"</think>", True), (b"b", False)]
     parts = [part for data, mark in chunks for part in parser.feed(data, mark)]
     assert whole(parts) == ["ab"]

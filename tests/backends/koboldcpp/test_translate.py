@@ -6,6 +6,7 @@ import json
 
 import pytest
 from latimer.adapter.chat.parsing import Plain
+from latimer.adapter.chat.reasoning import Tags
 from latimer.adapter.chat.thinking import Thinking
 from latimer.adapter.generation.parts import Cutter
 from latimer.backends.base import MEDIA, Generation, Media, Prompt, Sampling, Stops, Text
@@ -226,7 +227,7 @@ def test_stops_that_do_not_count_everywhere_are_not_sent() -> None:
     """The job's own matcher finds stop sequences that do not apply everywhere."""
 
     def cutter() -> Cutter:
-        return Cutter(Thinking("<t>", "</t>", False, frozenset(), Plain()), ("x",))
+        return Cutter(Thinking(Tags("<t>", "</t>"), False, frozenset(), Plain()), ("x",))
 
     job = Generation(Prompt(Text("a")), 5, stops=Stops(("x",), cutter))
     assert to_native(job, 0, "a", 5, 100, "KEY")["stop_sequence"] == []

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 from latimer.adapter.chat.parsing import Plain
+from latimer.adapter.chat.reasoning import Tags
 from latimer.adapter.chat.thinking import Thinking
 from latimer.adapter.generation.parts import Cutter
 from latimer.backends.base import (
@@ -345,7 +346,7 @@ def test_a_stop_that_the_server_does_not_know_ends_the_choice() -> None:
     event."""
 
     def cutter() -> Cutter:
-        return Cutter(Thinking("<t>", "</t>", True, frozenset(), Plain()), ("x",))
+        return Cutter(Thinking(Tags("<t>", "</t>"), True, frozenset(), Plain()), ("x",))
 
     job = Generation(Prompt(Text("a")), 9, stops=Stops(("x",), cutter))
     payload = to_native(job, 0, "a", 100)

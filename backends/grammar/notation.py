@@ -1,0 +1,159 @@
+"""Notations for the values of JSON: JSON itself, Python's literals, and Gemma's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from .characters import (
+    IN_JSON,
+    LAST,
+    SPECIAL,
+    Encoding,
+    Range,
+    complement,
+    literal,
+    normal,
+    one_in_json,
+    one_of,
+)
+from .numbers import integers, numbers
+
+# A space, or a line break and spaces, as in llama.cpp's own rule.
+WS = '(" " | "\\n" [ \\t]{0,20})?'
+
+
+class Notation(NamedTuple):
+    """A way to write values.
+
+    Args:
+        prefix: the prefix of the names of rules that all schemas share.
+        quote: GBNF for the mark around a string.
+        encoding: the way to write the characters of a string.
+        text: GBNF for the inside of any string.
+        words: the words for true, false and null.
+        ws: GBNF for optional whitespace between values.
+        mark: GBNF for the mark around the name of a property that no schema lists.
+        outside: characters that do not appear in such names, except as an escape.
+        named: writes the name of a property, with the marks around it.
+        written: writes a value.
+    """
+
+    prefix: str
+    quote: str
+    encoding: Encoding
+    text: str
+    words: tuple[str, str, str]
+    ws: str
+    mark: str
+    outside: tuple[Range, ...]
+    named: Callable[[str], str]
+    written: Callable[[Any], str]
+
+    @property
+    def character(self) -> str:
+        """GBNF for any character of a string."""
+        return self.encoding.one(normal([Range(0, LAST)]))
+
+    def needs(self, kind: str) -> Sequence[str]:
+        """Return the kinds whose rules the rule of a kind refers to."""
+        if kind == "object":
+            return ("ws", self._name, "value")
+        return {"value": _VALUES, "array": ("ws", "value")}.get(kind, ())
+
+    @property
+    def _name(self) -> str:
+        """The kind of the names of properties."""
+        return "string" if self.mark == self.quote else "name"
+
+
+_VALUES = ("object", "array", "string", "number", "boolean", "null")
+
+
+@lru_cache(maxsize=8)
+def primitives(notation: Notation) -> Mapping[str, str]:
+    """Return a rule for each kind of value, by the kind; names of rules have the prefix."""
+    true, false, null = map(literal, notation.words)
+    quote, mark, own = notation.quote, notation.mark, notation.prefix
+    ws, value = f"{own}ws", f"{own}value"
+    pair = f'{own}{notation._name} {ws} ":" {ws} {value}'
+    return {
+        "ws": notation.ws,
+        "string": f"{quote} {notation.text} {quote}",
+        "name": f"{mark} {notation.encoding.one(complement(notation.outside))}+ {mark}",
+        "number": numbers(None, None) or "",
+        "integer": integers(None, None) or "",
+        "boolean": f"({true} | {false})",
+        "null": null,
+        "value": f"({' | '.join(own + kind for kind in _VALUES)})",
+        "object": f'"{{" {ws} ({pair} ({ws} "," {ws} {pair})* {ws})? "}}"',
+        "array": f'"[" {ws} ({value} ({ws} "," {ws} {value})* {ws})? "]"',
+    }
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+JSON = Notation(
+    "", '"\\""', IN_JSON, f"{one_in_json(normal([Range(0, LAST)]))}*", ("true", "false", "null"),
+    WS, '"\\""', SPECIAL, lambda name: literal(_as_json(name)), _as_json,
+)  # fmt: skip
+
+
+def as_python(value: Any) -> str:
+    """Return a value as a literal of Python."""
+    if isinstance(value, bool) or value is None:
+        return {True: "True", False: "False", None: "None"}[value]
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_python, value))}]"
+    if isinstance(value, dict):
+        pairs = (f"{_as_json(key)}: {as_python(one)}" for key, one in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    return _as_json(value)
+
+
+# Strings have the escapes of JSON, which Python has, too.
+PYTHON = JSON._replace(prefix="python-", words=("True", "False", "None"), written=as_python)
+
+# The mark around Gemma's strings, which have no escapes.
+MARK = '<|"|>'
+_BARE = (Range(0x30, 0x39), Range(0x41, 0x5A), Range(0x5F, 0x5F), Range(0x61, 0x7A))
+_LESS = Range(0x3C, 0x3C)
+# Control characters other than tabs and line breaks.
+_UNUSUAL = (Range(0, 8), Range(0x0B, 0x0C), Range(0x0E, 0x1F), Range(0x7F, 0x7F))
+
+
+def _one_of_gemma(ranges: Sequence[Range]) -> str:
+    """Return GBNF for a character that does not begin a mark, if the set has any other."""
+    outside = complement(ranges)
+    others = complement([*outside, _LESS, *_UNUSUAL])
+    return one_of(others or ranges)
+
+
+def _gemma_name(name: str) -> str:
+    return name if re.fullmatch(r"""[^\s:,{}\[\]<"']+""", name) else f"{MARK}{name}{MARK}"
+
+
+def as_gemma(value: Any) -> str:
+    """Return a value as Gemma writes it."""
+    if isinstance(value, str):
+        return f"{MARK}{value}{MARK}"
+    if isinstance(value, list):
+        return f"[{','.join(map(as_gemma, value))}]"
+    if isinstance(value, dict):
+        pairs = (f"{_gemma_name(key)}:{as_gemma(one)}" for key, one in value.items())
+        return f"{{{','.join(pairs)}}}"
+    return _as_json(value)
+
+
+_PLAIN_GEMMA = one_of(complement([_LESS, *_UNUSUAL]))
+_AFTER_LESS = one_of(complement([_LESS, Range(0x7C, 0x7C), *_UNUSUAL]))
+GEMMA = Notation(
+    "gemma-", literal(MARK), Encoding(_one_of_gemma, literal),
+    f'({_PLAIN_GEMMA} | "<"+ {_AFTER_LESS})*', ("true", "false", "null"),
+    '""', '""', tuple(complement(_BARE)), lambda name: literal(_gemma_name(name)), as_gemma,
+)  # fmt: skip
