@@ -13,7 +13,7 @@ from .characters import IN_JSON, PLAIN, Encoding, literal
 from .dialects import check_schema
 from .embedded import embedded
 from .gbnf import MAX_SIZE, WrongGrammar, check
-from .notation import GEMMA, JSON, MARK, PYTHON, WS, Notation, as_gemma, as_python
+from .notation import GEMMA, JSON, MARK, PYTHON_CALL, WS, Notation, as_gemma, as_python
 from .preamble import after, renamed, token_or_text, until
 from .regex import repetitions
 from .regex import to_gbnf as regex_to_gbnf
@@ -27,7 +27,7 @@ __all__ = [
     "JSON",
     "MARK",
     "PLAIN",
-    "PYTHON",
+    "PYTHON_CALL",
     "WS",
     "Encoding",
     "Notation",

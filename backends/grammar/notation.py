@@ -33,25 +33,31 @@ class Notation(NamedTuple):
         prefix: the prefix of the names of rules that all schemas share.
         quote: GBNF for the mark around a string.
         encoding: the way to write the characters of a string.
-        text: GBNF for the inside of any string.
+        string: GBNF for any string.
         words: the words for true, false and null.
         ws: GBNF for optional whitespace between values.
         mark: GBNF for the mark around the name of a property that no schema lists.
         outside: characters that do not appear in such names, except as an escape.
         named: writes the name of a property, with the marks around it.
         written: writes a value.
+        brackets: GBNF around an object.
+        colon: the mark between the name and the value of a property.
+        values: the notation of the values inside; None for this one.
     """
 
     prefix: str
     quote: str
     encoding: Encoding
-    text: str
+    string: str
     words: tuple[str, str, str]
     ws: str
     mark: str
     outside: tuple[Range, ...]
     named: Callable[[str], str]
     written: Callable[[Any], str]
+    brackets: tuple[str, str] = ('"{"', '"}"')
+    colon: str = ":"
+    values: Notation | None = None
 
     @property
     def character(self) -> str:
@@ -77,12 +83,12 @@ _VALUES = ("object", "array", "string", "number", "boolean", "null")
 def primitives(notation: Notation) -> Mapping[str, str]:
     """Return a rule for each kind of value, by the kind; names of rules have the prefix."""
     true, false, null = map(literal, notation.words)
-    quote, mark, own = notation.quote, notation.mark, notation.prefix
+    mark, own = notation.mark, notation.prefix
     ws, value = f"{own}ws", f"{own}value"
     pair = f'{own}{notation._name} {ws} ":" {ws} {value}'
     return {
         "ws": notation.ws,
-        "string": f"{quote} {notation.text} {quote}",
+        "string": notation.string,
         "name": f"{mark} {notation.encoding.one(complement(notation.outside))}+ {mark}",
         "number": numbers(None, None) or "",
         "integer": integers(None, None) or "",
@@ -98,8 +104,9 @@ def _as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+_IN_QUOTES = f'"\\"" {one_in_json(normal([Range(0, LAST)]))}* "\\""'
 JSON = Notation(
-    "", '"\\""', IN_JSON, f"{one_in_json(normal([Range(0, LAST)]))}*", ("true", "false", "null"),
+    "", '"\\""', IN_JSON, _IN_QUOTES, ("true", "false", "null"),
     WS, '"\\""', SPECIAL, lambda name: literal(_as_json(name)), _as_json,
 )  # fmt: skip
 
@@ -116,12 +123,27 @@ def as_python(value: Any) -> str:
     return _as_json(value)
 
 
-# Strings have the escapes of JSON, which Python has, too.
-PYTHON = JSON._replace(prefix="python-", words=("True", "False", "None"), written=as_python)
+# Strings have the escapes of JSON, which Python has, too. Those with a pattern or a length, and
+# those of a list of values, are in double quotes.
+_SINGLE = complement([*SPECIAL[:1], Range(0x27, 0x27), *SPECIAL[2:]])
+_IN_SINGLE = f'''"'" ({one_of(_SINGLE)} | "\\\\" ["'\\\\bfnrt])* "'"'''
+PYTHON = JSON._replace(
+    prefix="python-",
+    string=f"({_IN_QUOTES} | {_IN_SINGLE})",
+    words=("True", "False", "None"),
+    ws='" "?',
+    written=as_python,
+)
+
+_BARE = (Range(0x30, 0x39), Range(0x41, 0x5A), Range(0x5F, 0x5F), Range(0x61, 0x7A))
+# The arguments of a call: `(name="value", other=5)`.
+PYTHON_CALL = PYTHON._replace(
+    mark='""', outside=tuple(complement(_BARE)), named=literal, brackets=('"("', '")"'), colon="=",
+    values=PYTHON,
+)  # fmt: skip
 
 # The mark around Gemma's strings, which have no escapes.
 MARK = '<|"|>'
-_BARE = (Range(0x30, 0x39), Range(0x41, 0x5A), Range(0x5F, 0x5F), Range(0x61, 0x7A))
 _LESS = Range(0x3C, 0x3C)
 # Control characters other than tabs and line breaks.
 _UNUSUAL = (Range(0, 8), Range(0x0B, 0x0C), Range(0x0E, 0x1F), Range(0x7F, 0x7F))
@@ -154,6 +176,7 @@ _PLAIN_GEMMA = one_of(complement([_LESS, *_UNUSUAL]))
 _AFTER_LESS = one_of(complement([_LESS, Range(0x7C, 0x7C), *_UNUSUAL]))
 GEMMA = Notation(
     "gemma-", literal(MARK), Encoding(_one_of_gemma, literal),
-    f'({_PLAIN_GEMMA} | "<"+ {_AFTER_LESS})*', ("true", "false", "null"),
-    '""', '""', tuple(complement(_BARE)), lambda name: literal(_gemma_name(name)), as_gemma,
+    f'{literal(MARK)} ({_PLAIN_GEMMA} | "<"+ {_AFTER_LESS})* {literal(MARK)}',
+    ("true", "false", "null"), '""', '""', tuple(complement(_BARE)),
+    lambda name: literal(_gemma_name(name)), as_gemma,
 )  # fmt: skip

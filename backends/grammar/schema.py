@@ -86,8 +86,13 @@ def rules_of(schema: Any, name: str, prefix: str = "", notation: Notation = JSON
     """
     check_schema(schema)
     schema = modern(schema)
-    converter = _Converter(schema, prefix, notation)
-    converter.rules[name] = converter.visit(schema, ())
+    converter = _Converter(schema, prefix, notation.values or notation)
+    visited = (
+        converter.visit(schema, ())
+        if notation.values is None
+        else (converter.arguments(schema, notation))
+    )
+    converter.rules[name] = visited
     return converter.rules
 
 
@@ -124,6 +129,21 @@ class _Converter:
             reason = f"its grammar is longer than {MOST_SIZE} characters"
             raise Unenforced(f"{reason}; use fewer properties and values", path[:8])
         return found
+
+    def arguments(self, schema: Any, notation: Notation) -> str:
+        """Return GBNF for an object with a notation of its own."""
+        schema = self._resolved(schema, ())
+        if "allOf" in schema:
+            parts = [self._resolved(part, ()) for part in schema["allOf"]]
+            rest = {key: value for key, value in schema.items() if key != "allOf"}
+            schema = merged([rest, *parts], ())
+        for keyword in schema:
+            if keyword in ("anyOf", "oneOf", "const", "enum") or (
+                keyword in CONSTRAINTS - KEYWORDS and not _says_nothing(keyword, schema[keyword])
+            ):
+                reason = f"'{keyword}' is not enforced in this model's tool-call format"
+                raise Unenforced(reason, (keyword,))
+        return self._object(schema, (), notation)
 
     def _visited(self, schema: Any, path: Path) -> str:
         if schema is True:
@@ -235,7 +255,8 @@ class _Converter:
             found.append(visits[kind](one, path) if kind in visits else self._primitive(kind))
         return _any(found)
 
-    def _object(self, schema: Schema, path: Path) -> str:
+    def _object(self, schema: Schema, path: Path, own: Notation | None = None) -> str:
+        notation = own or self._notation
         properties = dict(schema.get("properties", {}))
         required = dict.fromkeys(schema.get("required", ()))
         extra = schema.get("additionalProperties", not properties)
@@ -247,25 +268,25 @@ class _Converter:
                 raise Unenforced(reason, (*path, "required"))
         most = len(properties) if extra is False else None
         _check_count(schema, len(required), most, path)
-        if not properties and extra is True:
+        if not properties and extra is True and own is None:
             return self._primitive("object")
         ws = self._primitive("ws")
         pairs = []
         for name, value in properties.items():
             inner = self.visit(value, (*path, "properties", name))
-            key = self._notation.named(name)
-            pairs.append((f'{key} {ws} ":" {ws} {inner}', name in required))
+            key = notation.named(name)
+            pairs.append((f'{key} {ws} "{notation.colon}" {ws} {inner}', name in required))
         more = ""
         if extra is not False:
             if any(len(name) > MOST_KEY for name in properties):
                 reason = f"with other properties, names of up to {MOST_KEY} characters are enforced"
                 raise Unenforced(reason, (*path, "additionalProperties"))
             inner = self.visit(extra, (*path, "additionalProperties"))
-            mark = self._notation.mark
-            key = f"{mark} {_other_keys(list(properties), self._notation)} {mark}"
-            more = self._rule(f'{key} {ws} ":" {ws} {inner}')
+            key = f"{notation.mark} {_other_keys(list(properties), notation)} {notation.mark}"
+            more = self._rule(f'{key} {ws} "{notation.colon}" {ws} {inner}')
         body = self._pairs(pairs, more, ws)
-        return f'"{{" {ws} {body} "}}"' if body else f'"{{" {ws} "}}"'
+        first, last = notation.brackets
+        return f"{first} {ws} {body} {last}" if body else f"{first} {ws} {last}"
 
     def _pairs(self, pairs: Sequence[tuple[str, bool]], more: str, ws: str) -> str:
         """Return GBNF for comma-separated pairs in order; pairs that are not required are optional.

@@ -9,6 +9,7 @@ from . import (
     harmony,
     hermes,
     kimi_k2,
+    lfm2,
     llama3,
     mistral,
     tool_call_list,
@@ -31,6 +32,7 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     gemma4.FORMAT,
     kimi_k2.FORMAT,
     kimi_k2.FIRST,
+    lfm2.FORMAT,
     llama3.FORMAT,
     bare.FORMAT,
 )

@@ -26,7 +26,6 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # The template writes null as Jinja does.
 _WORDS = {b"true": b"true", b"false": b"false", b"null": b"null", b"None": b"null"}
 _LONGEST = len(CALL) + 64
-_LONGEST_KEY = 512
 
 
 class Gemma4Parser(ValueParser):
@@ -82,7 +81,7 @@ class Gemma4Parser(ValueParser):
         name = bytearray()
         while byte != ord(":"):
             name.append(byte)
-            if byte in b"{}[]<" or len(name) > _LONGEST_KEY:
+            if byte in b"{}[]<\n":
                 raise Broken
             byte = yield
         self._put_name(name.strip())

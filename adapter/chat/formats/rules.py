@@ -64,7 +64,8 @@ def arguments(
     if function.input is not None:
         text = f"{prefix}text"
         key, quote, ws = notation.named(INPUT), notation.quote, notation.ws
-        rule = f'"{{" {ws} {key} {ws} ":" {ws} {quote} {text} {quote} {ws} "}}"'
+        first, last = notation.brackets
+        rule = f'{first} {ws} {key} {ws} "{notation.colon}" {ws} {quote} {text} {quote} {ws} {last}'
         return {**embedded(function.input, text, f"{prefix}i", notation.encoding), name: rule}
     schema = _NO_ARGUMENTS if function.schema is None else orjson.loads(function.schema)
     if function.strict:

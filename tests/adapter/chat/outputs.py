@@ -287,6 +287,39 @@ GEMMA_4: Outputs = [
     ("<|tool_call>call:get_time{a:,b:1}", ["<|tool_call>call:get_time{a:,b:1}"]),
 ]  # fmt: skip
 
+# https://docs.liquid.ai/lfm/key-concepts/tool-use, and llama.cpp's tests.
+_LFM = "<|tool_call_start|>[{}]<|tool_call_end|>"
+_LFM_ODD = (
+    "get_weather(city='L\\'\"é\\\\\\n\\d\\x41\\u00e9\\ud83d\\ude00]', "
+    "at={\"x\": [1, -2.5e3, {}], 'y': None}, ok=True, no=false)"
+)
+LFM_2: Outputs = [
+    (_LFM.format('get_weather(city="Paris")'), [("get_weather", '{"city":"Paris"}')]),
+    ("I look.\n" + _LFM.format('get_weather(city="Paris"), get_time(city="Rome")'),
+     ["I look.", ("get_weather", '{"city":"Paris"}'), ("get_time", '{"city":"Rome"}')]),
+    (_LFM.format("get_time()") + "Checking the time.", [("get_time", "{}"), "Checking the time."]),
+    (_LFM.format("get_weather( city = 'Paris',days=2 )"),
+     [("get_weather", '{"city":"Paris","days":2}')]),
+    (_LFM.format(_LFM_ODD),
+     [("get_weather", '{"city":"L\'\\"é\\\\\\n\\\\d\\u0041\\u00e9\\ud83d\\ude00]",'
+       '"at":{"x":[1,-2.5e3,{}],"y":null},"ok":true,"no":false}')]),
+    (_LFM.format("get_weather(city='a\nb\tc')"), [("get_weather", '{"city":"a\\u000ab\\u0009c"}')]),
+    ("<|tool_call_start|>[get_time()]", [("get_time", "{}")]),
+    ("A list: [get_time()] <|tool_call", ["A list: [get_time()] <|tool_call"]),
+    # Broken: cut off in a name, a string and after a call; positional arguments; a missing value;
+    # an unknown function; a repeated comma; an empty list; wrong digits; JSON.
+    ("<|tool_call_start|>[get_we", ["<|tool_call_start|>[get_we"]),
+    ('<|tool_call_start|>[get_time(city="Ro', ['<|tool_call_start|>[get_time(city="Ro']),
+    ("<|tool_call_start|>[get_time()", ["<|tool_call_start|>[get_time()"]),
+    ('<|tool_call_start|>[get_time("Rome")]', ['<|tool_call_start|>[get_time("Rome")]']),
+    ("<|tool_call_start|>[get_time(city=)]", ["<|tool_call_start|>[get_time(city=)]"]),
+    ("<|tool_call_start|>[launch()]", ["<|tool_call_start|>[launch()]"]),
+    ("<|tool_call_start|>[get_time(a=1,)]", ["<|tool_call_start|>[get_time(a=1,)]"]),
+    ("<|tool_call_start|>[]", ["<|tool_call_start|>[]"]),
+    ("<|tool_call_start|>[get_time(a='\\xzz')]", ["<|tool_call_start|>[get_time(a='\\xzz')]"]),
+    ('<|tool_call_start|>[{"name": "get_time"}]', ['<|tool_call_start|>[{"name": "get_time"}]']),
+]  # fmt: skip
+
 OUTPUTS: Mapping[str, Outputs] = {
     "xml": XML,
     "hermes": HERMES,
@@ -298,6 +331,7 @@ OUTPUTS: Mapping[str, Outputs] = {
     "tool-call-list": TOOL_CALL_LIST,
     "command-r7b": COMMAND_R7B,
     "gemma4": GEMMA_4,
+    "lfm2": LFM_2,
     "kimi-k2": KIMI_K2,
     "kimi-k2-first": KIMI_K2,
 }

@@ -70,8 +70,35 @@ GEMMA_4 = (
     "{% if not enable_thinking %}<|channel>thought\n<channel|>{% endif %}{% endif %}"
 )
 
+_LFM_HEAD = (
+    "{% set ns = namespace(system='') %}{% if messages[0].role == 'system' %}"
+    "{% set ns.system = messages[0].content %}{% set messages = messages[1:] %}{% endif %}"
+    "{% if tools %}{% set ns.system = ns.system + 'List of tools: [' + tools | map('tojson') "
+    "| join(', ') + ']' %}{% endif %}"
+    "{% if ns.system %}<|im_start|>system\n{{ ns.system }}<|im_end|>\n{% endif %}"
+)
+_LFM_END = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+# Omits calls, so that they are written into the content.
+LFM_2 = (
+    _LFM_HEAD + "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'tool' %}"
+    "<|tool_response_start|>{{ m.content }}<|tool_response_end|>"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}" + _LFM_END
+)
+# Writes calls itself, and reasoning after the last user message.
+LFM_2_5 = (
+    _LFM_HEAD + "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.thinking is defined %}<think>{{ m.thinking }}</think>{% endif %}{{ m.content or '' }}"
+    "{% if m.tool_calls is defined %}<|tool_call_start|>[{% for c in m.tool_calls %}"
+    "{{ c.function.name }}({% for k, v in c.function.arguments.items() %}"
+    "{{ k }}={% if v is string %}'{{ v }}'{% elif v is mapping %}{{ v | tojson }}"
+    "{% else %}{{ v | string }}{% endif %}{{ '' if loop.last else ', ' }}{% endfor %})"
+    "{{ '' if loop.last else ', ' }}{% endfor %}]<|tool_call_end|>{% endif %}"
+    "<|im_end|>\n{% endfor %}" + _LFM_END
+)
+
 # The templates by the titles of their formats.
 STAND_INS: Mapping[str, str] = {
+    "lfm2": LFM_2_5,
     "gemma4": GEMMA_4,
     "kimi-k2": KIMI_K2,
     "kimi-k2-first": KIMI_K2_FIRST,

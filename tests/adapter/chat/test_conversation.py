@@ -14,7 +14,7 @@ from latimer.backends.base import Model
 from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.messages import Function
 
-from .stand_ins import STAND_INS
+from .stand_ins import LFM_2, STAND_INS
 
 TEMPLATES = sorted((Path(__file__).parents[2] / "templates").glob("*.jinja"))
 ASKED = {"role": "user", "content": "Weather?"}
@@ -88,6 +88,14 @@ def test_ids_of_kimi_k2_name_the_function(title: str, last: str) -> None:
     assert all(f"## Return of functions.{one}" in prompt for one in returned)
     assert f"## Return of functions.{last}\n21" in prompt
     assert "call_" not in prompt.replace("tool_call_", "")
+
+
+def test_calls_that_a_template_omits_are_content() -> None:
+    """LFM2's first template shows no calls, so that they are written into the content."""
+    prompt = shown(LFM_2, ASKED, CALLED, RESULT)
+    call = '<|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>'
+    assert f"<|im_start|>assistant\n{call}<|im_end|>" in prompt
+    assert "<|tool_response_start|>21 degrees" in prompt
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)

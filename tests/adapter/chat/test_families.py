@@ -64,6 +64,19 @@ KIMI_CALL = (
 )  # fmt: skip
 THINKS = ("<think>", "Hm", "m.", "</think>", "I look", ".\n")
 FAMILIES = {
+    "lfm2": Family(
+        (
+            "<|tool_call_start|>",
+            "[get_",
+            "weather(city='Zür",
+            "ich', days=2",
+            ")]",
+            "<|tool_call_end|>",
+        ),
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+        THINKS,
+        ("Hmm.", "I look."),
+    ),
     "gemma4": Family(
         (
             "<|tool_call>",

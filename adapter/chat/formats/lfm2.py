@@ -1,0 +1,167 @@
+"""Tool calls as LFM2 and LFM2.5 write them: a list of Python calls between two tokens.
+
+`[name(key="value", other=5), other()]`: https://docs.liquid.ai/lfm/key-concepts/tool-use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....backends.grammar import PYTHON_CALL, as_python, literal
+from ..calls import CallParser
+from ..json_call import Broken, Bytes, Steps
+from .base import Check, ToolCallFormat
+from .rules import FunctionSchema
+from .rules import arguments as arguments_of
+from .values import ValueParser
+
+BEGIN, END = "<|tool_call_start|>", "<|tool_call_end|>"
+_LIST = "<|tool_list_start|>"
+_NAME = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
+_WORDS = {
+    b"True": b"true", b"False": b"false", b"None": b"null",
+    b"true": b"true", b"false": b"false", b"null": b"null",
+}  # fmt: skip
+# Escapes of Python as JSON; hexadecimal ones follow by their length.
+_ESCAPES = {
+    ord("n"): b"\\n", ord("t"): b"\\t", ord("r"): b"\\r", ord("b"): b"\\b", ord("f"): b"\\f",
+    ord("\\"): b"\\\\", ord('"'): b'\\"', ord("'"): b"'", ord("\n"): b"", ord("/"): b"/",
+    ord("a"): b"\\u0007", ord("v"): b"\\u000b", ord("0"): b"\\u0000",
+}  # fmt: skip
+_HEXADECIMAL = {ord("x"): 2, ord("u"): 4, ord("U"): 8}
+
+
+class PythonCallParser(ValueParser):
+    """A parser of a list of calls, which is complete at its closing bracket."""
+
+    def __init__(self, check: Check | None) -> None:
+        super().__init__(_WORDS, check)
+
+    def _run(self) -> Steps:
+        if (yield from self._next()) != ord("["):
+            raise Broken
+        while True:
+            yield from self._one((yield from self._next()))
+            if (yield from self._more(ord("]"))):
+                return
+
+    def _one(self, byte: int) -> Steps:
+        name = bytearray()
+        while byte != ord("("):
+            name.append(byte)
+            if _NAME.fullmatch(name) is None:
+                raise Broken
+            byte = yield
+        self._begin(name.decode())
+        self._fragment += b"{"
+        byte = yield from self._next()
+        while byte != ord(")"):
+            byte = yield from self._keyword(byte)
+        self._fragment += b"}"
+        self._check_whole()
+
+    def _keyword(self, byte: int) -> Bytes:
+        """Parse an argument and the comma after it; return the byte that follows."""
+        key = bytearray()
+        while byte != ord("="):
+            key.append(byte)
+            if byte in b"\"'(),[]{}\n":
+                raise Broken
+            byte = yield
+        self._put_name(key.strip())
+        self._fragment += b":"
+        yield from self._converted((yield from self._next()))
+        byte = yield from self._next()
+        if byte == ord(","):
+            self._fragment += b","
+            byte = yield from self._next()
+            if byte == ord(")"):
+                raise Broken
+        elif byte != ord(")"):
+            raise Broken
+        return byte
+
+    def _string_begins(self, byte: int) -> bool:
+        return byte in b"\"'"
+
+    def _text(self, byte: int) -> Steps:
+        quote = byte
+        self._fragment += b'"'
+        while (byte := (yield)) != quote:
+            if byte == ord("\\"):
+                yield from self._escape((yield))
+            else:
+                self._put_text(bytes([byte]))
+        self._fragment += b'"'
+
+    def _escape(self, byte: int) -> Steps:
+        size = _HEXADECIMAL.get(byte)
+        if size is None:
+            known = _ESCAPES.get(byte)
+            if known is None:
+                # Python keeps the backslash of an unknown escape.
+                self._put_text(bytes([ord("\\"), byte]))
+            else:
+                self._fragment += known
+            return
+        digits = bytearray()
+        while len(digits) < size:
+            digits.append((yield))
+        try:
+            code = int(digits, 16)
+            # A pair of surrogates is one character in JSON.
+            self._fragment += b"\\u%04x" % code if code < 0x10000 else chr(code).encode()
+        except ValueError:
+            raise Broken from None
+
+    def _key(self, byte: int) -> Steps:
+        if not self._string_begins(byte):
+            raise Broken
+        yield from self._text(byte)
+        if (yield from self._next()) != ord(":"):
+            raise Broken
+
+
+@dataclass(frozen=True, eq=False)
+class Lfm2(ToolCallFormat):
+    """The format of LFM2; some of its templates mention only the tokens of the list of tools."""
+
+    def is_of(self, template: str) -> bool:
+        """See `ToolCallFormat.is_of`; the template of LFM2.5 has none of the tokens."""
+        if "tools" not in template:
+            return False
+        return any(one in template for one in (BEGIN, _LIST, "List of tools: ["))
+
+    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
+        """See `ToolCallFormat.one`."""
+        return PythonCallParser(check)
+
+    def spelled(self, name: str) -> tuple[str, ...]:
+        """See `ToolCallFormat.spelled`."""
+        return (f"{name}(",)
+
+    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """See `ToolCallFormat.written`."""
+        return f"{BEGIN}[{', '.join(_written(*one) for one in calls)}]{END}"
+
+    def rules(
+        self, function: FunctionSchema, name: str, prefix: str, index: int
+    ) -> Mapping[str, str]:
+        """See `ToolCallFormat.rules`."""
+        return arguments_of(function, name, prefix, index, PYTHON_CALL)
+
+    def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
+        """See `ToolCallFormat.call`."""
+        return f"{literal(name)} {arguments}"
+
+
+FORMAT = Lfm2("lfm2", (BEGIN, END), BEGIN, END, in_list=True, in_order=True)
+
+
+def _written(name: str, arguments: Any) -> str:
+    values = arguments if isinstance(arguments, dict) else {"arguments": arguments}
+    pairs = (f"{key}={as_python(value)}" for key, value in values.items())
+    return f"{name}({', '.join(pairs)})"
