@@ -349,6 +349,10 @@ class LlamaCpp:
         check_ids("logit_bias", [i for i, _ in job.sampling.logit_bias], vocabulary.size)
         if not prompt:
             raise EmptyPrompt
+        if prompt[-1] < 0:
+            # An embedding has no logits to sample from.
+            hint = "An image or audio cannot be the end of the prompt. Add text after it."
+            raise Unsupported("messages", ENGINE, hint)
         room = model.context - len(prompt)
         if room < 0 or (job.max_tokens or 0) > room or (room == 0 and job.max_tokens != 0):
             raise ContextExceeded(model.context, count, job.max_tokens or 0)

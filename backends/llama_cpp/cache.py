@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from .spans import Span, before, surplus
 from .states import State, States, reusable
 
 
@@ -50,6 +51,8 @@ class Slot:
         owner: the owner of the job; only prompts of the same owner reuse the sequence.
         cells: the cell of each token.
         reused: the number of tokens that were already evaluated when the slot was taken.
+        spans: the media among the tokens.
+        surplus: how many more tokens than positions it has, because of its media.
     """
 
     id: int
@@ -57,6 +60,8 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     cells: list[int] = field(default_factory=list)
     reused: int = 0
+    spans: tuple[Span, ...] = ()
+    surplus: int = 0
 
 
 class Cache:
@@ -144,6 +149,12 @@ class Cache:
         slot.cells += cells
         self._owners.update(cells)
 
+    def extend_media(self, slot: Slot, ids: Sequence[int], positions: int) -> None:
+        """Assign cells to a chunk of media that is evaluated next, and takes some positions."""
+        start = len(slot.tokens)
+        self.extend(slot, ids)
+        self._set_spans(slot, (*slot.spans, Span(start, len(slot.tokens), positions)))
+
     def make_room(self, count: int) -> bool:
         """Swap out idle slots, oldest first, until `count` cells are free; return True if so."""
         while self.free < count and self._resting:
@@ -176,6 +187,7 @@ class Cache:
         self._memory.remove(slot.id)
         self._disown(slot.cells)
         slot.tokens, slot.cells = [], []
+        self._set_spans(slot, ())
         self._ids.append(slot.id)
 
     def _is_worth(self, slot: Slot) -> bool:
@@ -186,7 +198,7 @@ class Cache:
         if self._is_worth(slot) and self._states.wants(slot.owner, slot.tokens):
             data = self._memory.save(slot.id)
             if data.size:
-                self._states.add(State(slot.owner, list(slot.tokens), data))
+                self._states.add(State(slot.owner, list(slot.tokens), data, slot.spans))
 
     def _new(self, owner: str, source: Slot | None) -> Slot:
         """Return an empty slot; if no id is free, swap out the oldest idle slot but `source`."""
@@ -227,6 +239,7 @@ class Cache:
         self.make_room(needed)
         if self._memory.restore(slot.id, state.data):
             self.extend(slot, state.tokens)
+            self._set_spans(slot, state.spans)
             self._cut(slot, length)
             slot.reused = length
         else:
@@ -235,14 +248,19 @@ class Cache:
 
     def _cut(self, slot: Slot, length: int) -> None:
         if length < len(slot.tokens):
-            self._memory.remove(slot.id, length)
+            self._set_spans(slot, before(slot.spans, length))
+            self._memory.remove(slot.id, length - slot.surplus)
             self._disown(slot.cells[length:])
             del slot.tokens[length:], slot.cells[length:]
 
     def _share(self, source: Slot, slot: Slot, length: int) -> None:
-        self._memory.copy(source.id, slot.id, length)
+        self._set_spans(slot, before(source.spans, length))
+        self._memory.copy(source.id, slot.id, length - slot.surplus)
         slot.tokens, slot.cells = source.tokens[:length], source.cells[:length]
         self._owners.update(slot.cells)
+
+    def _set_spans(self, slot: Slot, spans: tuple[Span, ...]) -> None:
+        slot.spans, slot.surplus = spans, surplus(spans)
 
     def _disown(self, cells: Sequence[int]) -> None:
         self._owners.subtract(cells)
@@ -266,7 +284,8 @@ class Cache:
         best: tuple[Slot | None, int] = (None, 0)
         for slot in (*self._resting.values(), *self._running.values()):
             if slot.owner == owner:
-                shared = reusable(slot.tokens, tokens, self._rolls_back, self._states.block)
+                block = self._states.block
+                shared = reusable(slot.tokens, tokens, self._rolls_back, block, slot.spans)
                 if shared > best[1]:
                     best = (slot, shared)
         return best

@@ -97,9 +97,9 @@ class LoadedModel:
             self.close()
             raise EngineError(f"{path} has an encoder and a decoder, which is not supported.")
         self._path = path
-        architecture = self._fact("general.architecture")
-        self.pooling = POOLINGS.get(self._fact(f"{architecture}.pooling_type"))
-        self.is_causal = self._fact(f"{architecture}.attention.causal") != "false"
+        self.architecture = self._fact("general.architecture")
+        self.pooling = POOLINGS.get(self._fact(f"{self.architecture}.pooling_type"))
+        self.is_causal = self._fact(f"{self.architecture}.attention.causal") != "false"
         self.vocab = llama_cpp.llama_model_get_vocab(self.pointer)
         self.trained_context: int = llama_cpp.llama_model_n_ctx_train(self.pointer)
         recurrent = llama_cpp.llama_model_is_recurrent(self.pointer)
@@ -345,15 +345,19 @@ def context_params(options: Options, length: int) -> Any:
     params.n_threads = params.n_threads_batch = options.threads
     params.kv_unified = True
     params.no_perf = True
-    flash = False if options.exact else options.flash_attention
-    params.flash_attn_type = {
-        None: llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
-        False: llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
-        True: llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
-    }[flash]
+    params.flash_attn_type = flash_attention(options)
     cache = CACHE_TYPES[options.cache_type or ("f32" if options.exact else "f16")]
     params.type_k = params.type_v = cache
     return params
+
+
+def flash_attention(options: Options) -> int:
+    """Return llama.cpp's number for the use of flash attention, in the model and its projector."""
+    return {
+        None: llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
+        False: llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        True: llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    }[False if options.exact else options.flash_attention]
 
 
 def last_error() -> str:

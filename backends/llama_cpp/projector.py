@@ -18,7 +18,14 @@ from llama_cpp import mtmd_cpp as mtmd
 
 from ..base import Media, MediaKind
 from ..errors import EngineError, UnreadableMedia
-from .library import Context, DecodeFailed, LoadedModel, keep_errors, last_error
+from .library import (
+    Context,
+    DecodeFailed,
+    LoadedModel,
+    flash_attention,
+    keep_errors,
+    last_error,
+)
 from .options import Options
 
 _NAMES: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
@@ -29,11 +36,13 @@ class Chunk:
 
     Args:
         ids: the negative ids of the embeddings in a sequence.
+        positions: the number of positions that they take in a sequence.
     """
 
-    def __init__(self, pointer: Any, ids: Sequence[int], owner: object) -> None:
+    def __init__(self, pointer: Any, ids: Sequence[int], positions: int, owner: object) -> None:
         self.pointer = pointer
         self.ids = tuple(ids)
+        self.positions = positions
         # mtmd's list of chunks, which must live as long as any of its chunks.
         self._owner = owner
 
@@ -54,7 +63,7 @@ class Projector:
     `read` may be called from any thread, `evaluate` only from the context's thread.
 
     Raises:
-        EngineError: the file is not a projector for this model, or the model uses M-RoPE.
+        EngineError: the file is not a projector for this model, or the model is a HunyuanVL.
     """
 
     def __init__(self, path: Path, model: LoadedModel, options: Options) -> None:
@@ -65,6 +74,7 @@ class Projector:
         params = mtmd.mtmd_context_params_default()
         params.use_gpu = options.gpu_layers != 0
         params.n_threads = options.threads
+        params.flash_attn_type = flash_attention(options)
         params.print_timings = False
         params.warmup = False
         self._pointer = mtmd.mtmd_init_from_file(str(path).encode(), model.pointer, params)
@@ -72,11 +82,12 @@ class Projector:
             raise EngineError(f"llama.cpp cannot use {path} with this model: {last_error()}")
         self._batch = options.batch
         self._marker = mtmd.mtmd_default_marker()
-        if mtmd.mtmd_decode_use_mrope(self._pointer):
+        if model.architecture == "hunyuan_vl" and mtmd.mtmd_decode_use_mrope(self._pointer):
             self.close()
             raise EngineError(
-                "This model uses two-dimensional image positions (M-RoPE), which the in-process "
-                "engine does not support. Serve it with llama-server and put Latimer in front."
+                "This model's image positions depend on the images before them, which the "
+                "in-process engine does not support. Serve it with llama-server and put Latimer "
+                "in front."
             )
         supports = {
             "vision": mtmd.mtmd_support_vision(self._pointer),
@@ -145,5 +156,6 @@ class Projector:
             # Every id is unique, within its chunk and across chunks.
             first = -1 - number
             number += count
-            parts.append(Chunk(pointer, range(first, first - count, -1), chunks))
+            positions = mtmd.mtmd_input_chunk_get_n_pos(pointer)
+            parts.append(Chunk(pointer, range(first, first - count, -1), positions, chunks))
         return parts

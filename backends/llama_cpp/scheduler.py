@@ -199,10 +199,10 @@ class Scheduler:
             chunk = run.choice.task.chunks.get(len(run.slot.tokens))
             if chunk is None or self._projector is None:
                 continue
-            position = len(run.slot.tokens)
             if not self._make_room(run, len(chunk.ids), (), len(chunk.ids)):
                 return
-            self._cache.extend(run.slot, chunk.ids)
+            position = len(run.slot.tokens) - run.slot.surplus
+            self._cache.extend_media(run.slot, chunk.ids, chunk.positions)
             try:
                 self._projector.evaluate(self._context, chunk, run.slot.id, position)
             except DecodeFailed as error:
@@ -231,6 +231,7 @@ class Scheduler:
             self._cache.extend(run.slot, tokens)
             run.ready = run.left == 0
             run.outputs = count if scoring else int(run.ready)
+            position -= run.slot.surplus
             run.rows = self._context.add(run.slot.id, position, tokens, run.outputs)
             batch.append(run)
         return batch

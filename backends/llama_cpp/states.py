@@ -6,10 +6,13 @@ in use. Outside the KV cache there is also room for many more sequences.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
+
+from .spans import Span, whole
 
 # The fewest tokens that a prompt reuses. Logits change in their last digits if a prompt is not
 # evaluated in one piece, and a few tokens are not worth that.
@@ -25,11 +28,13 @@ class State:
     Args:
         owner: the owner of the job; only prompts of the same owner reuse the state.
         data: the bytes from `llama_state_seq_get_data`.
+        spans: the media among the tokens.
     """
 
     owner: str
     tokens: list[int]
     data: NDArray[Any]
+    spans: tuple[Span, ...] = ()
 
 
 class States:
@@ -92,7 +97,7 @@ class States:
         best: tuple[State | None, int] = (None, 0)
         for state in self._states:
             if state.owner == owner:
-                shared = reusable(state.tokens, tokens, self._cuts, self.block)
+                shared = reusable(state.tokens, tokens, self._cuts, self.block, state.spans)
                 if shared > best[1]:
                     best = (state, shared)
         return best
@@ -110,14 +115,24 @@ class States:
         self.used -= state.data.nbytes
 
 
-def reusable(known: list[int], tokens: list[int], cuts: bool, block: int) -> int:
-    """Return how many tokens of a prompt can be reused; its last one is always evaluated."""
+def reusable(
+    known: list[int],
+    tokens: list[int],
+    cuts: bool,
+    block: int,
+    spans: Sequence[Span] = (),
+) -> int:
+    """Return how many tokens of a prompt can be reused; its last one is always evaluated.
+
+    Args:
+        spans: the media in `known`, which are reused as a whole.
+    """
     most = len(tokens) - 1
     if not cuts:
         return len(known) if len(known) <= most and known == tokens[: len(known)] else 0
     if known[:block] != tokens[:block]:
         return 0
-    shared = min(common(known, tokens), most)
+    shared = whole(spans, min(common(known, tokens), most))
     return shared if shared >= block else 0
 
 

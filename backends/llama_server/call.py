@@ -35,6 +35,17 @@ from .translate import (
     to_native,
 )
 
+INSIDE = (
+    "With images or audio it has no log-probability of a token that ends inside a character, and "
+    "the answer has one. Omit it, or use the in-process engine."
+)
+
+
+def _hidden(job: Generation, model: Model) -> int:
+    """Return the number of prompt tokens that are not from the client: a BOS."""
+    added = isinstance(job.prompt.content, Text) or job.prompt.suffix is not None
+    return job.prompt.bos_count or int(model.adds_bos and added)
+
 
 class Call:
     """The batches of one choice.
@@ -47,6 +58,7 @@ class Call:
         "_names", "_parser", "_payload", "_prompt", "_read", "_server", "_stream", "_tokens",
     )  # fmt: skip
 
+    _prompt: TokenIds
     _read: Callable[[list[dict[str, Any]]], Awaitable[Batch]] | None
 
     def __init__(self, server: Server, job: Generation, choice: int) -> None:
@@ -65,13 +77,9 @@ class Call:
         prompt: NativePrompt
         if job.logprobs is None:
             prompt = await native_prompt(server, job, model)
-            adds_bos = model.adds_bos and (
-                isinstance(job.prompt.content, Text) or job.prompt.suffix is not None
-            )
             careful = job.preserved_tokens or job.stops.matcher is not None
             vocabulary = (await server.facts()).vocabulary if careful else None
-            bos_count = job.prompt.bos_count or int(adds_bos)
-            self._stream = ChoiceStream(job, self._choice, bos_count, vocabulary)
+            self._stream = ChoiceStream(job, self._choice, _hidden(job, model), vocabulary)
             self._read = self._read_careful if job.stops.texts and not careful else None
         else:
             prompt = await self._prepare_tokens(model)
@@ -128,12 +136,11 @@ class Call:
                 continue
             try:
                 events = self._stream.parse(data)
+                if self._job.prompt.media and events and not self._begun:
+                    self._begin(events[0])
                 batch = (
                     self._stream.feed(events) if self._read is None else await self._read(events)
                 )
-                if self._job.prompt.media and events and not self._begun:
-                    self._begun = True
-                    self._stream.check_room(events[0], self._context)
                 if events and events[-1]["stop"]:
                     check_model(events[-1], self._names)
             except OtherModel as error:
@@ -146,6 +153,13 @@ class Call:
             raise EngineError(f"{ENGINE} ended its response before it was finished.")
         raise StopAsyncIteration
 
+    def _begin(self, event: dict[str, Any]) -> None:
+        """Read the length of a prompt with media, which only the server knows."""
+        self._begun = True
+        self._stream.check_room(event, self._context)
+        if self._job.logprobs is not None:
+            self._tokens.prompt_tokens = self._stream.prompt_tokens(event)
+
     async def _read_careful(self, events: list[dict[str, Any]]) -> Batch:
         """Read events of a job with stop sequences; the last one may need the vocabulary."""
         stream = self._stream
@@ -156,22 +170,26 @@ class Call:
             batch += stream.feed([event])
         return batch
 
-    async def _prepare_tokens(self, model: Model) -> TokenIds:
+    async def _prepare_tokens(self, model: Model) -> NativePrompt:
         server, job = self._server, self._job
-        if job.prompt.media:
-            hint = "For log-probabilities with images or audio, use the in-process engine."
-            raise Unsupported("logprobs", ENGINE, hint)
         facts = await server.facts()
         if facts.speculative:
             raise speculative()
-        self._prompt, count = await prompt_ids(server, job, model)
-        if len(self._prompt) >= model.context:
-            raise ContextExceeded(model.context, count, job.max_tokens or 0)
+        prompt: NativePrompt
+        if job.prompt.media:
+            prompt = await native_prompt(server, job, model)
+            # The first event has the length of the prompt.
+            self._prompt, count = (), 0
+        else:
+            prompt, count = await prompt_ids(server, job, model)
+            self._prompt = prompt
+            if len(self._prompt) >= model.context:
+                raise ContextExceeded(model.context, count, job.max_tokens or 0)
         # The stream checks the events; its text is not used.
-        self._stream = ChoiceStream(replace(job, stops=Stops()), self._choice, 0)
+        self._stream = ChoiceStream(replace(job, stops=Stops()), self._choice, _hidden(job, model))
         self._tokens = TokenStream(job, self._choice, count, facts.vocabulary)
         self._read = self._read_tokens
-        return self._prompt
+        return prompt
 
     async def _read_tokens(self, events: list[dict[str, Any]]) -> Batch:
         """Read events with log-probabilities; score the tokens that have none."""
@@ -198,6 +216,9 @@ class Call:
         return batch
 
     async def _scored(self, token: Token, ids: TokenIds, at: int) -> Token:
+        if self._job.prompt.media:
+            # Only a prompt of ids can be followed by the tokens before this one, and forced.
+            raise Unsupported("logprobs", ENGINE, INSIDE)
         found = (await score(self._server, ids[: at + 1], at, self._job.logprobs or 0))[0]
         return token._replace(logprob=found.logprob, top=found.top)
 

@@ -35,6 +35,7 @@ class TokenStream:
     Tokens without an event get no log-probability here; the caller has to score them.
 
     Attributes:
+        prompt_tokens: the number of the client's own prompt tokens.
         ids: the ids of all tokens so far.
         unsettled: the last event, if `settle` has to be called with the ids of the whole answer.
     """
@@ -44,7 +45,7 @@ class TokenStream:
     ) -> None:
         self._job = job
         self._choice = choice
-        self._prompt_tokens = prompt_tokens
+        self.prompt_tokens = prompt_tokens
         self._vocabulary = vocabulary
         self._cut = TokenCut(job)
         self.marks = vocabulary.marks(job.preserved_tokens)
@@ -105,7 +106,7 @@ class TokenStream:
         stop = self._cut.stop
         if finish is None and self._job.stops.matcher is not None and stop is not None:
             # The server does not know the stop sequences.
-            finish = Finish(self._choice, "stop", stop, self._prompt_tokens, 0, self._cached)
+            finish = Finish(self._choice, "stop", stop, self.prompt_tokens, 0, self._cached)
         if finish is not None and (finish.reason == "stop" or stop is not None):
             self._cut.settle()
             self.finish = finish._replace(completion_tokens=self._cut.tokens)
@@ -114,7 +115,7 @@ class TokenStream:
         predicted = event["tokens_predicted"]
         missing, self._predicted = predicted - self._predicted - 1, predicted
         if "timings" in event:
-            self._cached = min(event["timings"]["cache_n"], self._prompt_tokens)
+            self._cached = min(event["timings"]["cache_n"], self.prompt_tokens)
         entries = event.get("completion_probabilities")
         if not entries or not event["tokens"]:
             raise speculative()
@@ -175,9 +176,9 @@ class TokenStream:
             self._choice,
             reason,
             event["stopping_word"] if kind == "word" else None,
-            self._prompt_tokens,
+            self.prompt_tokens,
             event["tokens_predicted"] - (kind == "eos"),
-            max(min(cached, self._prompt_tokens), 0),
+            max(min(cached, self.prompt_tokens), 0),
             end,
         )
 

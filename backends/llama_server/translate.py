@@ -251,9 +251,13 @@ class ChoiceStream:
         Raises:
             ContextExceeded: prompt and completion do not fit.
         """
-        prompt, wanted = event["tokens_evaluated"], self._job.max_tokens or 0
-        if prompt + wanted > context:
-            raise ContextExceeded(context, prompt - self._hidden, wanted)
+        prompt, wanted = self.prompt_tokens(event), self._job.max_tokens or 0
+        if prompt + self._hidden + wanted > context:
+            raise ContextExceeded(context, prompt, wanted)
+
+    def prompt_tokens(self, event: dict[str, Any]) -> int:
+        """Return the number of the client's own prompt tokens, which every event has."""
+        return max(whole_of(event["tokens_evaluated"]) - self._hidden, 0)
 
     def parse(self, events: list[bytes]) -> list[dict[str, Any]]:
         """Parse the events of a chunk; `feed` checks their contents.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,13 @@ def lora(source: Path, target: Path, rank: int = 4) -> dict[str, np.ndarray[Any,
 
 
 def _copy_fields(
-    reader: gguf.GGUFReader, writer: gguf.GGUFWriter, changes: Mapping[str, Any]
+    reader: gguf.GGUFReader,
+    writer: gguf.GGUFWriter,
+    changes: Mapping[str, Any],
+    omitted: Container[str] = (),
 ) -> None:
     for name, field in reader.fields.items():
-        if name in OWN_FIELDS or name in changes:
+        if name in OWN_FIELDS or name in changes or name in omitted:
             continue
         inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
@@ -91,6 +94,12 @@ def _copy_fields(
         kind = known.types[0] if known is not None else gguf.GGUFValueType.get_type(value)
         inner = known.types[-1] if kind == gguf.GGUFValueType.ARRAY and known is not None else None
         writer.add_key_value(name, value, kind, sub_type=inner)
+
+
+def copy_vocabulary(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
+    """Copy a model's vocabulary and its chat template into a file of another architecture."""
+    others = [name for name in reader.fields if not name.startswith("tokenizer.")]
+    _copy_fields(reader, writer, {}, others)
 
 
 def larger(source: Path, target: Path, *, width: int, layers: int, inner: int) -> Path:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 
 SIZE, PATCH = 28, 14
 # The number of tokens of an image.
@@ -20,7 +21,12 @@ INNER, LAYERS, HEADS, MELS = 32, 2, 2, 80
 POSITIONS = 1500
 
 
-class _Writer:
+# The matrices of attention, and the factor of their width.
+SEPARATE = {"attn_q": 1, "attn_k": 1, "attn_v": 1, "attn_out": 1}
+FUSED = {"attn_qkv": 3, "attn_out": 1}
+
+
+class Writer:
     """A writer of a projector's tensors, with random numbers from one seed."""
 
     def __init__(
@@ -45,19 +51,31 @@ class _Writer:
         values = self._rng.standard_normal(shape, np.float32) * self._scale / np.sqrt(shape[-1])
         self.gguf.add_tensor(name, values.astype(np.float32))
 
-    def norm(self, name: str) -> None:
-        self.gguf.add_tensor(f"{name}.weight", np.ones(INNER, np.float32))
-        self.gguf.add_tensor(f"{name}.bias", np.zeros(INNER, np.float32))
+    def linear(self, name: str, *shape: int) -> None:
+        self.random(f"{name}.weight", *shape)
+        self.random(f"{name}.bias", shape[0])
 
-    def blocks(self, prefix: str, biased: bool) -> None:
+    def norm(self, name: str, width: int = INNER) -> None:
+        self.gguf.add_tensor(f"{name}.weight", np.ones(width, np.float32))
+        self.gguf.add_tensor(f"{name}.bias", np.zeros(width, np.float32))
+
+    def blocks(
+        self, prefix: str, biases: Sequence[str] = (), attention: Mapping[str, int] = SEPARATE
+    ) -> None:
+        """Write the layers.
+
+        Args:
+            biases: the matrices of attention that have a bias.
+            attention: the matrices of attention, and the factor of their width.
+        """
         for layer in range(LAYERS):
             block = f"{prefix}.blk.{layer}."
             self.norm(block + "ln1")
             self.norm(block + "ln2")
-            for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
-                self.random(f"{block}{name}.weight", INNER, INNER)
-                if biased and name != "attn_k":
-                    self.random(f"{block}{name}.bias", INNER)
+            for name, factor in attention.items():
+                self.random(f"{block}{name}.weight", factor * INNER, INNER)
+                if name in biases:
+                    self.random(f"{block}{name}.bias", factor * INNER)
             self.random(block + "ffn_up.weight", INNER * 2, INNER)
             self.random(block + "ffn_down.weight", INNER, INNER * 2)
 
@@ -70,7 +88,7 @@ class _Writer:
 
 def projector(path: Path, width: int) -> Path:
     """Write a LLaVA projector for images, with a model's embedding length as its output width."""
-    writer = _Writer(path, "vision", width, 4.0, {"image_size": SIZE, "patch_size": PATCH})
+    writer = Writer(path, "vision", width, 4.0, {"image_size": SIZE, "patch_size": PATCH})
     writer.gguf.add_bool("clip.has_vision_encoder", True)
     writer.gguf.add_string("clip.projector_type", "mlp")
     writer.gguf.add_bool("clip.use_gelu", True)
@@ -80,7 +98,7 @@ def projector(path: Path, width: int) -> Path:
     writer.random("v.class_embd", INNER)
     writer.random("v.position_embd.weight", TOKENS + 1, INNER)
     writer.norm("v.pre_ln")
-    writer.blocks("v", biased=False)
+    writer.blocks("v")
     writer.random("mm.0.weight", width, INNER)
     writer.random("mm.0.bias", width)
     writer.random("mm.2.weight", width, width)
@@ -91,7 +109,7 @@ def projector(path: Path, width: int) -> Path:
 
 def listener(path: Path, width: int) -> Path:
     """Write a Qwen2-Audio projector."""
-    writer = _Writer(path, "audio", width, 1.0, {"num_mel_bins": MELS})
+    writer = Writer(path, "audio", width, 1.0, {"num_mel_bins": MELS})
     writer.gguf.add_bool("clip.has_audio_encoder", True)
     writer.gguf.add_string("clip.projector_type", "qwen2a")
     writer.gguf.add_bool("clip.use_gelu", True)
@@ -100,7 +118,7 @@ def listener(path: Path, width: int) -> Path:
     writer.random("a.conv1d.2.weight", INNER, INNER, 3)
     writer.random("a.conv1d.2.bias", INNER, 1)
     writer.random("a.position_embd.weight", POSITIONS, INNER)
-    writer.blocks("a", biased=True)
+    writer.blocks("a", biases=("attn_q", "attn_v", "attn_out"))
     writer.norm("a.post_ln")
     writer.random("mm.a.fc.weight", width, INNER)
     writer.random("mm.a.fc.bias", width)
@@ -119,14 +137,20 @@ def wav(hertz: int, seconds: float = 1.0, rate: int = 16_000) -> bytes:
 
 def png(red: int, green: int, blue: int, size: int = SIZE) -> bytes:
     """Return a PNG file of one colour."""
+    return png_of(np.full((size, size, 3), (red, green, blue), np.uint8))
+
+
+def png_of(pixels: NDArray[np.uint8]) -> bytes:
+    """Return a PNG file of pixels, shape (height, width, 3)."""
+    height, width, _ = pixels.shape
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
             struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         )
 
-    header = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
-    rows = (b"\0" + bytes((red, green, blue)) * size) * size
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     return (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", header)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 CAPITALS = {
@@ -29,6 +30,11 @@ STRANGE = (
     "😀 é 漢",
     "Привет", "\u200b", "e\u0301", "🏳️‍🌈", "ﬁ",
 )  # fmt: skip
+
+
+def fragments(pieces: Sequence[bytes]) -> list[int]:
+    """Return the ids of the tokens whose bytes are not whole characters."""
+    return [at for at, piece in enumerate(pieces) if "\ufffd" in piece.decode(errors="replace")]
 
 
 class Question(NamedTuple):

@@ -14,10 +14,12 @@ from latimer.backends.base import Backend
 from latimer.backends.errors import EngineError
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
-from support import gguf_files
+from support import gguf_files, mrope
 from support.clients import adapting
 from support.projector import TOKENS, listener, png, projector, wav
+from support.replies import chunks_in
 from support.servers import llama_server
+from support.texts import fragments
 
 MODEL = Path(__file__).parents[2] / "models" / "bpe.gguf"
 WIDTH = 64
@@ -127,13 +129,61 @@ async def test_a_picture_that_was_seen_is_gone_on_from(mmproj: Path) -> None:
 
 
 async def test_log_probabilities_with_a_picture(mmproj: Path, seeing_server: str) -> None:
-    """In process an image prompt returns logprobs; over llama-server it is rejected by name."""
+    """A prompt with an image has the same logprobs on both engines, streamed or not."""
+    local = LlamaCpp(MODEL, mmproj=mmproj, exact=True, threads=1)
+    remote = LlamaServer(seeing_server)
+    banned = dict.fromkeys(map(str, fragments(await local.pieces())), -100)
+    body = {"logprobs": True, "top_logprobs": 2, "logit_bias": banned, "n": 2}
+    replies = []
+    for backend in (local, remote):
+        async with adapting(backend) as client:
+            replies.append((await post(client, HELLO, RED, **body)).json())
+            chunks = chunks_in(await post(client, HELLO, RED, stream=True, **body))
+        streamed = [one for chunk in chunks for one in chunk["choices"] if one["logprobs"]]
+        for choice in replies[-1]["choices"]:
+            own = [one for one in streamed if one["index"] == choice["index"]]
+            entries = [entry for one in own for entry in one["logprobs"]["content"]]
+            assert tokens_of(entries) == tokens_of(choice["logprobs"]["content"])
+    one, other = replies
+    assert one["usage"]["prompt_tokens"] == other["usage"]["prompt_tokens"] > TOKENS
+    for ours, theirs in zip(one["choices"], other["choices"], strict=True):
+        assert ours["message"]["content"] == theirs["message"]["content"]
+        mine, yours = (choice["logprobs"]["content"] for choice in (ours, theirs))
+        assert tokens_of(mine) == tokens_of(yours)
+        assert {len(entry["top_logprobs"]) for entry in mine + yours} == {2}
+        # The server in this test uses flash attention.
+        pairs = zip(mine, yours, strict=True)
+        assert all(abs(a["logprob"] - b["logprob"]) < 0.1 for a, b in pairs)
+
+
+def tokens_of(entries: list[dict[str, Any]]) -> list[str]:
+    """Return the texts of the tokens in a `logprobs.content`."""
+    return [entry["token"] for entry in entries]
+
+
+async def test_a_part_of_a_character_after_a_picture(mmproj: Path, seeing_server: str) -> None:
+    """A token inside a character has a logprob in process, and is a 400 over llama-server."""
+    body = {"logprobs": True, "grammar": 'root ::= "漢"'}
     async with adapting(LlamaCpp(MODEL, mmproj=mmproj)) as client:
-        choice = (await post(client, HELLO, RED, logprobs=True)).json()["choices"][0]
-        assert len(choice["logprobs"]["content"]) == 8
+        choice = (await post(client, HELLO, RED, **body)).json()["choices"][0]
+        assert len(choice["logprobs"]["content"]) == 3
     async with adapting(LlamaServer(seeing_server)) as client:
-        reply = await post(client, HELLO, RED, logprobs=True)
-        assert reply.json()["error"]["param"] == "logprobs"
+        assert (await answer(client, HELLO, RED, grammar=body["grammar"]))[0] == "漢"
+        error = (await post(client, HELLO, RED, **body)).json()["error"]
+        assert (error["param"], error["code"]) == ("logprobs", "unsupported_parameter")
+        assert "a token that ends inside a character" in error["message"]
+
+
+async def test_a_picture_at_the_end_of_the_prompt(mmproj: Path, tmp_path: Path) -> None:
+    """A prompt that ends with an image is rejected, because an embedding predicts no token."""
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    changes = {"tokenizer.chat_template": template}
+    model = gguf_files.copy(MODEL, tmp_path / "bare.gguf", changes=changes)
+    async with adapting(LlamaCpp(model, mmproj=mmproj)) as client:
+        assert (await post(client, RED, HELLO)).status_code == 200
+        error = (await post(client, HELLO, RED)).json()["error"]
+        assert error["param"] == "messages"
+        assert "cannot be the end of the prompt" in error["message"]
 
 
 async def test_content_beside_pictures_is_text(mmproj: Path, seeing_server: str) -> None:
@@ -155,6 +205,8 @@ async def test_a_prompt_that_is_too_long(client: httpx2.AsyncClient) -> None:
     error = (await post(client, HELLO, RED, max_tokens=512 - count)).json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert f"{count} in the messages" in error["message"]
+    scored = await post(client, HELLO, RED, max_tokens=512 - count, logprobs=True)
+    assert scored.json()["error"] == error
 
 
 async def test_text_that_is_the_sign_for_a_picture(client: httpx2.AsyncClient) -> None:
@@ -323,3 +375,12 @@ async def test_a_projector_of_another_model(tmp_path: Path) -> None:
         await backend.model()
     with pytest.raises(EngineError, match="no projector"):
         await LlamaCpp(MODEL, mmproj=tmp_path / "none.gguf").model()
+
+
+async def test_positions_that_depend_on_other_images(tmp_path: Path) -> None:
+    """Loading a projector fails for a HunyuanVL, whose images have a number of their own."""
+    model = mrope.language_model(tmp_path / "model.gguf", mrope.HUNYUAN)
+    mmproj = mrope.projector(tmp_path / "mmproj.gguf", mrope.HUNYUAN)
+    assert (await LlamaCpp(model).model()).name == "model"
+    with pytest.raises(EngineError, match="depend on the images before them"):
+        await LlamaCpp(model, mmproj=mmproj).model()

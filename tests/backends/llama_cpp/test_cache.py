@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,26 +14,44 @@ from latimer.backends.llama_cpp.states import State, States, common
 from numpy.typing import NDArray
 
 SIZE, SLOTS = 24, 4
+# Pictures with M-RoPE: the ids of their embeddings, and the number of their positions.
+LARGE, SMALL = ((-1, -2, -3, -4, -5, -6), 3), ((-11, -12), 1)
+PICTURES = {ids[0]: (ids, positions) for ids, positions in (LARGE, SMALL)}
+
+
+def positions_of(tokens: Sequence[int]) -> list[int]:
+    """Return the position of each token; all embeddings of a picture have that of its first."""
+    positions: list[int] = []
+    following = 0
+    for token in tokens:
+        inside = token < 0 and token not in PICTURES
+        positions.append(positions[-1] if inside else following)
+        if not inside:
+            following += PICTURES[token][1] if token in PICTURES else 1
+    return positions
 
 
 class Memory:
-    """A model of llama.cpp's KV cache: each sequence has tokens, each in a cell."""
+    """A model of llama.cpp's KV cache: each sequence has tokens, each in a cell.
+
+    Like llama.cpp it removes and copies by position.
+    """
 
     def __init__(self) -> None:
         self.sequences: dict[int, list[tuple[int, object]]] = {}
 
     def remove(self, sequence: int, start: int = 0) -> None:
         """Remove a sequence's tokens from a position on."""
-        self.sequences[sequence] = self.sequences.get(sequence, [])[:start]
+        self.sequences[sequence] = self._before(sequence, start)
 
     def copy(self, source: int, target: int, end: int) -> None:
         """Share the beginning of a sequence with an empty one."""
         assert not self.sequences.get(target)
-        self.sequences[target] = self.sequences.get(source, [])[:end]
+        self.sequences[target] = self._before(source, end)
 
     def save(self, sequence: int) -> NDArray[Any]:
         """Return the sequence's tokens, one byte each."""
-        return np.array([token for token, _ in self.sequences[sequence]], np.uint8)
+        return np.array([token for token, _ in self.sequences[sequence]], np.int8)
 
     def restore(self, sequence: int, data: NDArray[Any]) -> bool:
         """Put saved tokens into new cells of an empty sequence."""
@@ -44,6 +63,11 @@ class Memory:
         """Append tokens to a sequence, each in a new cell."""
         self.sequences.setdefault(sequence, []).extend((token, object()) for token in tokens)
         assert self.used <= SIZE
+
+    def _before(self, sequence: int, end: int) -> list[tuple[int, object]]:
+        cells = self.sequences.get(sequence, [])
+        positions = positions_of([token for token, _ in cells])
+        return [cell for cell, at in zip(cells, positions, strict=True) if at < end]
 
     @property
     def used(self) -> int:
@@ -62,14 +86,25 @@ def made(
     return Cache(memory, size, slots, rolls_back, States(kept, rolls_back, block=1))
 
 
+def grow(cache: Cache, memory: Memory, slot: Slot, tokens: Sequence[int]) -> None:
+    """Evaluate tokens in a slot; each picture is evaluated as a whole."""
+    for token in tokens:
+        if token in PICTURES:
+            cache.extend_media(slot, *PICTURES[token])
+            memory.evaluate(slot.id, list(PICTURES[token][0]))
+        elif token >= 0:
+            cache.extend(slot, [token])
+            memory.evaluate(slot.id, [token])
+
+
 def run(cache: Cache, memory: Memory, tokens: list[int], alone: bool) -> int:
     """Run a sequence from its beginning to its end, and return how many tokens were reused."""
     slot = cache.take(tokens, "", True, 0)
     assert slot is not None
     reused = slot.reused
+    assert [token for token, _ in memory.sequences.get(slot.id, [])] == tokens[:reused]
     assert cache.make_room(len(tokens) - reused)
-    cache.extend(slot, tokens[reused:])
-    memory.evaluate(slot.id, tokens[reused:])
+    grow(cache, memory, slot, tokens[reused:])
     cache.rest(slot)
     if not alone:
         other = cache.take([0] * 3, "other", False, 0)
@@ -80,10 +115,14 @@ def run(cache: Cache, memory: Memory, tokens: list[int], alone: bool) -> int:
 
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+# Prompts of single tokens and pictures.
+SEEN = st.lists(
+    st.sampled_from([(0,), (1,), (2,), LARGE[0], SMALL[0]]), min_size=1, max_size=6
+).map(lambda parts: [token for part in parts for token in part][:SIZE])
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["take", "fork", "grow", "rest", "tidy", "swap_out", "drop", "room"]),
-        TOKENS,
+        TOKENS | SEEN.filter(lambda tokens: len(tokens) < SIZE),
         st.integers(0, 9),
     ),
     max_size=40,
@@ -117,14 +156,15 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
                 running.append(forked)
         elif slot is not None and step == "grow":
             if cache.make_room(len(tokens)):
-                cache.extend(slot, tokens)
-                memory.evaluate(slot.id, tokens)
+                grow(cache, memory, slot, tokens)
         elif slot is not None:
             running.remove(slot)
             {"rest": cache.rest, "swap_out": cache.swap_out, "drop": cache.drop}[step](slot)
         assert cache.free == SIZE - memory.used >= 0
         for one in running:
             assert [token for token, _ in memory.sequences.get(one.id, [])] == one.tokens
+            following = positions_of([*one.tokens, 0])[-1]
+            assert len(one.tokens) - one.surplus == following
     for slot in running:
         cache.drop(slot)
     assert cache.make_room(SIZE)
@@ -139,6 +179,20 @@ def test_a_prompt_takes_what_is_longest(alone: bool) -> None:
     for tokens in ([1, 2, 7], [1, 2, 3, 4], [1, 5]):
         run(cache, memory, tokens, alone)
     assert run(cache, memory, [1, 2, 3, 9], alone) == 3
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_picture_is_reused_as_a_whole(alone: bool) -> None:
+    """A prompt reuses a sequence up to the end of a picture or up to its start, and no part."""
+    memory = Memory()
+    cache = made(memory)
+    picture = list(LARGE[0])
+    run(cache, memory, [1, *picture, 2], alone)
+    assert run(cache, memory, [1, *picture, 0, *picture, 0], alone) == 7
+    assert run(cache, memory, [1, *picture, 0, *picture, 1], alone) == 14
+    # The last token is always evaluated, and with it the whole picture.
+    assert run(cache, memory, [1, *picture, 0, *picture], alone) == 8
+    assert run(cache, memory, [1, *SMALL[0], 0], alone) == 1
 
 
 def test_who_is_alone_goes_on_where_it_was() -> None:

@@ -1,0 +1,135 @@
+"""Small models with M-RoPE in the form of Qwen's vision models, with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf
+import numpy as np
+
+from support.gguf_files import copy_vocabulary
+from support.projector import FUSED, INNER, LAYERS, PATCH, SEPARATE, Writer, png_of
+
+BPE = Path(__file__).parents[1] / "models" / "bpe.gguf"
+# The embeddings for the inner layers (Qwen3-VL) end before the last layer.
+WIDTH, HEADS, DEPTH, CONTEXT = 64, 4, LAYERS + 1, 4096
+# Pixels of one embedding: two by two patches become one.
+CELL = 2 * PATCH
+# The dimensions of a head that turn by time, height and width.
+SECTIONS = [2, 3, 3, 0]
+
+
+class Family(NamedTuple):
+    """A family of vision models.
+
+    Args:
+        architecture: the name of its language model.
+        projector: the name of its projector.
+        normed: True if queries and keys are normalized.
+        deep: True if the projector has embeddings for the inner layers, too.
+    """
+
+    architecture: str
+    projector: str
+    normed: bool = False
+    deep: bool = False
+
+
+QWEN2 = Family("qwen2vl", "qwen2vl_merger")
+QWEN25 = Family("qwen2vl", "qwen2.5vl_merger")
+QWEN3 = Family("qwen3vl", "qwen3vl_merger", normed=True, deep=True)
+# The language model of HunyuanVL, with a projector that fits it.
+HUNYUAN = Family("hunyuan_vl", "qwen2vl_merger", normed=True)
+
+
+def language_model(path: Path, family: Family) -> Path:
+    """Write a model of three layers with the vocabulary of `bpe.gguf`."""
+    writer = gguf.GGUFWriter(path, family.architecture)
+    copy_vocabulary(gguf.GGUFReader(BPE), writer)
+    writer.add_name(path.stem)
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(DEPTH)
+    writer.add_feed_forward_length(2 * WIDTH)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_dimension_sections(SECTIONS)
+    writer.add_key_length(WIDTH // HEADS)
+    writer.add_value_length(WIDTH // HEADS)
+    if family.deep:
+        writer.add_num_deepstack_layers(LAYERS)
+    rng = np.random.default_rng(17)
+    size = len(writer.kv_data[0]["tokenizer.ggml.tokens"].value)
+
+    def matrix(name: str, rows: int, columns: int, scale: float = 1.0) -> None:
+        values = rng.standard_normal((rows, columns), np.float32) * scale / np.sqrt(columns)
+        writer.add_tensor(name, values.astype(np.float32))
+
+    def ones(name: str, width: int = WIDTH) -> None:
+        writer.add_tensor(name, np.ones(width, np.float32))
+
+    # Large scales keep the two best tokens apart, so greedy answers are the same on every engine.
+    matrix("token_embd.weight", size, WIDTH, 8.0)
+    matrix("output.weight", size, WIDTH, 6.0)
+    ones("output_norm.weight")
+    for layer in range(DEPTH):
+        block = f"blk.{layer}."
+        ones(block + "attn_norm.weight")
+        ones(block + "ffn_norm.weight")
+        if family.normed:
+            ones(block + "attn_q_norm.weight", WIDTH // HEADS)
+            ones(block + "attn_k_norm.weight", WIDTH // HEADS)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            matrix(f"{block}{name}.weight", WIDTH, WIDTH)
+        matrix(block + "ffn_gate.weight", 2 * WIDTH, WIDTH)
+        matrix(block + "ffn_up.weight", 2 * WIDTH, WIDTH)
+        matrix(block + "ffn_down.weight", WIDTH, 2 * WIDTH)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def projector(path: Path, family: Family) -> Path:
+    """Write a projector of the family."""
+    writer = Writer(path, "vision", WIDTH, 4.0, {"image_size": 2 * CELL, "patch_size": PATCH})
+    writer.gguf.add_bool("clip.has_vision_encoder", True)
+    writer.gguf.add_string("clip.projector_type", family.projector)
+    writer.gguf.add_bool("clip.use_gelu", True)
+    writer.gguf.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
+    writer.gguf.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+    if family is QWEN25:
+        writer.gguf.add_uint32("clip.vision.n_wa_pattern", LAYERS)
+    writer.random("v.patch_embd.weight", INNER, 3, PATCH, PATCH)
+    writer.random("v.patch_embd.weight.1", INNER, 3, PATCH, PATCH)
+    writer.norm("v.post_ln")
+    merged = 4 * INNER
+    if family.deep:
+        writer.random("v.patch_embd.bias", INNER)
+        writer.random("v.position_embd.weight", 16, INNER)
+        for layer in range(LAYERS):
+            stack = f"v.deepstack.{layer}."
+            writer.norm(stack + "norm", merged)
+            writer.linear(stack + "fc1", merged, merged)
+            writer.linear(stack + "fc2", WIDTH, merged)
+    attention = FUSED if family.deep else SEPARATE
+    writer.blocks("v", biases=tuple(attention), attention=attention)
+    writer.linear("mm.0", merged, merged)
+    writer.linear("mm.2", WIDTH, merged)
+    writer.write()
+    return path
+
+
+def picture(columns: int, rows: int, seed: int) -> bytes:
+    """Return a PNG file with random pixels that becomes `columns` times `rows` embeddings."""
+    # Whole cells are not resized.
+    return noise(columns * CELL, rows * CELL, seed)
+
+
+def noise(width: int, height: int, seed: int) -> bytes:
+    """Return a PNG file with random pixels."""
+    return png_of(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
