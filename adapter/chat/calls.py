@@ -40,6 +40,7 @@ class Calls:
         special: markers that are tokens of the model: text with the same spelling is not a marker.
         enforced: True if a grammar guarantees valid calls, which are then returned as they arrive.
             Otherwise a call is returned when it is complete, and an invalid one is content.
+        tokens: all strings of the format that can be tokens of the model.
     """
 
     def __init__(
@@ -50,10 +51,17 @@ class Calls:
         bare: bool = False,
         special: frozenset[str] = frozenset(),
         enforced: bool = False,
+        tokens: Sequence[str] = (),
     ) -> None:
         self._make = make
         self._markers = MarkerFinder(begin, special)
         self._end = b";" if bare else end.encode()
+        self._tokens = frozenset(token.encode() for token in tokens)
+        # Tokens that are only a part of a marker.
+        markers = (*self._markers.all, self._end)
+        self._within = {
+            one for one in self._tokens if one not in markers and any(one in own for own in markers)
+        }
         self._bare = bare
         self._enforced = enforced
         self._blanks = Blanks()
@@ -75,7 +83,8 @@ class Calls:
         out: list[Part] = []
         # Every token inside an enforced call is part of it, even a marker.
         inside = self._reader is not None and (self._enforced or data not in self._markers.all)
-        if mark and not inside and not (self._ended and data == self._end):
+        is_text = inside or data in self._within or (self._ended and data == self._end)
+        if mark and not is_text:
             return self._marked(data)
         self._text += data
         while self._text and self._step(out):
@@ -105,9 +114,9 @@ class Calls:
         self._looks = False
         if data in self._markers.all:
             return out + self._begin(data)
-        if self._broke and data == self._end:
+        if self._broke and data in self._tokens:
             # The marker at the beginning was content, too.
-            self._broke = False
+            self._broke = data != self._end
             return out + self._content(data)
         return [*out, Part("nothing", b"", len(data))]
 

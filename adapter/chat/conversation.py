@@ -54,6 +54,7 @@ class Style(NamedTuple):
         results: the role of a message with a tool result.
         block: the role of the message that gets the description of the tools.
         developer: True if the template has a developer role; otherwise it is a system message.
+        texts: True if the arguments of calls are JSON as text, not objects.
     """
 
     form: ToolCallFormat
@@ -63,6 +64,7 @@ class Style(NamedTuple):
     results: Literal["tool", "user"] = "user"
     block: Literal["system", "user"] = "system"
     developer: bool = False
+    texts: bool = False
 
     @property
     def is_one_of_several(self) -> bool:
@@ -84,7 +86,11 @@ def style_of(model: Model) -> Style:
     form = format_of(model.template)
     styles = list(IN_WORDS)
     if form is not None:
-        native = [Style(form, True, True, null, "tool") for null in (False, True)]
+        native = [
+            Style(form, True, True, null, "tool", texts=texts)
+            for texts in (False, True)
+            for null in (False, True)
+        ]
         # Some templates omit calls. A marker is then enough to know their format.
         written = [Style(form, True, results="tool")] if form.begin else []
         styles = [*native, *written, *styles]
@@ -222,7 +228,10 @@ def _add_calls(
         {
             "id": style.form.call_id(call_id, places[call_id]),
             "type": "function",
-            "function": {"name": function.name, "arguments": _arguments(function)},
+            "function": {
+                "name": function.name,
+                "arguments": function.arguments or "{}" if style.texts else _arguments(function),
+            },
         }
         for call_id, function in calls
     ]

@@ -59,6 +59,8 @@ class JsonCallParser:
         self._fragment = bytearray()
         self._whole = bytearray()
         self._peeked: int | None = None
+        # True if the calls so far are complete, so that the text may end.
+        self._may_end = False
         self._steps = self._run()
         next(self._steps)
         self.done = False
@@ -85,9 +87,11 @@ class JsonCallParser:
         """Return the parts that only the end of the text completes.
 
         Raises:
-            Broken: always, since the end of the text completes no JSON object.
+            Broken: the text ends inside a call.
         """
-        raise Broken
+        if not self._may_end:
+            raise Broken
+        return self.taken()
 
     def taken(self) -> list[Part]:
         """Return the parsed parts that have not been returned yet."""
@@ -179,6 +183,19 @@ class JsonCallParser:
         while byte is None or byte in _BLANKS:
             byte = yield
         return byte
+
+    def _marker(self, *markers: bytes) -> Generator[None, int, bytes]:
+        """Parse whitespace and one of several markers, and return it; an empty one needs no text.
+
+        No marker begins with another.
+        """
+        text = b""
+        while text not in markers:
+            text += bytes([(yield from self._next()) if not text else (yield)])
+            self._may_end = False
+            if not any(marker.startswith(text) for marker in markers):
+                raise Broken
+        return text
 
     def _more(self, close: int) -> Generator[None, int, bool]:
         """Return True if the list or object ends here, False if a comma follows."""

@@ -24,6 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ...backends.base import Model
 from ...backends.errors import EngineError, summed_up
 from ..errors import InvalidRequest
+from .formats import completed
 from .instruct import FORMATS, Opening, opening_of
 from .reasoning import tags_of
 
@@ -229,7 +230,7 @@ def without_bos(prompt: str, model: Model) -> str:
 @lru_cache(maxsize=16)
 def _compile(source: str) -> jinja2.Template:
     try:
-        template = _environment().from_string(source)
+        template = _environment().from_string(completed(source))
     except jinja2.TemplateError as error:
         raise EngineError(f"The model's chat template is invalid: {error}") from error
     # Jinja has a `ChainMap` here, which is slow to copy for each rendering.

@@ -1,4 +1,4 @@
-"""Recorded sessions of coding agents, replayed over the templates of ten families and more.
+"""Recorded sessions of coding agents, replayed over all published templates and more.
 
 koboldcpp, whose fake computes nothing, gets every session with every template. The real engines get
 each template once, and the last request of a session; with `LATIMER_FULL=1` all of them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ WITH_TOOLS = [name for name, one in SESSIONS.items() if one["call"]["name"]]
 PAIRS = (
     list(product(PUBLISHED, SESSIONS))
     if FULL
-    else list(zip(PUBLISHED, [*reversed(WITH_TOOLS)] * 2, strict=False))
+    else list(zip(PUBLISHED, cycle(reversed(WITH_TOOLS)), strict=False))
 )
 
 
@@ -95,7 +95,8 @@ async def replay(
     """Send the requests of a session, and check each answer, or its call if it has tools."""
     call = session["call"]
     for number, request in enumerate(requests):
-        body = {"model": "m", "max_tokens": 250, **request}
+        # Room for a call in any format, in the tokens of small models.
+        body = {"model": "m", **request, "max_tokens": 500}
         reply = await client.post("/v1/chat/completions", json=body)
         where = f"{session['client']} {number}: {reply.text}"
         assert reply.status_code == 200, where

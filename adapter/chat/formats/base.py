@@ -44,6 +44,7 @@ class ToolCallFormat:
         id_size: the length of call ids that the template requires; None for any.
         answer: the text before the answer, if a turn of the model has several messages.
         in_order: True if the template takes the results of calls in the order of the calls.
+        preface: Jinja to put before a template that shows calls, but no tools.
     """
 
     title: str
@@ -57,6 +58,7 @@ class ToolCallFormat:
     id_size: int | None = None
     answer: str = ""
     in_order: bool = False
+    preface: str = ""
 
     def is_of(self, template: str) -> bool:
         """Return True if a chat template has calls in this format."""
@@ -80,7 +82,7 @@ class ToolCallFormat:
             return self.one(functions, check if checked else None)
 
         own = frozenset() if forced else special
-        return Calls(make, self.begins, self.end, self.bare, own, enforced)
+        return Calls(make, self.begins, self.end, self.bare, own, enforced, self.markers)
 
     @property
     def begins(self) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from .tag_outputs import DEEPSEEK_V3_1, DEEPSEEK_V3_2, DEEPSEEK_V4, GLM, MINIMAX, XML
+
 Expected: TypeAlias = Sequence[str | tuple[str, str]]
 Outputs: TypeAlias = Sequence[tuple[str, Expected]]
 
@@ -189,35 +191,6 @@ COMMAND_R7B: Outputs = [
     ("<|START_ACTION|>[]<|END_ACTION|>", ["<|START_ACTION|>[]<|END_ACTION|>"]),
 ]  # fmt: skip
 
-# https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct, its chat template; values are text.
-_CITY = "<parameter=city>\nParis\n</parameter>\n"
-XML: Outputs = [
-    (f"<tool_call>\n<function=get_weather>\n{_CITY}</function>\n</tool_call>",
-     [("get_weather", '{"city":"Paris"}')]),
-    (f"I look.\n<tool_call>\n<function=get_weather>\n{_CITY}</function>\n</tool_call>\n"
-     "<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
-     ["I look.", ("get_weather", '{"city":"Paris"}'), ("get_time", "{}")]),
-    ("<tool_call><function=get_time></function></tool_call>", [("get_time", "{}")]),
-    ("<tool_call>\n<function=get_weather>\n<parameter=city>\nL'\"é\"\n<b>\n</parameter>\n"
-     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
-     [("get_weather", '{"city":"L\'\\"é\\"\\n<b>","days":3}')]),
-    ("<tool_call>\n<function=get_weather>\n<parameter=city>\n12\n</parameter>\n"
-     "<parameter=at>\n[1, {}]\n</parameter>\n</function>",
-     [("get_weather", '{"city":"12","at":[1, {}]}')]),
-    ("No <function=get_time> here", ["No <function=get_time> here"]),
-    # Broken: cut off, JSON, an unknown function, a repeated parameter, text for an integer.
-    ("<tool_call>\n<function=get_weather>\n<parameter=city>\nPar",
-     ["<tool_call>\n<function=get_weather>\n<parameter=city>\nPar"]),
-    ('<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>',
-     ['<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>']),
-    ("<tool_call><function=launch></function></tool_call>",
-     ["<tool_call><function=launch></function></tool_call>"]),
-    (f"<tool_call><function=get_weather>{_CITY}{_CITY}</function>",
-     [f"<tool_call><function=get_weather>{_CITY}{_CITY}</function>"]),
-    ("<tool_call><function=get_weather><parameter=days>\nsome\n</parameter></function>",
-     ["<tool_call><function=get_weather><parameter=days>\nsome\n</parameter></function>"]),
-]  # fmt: skip
-
 # https://huggingface.co/moonshotai/Kimi-K2-Instruct, `docs/tool_call_guidance.md`, and the tests of
 # llama.cpp's parser (`tests/test-chat.cpp`).
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -321,7 +294,12 @@ LFM_2: Outputs = [
 ]  # fmt: skip
 
 OUTPUTS: Mapping[str, Outputs] = {
+    "deepseek-v3.1": DEEPSEEK_V3_1,
     "xml": XML,
+    "glm": GLM,
+    "minimax": MINIMAX,
+    "deepseek-v3.2": DEEPSEEK_V3_2,
+    "deepseek-v4": DEEPSEEK_V4,
     "hermes": HERMES,
     "llama3": LLAMA_3,
     "mistral": MISTRAL,

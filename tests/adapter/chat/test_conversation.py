@@ -218,5 +218,30 @@ def test_published_ways_to_call() -> None:
     assert found == {
         "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Qwen-Qwen2.5-7B-Instruct",
         "ibm-granite-granite-3.3-2B-Instruct", "meta-llama-Llama-3.1-8B-Instruct",
-        "mistralai-Mistral-Nemo-Instruct-2407", "openai-gpt-oss-120b",
+        "mistralai-Mistral-Nemo-Instruct-2407", "openai-gpt-oss-120b", "GLM-4.6", "GLM-4.7-Flash",
+        "deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-V3.2", "deepseek-ai-DeepSeek-V4",
     }  # fmt: skip
+
+
+def test_calls_without_tools_in_the_template() -> None:
+    """A template that shows calls and no tools gets the tools as its model card says."""
+    template = next(path for path in TEMPLATES if "V3.1" in path.stem).read_text()
+    system = {"role": "system", "content": "Be brief."}
+    prompt = shown(template, system, ASKED, CALLED, RESULT)
+    described = "### get_weather\nDescription: Tells it\n\nParameters: {"
+    assert prompt.startswith("<s>Be brief.\n\n## Tools\nYou have access to the following tools:")
+    assert prompt.index(described) < prompt.index("IMPORTANT: ALWAYS") < prompt.index("Weather?")
+    assert 'get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>' in prompt
+    assert shown(template, system, ASKED, tools=False).startswith("<s>Be brief.<")
+
+
+def test_arguments_as_text() -> None:
+    """A template that adds arguments to text gets them as the JSON that the client sent."""
+    path = next(path for path in TEMPLATES if "V3.1" in path.stem)
+    template = path.read_text().replace(" | tojson", "")
+    assert style_of(model_of(template)).texts
+    empty = {**CALL, "id": "b", "function": {"name": "get_weather", "arguments": ""}}
+    called = {**CALLED, "tool_calls": [CALL, empty]}
+    prompt = shown(template, ASKED, called, RESULT, {**RESULT, "tool_call_id": "b"})
+    assert '<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>' in prompt
+    assert "<｜tool▁sep｜>{}<｜tool▁call▁end｜>" in prompt

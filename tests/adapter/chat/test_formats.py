@@ -94,7 +94,10 @@ def test_markers_that_are_tokens(title: str, output: str, expected: Expected) ->
     assert sum(part.size for part in parts) == len(output.encode())
 
 
-@pytest.mark.parametrize("title", ["hermes", "mistral", "mistral-args", "tool-call-list"])
+@pytest.mark.parametrize(
+    "title",
+    ["hermes", "mistral", "mistral-args", "tool-call-list", "glm", "minimax", "deepseek-v3.1"],
+)
 def test_text_that_is_spelled_like_a_token_is_text(title: str) -> None:
     """Text that spells a control token's marker makes no call."""
     form = BY_TITLE[title]
@@ -147,6 +150,11 @@ def test_whatever_comes_is_read(title: str, data: st.DataObject, enforced: bool)
         ("openai-gpt-oss-120b", "harmony"),
         ("ibm-granite-granite-3.3-2B-Instruct", "tool-call-list"),
         ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "command-r7b"),
+        ("GLM-4.6", "glm"),
+        ("GLM-4.7-Flash", "glm"),
+        ("deepseek-ai-DeepSeek-V3.1", "deepseek-v3.1"),
+        ("deepseek-ai-DeepSeek-V3.2", "deepseek-v3.2"),
+        ("deepseek-ai-DeepSeek-V4", "deepseek-v4"),
         ("google-gemma-2-2b-it", None),
         ("microsoft-Phi-3.5-mini-instruct", None),
         ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", None),
