@@ -14,6 +14,7 @@ from support.projector import FUSED, INNER, LAYERS, PATCH, SEPARATE, Writer, png
 BPE = Path(__file__).parents[1] / "models" / "bpe.gguf"
 # The embeddings for the inner layers (Qwen3-VL) end before the last layer.
 WIDTH, HEADS, DEPTH, CONTEXT = 64, 4, LAYERS + 1, 4096
+HEAD, KERNEL = WIDTH // HEADS, 4
 # Pixels of one embedding: two by two patches become one.
 CELL = 2 * PATCH
 # The dimensions of a head that turn by time, height and width.
@@ -28,69 +29,109 @@ class Family(NamedTuple):
         projector: the name of its projector.
         normed: True if queries and keys are normalized.
         deep: True if the projector has embeddings for the inner layers, too.
+        recurrent: True if all layers but the last have a recurrent state instead of attention.
     """
 
     architecture: str
     projector: str
-    normed: bool = False
+    normed: bool = True
     deep: bool = False
+    recurrent: bool = False
 
 
-QWEN2 = Family("qwen2vl", "qwen2vl_merger")
-QWEN25 = Family("qwen2vl", "qwen2.5vl_merger")
-QWEN3 = Family("qwen3vl", "qwen3vl_merger", normed=True, deep=True)
+QWEN2 = Family("qwen2vl", "qwen2vl_merger", normed=False)
+QWEN25 = Family("qwen2vl", "qwen2.5vl_merger", normed=False)
+QWEN3 = Family("qwen3vl", "qwen3vl_merger", deep=True)
+QWEN35 = Family("qwen35", "qwen3vl_merger", recurrent=True)
 # The language model of HunyuanVL, with a projector that fits it.
-HUNYUAN = Family("hunyuan_vl", "qwen2vl_merger", normed=True)
+HUNYUAN = Family("hunyuan_vl", "qwen2vl_merger")
+
+
+class _Model:
+    """A writer of a language model, with random numbers from one seed."""
+
+    def __init__(self, path: Path, family: Family) -> None:
+        self.gguf = gguf.GGUFWriter(path, family.architecture)
+        self._rng = np.random.default_rng(17)
+
+    def matrix(self, name: str, rows: int, columns: int, scale: float = 1.0) -> None:
+        values = self._rng.standard_normal((rows, columns), np.float32) * scale / np.sqrt(columns)
+        self.gguf.add_tensor(name, values.astype(np.float32))
+
+    def fill(self, name: str, width: int = WIDTH, value: float = 1.0) -> None:
+        self.gguf.add_tensor(name, np.full(width, value, np.float32))
+
+    def facts(self, family: Family) -> int:
+        """Write the fields, and return the size of the vocabulary."""
+        writer = self.gguf
+        copy_vocabulary(gguf.GGUFReader(BPE), writer)
+        writer.add_context_length(CONTEXT)
+        writer.add_embedding_length(WIDTH)
+        writer.add_block_count(DEPTH)
+        writer.add_feed_forward_length(2 * WIDTH)
+        writer.add_head_count(HEADS)
+        writer.add_head_count_kv(HEADS)
+        writer.add_key_length(HEAD)
+        writer.add_value_length(HEAD)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_rope_freq_base(10_000.0)
+        writer.add_rope_dimension_count(HEAD)
+        writer.add_rope_dimension_sections(SECTIONS)
+        if family.deep:
+            writer.add_num_deepstack_layers(LAYERS)
+        if family.recurrent:
+            writer.add_full_attention_interval(DEPTH)
+            writer.add_ssm_conv_kernel(KERNEL)
+            writer.add_ssm_inner_size(WIDTH)
+            writer.add_ssm_state_size(HEAD)
+            writer.add_ssm_time_step_rank(HEADS)
+            writer.add_ssm_group_count(HEADS)
+        return len(writer.kv_data[0]["tokenizer.ggml.tokens"].value)
+
+    def attention(self, block: str, family: Family) -> None:
+        # A recurrent model's queries come with a gate.
+        self.matrix(block + "attn_q.weight", WIDTH * (1 + family.recurrent), WIDTH)
+        for name in ("attn_k", "attn_v", "attn_output"):
+            self.matrix(f"{block}{name}.weight", WIDTH, WIDTH)
+        if family.normed:
+            self.fill(block + "attn_q_norm.weight", HEAD)
+            self.fill(block + "attn_k_norm.weight", HEAD)
+
+    def recurrence(self, block: str) -> None:
+        self.matrix(block + "attn_qkv.weight", 3 * WIDTH, WIDTH)
+        self.matrix(block + "attn_gate.weight", WIDTH, WIDTH)
+        self.matrix(block + "ssm_conv1d.weight", 3 * WIDTH, KERNEL)
+        self.matrix(block + "ssm_alpha.weight", HEADS, WIDTH)
+        self.matrix(block + "ssm_beta.weight", HEADS, WIDTH)
+        self.matrix(block + "ssm_out.weight", WIDTH, WIDTH)
+        self.fill(block + "ssm_norm.weight", HEAD)
+        self.fill(block + "ssm_dt.bias", HEADS, 0.0)
+        self.fill(block + "ssm_a", HEADS, -1.0)
 
 
 def language_model(path: Path, family: Family) -> Path:
     """Write a model of three layers with the vocabulary of `bpe.gguf`."""
-    writer = gguf.GGUFWriter(path, family.architecture)
-    copy_vocabulary(gguf.GGUFReader(BPE), writer)
-    writer.add_name(path.stem)
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(DEPTH)
-    writer.add_feed_forward_length(2 * WIDTH)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_rope_dimension_sections(SECTIONS)
-    writer.add_key_length(WIDTH // HEADS)
-    writer.add_value_length(WIDTH // HEADS)
-    if family.deep:
-        writer.add_num_deepstack_layers(LAYERS)
-    rng = np.random.default_rng(17)
-    size = len(writer.kv_data[0]["tokenizer.ggml.tokens"].value)
-
-    def matrix(name: str, rows: int, columns: int, scale: float = 1.0) -> None:
-        values = rng.standard_normal((rows, columns), np.float32) * scale / np.sqrt(columns)
-        writer.add_tensor(name, values.astype(np.float32))
-
-    def ones(name: str, width: int = WIDTH) -> None:
-        writer.add_tensor(name, np.ones(width, np.float32))
-
+    model = _Model(path, family)
+    size = model.facts(family)
     # Large scales keep the two best tokens apart, so greedy answers are the same on every engine.
-    matrix("token_embd.weight", size, WIDTH, 8.0)
-    matrix("output.weight", size, WIDTH, 6.0)
-    ones("output_norm.weight")
+    model.matrix("token_embd.weight", size, WIDTH, 8.0)
+    model.matrix("output.weight", size, WIDTH, 6.0)
+    model.fill("output_norm.weight")
     for layer in range(DEPTH):
         block = f"blk.{layer}."
-        ones(block + "attn_norm.weight")
-        ones(block + "ffn_norm.weight")
-        if family.normed:
-            ones(block + "attn_q_norm.weight", WIDTH // HEADS)
-            ones(block + "attn_k_norm.weight", WIDTH // HEADS)
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            matrix(f"{block}{name}.weight", WIDTH, WIDTH)
-        matrix(block + "ffn_gate.weight", 2 * WIDTH, WIDTH)
-        matrix(block + "ffn_up.weight", 2 * WIDTH, WIDTH)
-        matrix(block + "ffn_down.weight", WIDTH, 2 * WIDTH)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        model.fill(block + "attn_norm.weight")
+        model.fill(block + ("post_attention_norm" if family.recurrent else "ffn_norm") + ".weight")
+        if family.recurrent and layer < DEPTH - 1:
+            model.recurrence(block)
+        else:
+            model.attention(block, family)
+        model.matrix(block + "ffn_gate.weight", 2 * WIDTH, WIDTH)
+        model.matrix(block + "ffn_up.weight", 2 * WIDTH, WIDTH)
+        model.matrix(block + "ffn_down.weight", WIDTH, 2 * WIDTH)
+    model.gguf.write_header_to_file()
+    model.gguf.write_kv_data_to_file()
+    model.gguf.write_tensors_to_file()
+    model.gguf.close()
     return path
 
 
@@ -108,15 +149,17 @@ def projector(path: Path, family: Family) -> Path:
     writer.random("v.patch_embd.weight.1", INNER, 3, PATCH, PATCH)
     writer.norm("v.post_ln")
     merged = 4 * INNER
-    if family.deep:
+    newer = family.projector == QWEN3.projector
+    if newer:
         writer.random("v.patch_embd.bias", INNER)
         writer.random("v.position_embd.weight", 16, INNER)
+    if family.deep:
         for layer in range(LAYERS):
             stack = f"v.deepstack.{layer}."
             writer.norm(stack + "norm", merged)
             writer.linear(stack + "fc1", merged, merged)
             writer.linear(stack + "fc2", WIDTH, merged)
-    attention = FUSED if family.deep else SEPARATE
+    attention = FUSED if newer else SEPARATE
     writer.blocks("v", biases=tuple(attention), attention=attention)
     writer.linear("mm.0", merged, merged)
     writer.linear("mm.2", WIDTH, merged)
