@@ -80,6 +80,12 @@ class Unsupported(RequestError):
         self.hint = hint
 
 
+def ends_with_media(engine: str) -> Unsupported:
+    """Return the error for a prompt that ends with media, whose embeddings predict no token."""
+    hint = "An image or audio cannot be the end of the prompt. Add text after it."
+    return Unsupported("messages", engine, hint)
+
+
 Task: TypeAlias = Literal["generate", "embed", "rank"]
 
 

@@ -40,6 +40,7 @@ from ..errors import (
     LatimerError,
     Unsupported,
     check_ids,
+    ends_with_media,
 )
 from ..extras import LLAMA_CPP_EXTRAS
 from ..streams import ended
@@ -350,9 +351,7 @@ class LlamaCpp:
         if not prompt:
             raise EmptyPrompt
         if prompt[-1] < 0:
-            # An embedding has no logits to sample from.
-            hint = "An image or audio cannot be the end of the prompt. Add text after it."
-            raise Unsupported("messages", ENGINE, hint)
+            raise ends_with_media(ENGINE)
         room = model.context - len(prompt)
         if room < 0 or (job.max_tokens or 0) > room or (room == 0 and job.max_tokens != 0):
             raise ContextExceeded(model.context, count, job.max_tokens or 0)

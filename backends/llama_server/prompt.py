@@ -5,8 +5,16 @@ from __future__ import annotations
 import orjson
 
 from .. import offload
-from ..base import Generation, Model, Text, TokenIds
-from ..errors import ContextExceeded, EmptyPrompt, Unsupported, check_ids, read_from, text_of
+from ..base import MEDIA, Generation, Model, Text, TokenIds
+from ..errors import (
+    ContextExceeded,
+    EmptyPrompt,
+    Unsupported,
+    check_ids,
+    ends_with_media,
+    read_from,
+    text_of,
+)
 from . import infill
 from .events import ENGINE
 from .server import Server
@@ -21,6 +29,10 @@ async def native_prompt(server: Server, job: Generation, model: Model) -> Native
     """
     prompt = job.prompt.content
     if job.prompt.media:
+        assert isinstance(prompt, Text)
+        if prompt.text.endswith(MEDIA):
+            # The server would abort.
+            raise ends_with_media(ENGINE)
         size = sum(len(one.data) for one in job.prompt.media)
         return await offload.run(size, with_media, job, _marker(server))
     if isinstance(prompt, Text) and job.prompt.suffix is None and prompt.parse_special:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -174,16 +175,24 @@ async def test_a_part_of_a_character_after_a_picture(mmproj: Path, seeing_server
         assert "a token that ends inside a character" in error["message"]
 
 
-async def test_a_picture_at_the_end_of_the_prompt(mmproj: Path, tmp_path: Path) -> None:
-    """A prompt that ends with an image is rejected, because an embedding predicts no token."""
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_picture_at_the_end_of_the_prompt(
+    mmproj: Path, tmp_path: Path, engine: str
+) -> None:
+    """A prompt that ends with an image is rejected, and the engine serves the next one."""
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     changes = {"tokenizer.chat_template": template}
     model = gguf_files.copy(MODEL, tmp_path / "bare.gguf", changes=changes)
-    async with adapting(LlamaCpp(model, mmproj=mmproj)) as client:
-        assert (await post(client, RED, HELLO)).status_code == 200
-        error = (await post(client, HELLO, RED)).json()["error"]
-        assert error["param"] == "messages"
-        assert "cannot be the end of the prompt" in error["message"]
+    with contextlib.ExitStack() as stack:
+        backend: Backend = LlamaCpp(model, mmproj=mmproj)
+        if engine == "llama_server":
+            flags = ("--mmproj", str(mmproj))
+            backend = LlamaServer(stack.enter_context(llama_server(model, *flags, context=512)))
+        async with adapting(backend) as client:
+            error = (await post(client, HELLO, RED)).json()["error"]
+            assert error["param"] == "messages"
+            assert "cannot be the end of the prompt" in error["message"]
+            assert (await post(client, RED, HELLO)).status_code == 200
 
 
 async def test_content_beside_pictures_is_text(mmproj: Path, seeing_server: str) -> None:
