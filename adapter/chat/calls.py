@@ -113,7 +113,8 @@ class Calls:
         out = self._cut()
         self._looks = False
         if data in self._markers.all:
-            return out + self._begin(data)
+            self._begin(data)
+            return out
         if self._broke and data in self._tokens:
             # The marker at the beginning was content, too.
             self._broke = data != self._end
@@ -137,7 +138,7 @@ class Calls:
         at, marker = found
         out += self._content(self._text[:at])
         self._text = self._text[at + len(marker) :]
-        out += self._begin(marker)
+        self._begin(marker)
         return True
 
     def _look(self, out: list[Part]) -> bool:
@@ -149,13 +150,12 @@ class Calls:
         if bare[0] in b"{[":
             blanks = self._text[: len(self._text) - len(bare)]
             self._text = bare
-            out += self._begin(blanks)
+            self._begin(blanks)
         return True
 
-    def _begin(self, marker: bytes) -> list[Part]:
+    def _begin(self, marker: bytes) -> None:
         self._reader = self._make(not self._enforced)
         self._raw, self._settled, self._before = marker, 0, len(marker)
-        return self._blanks.drop()
 
     def _read(self, parser: CallParser, out: list[Part]) -> bool:
         try:
@@ -181,6 +181,8 @@ class Calls:
     def _pass_on(self, whole: bool) -> list[Part]:
         """Return the waiting parts of a call; if it is complete, they account for all its bytes."""
         parts, self._waiting = self._waiting, []
+        # Whitespace before a call is not content; it is if the marker begins no call.
+        before = self._blanks.drop() if parts or self._enforced else self._blanks.flush()
         if parts and self._before:
             parts[0] = parts[0]._replace(size=parts[0].size + self._before)
             self._before = 0
@@ -190,7 +192,7 @@ class Calls:
             self._markers.take_texts()
         if whole and len(self._raw) > self._settled:
             parts.append(Part("nothing", b"", len(self._raw) - self._settled))
-        return parts
+        return before + parts
 
     def _dropped(self) -> list[Part]:
         """Drop a call that is invalid: it is content, unless some parts have been returned."""

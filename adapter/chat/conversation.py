@@ -55,6 +55,7 @@ class Style(NamedTuple):
         block: the role of the message that gets the description of the tools.
         developer: True if the template has a developer role; otherwise it is a system message.
         texts: True if the arguments of calls are JSON as text, not objects.
+        empty: True if the template requires an empty list of tools if there are none.
     """
 
     form: ToolCallFormat
@@ -65,11 +66,17 @@ class Style(NamedTuple):
     block: Literal["system", "user"] = "system"
     developer: bool = False
     texts: bool = False
+    empty: bool = False
 
     @property
     def is_one_of_several(self) -> bool:
         """True if a turn of the model has several messages, one of which is the answer."""
         return self.native and bool(self.form.answer)
+
+    @property
+    def reasons(self) -> bool:
+        """True if one of these messages can be reasoning."""
+        return self.is_one_of_several and self.form.reasons
 
 
 IN_WORDS = (
@@ -95,6 +102,8 @@ def style_of(model: Model) -> Style:
         written = [Style(form, True, results="tool")] if form.begin else []
         styles = [*native, *written, *styles]
     style = next((style for style in styles if _shows(model, style)), IN_WORDS[-1])
+    if style.native and not _shows_question(model, style):
+        style = style._replace(empty=True)
     return style._replace(
         developer="developer" in model.template and _shows_developer(model, style)
     )
@@ -136,7 +145,7 @@ def turns_of(
     for turn in turns:
         turn.pop("result", None)
     if not functions:
-        return turns, None
+        return turns, [] if style.empty else None
     if style.native:
         return turns, [_tool(function) for function in functions]
     return _with_block(turns, functions, style), None
@@ -360,6 +369,17 @@ def _shows(model: Model, style: Style) -> bool:
     if form.bare:
         return said != prompt and said.lstrip().startswith(("{", "[{", *form.markers))
     return form.begin in said and any(name in said for name in form.spelled("probe_name"))
+
+
+def _shows_question(model: Model, style: Style) -> bool:
+    """Return True if a prompt without tools shows a message."""
+    turns, tools = turns_of(model, _PROBE[:1], (), style, None)
+    try:
+        return "probe_question" in render(
+            model, {"messages": turns, "variables": {}, "tools": tools}
+        )
+    except LatimerError:
+        return False
 
 
 def _shows_developer(model: Model, style: Style) -> bool:

@@ -244,6 +244,7 @@ def _environment() -> _Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
     )
     environment.filters["tojson"] = _tojson
+    environment.filters["safe"] = _safe
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -253,6 +254,11 @@ def _tojson(
     value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _safe(text: str) -> str:
+    """Return a text as it is: text added to one that is safe for HTML would be escaped."""
+    return text
 
 
 def _raise_exception(message: str) -> None:

@@ -121,7 +121,7 @@ async def abilities_of(served: Served) -> Abilities:
     if model.template is None:
         return Abilities(tools=False, reasoning=False)
     manner = await known_manner_of(model)
-    reasoning = manner.style.is_one_of_several or manner.tags is not None
+    reasoning = manner.style.reasons or manner.tags is not None
     return Abilities(manner.style.native, reasoning)
 
 

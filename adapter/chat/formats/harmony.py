@@ -221,4 +221,4 @@ class Harmony(ToolCallFormat):
         return f'{before} {channel} "commentary to=functions."', "call"
 
 
-FORMAT = Harmony("harmony", MARKERS, answer=f"{CHANNEL}final{MESSAGE}")
+FORMAT = Harmony("harmony", MARKERS, answer=f"{CHANNEL}final{MESSAGE}", reasons=True)

@@ -38,6 +38,7 @@ HERMES: Outputs = [
     ("It is 21 degrees in Paris <tool", ["It is 21 degrees in Paris <tool"]),
     # Broken: cut off, not JSON, an unknown function, arguments that are not an object.
     ('<tool_call>\n{"name": "get_weather", "argu', ['<tool_call>\n{"name": "get_weather", "argu']),
+    ("So:\n <tool_call>now", ["So:\n <tool_call>now"]),
     ("<tool_call>\nget_weather(Paris)\n</tool_call>",
      ["<tool_call>\nget_weather(Paris)\n</tool_call>"]),
     ('<tool_call>{"name": "launch", "arguments": {}}</tool_call>',
@@ -293,6 +294,50 @@ LFM_2: Outputs = [
     ('<|tool_call_start|>[{"name": "get_time"}]', ['<|tool_call_start|>[{"name": "get_time"}]']),
 ]  # fmt: skip
 
+# https://github.com/MeetKai/functionary, the template of v3.1: "Function calls MUST follow the
+# specified format".
+_F31 = "<function={}>{}</function>"
+FUNCTIONARY_3_1: Outputs = [
+    (_F31.format("get_weather", PARIS), [("get_weather", PARIS)]),
+    ("I look.\n" + _F31.format("get_weather", PARIS) + _F31.format("get_time", ROME),
+     ["I look.", ("get_weather", PARIS), ("get_time", ROME)]),
+    (_F31.format("get_time", "{}") + " done", [("get_time", "{}"), " done"]),
+    (_F31.format("get_weather", _KIMI_ODD), [("get_weather", _KIMI_ODD)]),
+    ("<function=get_time> {} ", [("get_time", "{}")]),
+    ("<|python_tag|>import math\nprint(math.pi > 3)",
+     [("python", '{"code":"import math\\nprint(math.pi > 3)"}')]),
+    ('I count.<|python_tag|>{"code": "1 + 1"}', ["I count.", ("python", '{"code": "1 + 1"}')]),
+    ("It is 21 degrees <func", ["It is 21 degrees <func"]),
+    # Broken: cut off in the name and the arguments, no JSON, an unknown function, a list, no code.
+    ("<function=get_we", ["<function=get_we"]),
+    ('<function=get_weather>{"city": "Par', ['<function=get_weather>{"city": "Par']),
+    (_F31.format("get_weather", "Paris"), [_F31.format("get_weather", "Paris")]),
+    (_F31.format("launch", "{}"), [_F31.format("launch", "{}")]),
+    (_F31.format("get_time", "[1]"), [_F31.format("get_time", "[1]")]),
+    ("<|python_tag|>", ["<|python_tag|>"]),
+]  # fmt: skip
+
+# The same, v3.2: "Respond in this format: >>>${recipient}"; the prompt has the first `>>>`.
+FUNCTIONARY_3_2: Outputs = [
+    (f"get_weather\n{PARIS}", [("get_weather", PARIS)]),
+    (f"get_weather\n{PARIS}>>>get_time\n{ROME}", [("get_weather", PARIS), ("get_time", ROME)]),
+    (f"all\nI look.\n>>>get_weather\n{PARIS}", ["I look.", ("get_weather", PARIS)]),
+    ("all\nIt is > 21 >> 3 >>> 5\n>>> x", ["It is > 21 >> 3 >>> 5\n>>> x"]),
+    (f"get_time\n{{}}\n>>>get_weather\n{_KIMI_ODD}",
+     [("get_time", "{}"), ("get_weather", _KIMI_ODD)]),
+    ("python\nimport math\nprint('é')",
+     [("python", '{"code":"import math\\nprint(\'é\')"}')]),
+    ("get_time\n{}>>>all\nDone.", [("get_time", "{}"), "Done."]),
+    ("It is sunny.", ["It is sunny."]),
+    ("", []),
+    # Broken: cut off in the name and the arguments, no JSON, an unknown function, a list.
+    ("get_we", ["get_we"]),
+    ('get_weather\n{"city": "Par', ['get_weather\n{"city": "Par']),
+    ("get_weather\nParis", ["get_weather\nParis"]),
+    ("launch\n{}", ["launch\n{}"]),
+    ("get_time\n[1]", ["get_time\n[1]"]),
+]  # fmt: skip
+
 OUTPUTS: Mapping[str, Outputs] = {
     "deepseek-v3.1": DEEPSEEK_V3_1,
     "xml": XML,
@@ -308,6 +353,8 @@ OUTPUTS: Mapping[str, Outputs] = {
     "bare": BARE,
     "tool-call-list": TOOL_CALL_LIST,
     "command-r7b": COMMAND_R7B,
+    "functionary-v3.1": FUNCTIONARY_3_1,
+    "functionary-v3.2": FUNCTIONARY_3_2,
     "gemma4": GEMMA_4,
     "lfm2": LFM_2,
     "kimi-k2": KIMI_K2,

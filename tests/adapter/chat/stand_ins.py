@@ -96,8 +96,37 @@ LFM_2_5 = (
     "<|im_end|>\n{% endfor %}" + _LFM_END
 )
 
+_HEADER = "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+_ASSISTANT = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+# Cannot be rendered without a list of tools.
+FUNCTIONARY_3_1 = (
+    "{% set others = tools | rejectattr('type', 'equalto', 'code_interpreter') | list %}"
+    "<|start_header_id|>system<|end_header_id|>\n\n{% if others %}"
+    "{% for t in others %}Use the function '{{ t.function.name }}':\n{{ t.function | tojson }}\n"
+    "{% endfor %}{{ '<{start_tag}={function_name}>{parameters}{end_tag}\n' }}"
+    "{% endif %}<|eot_id|>{% for m in messages %}"
+    + _HEADER
+    + "{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "{% if c.function.name == 'python' %}<|python_tag|>{{ c.function.arguments | tojson }}"
+    "{% else %}<function={{ c.function.name }}>{{ c.function.arguments | tojson }}</function>"
+    "{% endif %}{% endfor %}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}" + _ASSISTANT + "{% endif %}"
+)
+# Takes arguments as text.
+FUNCTIONARY_3_2 = (
+    "<|start_header_id|>system<|end_header_id|>\n\nRespond in this format:\n>>>${recipient}\n"
+    "{% for t in tools or [] %}// {{ t.function.description }}\ntype {{ t.function.name }}\n"
+    "{% endfor %}<|eot_id|>{% for m in messages %}"
+    + _HEADER
+    + "{% if m.role != 'assistant' %}{{ m.content }}{% elif m.content %}>>>all\n{{ m.content }}"
+    "{% endif %}{% for c in m.tool_calls or [] %}"
+    "{{ '>>>' + c.function.name + '\n' + c.function.arguments }}{% endfor %}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}" + _ASSISTANT + ">>>{% endif %}"
+)
+
 # The templates by the titles of their formats.
 STAND_INS: Mapping[str, str] = {
+    "functionary-v3.1": FUNCTIONARY_3_1,
     "lfm2": LFM_2_5,
     "gemma4": GEMMA_4,
     "kimi-k2": KIMI_K2,

@@ -64,6 +64,9 @@ KIMI_CALL = (
 )  # fmt: skip
 THINKS = ("<think>", "Hm", "m.", "</think>", "I look", ".\n")
 FAMILIES = {
+    "functionary-v3.1": Family(
+        ("<func", "tion=get_weather>", '{"city": "Zürich"', ', "days": 2}', "</function>"), ()
+    ),
     "lfm2": Family(
         (
             "<|tool_call_start|>",

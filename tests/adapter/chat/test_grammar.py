@@ -89,7 +89,7 @@ def test_forced_calls_are_read_back(walker: Walker, form: ToolCallFormat, parall
     "title",
     [
         "hermes", "xml", "tool-call-list", "mistral", "mistral-args", "glm", "minimax",
-        "deepseek-v3.2",
+        "deepseek-v3.2", "kimi-k2", "gemma4", "lfm2", "functionary-v3.1",
     ],
 )  # fmt: skip
 def test_calls_behind_content(walker: Walker, title: str) -> None:

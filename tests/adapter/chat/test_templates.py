@@ -63,6 +63,11 @@ def test_a_template_may_collect_values_in_a_list() -> None:
     assert prompt_of(template, ("user", "Hi"), ("user", "So")) == "Hi['So']"
 
 
+def test_no_text_is_escaped_for_html() -> None:
+    """Text that a template adds to `safe` text stays as it is, as in Functionary's template."""
+    assert prompt_of("{{ 'a'|safe + messages[0].content }}", ("user", '<"&>')) == 'a<"&>'
+
+
 def test_the_tag_for_training_is_no_error() -> None:
     """The `{% generation %}` tag around assistant content renders that content unchanged."""
     template = (
