@@ -8,6 +8,7 @@ If the template does not support tools, the prompt describes them in text.
 from __future__ import annotations
 
 import json
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -51,7 +52,8 @@ class Style(NamedTuple):
         calls: True if the template accepts tool calls; otherwise they are written into the content
             in the model's format.
         null: True if a message with tool calls and without text has null content.
-        results: the role of a message with a tool result.
+        results: the role of a message with a tool result; `nested` if it is a part of the message
+            with its call.
         block: the role of the message that gets the description of the tools.
         developer: True if the template has a developer role; otherwise it is a system message.
         texts: True if the arguments of calls are JSON as text, not objects.
@@ -62,7 +64,7 @@ class Style(NamedTuple):
     native: bool = False
     calls: bool = False
     null: bool = False
-    results: Literal["tool", "user"] = "user"
+    results: Literal["tool", "user", "nested"] = "user"
     block: Literal["system", "user"] = "system"
     developer: bool = False
     texts: bool = False
@@ -93,8 +95,11 @@ def style_of(model: Model) -> Style:
     form = format_of(model.template)
     styles = list(IN_WORDS)
     if form is not None:
+        # Gemma 4's first template takes results in the message of their calls.
+        is_nested = "tool_responses" in model.template and "tool_call_id" not in model.template
+        results: Literal["tool", "nested"] = "nested" if is_nested else "tool"
         native = [
-            Style(form, True, True, null, "tool", texts=texts)
+            Style(form, True, True, null, results, texts=texts)
             for texts in (False, True)
             for null in (False, True)
         ]
@@ -134,12 +139,11 @@ def turns_of(
             count += _add_calls(turn, message, style, places, count)
         elif isinstance(message, ToolMessage | FunctionMessage):
             place = _make_result(turn, message, style, places)
-            if style.results == "user" and turns and turns[-1].get("result"):
-                turns[-1]["content"] += "\n" + turn["content"]
+            if _is_joined(turns, turn, place, style):
                 continue
             turn["result"] = place
             if style.form.in_order:
-                turns.insert(_index_of_result(turns, turn["result"]), turn)
+                turns.insert(_index_of_result(turns, place), turn)
                 continue
         turns.append(turn)
     for turn in turns:
@@ -256,17 +260,22 @@ def _called(call: Any) -> FunctionCall:
 
 
 def _arguments(function: FunctionCall) -> Any:
-    """Return arguments as an object, or as the string that was sent if they are not an object.
+    """Return arguments as an object, or as the string that was sent if they are not an object."""
+    return _as_object(function.arguments) if function.arguments else {}
+
+
+def _as_object(text: str) -> Any:
+    """Return text as a JSON object, or unchanged if it is none.
 
     `json` accepts an escaped lone surrogate, which a prompt cannot contain; `orjson` rejects it.
     """
     try:
-        value = json.loads(function.arguments or "{}")
-        if "\\u" in function.arguments:
-            orjson.loads(function.arguments)
+        value = json.loads(text)
+        if "\\u" in text:
+            orjson.loads(text)
     except (ValueError, RecursionError):
-        return function.arguments
-    return value if isinstance(value, dict) else function.arguments
+        return text
+    return value if isinstance(value, dict) else text
 
 
 _UNKNOWN = Place("", -1, -1)
@@ -293,6 +302,24 @@ def _make_result(
         if place is not _UNKNOWN:
             turn["name"] = place.name
     return place
+
+
+def _is_joined(
+    turns: Sequence[dict[str, Any]], turn: Mapping[str, Any], place: Place, style: Style
+) -> bool:
+    """Add a result to an earlier turn and return True, if the template takes it there."""
+    if style.results == "user" and turns and turns[-1].get("result"):
+        turns[-1]["content"] += "\n" + turn["content"]
+        return True
+    caller = next((one for one in reversed(turns) if "tool_calls" in one), None)
+    if style.results != "nested" or caller is None:
+        return False
+    response = {"name": place.name, "response": _as_object(turn["content"])}
+    before = caller.setdefault("result", [])
+    index = bisect(before, place.in_conversation)
+    before.insert(index, place.in_conversation)
+    caller.setdefault("tool_responses", []).insert(index, response)
+    return True
 
 
 def _index_of_result(turns: Sequence[Mapping[str, Any]], place: Place) -> int:

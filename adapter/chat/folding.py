@@ -30,6 +30,8 @@ Turn: TypeAlias = dict[str, Any]
 SYSTEM = ("system", "developer")
 _REASONING = ("reasoning_content", "thinking")
 _TEXTS = ("content", *_REASONING)
+# The calls of a message, and their results if they are a part of it.
+_CALLING = ("tool_calls", "tool_responses")
 _BETWEEN = "\n\n"
 
 
@@ -174,7 +176,7 @@ class _Fold:
         """Add a message with calls."""
         order = self._order
         if _has_text(turn) and (not order.said or (not order.said_earlier and self._answers > 0)):
-            own = {key: value for key, value in _plain(turn).items() if key != "tool_calls"}
+            own = {key: value for key, value in _plain(turn).items() if key not in _CALLING}
             self._put(own)
             turn = {**turn, "content": self._blank}
         elif not order.reasoned and turn["content"]:

@@ -126,4 +126,4 @@ def _sorted(arguments: Any) -> Any:
     return dict(sorted(values.items()))
 
 
-FORMAT = Gemma4("gemma4", (BEGIN, END, MARK), BEGIN, END)
+FORMAT = Gemma4("gemma4", (BEGIN, END, MARK), BEGIN, END, in_order=True)

@@ -70,6 +70,14 @@ GEMMA_4 = (
     "{% if not enable_thinking %}<|channel>thought\n<channel|>{% endif %}{% endif %}"
 )
 
+# The same with results in the message of their calls, as in the first template.
+GEMMA_4_FIRST = (
+    GEMMA_4.replace("messages[loop.index:] if r.role == 'tool'", "m.tool_responses or []")
+    .replace("{% for c in m.tool_calls if c.id == r.tool_call_id %}", "{% if true %}")
+    .replace("<tool_response|>{% endfor %}", "<tool_response|>{% endif %}")
+    .replace("response:{{ c.function.name }}", "response:{{ r.name }}")
+    .replace("value({'value': r.content})", "value(r.response)")
+)
 _LFM_HEAD = (
     "{% set ns = namespace(system='') %}{% if messages[0].role == 'system' %}"
     "{% set ns.system = messages[0].content %}{% set messages = messages[1:] %}{% endif %}"

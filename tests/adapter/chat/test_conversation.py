@@ -14,7 +14,7 @@ from latimer.backends.base import Model
 from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.messages import Function
 
-from .stand_ins import LFM_2, STAND_INS
+from .stand_ins import GEMMA_4_FIRST, LFM_2, STAND_INS
 
 TEMPLATES = sorted((Path(__file__).parents[2] / "templates").glob("*.jinja"))
 ASKED = {"role": "user", "content": "Weather?"}
@@ -88,6 +88,21 @@ def test_ids_of_kimi_k2_name_the_function(title: str, last: str) -> None:
     assert all(f"## Return of functions.{one}" in prompt for one in returned)
     assert f"## Return of functions.{last}\n21" in prompt
     assert "call_" not in prompt.replace("tool_call_", "")
+
+
+def test_results_in_the_message_of_their_calls() -> None:
+    """Gemma 4's first template gets results, in the order of the calls, with the calls."""
+    calls = [{**CALL, "id": name} for name in ("call_a", "call_b")]
+    results = [
+        {**RESULT, "tool_call_id": "call_b", "content": '{"sky": "blue"}'},
+        {**RESULT, "tool_call_id": "call_a"},
+    ]
+    prompt = shown(GEMMA_4_FIRST, ASKED, {**CALLED, "tool_calls": calls}, *results)
+    responses = [
+        '<|tool_response>response:get_weather<|"|>21 degrees<|"|><tool_response|>',
+        '<|tool_response>response:get_weather{sky:<|"|>blue<|"|>}<tool_response|>',
+    ]
+    assert prompt.endswith("<tool_call|>" + "".join(responses))
 
 
 def test_calls_that_a_template_omits_are_content() -> None:
