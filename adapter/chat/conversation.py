@@ -265,7 +265,7 @@ def _arguments(function: FunctionCall) -> Any:
 
 
 def _as_object(text: str) -> Any:
-    """Return text as a JSON object, or unchanged if it is none.
+    """Return text as a JSON object, or unchanged if it is something else.
 
     `json` accepts an escaped lone surrogate, which a prompt cannot contain; `orjson` rejects it.
     """

@@ -43,6 +43,7 @@ class ToolCallFormat:
         bare: True if JSON at the beginning of an answer is a call.
         id_size: the length of call ids that the template requires; None for any.
         answer: the text before the answer, if a turn of the model has several messages.
+        recipient: the same text, if an answer always begins with it.
         reasons: True if such a message can be reasoning.
         in_order: True if the template takes the results of calls in the order of the calls.
         preface: Jinja to put before a template that shows calls, but no tools.
@@ -58,6 +59,7 @@ class ToolCallFormat:
     bare: bool = False
     id_size: int | None = None
     answer: str = ""
+    recipient: str = ""
     reasons: bool = False
     in_order: bool = False
     preface: str = ""

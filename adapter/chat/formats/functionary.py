@@ -188,4 +188,6 @@ class Functionary32(ToolCallFormat):
 
 
 FORMAT_3_1 = Functionary31("functionary-v3.1", (MARKER,), BEGIN, END, in_order=True)
-FORMAT_3_2 = Functionary32("functionary-v3.2", in_order=True, answer=f"{CONTENT}\n")
+FORMAT_3_2 = Functionary32(
+    "functionary-v3.2", answer=f"{CONTENT}\n", recipient=f"{CONTENT}\n", in_order=True
+)

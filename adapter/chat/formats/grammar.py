@@ -7,7 +7,7 @@ from sys import getsizeof
 from typing import NamedTuple
 
 from ....backends.base import Grammar
-from ....backends.grammar import WS, as_gbnf, renamed, until
+from ....backends.grammar import WS, as_gbnf, literal, renamed, until
 from ....backends.offload import Memo
 from ....schemas import limits
 from .base import ToolCallFormat
@@ -78,7 +78,7 @@ def grammar(request: GrammarRequest) -> str:
         text = _grammar(form, loose, parallel, forced, special)
     if len(text) > MAX_SIZE:
         raise TooLarge
-    return text if answer is None else beside(text, as_gbnf(answer))
+    return text if answer is None else beside(text, as_gbnf(answer), form.recipient)
 
 
 def _loosened(
@@ -131,9 +131,14 @@ def _grammar(
     return "".join(f"{name} ::= {rule}\n" for name, rule in rules.items())
 
 
-def beside(calls: str, answer: str) -> str:
-    """Return a grammar that allows either calls or another answer; both are GBNF."""
+def beside(calls: str, answer: str, recipient: str = "") -> str:
+    """Return a grammar that allows either calls or another answer; both are GBNF.
+
+    Args:
+        recipient: see `ToolCallFormat`.
+    """
     own = renamed(calls, "root", "calls")
     other = renamed(answer, "root", "answer")
     rules = dict.fromkeys([*own.splitlines(), *other.splitlines()])
-    return "root ::= calls | answer\n" + "".join(f"{rule}\n" for rule in rules)
+    before = f"{literal(recipient)} " if recipient else ""
+    return f"root ::= calls | {before}answer\n" + "".join(f"{rule}\n" for rule in rules)

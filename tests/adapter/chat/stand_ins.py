@@ -135,6 +135,7 @@ FUNCTIONARY_3_2 = (
 # The templates by the titles of their formats.
 STAND_INS: Mapping[str, str] = {
     "functionary-v3.1": FUNCTIONARY_3_1,
+    "functionary-v3.2": FUNCTIONARY_3_2,
     "lfm2": LFM_2_5,
     "gemma4": GEMMA_4,
     "kimi-k2": KIMI_K2,

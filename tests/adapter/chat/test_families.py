@@ -80,6 +80,11 @@ FAMILIES = {
         THINKS,
         ("Hmm.", "I look."),
     ),
+    "functionary-v3.2": Family(
+        ("get_weather\n", '{"city": "Zürich"', ', "days": 2}'),
+        (),
+        ("all\n", "I look", ".\n", ">>>"),
+    ),
     "gemma4": Family(
         (
             "<|tool_call>",
@@ -184,3 +189,20 @@ async def test_required_calls_of_each_family(tmp_path: Path, engine: str, title:
         cut = (await ask(client, tool_choice="required", max_tokens=size))["choices"][0]
         assert cut["finish_reason"] == "length"
         assert cut["message"]["content"] is None
+
+
+async def test_the_recipient_of_an_answer_is_no_content(tmp_path: Path) -> None:
+    """Functionary v3.2's answers are content without their recipient, also with a schema."""
+    script = ("all\n", '{"city": "Zürich", ', '"days": 2}')
+    answer = "".join(script[1:])
+    schema = {"name": "n", "schema": PARAMETERS}
+    wanted = {"type": "json_schema", "json_schema": schema}
+    path = tmp_path / "model.gguf"
+    async with client_of("llama_cpp", path, script, "functionary-v3.2") as client:
+        for fields in ({}, {"response_format": wanted}, {"response_format": wanted, "tools": []}):
+            choice = (await ask(client, **fields))["choices"][0]
+            assert choice["message"]["content"] == answer
+            assert choice["finish_reason"] == "stop"
+        chunks = await ask(client, stream=True, tools=[])
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        assert "".join(one.get("content") or "" for one in deltas) == answer
