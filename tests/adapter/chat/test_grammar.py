@@ -132,9 +132,10 @@ def test_what_no_grammar_can_say_is_left_out() -> None:
         {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}], "type": "object"}}},
     ],
 )
-def test_what_no_grammar_can_say_elsewhere_is_left_out(schema: Any) -> None:
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)
+def test_what_no_grammar_can_say_elsewhere_is_left_out(form: ToolCallFormat, schema: Any) -> None:
     """An unenforceable schema behind a reference, also a circular one, gives a valid grammar."""
-    text = grammar(FORMATS[0], (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
+    text = grammar(form, (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
     gbnf.check(text)
 
 
@@ -164,13 +165,27 @@ def test_many_functions_are_held_to_less() -> None:
         grammar(FORMATS[0], offered(128, True), True, False, NO_MARKS)
 
 
-def test_a_strict_schema_is_all_made_sure_of() -> None:
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)
+def test_a_strict_schema_is_all_made_sure_of(form: ToolCallFormat) -> None:
     """A keyword that cannot be enforced is an error in a strict schema, with its path."""
     schema = {"type": "object", "properties": {"a": {"not": {"const": "x"}}}}
     functions = (("e", None, True), ("f", orjson.dumps(schema), True))
     with pytest.raises(Unenforced) as caught:
-        grammar(FORMATS[0], functions, False, True, NO_MARKS)
+        grammar(form, functions, False, True, NO_MARKS)
     assert caught.value.path == (1, "properties", "a", "not")
+
+
+def test_alternatives_of_whole_arguments_in_a_call_of_python() -> None:
+    """LFM2's keyword arguments have no alternatives as a whole; a strict schema says so."""
+    lfm2 = next(form for form in FORMATS if form.title == "lfm2")
+    schema = {"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
+    with pytest.raises(Unenforced) as caught:
+        grammar(lfm2, (("f", orjson.dumps(schema), True),), False, True, NO_MARKS)
+    assert caught.value.path == (0, "anyOf")
+    merged = {"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"required": ["a"]}}}
+    text = grammar(lfm2, (("f", orjson.dumps(merged), True),), False, True, NO_MARKS)
+    gbnf.check(text)
+    assert '"a" python-ws "="' in text
 
 
 @pytest.mark.parametrize(
