@@ -1,7 +1,6 @@
 """Tests that pictures of models with M-RoPE give llama-server's tokens and log-probabilities.
 
-Two versions of llama.cpp compute the embeddings, and add in another order. Qwen's projectors look
-up GELU in a table of 16-bit numbers, which makes the difference larger than that of texts.
+The two versions of llama.cpp compute embeddings that differ more than the logits of texts do.
 """
 
 from __future__ import annotations
