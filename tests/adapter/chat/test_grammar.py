@@ -178,11 +178,11 @@ def test_a_strict_schema_is_all_made_sure_of(form: ToolCallFormat) -> None:
 def test_alternatives_of_whole_arguments_in_a_call_of_python() -> None:
     """LFM2's keyword arguments have no alternatives as a whole; a strict schema says so."""
     lfm2 = next(form for form in FORMATS if form.title == "lfm2")
-    schema = {"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
+    schema: Any = {"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
     with pytest.raises(Unenforced) as caught:
         grammar(lfm2, (("f", orjson.dumps(schema), True),), False, True, NO_MARKS)
     assert caught.value.path == (0, "anyOf")
-    merged = {"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"required": ["a"]}}}
+    merged: Any = {"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"required": ["a"]}}}
     text = grammar(lfm2, (("f", orjson.dumps(merged), True),), False, True, NO_MARKS)
     gbnf.check(text)
     assert '"a" python-ws "="' in text
