@@ -44,6 +44,7 @@ _ANSWER = ("<response>", "</response>")
 def tags_of(template: str) -> Tags | None:
     """Return the reasoning tags in a template; None if it has none."""
     found = next((tags for tags in TAGS if tags.begin in template or tags.end in template), None)
-    if found is not None and _ANSWER[0] in template:
+    # Granite's template has the pair in its instructions; others have results in the same tags.
+    if found is not None and "".join(_ANSWER) in template:
         return found._replace(answer=_ANSWER)
     return found

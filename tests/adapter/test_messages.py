@@ -122,7 +122,7 @@ async def test_thoughts_are_no_content(
 
 async def test_tags_around_an_answer_are_no_content(asking: Any) -> None:
     """Granite's tags around the answer after its reasoning are dropped, plain and streamed."""
-    template = scripted.MAY_THINK + "{# <response> #}"
+    template = scripted.MAY_THINK + "{# <response></response> #}"
     script = (*THOUGHT[:-1], "<response>", *ANSWER, "</response>")
     async with asking(script, template) as ask:
         reply = await ask()

@@ -1,7 +1,7 @@
 """Recorded sessions of coding agents, replayed over all published templates and more.
 
 koboldcpp, whose fake computes nothing, gets every session with every template. The real engines get
-each template once, and the last request of a session; with `LATIMER_FULL=1` all of them.
+one template of each format once, and the last request of a session; with `LATIMER_FULL=1` all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support.clients import adapting
 from support.replies import chunks_in
-from support.samples import FULL
+from support.samples import ALIKE, FULL
 from support.scripted import scripted
 from support.scripted_koboldcpp import koboldcpp
 from support.servers import llama_server
@@ -41,7 +41,11 @@ WITH_TOOLS = [name for name, one in SESSIONS.items() if one["call"]["name"]]
 PAIRS = (
     list(product(PUBLISHED, SESSIONS))
     if FULL
-    else list(zip(PUBLISHED, cycle(reversed(WITH_TOOLS)), strict=False))
+    else [
+        pair
+        for pair in zip(PUBLISHED, cycle(reversed(WITH_TOOLS)), strict=False)
+        if pair[0] not in ALIKE
+    ]
 )
 
 

@@ -19,7 +19,7 @@ MARKS = (
     "<|CHATBOT_TOKEN|>", "<BOS_TOKEN>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>",
     "<｜end▁of▁sentence｜>", "<|start|>", "<|message|>", "<|channel|>", "<|return|>",
     "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>",
-    "<|endoftext|>",
+    "<|endoftext|>", "<|turn>", "<turn|>", "<|im_middle|>", "]~b]", "[e~[",
 )  # fmt: skip
 ADDED = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 CONTROL, USER_DEFINED = 3, 4

@@ -14,7 +14,7 @@ from latimer.backends.base import Model
 from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.messages import Function
 
-from .stand_ins import GEMMA_4_FIRST, LFM_2, STAND_INS
+from .families import FAMILIES
 
 TEMPLATES = sorted((Path(__file__).parents[2] / "templates").glob("*.jinja"))
 ASKED = {"role": "user", "content": "Weather?"}
@@ -31,6 +31,11 @@ WEATHER = Function(name="get_weather", description="Tells it", parameters={"type
 def model_of(template: str | None) -> Model:
     """Return a model with a chat template."""
     return Model("m", 100, template, "<s>", "</s>", False, "fp", 0)
+
+
+def published(title: str) -> str:
+    """Return a published template."""
+    return next(path for path in TEMPLATES if path.stem == title).read_text()
 
 
 def shown(template: str | None, *messages: dict[str, Any], tools: bool = True) -> str:
@@ -52,12 +57,11 @@ def test_a_call_and_its_result_are_shown(path: Path) -> None:
     assert rest.index("get_weather") < rest.index("Paris") < rest.index("21 degrees")
 
 
-@pytest.mark.parametrize("title", STAND_INS)
+@pytest.mark.parametrize("title", FAMILIES)
 def test_each_family_gets_its_calls_and_results_back(title: str) -> None:
     """A template of each family shows the tool, the call as the model writes it, and its result."""
-    template = STAND_INS[title]
+    template = published(title)
     style = style_of(model_of(template))
-    assert style.form.title == title
     assert style.native
     assert "get_weather" not in shown(template, ASKED, tools=False)
     prompt = shown(template, ASKED, CALLED, RESULT)
@@ -68,9 +72,15 @@ def test_each_family_gets_its_calls_and_results_back(title: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "last"), [("kimi-k2", "get_weather:2"), ("kimi-k2-first", "get_weather:0")]
+    ("title", "last", "line"),
+    [
+        ("Kimi-K2-Instruct", "get_weather:2", "\n"),
+        ("Kimi-K2-Thinking", "get_weather:2", "\n"),
+        # The first template spells the end of the line.
+        ("moonshotai-Kimi-K2", "get_weather:0", "\\n"),
+    ],
 )
-def test_ids_of_kimi_k2_name_the_function(title: str, last: str) -> None:
+def test_ids_of_kimi_k2_name_the_function(title: str, last: str, line: str) -> None:
     """Kimi K2's templates show each call and its result with the id that the model expects.
 
     The results of a message can come in any order.
@@ -81,12 +91,12 @@ def test_ids_of_kimi_k2_name_the_function(title: str, last: str) -> None:
     ]
     again = {"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": "call_c"}]}
     prompt = shown(
-        STAND_INS[title], ASKED, {**CALLED, "tool_calls": calls}, *results,
+        published(title), ASKED, {**CALLED, "tool_calls": calls}, *results,
         again, {**RESULT, "tool_call_id": "call_c"},
     )  # fmt: skip
-    returned = [f"get_weather:{n}\n{text}<" for n, text in enumerate("ab")]
+    returned = [f"get_weather:{n}{line}{text}<" for n, text in enumerate("ab")]
     assert all(f"## Return of functions.{one}" in prompt for one in returned)
-    assert f"## Return of functions.{last}\n21" in prompt
+    assert f"## Return of functions.{last}{line}21" in prompt
     assert "call_" not in prompt.replace("tool_call_", "")
 
 
@@ -97,9 +107,10 @@ def test_results_in_the_message_of_their_calls() -> None:
         {**RESULT, "tool_call_id": "call_b", "content": '{"sky": "blue"}'},
         {**RESULT, "tool_call_id": "call_a"},
     ]
-    prompt = shown(GEMMA_4_FIRST, ASKED, {**CALLED, "tool_calls": calls}, *results)
+    template = published("google-gemma-4-31B-it-interleaved")
+    prompt = shown(template, ASKED, {**CALLED, "tool_calls": calls}, *results)
     responses = [
-        '<|tool_response>response:get_weather<|"|>21 degrees<|"|><tool_response|>',
+        '<|tool_response>response:get_weather{value:<|"|>21 degrees<|"|>}<tool_response|>',
         '<|tool_response>response:get_weather{sky:<|"|>blue<|"|>}<tool_response|>',
     ]
     assert prompt.endswith("<tool_call|>" + "".join(responses))
@@ -107,7 +118,7 @@ def test_results_in_the_message_of_their_calls() -> None:
 
 def test_calls_that_a_template_omits_are_content() -> None:
     """LFM2's first template shows no calls, so that they are written into the content."""
-    prompt = shown(LFM_2, ASKED, CALLED, RESULT)
+    prompt = shown(published("LFM2-8B-A1B"), ASKED, CALLED, RESULT)
     call = '<|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>'
     assert f"<|im_start|>assistant\n{call}<|im_end|>" in prompt
     assert "<|tool_response_start|>21 degrees" in prompt
@@ -233,8 +244,8 @@ def test_published_ways_to_call() -> None:
     assert found == {
         "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Qwen-Qwen2.5-7B-Instruct",
         "ibm-granite-granite-3.3-2B-Instruct", "meta-llama-Llama-3.1-8B-Instruct",
-        "mistralai-Mistral-Nemo-Instruct-2407", "openai-gpt-oss-120b", "GLM-4.6", "GLM-4.7-Flash",
-        "deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-V3.2", "deepseek-ai-DeepSeek-V4",
+        "mistralai-Mistral-Nemo-Instruct-2407", "openai-gpt-oss-120b", "ibm-granite-granite-4.0",
+        *FAMILIES,
     }  # fmt: skip
 
 

@@ -1,30 +1,45 @@
-"""Tool calls of whole families, over each engine with a model that writes what it is scripted to.
+"""Tool calls of whole families, over each engine with a model that follows a script.
 
-The templates are those of `stand_ins`. koboldcpp returns text only, so that markers are spelled.
+The templates are the published ones. koboldcpp returns text only, so that markers are spelled. The
+real engines get one template of each format; with `LATIMER_FULL=1` all of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import product
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
-from latimer.backends.base import Backend
+from latimer.adapter.chat.conversation import FUNCTION, style_of, turns_of
+from latimer.adapter.chat.reasoning import tags_of
+from latimer.adapter.chat.templates import render
+from latimer.backends.base import Backend, Model
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
+from latimer.schemas.openai.chat import ChatRequest
 from support import scripted
+from support.clients import adapting
 from support.replies import chunks_in
+from support.samples import ALIKE, FULL
 from support.scripted_koboldcpp import koboldcpp
 from support.servers import llama_server
 
-from .stand_ins import STAND_INS
+from .families import FAMILIES, ROME, ZURICH, Call, tokens
 
+TEMPLATES = Path(__file__).parents[2] / "templates"
+ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
+ALL = list(product(ENGINES, FAMILIES))
+RUNS = [
+    (engine, title) for engine, title in ALL if FULL or engine == "koboldcpp" or title not in ALIKE
+]
+# The grammar of a custom tool's text allows LFM2.5 double quotes only, unlike its template.
+SINGLE, DOUBLE = "LFM2.5-8B-A1B", "LFM2.5-Instruct"
+CUSTOM = [one for one in FAMILIES if one == DOUBLE or one not in {*ALIKE, SINGLE}]
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
@@ -32,177 +47,174 @@ PARAMETERS = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
-ARGUMENTS = {"city": "Zürich", "days": 2}
-ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+NOTE = {"type": "custom", "custom": {"name": "note"}}
+ASKED = {"role": "user", "content": "Hi"}
 
 
-class Family(NamedTuple):
-    """A model's call.
-
-    Args:
-        call: the tokens of a call of `get_weather` with `ARGUMENTS`.
-        marks: those of them that are control tokens.
-        fields: fields of requests that let the model reason.
-        before: the tokens of reasoning and content before the call.
-        parts: the reasoning and the content.
-    """
-
-    call: Sequence[str]
-    marks: Sequence[str]
-    before: Sequence[str] = ("I look", ".\n")
-    parts: tuple[str | None, str | None] = (None, "I look.")
-    fields: Mapping[str, Any] = MappingProxyType({})
-
-
-KIMI_MARKS = (
-    "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>", "<|tool_calls_section_end|>",
-)  # fmt: skip
-KIMI_CALL = (
-    *KIMI_MARKS[:2], "functions.get_weather:", "0", KIMI_MARKS[2],
-    '{"city": "Zür', 'ich", "days": 2}', *KIMI_MARKS[3:],
-)  # fmt: skip
-THINKS = ("<think>", "Hm", "m.", "</think>", "I look", ".\n")
-FAMILIES = {
-    "functionary-v3.1": Family(
-        ("<func", "tion=get_weather>", '{"city": "Zürich"', ', "days": 2}', "</function>"), ()
-    ),
-    "lfm2": Family(
-        (
-            "<|tool_call_start|>",
-            "[get_",
-            "weather(city='Zür",
-            "ich', days=2",
-            ")]",
-            "<|tool_call_end|>",
-        ),
-        ("<|tool_call_start|>", "<|tool_call_end|>"),
-        THINKS,
-        ("Hmm.", "I look."),
-    ),
-    "functionary-v3.2": Family(
-        ("get_weather\n", '{"city": "Zürich"', ', "days": 2}'),
-        (),
-        ("all\n", "I look", ".\n", ">>>"),
-    ),
-    "gemma4": Family(
-        (
-            "<|tool_call>",
-            "call:get_",
-            'weather{city:<|"|>Zür',
-            'ich<|"|>,days:',
-            "2}",
-            "<tool_call|>",
-        ),
-        ("<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>"),
-        ("<|channel>", "thought\n", "Hm", "m.\n", "<channel|>", "I look", ".\n"),
-        ("Hmm.", "I look."),
-        {"enable_thinking": True},
-    ),
-    "kimi-k2": Family(KIMI_CALL, (*KIMI_MARKS, "<think>", "</think>"), THINKS, ("Hmm.", "I look.")),
-    "kimi-k2-first": Family(KIMI_CALL, KIMI_MARKS),
-}
+def ends_of(title: str, template: str) -> str:
+    """Return the last characters of prompts: of a question, and of a result that follows it."""
+    model = Model("m", 100, template, "<s>", "</s>", False, "fp", 0)
+    call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "call_0", "content": "21 degrees"}
+    found = ""
+    for messages in ([ASKED], [ASKED, called, result]):
+        parsed = ChatRequest.model_validate({"model": "m", "messages": messages}).messages
+        turns, tools = turns_of(model, parsed, [FUNCTION], style_of(model), tags_of(template))
+        for variables in ({}, dict(FAMILIES[title].fields)):
+            given = {"messages": turns, "variables": variables, "tools": tools}
+            found += render(model, given)[-1]  # type: ignore[arg-type]
+    return "".join(sorted(set(found)))
 
 
 @asynccontextmanager
 async def client_of(
-    engine: str, path: Path, script: Sequence[str], title: str
+    engine: str, path: Path, title: str, text: str, marks: Sequence[str] = ()
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    """Return a client of an engine whose model writes a script."""
-    template = STAND_INS[title]
+    """Return a client of an engine whose model writes a text."""
+    template = (TEMPLATES / f"{title}.jinja").read_text()
     async with AsyncExitStack() as stack:
         backend: Backend
         if engine == "koboldcpp":
-            _, backend = await stack.enter_async_context(koboldcpp(template, "".join(script)))
+            _, backend = await stack.enter_async_context(koboldcpp(template, text))
         else:
-            # The script follows the last character of each prompt.
-            scripted.scripted(
-                path, script, template, FAMILIES[title].marks, after="\n>", context=4096
-            )
-            backend = LlamaCpp(path)
+            after = ends_of(title, template)
+            script = tokens(text, marks, after)
+            scripted.scripted(path, script, template, marks, after, context=4096)
+            backend = LlamaCpp(path, context=4096)
             if engine == "llama_server":
-                address = stack.enter_context(llama_server(path, context=4096))
+                address = stack.enter_context(llama_server(path, slots=1, context=4096))
                 backend = LlamaServer(address)
-        app = OpenAIAdapter(backend, any_model=True)
-        transport = httpx2.ASGITransport(app)
-        yield await stack.enter_async_context(
-            httpx2.AsyncClient(transport=transport, base_url="http://latimer", timeout=60)
-        )
-        await app.aclose()
+        yield await stack.enter_async_context(adapting(backend))
 
 
-async def ask(client: httpx2.AsyncClient, *messages: Any, **fields: Any) -> Any:
-    """Return the reply to a request with a tool, or the chunks of a stream."""
-    asked = [{"role": "user", "content": "Hi"}, *messages]
-    body = {"model": "m", "messages": asked, "tools": [TOOL], "temperature": 0, "max_tokens": 400}
-    reply = await client.post("/v1/chat/completions", json={**body, **fields})
+async def ask(client: httpx2.AsyncClient, title: str, *messages: Any, **fields: Any) -> Any:
+    """Return the choice of a response with a tool, or the deltas of a stream."""
+    body = {"model": "m", "tools": [TOOL], "temperature": 0, "max_tokens": 1000}
+    own = {"messages": [ASKED, *messages], **FAMILIES[title].fields, **fields}
+    reply = await client.post("/v1/chat/completions", json={**body, **own})
     assert reply.status_code == 200, reply.text
-    return chunks_in(reply) if fields.get("stream") else reply.json()
+    if fields.get("stream"):
+        return [chunk["choices"][0]["delta"] for chunk in chunks_in(reply)]
+    return reply.json()["choices"][0]
 
 
-def calls_of(message: Any) -> list[tuple[str, Any]]:
+def calls_of(message: Any) -> list[Call]:
     """Return the names and arguments of a message's calls."""
     own = [call["function"] for call in message.get("tool_calls", ())]
     return [(one["name"], json.loads(one["arguments"])) for one in own]
 
 
-@pytest.mark.parametrize("title", FAMILIES)
-@pytest.mark.parametrize("engine", ENGINES)
-async def test_calls_of_each_family_over_each_engine(
-    tmp_path: Path, engine: str, title: str
-) -> None:
-    """A call after reasoning and content is found, plain and streamed, and can be sent back."""
+def streamed(deltas: Sequence[Any]) -> tuple[str | None, str, list[Call]]:
+    """Return the reasoning, the content and the calls of a stream."""
+    found: dict[int, list[str]] = {}
+    for delta in deltas:
+        for call in delta.get("tool_calls", ()):
+            own = found.setdefault(call["index"], [call["function"].get("name", ""), ""])
+            own[1] += call["function"].get("arguments", "")
+    texts = [
+        "".join(one.get(key) or "" for one in deltas) for key in ("reasoning_content", "content")
+    ]
+    calls = [(name, json.loads(arguments)) for name, arguments in found.values()]
+    return texts[0] or None, texts[1], calls
+
+
+@pytest.mark.parametrize(("engine", "title"), RUNS)
+async def test_reasoning_content_and_calls(tmp_path: Path, engine: str, title: str) -> None:
+    """Reasoning, content and two calls are separated, plain and streamed, and can be sent back."""
     family = FAMILIES[title]
-    script = (*family.before, *family.call)
-    wanted = [("get_weather", ARGUMENTS)]
-    async with client_of(engine, tmp_path / "model.gguf", script, title) as client:
-        choice = (await ask(client, **family.fields))["choices"][0]
+    text = family.text(ZURICH, ROME, content="I look.")
+    async with client_of(engine, tmp_path / "model.gguf", title, text) as client:
+        choice = await ask(client, title)
         message = choice["message"]
-        assert (message.get("reasoning_content"), message["content"]) == family.parts
-        assert calls_of(message) == wanted
+        assert message.get("reasoning_content") == family.reasoning
+        assert message["content"] == "I look."
+        assert calls_of(message) == [ZURICH, ROME]
         assert choice["finish_reason"] == "tool_calls"
-        chunks = await ask(client, stream=True, **family.fields)
-        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        assert "".join(one.get("content") or "" for one in deltas) == family.parts[1]
-        parts = [call["function"] for one in deltas for call in one.get("tool_calls", ())]
-        assert [one["name"] for one in parts if "name" in one] == ["get_weather"]
-        assert json.loads("".join(one["arguments"] for one in parts)) == ARGUMENTS
-        own = [call["id"] for call in message["tool_calls"]]
-        result = {"role": "tool", "tool_call_id": own[0], "content": "21 degrees"}
-        again = (await ask(client, message, result, **family.fields))["choices"][0]["message"]
-        assert calls_of(again) == wanted
-        silent = (await ask(client, tool_choice="none"))["choices"][0]["message"]
-        assert "tool_calls" not in silent
+        deltas = await ask(client, title, stream=True)
+        assert streamed(deltas) == (family.reasoning, "I look.", [ZURICH, ROME])
+        single = await ask(client, title, parallel_tool_calls=False)
+        assert calls_of(single["message"]) == [ZURICH]
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "21 degrees"}
+            for call in message["tool_calls"]
+        ]
+        again = await ask(client, title, message, *results)
+        assert calls_of(again["message"]) == [ZURICH, ROME]
+        silent = await ask(client, title, tool_choice="none")
+        assert "tool_calls" not in silent["message"]
 
 
-@pytest.mark.parametrize("title", FAMILIES)
-@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
-async def test_required_calls_of_each_family(tmp_path: Path, engine: str, title: str) -> None:
-    """A grammar of a required, a named and a cut call allows what the model writes by itself."""
+@pytest.mark.parametrize(("engine", "title"), RUNS)
+async def test_one_call_free_required_and_cut(tmp_path: Path, engine: str, title: str) -> None:
+    """Grammars of `required`, named and cut calls allow what the model writes by itself."""
     family = FAMILIES[title]
-    named = {"type": "function", "function": {"name": "get_weather"}}
-    async with client_of(engine, tmp_path / "model.gguf", family.call, title) as client:
-        for choice in ("required", named):
-            reply = (await ask(client, tool_choice=choice, parallel_tool_calls=False))["choices"][0]
-            assert calls_of(reply["message"]) == [("get_weather", ARGUMENTS)]
-        size = len(family.call) // 2 + 1
-        cut = (await ask(client, tool_choice="required", max_tokens=size))["choices"][0]
+    text = family.text(ZURICH)
+    path = tmp_path / "model.gguf"
+    async with client_of(engine, path, title, text, family.marks) as client:
+        for chosen in ("auto", "required", NAMED):
+            fields = {"tool_choice": chosen, "parallel_tool_calls": False}
+            choice = await ask(client, title, **fields)
+            assert calls_of(choice["message"]) == [ZURICH]
+            assert choice["message"].get("reasoning_content") == family.reasoning
+            assert choice["message"]["content"] is None
+            deltas = await ask(client, title, stream=True, **fields)
+            assert streamed(deltas) == (family.reasoning, "", [ZURICH])
+        # koboldcpp's double has a token for each byte.
+        written = text.partition("days")[0].encode()
+        is_bytes = engine == "koboldcpp"
+        size = len(written) if is_bytes else len(tokens(text, family.marks, "")) - 3
+        cut = await ask(client, title, tool_choice="required", max_tokens=size)
         assert cut["finish_reason"] == "length"
         assert cut["message"]["content"] is None
 
 
+@pytest.mark.parametrize(("engine", "title"), ALL if FULL else [("koboldcpp", t) for t in FAMILIES])
+async def test_answers_without_a_call(tmp_path: Path, engine: str, title: str) -> None:
+    """Text is content, and so is a call that is cut off or calls an unknown function."""
+    family = FAMILIES[title]
+    known = family.text(ZURICH).removeprefix(family.thought)
+    unknown = known.replace("get_weather", "launch")
+    path = tmp_path / "model.gguf"
+    for said in (family.recipient + "I know.", known[: len(known) * 2 // 3], unknown):
+        async with client_of(engine, path, title, family.thought + said) as client:
+            choice = await ask(client, title)
+            assert choice["message"].get("reasoning_content") == family.reasoning
+            assert "tool_calls" not in choice["message"]
+            assert choice["finish_reason"] == "stop"
+            wanted = said.removeprefix(family.recipient).strip()
+            assert choice["message"]["content"].strip() == wanted
+            text = "".join(
+                one.get("content") or "" for one in await ask(client, title, stream=True)
+            )
+            assert text.strip() == wanted
+
+
+@pytest.mark.parametrize("title", CUSTOM)
+async def test_custom_tools_take_their_text_unchanged(tmp_path: Path, title: str) -> None:
+    """A custom tool gets its input without escapes, also with a grammar for it."""
+    family = FAMILIES[title]
+    text = family.text(("note", {"input": '+ "é"\n- b'}))
+    syntax = {"syntax": "regex", "definition": r'\+ "[^"]+"\n- [a-z]'}
+    limited = {"name": "note", "format": {"type": "grammar", "grammar": syntax}}
+    async with client_of("llama_cpp", tmp_path / "model.gguf", title, text) as client:
+        for tool in (NOTE, {"type": "custom", "custom": limited}):
+            fields = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+            (call,) = (await ask(client, title, **fields))["message"]["tool_calls"]
+            assert call["custom"] == {"name": "note", "input": '+ "é"\n- b'}
+
+
 async def test_the_recipient_of_an_answer_is_no_content(tmp_path: Path) -> None:
     """Functionary v3.2's answers are content without their recipient, also with a schema."""
-    script = ("all\n", '{"city": "Zürich", ', '"days": 2}')
-    answer = "".join(script[1:])
-    schema = {"name": "n", "schema": PARAMETERS}
-    wanted = {"type": "json_schema", "json_schema": schema}
-    path = tmp_path / "model.gguf"
-    async with client_of("llama_cpp", path, script, "functionary-v3.2") as client:
+    answer = '{"city": "Zürich", "days": 2}'
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": PARAMETERS}}
+    title = "meetkai-functionary-medium-v3.2"
+    text = FAMILIES[title].text(content=answer)
+    async with client_of("llama_cpp", tmp_path / "model.gguf", title, text) as client:
         for fields in ({}, {"response_format": wanted}, {"response_format": wanted, "tools": []}):
-            choice = (await ask(client, **fields))["choices"][0]
+            choice = await ask(client, title, **fields)
             assert choice["message"]["content"] == answer
             assert choice["finish_reason"] == "stop"
-        chunks = await ask(client, stream=True, tools=[])
-        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        assert "".join(one.get("content") or "" for one in deltas) == answer
+        deltas = await ask(client, title, stream=True, tools=[])
+        assert streamed(deltas) == (None, answer, [])

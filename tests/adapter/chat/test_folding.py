@@ -146,12 +146,14 @@ def test_no_text_is_lost_in_any_conversation(name: str, letters: str, tools: boo
     ],
 )
 def test_content_is_folded_only_if_it_would_be_lost(name: str, letters: str, tools: bool) -> None:
-    """Content with a call is folded if, and only if, the template omits it or rejects it."""
+    """Content with a call is folded only if the template omits, rejects or moves it."""
     made, messages, listed = turns(name, letters, tools)
     try:
         given = {"messages": made, "variables": {}, "tools": listed}
         prompt = render(model_of(name), given)  # type: ignore[arg-type]
-        is_shown = all(text in prompt for text in texts_of(letters))
+        places = [prompt.find(text) for text in texts_of(letters)]
+        # Gemma 4's template writes the content after the result.
+        is_shown = -1 not in places and places == sorted(places)
     except TemplateError:
         is_shown = False
     assert (messages is made) == is_shown

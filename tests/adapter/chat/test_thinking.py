@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from latimer.adapter.chat.formats import HERMES
@@ -125,3 +126,14 @@ def test_an_answer_without_calls() -> None:
     chunks = [(b"a", False), (b"</think>", True), (b"b", False)]
     parts = [part for data, mark in chunks for part in parser.feed(data, mark)]
     assert whole(parts) == ["ab"]
+
+
+def test_results_in_tags_are_no_answer() -> None:
+    """Only Granite's template has tags around the answer; MiniMax's has them around results."""
+    templates = Path(__file__).parents[2] / "templates"
+    answers = {}
+    for path in templates.glob("*.jinja"):
+        tags = tags_of(path.read_text())
+        if tags is not None and tags.answer is not None:
+            answers[path.stem] = tags.answer
+    assert answers == {"ibm-granite-granite-3.3-2B-Instruct": ("<response>", "</response>")}
