@@ -25,9 +25,6 @@ from latimer.backends.llama_cpp import LlamaCpp
 from support.clients import adapting
 from support.samples import sample
 
-from .stand_ins import STAND_INS
-from .test_tag_families import MINIMAX
-
 TEMPLATES = Path(__file__).parents[2] / "templates"
 # Calls in formats without a published template among the tests, in any template.
 CALLS = {
@@ -88,8 +85,7 @@ def template_of(form: ToolCallFormat) -> str:
     if form.title in CALLS:
         return ANY.replace("CALL", CALLS[form.title])
     published = [path.read_text() for path in sorted(TEMPLATES.glob("*.jinja"))]
-    every = [*published, *STAND_INS.values(), MINIMAX]
-    template = next(one for one in every if format_of(one) is form)
+    template = next(one for one in published if format_of(one) is form)
     # A random model would not end its reasoning.
     return template.replace("think>", "mind>")
 

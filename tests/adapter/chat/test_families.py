@@ -1,7 +1,7 @@
 """Tool calls of whole families, over each engine with a model that follows a script.
 
 The templates are the published ones. koboldcpp returns text only, so that markers are spelled. The
-real engines get one template of each format; with `LATIMER_FULL=1` all of them.
+real engines, which enforce calls, get one template of each format; with `LATIMER_FULL=1` all.
 """
 
 from __future__ import annotations
@@ -170,25 +170,33 @@ async def test_one_call_free_required_and_cut(tmp_path: Path, engine: str, title
         assert cut["message"]["content"] is None
 
 
-@pytest.mark.parametrize(("engine", "title"), ALL if FULL else [("koboldcpp", t) for t in FAMILIES])
+async def check_content(client: httpx2.AsyncClient, title: str, content: str) -> None:
+    """Check that an answer is content and no call, plain and streamed."""
+    choice = await ask(client, title)
+    assert choice["message"].get("reasoning_content") == FAMILIES[title].reasoning
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"].strip() == content
+    reasoning, text, calls = streamed(await ask(client, title, stream=True))
+    assert (reasoning, text.strip(), calls) == (FAMILIES[title].reasoning, content, [])
+
+
+@pytest.mark.parametrize(("engine", "title"), ALL if FULL else ALL[-len(FAMILIES) :])
 async def test_answers_without_a_call(tmp_path: Path, engine: str, title: str) -> None:
-    """Text is content, and so is a call that is cut off or calls an unknown function."""
+    """An answer of a model that gets tools and calls none is content."""
+    text = FAMILIES[title].text(content="I know.")
+    async with client_of(engine, tmp_path / "model.gguf", title, text) as client:
+        await check_content(client, title, "I know.")
+
+
+@pytest.mark.parametrize("title", FAMILIES)
+async def test_broken_calls_are_content(tmp_path: Path, title: str) -> None:
+    """A call that nothing enforces is content if it is cut off or calls an unknown function."""
     family = FAMILIES[title]
     known = family.text(ZURICH).removeprefix(family.thought)
-    unknown = known.replace("get_weather", "launch")
-    path = tmp_path / "model.gguf"
-    for said in (family.recipient + "I know.", known[: len(known) * 2 // 3], unknown):
-        async with client_of(engine, path, title, family.thought + said) as client:
-            choice = await ask(client, title)
-            assert choice["message"].get("reasoning_content") == family.reasoning
-            assert "tool_calls" not in choice["message"]
-            assert choice["finish_reason"] == "stop"
-            wanted = said.removeprefix(family.recipient).strip()
-            assert choice["message"]["content"].strip() == wanted
-            text = "".join(
-                one.get("content") or "" for one in await ask(client, title, stream=True)
-            )
-            assert text.strip() == wanted
+    for broken in (known[: len(known) * 2 // 3], known.replace("get_weather", "launch")):
+        async with client_of("koboldcpp", tmp_path, title, family.thought + broken) as client:
+            await check_content(client, title, broken.strip())
 
 
 @pytest.mark.parametrize("title", CUSTOM)
