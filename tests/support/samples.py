@@ -6,7 +6,7 @@ import os
 
 # Set by `make test-full`.
 FULL = os.environ.get("LATIMER_FULL") == "1"
-# Published templates with the format of another one, which only a full run tries on real engines.
+# Published templates with the format of another one; only a full run has them in its slow tests.
 ALIKE = frozenset({
     "Kimi-K2-Instruct", "LFM2-8B-A1B", "LFM2.5-Instruct", "google-gemma-4-31B-it-interleaved",
     "ibm-granite-granite-4.0",

@@ -1,4 +1,4 @@
-"""What models of each family write, after the documentation of their formats.
+"""Outputs of models of each family, after the documentation of their formats.
 
 The keys of `FAMILIES` are the names of published templates.
 """

@@ -18,6 +18,7 @@ from latimer.adapter.responses.input import conversation_of
 from latimer.backends.base import Model
 from latimer.schemas.openai.messages import Function, Message
 from pydantic import TypeAdapter
+from support.samples import ALIKE, FULL
 
 from .requests import request_of
 
@@ -25,6 +26,7 @@ MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 TEMPLATES = {
     path.stem: path.read_text()
     for path in sorted((Path(__file__).parents[2] / "templates").glob("*.jinja"))
+    if FULL or path.stem not in ALIKE
 }
 TOOLS = [Function(name=name, parameters={"type": "object"}) for name in ("f", "g")]
 
