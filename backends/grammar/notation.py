@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -43,6 +43,9 @@ class Notation(NamedTuple):
         brackets: GBNF around an object.
         colon: the mark between the name and the value of a property.
         values: the notation of the values inside; None for this one.
+        is_sorted: True if the properties of an object are written in the order of `by_name`.
+        says_name: returns True if a name can be written.
+        says: returns True if a value can be written.
     """
 
     prefix: str
@@ -58,6 +61,9 @@ class Notation(NamedTuple):
     brackets: tuple[str, str] = ('"{"', '"}"')
     colon: str = ":"
     values: Notation | None = None
+    is_sorted: bool = False
+    says_name: Callable[[str], bool] = lambda name: True
+    says: Callable[[Any], bool] = lambda value: True
 
     @property
     def character(self) -> str:
@@ -100,6 +106,11 @@ def primitives(notation: Notation) -> Mapping[str, str]:
     }
 
 
+def by_name(names: Iterable[str]) -> list[str]:
+    """Return names in the order of Jinja's `dictsort`."""
+    return sorted(names, key=str.lower)
+
+
 def _as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -136,10 +147,17 @@ PYTHON = JSON._replace(
 )
 
 _BARE = (Range(0x30, 0x39), Range(0x41, 0x5A), Range(0x5F, 0x5F), Range(0x61, 0x7A))
+
+
+def _says_keyword(name: str) -> bool:
+    """Return True if a name, which has no quotes, ends at the sign before its value."""
+    return name == name.strip() and re.fullmatch(r"""[^"'=(),\[\]{}\n]+""", name) is not None
+
+
 # The arguments of a call: `(name="value", other=5)`.
 PYTHON_CALL = PYTHON._replace(
     mark='""', outside=tuple(complement(_BARE)), named=literal, brackets=('"("', '")"'), colon="=",
-    values=PYTHON,
+    values=PYTHON, says_name=_says_keyword,
 )  # fmt: skip
 
 # The mark around Gemma's strings, which have no escapes.
@@ -161,15 +179,20 @@ def _gemma_name(name: str) -> str:
 
 
 def as_gemma(value: Any) -> str:
-    """Return a value as Gemma writes it."""
+    """Return a value as Gemma writes it, the properties of objects sorted."""
     if isinstance(value, str):
         return f"{MARK}{value}{MARK}"
     if isinstance(value, list):
         return f"[{','.join(map(as_gemma, value))}]"
     if isinstance(value, dict):
-        pairs = (f"{_gemma_name(key)}:{as_gemma(one)}" for key, one in value.items())
+        pairs = (f"{_gemma_name(key)}:{as_gemma(value[key])}" for key in by_name(value))
         return f"{{{','.join(pairs)}}}"
     return _as_json(value)
+
+
+def _says_gemma(value: Any) -> bool:
+    """Return True if no string in a value contains the mark, which has no escape."""
+    return MARK not in json.dumps(value, ensure_ascii=False).replace('\\"', '"')
 
 
 _PLAIN_GEMMA = one_of(complement([_LESS, *_UNUSUAL]))
@@ -179,4 +202,5 @@ GEMMA = Notation(
     f'{literal(MARK)} ({_PLAIN_GEMMA} | "<"+ {_AFTER_LESS})* {literal(MARK)}',
     ("true", "false", "null"), '""', '""', tuple(complement(_BARE)),
     lambda name: literal(_gemma_name(name)), as_gemma,
+    is_sorted=True, says_name=_says_gemma, says=_says_gemma,
 )  # fmt: skip

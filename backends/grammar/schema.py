@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...schemas import limits
 from .characters import Range, complement, holds, literal
 from .dialects import check_schema, modern
 from .merge import CONSTRAINTS, KEYWORDS, TYPES, allowed, are_disjoint, merged
-from .notation import JSON, Notation, primitives
+from .notation import JSON, Notation, by_name, primitives
 from .numbers import integers, numbers
 from .regex import MOST_TIMES, containing
 from .unenforced import Unenforced
@@ -234,6 +234,9 @@ class _Converter:
         if not values:
             reason = "no value satisfies it and the other keywords; allow at least one value"
             raise Unenforced(reason, (*path, keyword))
+        if not all(map(self._notation.says, values)):
+            reason = "this model's tool-call format cannot express one of the values"
+            raise Unenforced(reason, (*path, keyword))
         return _any([literal(self._notation.written(value)) for value in values])
 
     def _typed(self, schema: Schema, path: Path) -> str:
@@ -266,6 +269,9 @@ class _Converter:
             if properties[name] is False:
                 reason = f"'{name}' is required but not allowed"
                 raise Unenforced(reason, (*path, "required"))
+        _check_names(schema, properties, notation, path)
+        if notation.is_sorted:
+            properties = {name: properties[name] for name in by_name(properties)}
         most = len(properties) if extra is False else None
         _check_count(schema, len(required), most, path)
         if not properties and extra is True and own is None:
@@ -410,6 +416,17 @@ class _Converter:
 def _says_nothing(keyword: str, value: Any) -> bool:
     """Return True if the value of a keyword that is not enforced has no effect."""
     return (keyword == "uniqueItems" and value is False) or (keyword == "multipleOf" and value == 1)
+
+
+def _check_names(schema: Schema, names: Iterable[str], notation: Notation, path: Path) -> None:
+    """Reject a name that the notation cannot express."""
+    unsaid = next((name for name in names if not notation.says_name(name)), None)
+    if unsaid is None:
+        return
+    listed = "properties" in schema and unsaid in schema["properties"]
+    key = ("properties", unsaid) if listed else ("required", schema["required"].index(unsaid))
+    reason = f"this model's tool-call format cannot express the name '{unsaid:.100}'"
+    raise Unenforced(reason, (*path, *key))
 
 
 def _check_count(schema: Schema, least: int, most: int | None, path: Path) -> None:

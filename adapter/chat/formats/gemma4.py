@@ -106,7 +106,8 @@ class Gemma4(ToolCallFormat):
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
         """See `ToolCallFormat.written`."""
         return "".join(
-            f"{BEGIN}{CALL}{name}{as_gemma(_sorted(arguments))}{END}" for name, arguments in calls
+            f"{BEGIN}{CALL}{name}{as_gemma(_as_object(arguments))}{END}"
+            for name, arguments in calls
         )
 
     def rules(
@@ -120,10 +121,8 @@ class Gemma4(ToolCallFormat):
         return f"{literal(CALL + name)} {arguments}"
 
 
-def _sorted(arguments: Any) -> Any:
-    """Return arguments as an object, sorted by name."""
-    values = arguments if isinstance(arguments, dict) else {"arguments": arguments}
-    return dict(sorted(values.items()))
+def _as_object(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
 FORMAT = Gemma4("gemma4", (BEGIN, END, MARK), BEGIN, END, in_order=True)

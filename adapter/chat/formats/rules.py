@@ -110,15 +110,19 @@ def _as_object(schema: Any) -> Any:
 def _without(schema: Any, path: Sequence[str | int]) -> bool:
     """Remove the keyword at a path, or the nearest before it; return True if one was removed.
 
-    A path may continue through the target of a reference, which is elsewhere in the schema.
+    Of the required names, only the one at the path is removed. A path may continue through the
+    target of a reference, which is elsewhere in the schema.
     """
-    nearest: tuple[dict[str, Any], str] | None = None
+    nearest: tuple[Any, str | int] | None = None
+    before: str | int = ""
     for key in path:
         if isinstance(schema, dict) and isinstance(key, str) and key in schema:
             nearest = schema, key
         elif not isinstance(schema, list) or not isinstance(key, int) or key >= len(schema):
             break
-        schema = schema[key]
+        elif before == "required":
+            nearest = schema, key
+        schema, before = schema[key], key
     if nearest is None:
         return False
     del nearest[0][nearest[1]]

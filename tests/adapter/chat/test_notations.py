@@ -1,0 +1,80 @@
+"""Grammars of arguments that are not written as JSON: their order, and what they can express."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from latimer.adapter.chat.formats import FORMATS
+from latimer.adapter.chat.formats.grammar import GrammarRequest
+from latimer.adapter.chat.formats.grammar import grammar as grammar_of
+from latimer.adapter.chat.formats.rules import FunctionSchema
+from latimer.backends.grammar import Unenforced
+from latimer.backends.llama_cpp.library import LoadedModel
+from support.walks import Walker
+
+FORM_OF = {form.title: form for form in FORMATS}
+GEMMA = FORM_OF["gemma4"]
+# An object whose properties Gemma writes in another order: `City`, `zone`.
+PLACE = {
+    "type": "object",
+    "properties": {"zone": {"type": "integer"}, "City": {"const": {"y": 1, "X": [2]}}},
+    "required": ["City", "at"],
+}
+WHERE = {"properties": {"where": PLACE, "id": {"type": "integer"}}, "required": ["where"]}
+
+
+def grammar(title: str, schema: Any, strict: bool = False) -> str:
+    """Return the grammar of one call of a function."""
+    function = FunctionSchema("f", orjson.dumps(schema), strict)
+    return grammar_of(GrammarRequest(FORM_OF[title], (function,), False, True, frozenset()))
+
+
+def refused(title: str, schema: Any) -> tuple[str | int, ...]:
+    """Return the path at which a strict schema is rejected."""
+    with pytest.raises(Unenforced) as caught:
+        grammar(title, schema, True)
+    return caught.value.path
+
+
+def test_arguments_in_the_order_of_the_template(demo_loaded: LoadedModel) -> None:
+    """Gemma writes the properties of each object by name, so the grammar has the same order."""
+    found = Walker(demo_loaded).texts(grammar("gemma4", WHERE), 60, 900)
+    assert any("zone:" in one for one in found)
+    for one in found:
+        for names in (("id:", "where:"), ("{at:", "City:{X:[2],y:1}", "zone:")):
+            places = [one.index(name) for name in names if name in one]
+            assert places == sorted(places), one
+            assert len(places) >= len(names) - 1, one
+
+
+def test_earlier_calls_in_the_order_of_the_template() -> None:
+    """Calls in a template without calls are written as Gemma writes them."""
+    place = {"zone": 5, "City": {"y": 1, "X": [2]}, "at": ""}
+    wanted = '<|tool_call>call:f{id:1,where:{at:<|"|><|"|>,City:{X:[2],y:1},zone:5}}<tool_call|>'
+    assert GEMMA.written([("f", {"where": place, "id": 1})]) == wanted
+
+
+# Each: a format, and a name that it cannot express.
+UNSAID = [
+    *(("lfm2", name) for name in ("it's", 'q"', "a=b", "c,d", "a\nb", "", " a ")),
+    ("gemma4", '<|"|>'),
+]
+
+
+@pytest.mark.parametrize(("title", "name"), UNSAID)
+def test_names_that_a_format_cannot_express(title: str, name: str) -> None:
+    """A strict schema with such a name is an error; otherwise the property is omitted."""
+    schema = {"properties": {name: {"type": "integer"}, "b": {}}, "required": [name, "b"]}
+    assert refused(title, schema) == (0, "properties", name)
+    assert refused(title, {"properties": {"b": {}}, "required": ["b", name]}) == (0, "required", 1)
+    assert grammar(title, schema) == grammar(title, {"properties": {"b": {}}, "required": ["b"]})
+
+
+@pytest.mark.parametrize("given", [{"const": ['<|"|>q']}, {"enum": ["a", {'<|"|>': 1}]}])
+def test_values_that_gemma_cannot_express(given: Any) -> None:
+    """Gemma's strings have no escape for their mark: a strict schema with one is an error."""
+    assert refused("gemma4", {"properties": {"a": given}}) == (0, "properties", "a", *given)
+    loose = grammar("gemma4", {"properties": {"a": given}})
+    assert loose == grammar("gemma4", {"properties": {"a": {}}})
