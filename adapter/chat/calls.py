@@ -41,6 +41,7 @@ class Calls:
         enforced: True if a grammar guarantees valid calls, which are then returned as they arrive.
             Otherwise a call is returned when it is complete, and an invalid one is content.
         tokens: all strings of the format that can be tokens of the model.
+        again: text after a call that begins another one, without a marker between them.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class Calls:
         special: frozenset[str] = frozenset(),
         enforced: bool = False,
         tokens: Sequence[str] = (),
+        again: str = "",
     ) -> None:
         self._make = make
         self._markers = MarkerFinder(begin, special)
         self._end = b";" if bare else end.encode()
+        self._again = again.encode()
         self._tokens = frozenset(token.encode() for token in tokens)
         # Tokens that are only a part of a marker.
         markers = (*self._markers.all, self._end)
@@ -101,7 +104,7 @@ class Calls:
         out: list[Part] = []
         if self._reader is not None:
             out += self._unfinished(self._reader)
-        elif self._ended:
+        elif self._ended and self._end.startswith(self._text.lstrip(BLANKS)):
             out.append(Part("nothing", b"", len(self._text)))
         else:
             out += self._content(self._text)
@@ -214,8 +217,8 @@ class Calls:
         """Parse the end marker of a call, if present; the next call or content follows."""
         bare = self._text.lstrip(BLANKS)
         blanks = len(self._text) - len(bare)
-        end = self._end
-        if not bare or (bare != end and end.startswith(bare)):
+        end, again = self._end, self._again
+        if not bare or any(bare != one and one.startswith(bare) for one in (end, again)):
             return False
         self._ended, self._looks = False, self._bare
         if end and bare.startswith(end):
@@ -223,6 +226,9 @@ class Calls:
             self._text = bare[len(end) :]
         elif self._bare:
             out.append(Part("nothing", b"", blanks))
+            self._text = bare
+        elif again and bare.startswith(again):
+            self._begin(self._text[:blanks])
             self._text = bare
         else:
             out += self._content(self._text[:blanks])

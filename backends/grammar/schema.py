@@ -288,7 +288,10 @@ class _Converter:
                 reason = f"with other properties, names of up to {MOST_KEY} characters are enforced"
                 raise Unenforced(reason, (*path, "additionalProperties"))
             inner = self.visit(extra, (*path, "additionalProperties"))
-            key = f"{notation.mark} {_other_keys(list(properties), notation)} {notation.mark}"
+            # A name without marks around it is not empty.
+            unsaid = [""] if notation.mark == '""' else []
+            names = [*properties, *unsaid]
+            key = f"{notation.mark} {_other_keys(names, notation)} {notation.mark}"
             more = self._rule(f'{key} {ws} "{notation.colon}" {ws} {inner}')
         body = self._pairs(pairs, more, ws)
         first, last = notation.brackets

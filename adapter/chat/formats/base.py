@@ -47,6 +47,7 @@ class ToolCallFormat:
         reasons: True if such a message can be reasoning.
         in_order: True if the template takes the results of calls in the order of the calls.
         preface: Jinja to put before a template that shows calls, but no tools.
+        again: see `Calls`.
     """
 
     title: str
@@ -63,6 +64,7 @@ class ToolCallFormat:
     reasons: bool = False
     in_order: bool = False
     preface: str = ""
+    again: str = ""
 
     def is_of(self, template: str) -> bool:
         """Return True if a chat template has calls in this format."""
@@ -86,7 +88,9 @@ class ToolCallFormat:
             return self.one(functions, check if checked else None)
 
         own = frozenset() if forced else special
-        return Calls(make, self.begins, self.end, self.bare, own, enforced, self.markers)
+        return Calls(
+            make, self.begins, self.end, self.bare, own, enforced, self.markers, self.again
+        )
 
     @property
     def begins(self) -> tuple[str, ...]:

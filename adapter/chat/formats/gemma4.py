@@ -125,4 +125,4 @@ def _as_object(arguments: Any) -> Any:
     return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
-FORMAT = Gemma4("gemma4", (BEGIN, END, MARK), BEGIN, END, in_order=True)
+FORMAT = Gemma4("gemma4", (BEGIN, END, MARK), BEGIN, END, in_order=True, again=CALL)

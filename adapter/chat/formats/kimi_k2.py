@@ -48,7 +48,8 @@ class KimiK2(Section):
     @property
     def header(self) -> re.Pattern[str]:
         """See `Section.header`."""
-        return re.compile(r"(?:functions\.)?([A-Za-z0-9_.-]+):[0-9]{1,6}")
+        # One of the prefix and the number may be missing.
+        return re.compile(r"(?=functions\.|.*:)(?:functions\.)?([A-Za-z0-9_.-]+)(?::[0-9]{1,6})?")
 
     def header_of(self, name: str, index: int) -> str:
         """See `Section.header_of`."""

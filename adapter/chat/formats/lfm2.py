@@ -38,14 +38,18 @@ class PythonCallParser(ValueParser):
     """A parser of a list of calls, which is complete at its closing bracket."""
 
     def __init__(self, check: Check | None) -> None:
-        super().__init__(_WORDS, check)
+        super().__init__(_WORDS, check, trailing=True)
 
     def _run(self) -> Steps:
         if (yield from self._next()) != ord("["):
             raise Broken
+        byte = yield from self._next()
         while True:
-            yield from self._one((yield from self._next()))
+            yield from self._one(byte)
             if (yield from self._more(ord("]"))):
+                return
+            byte = yield from self._next()
+            if byte == ord("]"):
                 return
 
     def _one(self, byte: int) -> Steps:
@@ -58,28 +62,36 @@ class PythonCallParser(ValueParser):
         self._begin(name.decode())
         self._fragment += b"{"
         byte = yield from self._next()
+        names: set[bytes] = set()
         while byte != ord(")"):
-            byte = yield from self._keyword(byte)
+            byte = yield from self._keyword(byte, names)
         self._fragment += b"}"
         self._check_whole()
 
-    def _keyword(self, byte: int) -> Bytes:
-        """Parse an argument and the comma after it; return the byte that follows."""
+    def _keyword(self, byte: int, names: set[bytes]) -> Bytes:
+        """Parse an argument and the comma after it; return the byte that follows.
+
+        Args:
+            names: the names so far; a second argument of one name is an error, as in Python.
+        """
         key = bytearray()
         while byte != ord("="):
             key.append(byte)
             if byte in b"\"'(),[]{}\n":
                 raise Broken
             byte = yield
-        self._put_name(key.strip())
+        name = bytes(key.strip())
+        if name in names and self._check is not None:
+            raise Broken
+        names.add(name)
+        self._put_name(name)
         self._fragment += b":"
         yield from self._converted((yield from self._next()))
         byte = yield from self._next()
         if byte == ord(","):
-            self._fragment += b","
             byte = yield from self._next()
-            if byte == ord(")"):
-                raise Broken
+            if byte != ord(")"):
+                self._fragment += b","
         elif byte != ord(")"):
             raise Broken
         return byte

@@ -26,12 +26,17 @@ class ValueParser(JsonCallParser):
     Args:
         words: the JSON of each word.
         check: see `JsonCallParser`.
+        trailing: True if a comma may follow the last value of a list or object.
     """
 
     def __init__(
-        self, words: Mapping[bytes, bytes], check: Callable[[str], bool] | None = None
+        self,
+        words: Mapping[bytes, bytes],
+        check: Callable[[str], bool] | None = None,
+        trailing: bool = False,
     ) -> None:
         self._words = words
+        self._trailing = trailing
         super().__init__(check=check)
 
     def _string_begins(self, byte: int) -> bool:
@@ -68,12 +73,13 @@ class ValueParser(JsonCallParser):
                     return
                 byte = yield from self._next()
                 if byte == ord(","):
-                    break
+                    byte = yield from self._next()
+                    if not self._trailing or byte != open_ones[-1]:
+                        break
                 if byte != open_ones[-1]:
                     raise Broken
                 self._fragment.append(open_ones.pop())
             self._fragment += b","
-            byte = yield from self._next()
             if open_ones[-1] == ord("}"):
                 byte = yield from self._named(byte)
 

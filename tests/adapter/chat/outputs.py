@@ -208,6 +208,7 @@ KIMI_K2: Outputs = [
      [("get_time", "{}"), " done"]),
     (f"{_SECTION}\n<|tool_call_begin|> get_time:0 <|tool_call_argument_begin|> {{}} {_KIMI_END}\n"
      f"{_SECTION_END}", [("get_time", "{}")]),
+    (f"{_SECTION}{_KIMI.format('get_time', '{}')}{_KIMI_END}{_SECTION_END}", [("get_time", "{}")]),
     (f"{_SECTION}{_KIMI.format('get_weather:0', _KIMI_ODD)}{_KIMI_END}{_SECTION_END}",
      [("get_weather", _KIMI_ODD)]),
     ("It is 21 degrees <|tool_calls_sec", ["It is 21 degrees <|tool_calls_sec"]),
@@ -215,15 +216,13 @@ KIMI_K2: Outputs = [
     (f"{_SECTION}{_KIMI_PARIS}{_KIMI_END}", [("get_weather", PARIS)]),
     (f"{_SECTION}{_KIMI_PARIS}", [("get_weather", PARIS)]),
     (f"{_SECTION}{_KIMI_PARIS}{_SECTION_END}", [("get_weather", PARIS)]),
-    # Broken: cut off in the id, the arguments and a marker; an empty section; no number; no JSON;
+    # Broken: cut off in the id, the arguments and a marker; an empty section; no JSON;
     # an unknown function; a list.
     (f"{_SECTION}<|tool_call_begin|>functions.get_we",
      [f"{_SECTION}<|tool_call_begin|>functions.get_we"]),
     (f"{_SECTION}{_KIMI_PARIS[:-2]}", [f"{_SECTION}{_KIMI_PARIS[:-2]}"]),
     (f"{_SECTION}{_KIMI_PARIS}<|tool", [f"{_SECTION}{_KIMI_PARIS}<|tool"]),
     (f"{_SECTION}{_SECTION_END}", [f"{_SECTION}{_SECTION_END}"]),
-    (f"{_SECTION}{_KIMI.format('get_time', '{}')}",
-     [f"{_SECTION}{_KIMI.format('get_time', '{}')}"]),
     (f"{_SECTION}{_KIMI.format('get_time:0', 'now')}",
      [f"{_SECTION}{_KIMI.format('get_time:0', 'now')}"]),
     (f"{_SECTION}{_KIMI.format('launch:0', '{}')}",
@@ -249,6 +248,11 @@ GEMMA_4: Outputs = [
     (_GEMMA.format('get_time{<|"|>a b<|"|>:[1,2]}'), [("get_time", '{"a b":[1,2]}')]),
     (_GEMMA_PARIS.removesuffix("<tool_call|>"), [("get_weather", '{"city":"Paris"}')]),
     ("It is 21 degrees <|tool", ["It is 21 degrees <|tool"]),
+    # Several calls between two markers, as mlx-lm also reads them.
+    (_GEMMA.format("get_time{} call:get_weather{days:2}") + " done",
+     [("get_time", "{}"), ("get_weather", '{"days":2}'), " done"]),
+    ("<|tool_call>call:get_time{} ca", [("get_time", "{}"), " ca"]),
+    ("<|tool_call>call:get_time{}call:launch{}", [("get_time", "{}"), "call:launch{}"]),
     # Broken: cut off in the name, a key and a string; no name; a word; an unknown function; a
     # wrong end of a list; a missing value.
     ("<|tool_call>call:get_we", ["<|tool_call>call:get_we"]),
@@ -279,16 +283,22 @@ LFM_2: Outputs = [
        '"at":{"x":[1,-2.5e3,{}],"y":null},"ok":true,"no":false}')]),
     (_LFM.format("get_weather(city='a\nb\tc')"), [("get_weather", '{"city":"a\\u000ab\\u0009c"}')]),
     ("<|tool_call_start|>[get_time()]", [("get_time", "{}")]),
+    (_LFM.format("get_time(a=[1,], b={'c': 2 , },), get_time(),"),
+     [("get_time", '{"a":[1],"b":{"c":2}}'), ("get_time", "{}")]),
     ("A list: [get_time()] <|tool_call", ["A list: [get_time()] <|tool_call"]),
     # Broken: cut off in a name, a string and after a call; positional arguments; a missing value;
-    # an unknown function; a repeated comma; an empty list; wrong digits; JSON.
+    # an unknown function; repeated commas and names; an empty list; wrong digits; JSON.
     ("<|tool_call_start|>[get_we", ["<|tool_call_start|>[get_we"]),
     ('<|tool_call_start|>[get_time(city="Ro', ['<|tool_call_start|>[get_time(city="Ro']),
     ("<|tool_call_start|>[get_time()", ["<|tool_call_start|>[get_time()"]),
     ('<|tool_call_start|>[get_time("Rome")]', ['<|tool_call_start|>[get_time("Rome")]']),
     ("<|tool_call_start|>[get_time(city=)]", ["<|tool_call_start|>[get_time(city=)]"]),
     ("<|tool_call_start|>[launch()]", ["<|tool_call_start|>[launch()]"]),
-    ("<|tool_call_start|>[get_time(a=1,)]", ["<|tool_call_start|>[get_time(a=1,)]"]),
+    ("<|tool_call_start|>[get_time(a=1,,)]", ["<|tool_call_start|>[get_time(a=1,,)]"]),
+    ("<|tool_call_start|>[get_time(,)]", ["<|tool_call_start|>[get_time(,)]"]),
+    ("<|tool_call_start|>[get_time(a=[,])]", ["<|tool_call_start|>[get_time(a=[,])]"]),
+    ("<|tool_call_start|>[get_time(),,]", ["<|tool_call_start|>[get_time(),,]"]),
+    ("<|tool_call_start|>[get_time(a=1, a=2)]", ["<|tool_call_start|>[get_time(a=1, a=2)]"]),
     ("<|tool_call_start|>[]", ["<|tool_call_start|>[]"]),
     ("<|tool_call_start|>[get_time(a='\\xzz')]", ["<|tool_call_start|>[get_time(a='\\xzz')]"]),
     ('<|tool_call_start|>[{"name": "get_time"}]', ['<|tool_call_start|>[{"name": "get_time"}]']),

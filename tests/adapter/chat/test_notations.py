@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -13,6 +14,8 @@ from latimer.adapter.chat.formats.rules import FunctionSchema
 from latimer.backends.grammar import Unenforced
 from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
+
+from .test_formats import whole
 
 FORM_OF = {form.title: form for form in FORMATS}
 GEMMA = FORM_OF["gemma4"]
@@ -61,6 +64,28 @@ UNSAID = [
     *(("lfm2", name) for name in ("it's", 'q"', "a=b", "c,d", "a\nb", "", " a ")),
     ("gemma4", '<|"|>'),
 ]
+
+
+@pytest.mark.parametrize(
+    ("title", "names"),
+    [("lfm2", ("a.b", "$x y", "ü", "a:b", "a\\b")), ("gemma4", ("it's", "a=b", " a ", "<|"))],
+)
+def test_odd_names_are_read(demo_loaded: LoadedModel, title: str, names: Sequence[str]) -> None:
+    """The parser reads every name that the grammar writes; no other name is empty."""
+    schema = {
+        "properties": {name: {"type": "integer"} for name in names},
+        "required": names,
+        "additionalProperties": {"type": "null"},
+    }
+    found = Walker(demo_loaded).texts(grammar(title, schema, True), 20, 600)
+    assert found
+    for one in found:
+        parser = FORM_OF[title].parser({"f": schema}, frozenset(), False, True)
+        calls = whole([*parser.feed(one.encode()), *parser.end()])
+        for call in calls:
+            arguments = orjson.loads(call[1])
+            assert [type(arguments[name]) for name in names] == [int] * len(names)
+            assert "" not in arguments
 
 
 @pytest.mark.parametrize(("title", "name"), UNSAID)
