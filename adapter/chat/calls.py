@@ -81,6 +81,11 @@ class Calls:
         self._ended = False
         self._called = self._broke = False
 
+    @property
+    def in_call(self) -> bool:
+        """See `Parser.in_call`."""
+        return self._reader is not None
+
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
         """See `Parser.feed`."""
         out: list[Part] = []

@@ -22,6 +22,11 @@ class Enclosed:
         # A plain function, because a bound method would make a reference cycle.
         self._read = Enclosed._starts
 
+    @property
+    def in_call(self) -> bool:
+        """See `Parser.in_call`."""
+        return self._answer.in_call
+
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
         """See `Parser.feed`; no tag is a control token."""
         if mark:

@@ -16,6 +16,8 @@ BLANKS = b" \t\r\n"
 class Plain:
     """A parser that returns all text as content."""
 
+    in_call = False
+
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
         """See `Parser.feed`; a control token is not part of the content."""
         return [Part("nothing" if mark else "content", b"" if mark else data, len(data))]

@@ -94,6 +94,7 @@ class _Special:
         style: the way in which the model writes tool calls.
         tags: the tags around its reasoning; None if this answer has no reasoning.
         is_open: True if the prompt ends with the tag that begins the reasoning.
+        is_over: True if the prompt ends with the tag that ends it.
         tokens: markers that count only as a token: text with the same spelling is not a marker.
         preserved_tokens: tokens whose spelling the engine must include in the text.
     """
@@ -101,6 +102,7 @@ class _Special:
     style: Style
     tags: Tags | None
     is_open: bool
+    is_over: bool
     tokens: frozenset[str]
     preserved_tokens: tuple[str, ...]
 
@@ -109,7 +111,7 @@ class _Special:
         """The preamble of the answer, or None."""
         if self.style.is_one_of_several:
             return Preamble("", self.style.form.answer, True)
-        if self.tags is None:
+        if self.tags is None or self.is_over:
             return None
         return Preamble(self.tags.begin, self.tags.end, self.is_open, self.tokens)
 
@@ -198,9 +200,10 @@ async def _special_of(
     style, tags = manner.style, manner.tags
     text = prompt.rstrip()
     is_open = tags is not None and text.endswith(tags.begin)
-    if tags is not None and text.endswith(tags.end):
+    is_over = tags is not None and text.endswith(tags.end)
+    if is_over and tags is not None and not tags.label:
         tags = None
-    found = _Special(style, tags, is_open, frozenset(), ())
+    found = _Special(style, tags, is_open, is_over, frozenset(), ())
     wanted = {tags.begin, tags.end} if tags is not None else set()
     if turn.tool_set is not None or style.is_one_of_several:
         wanted |= set(style.form.markers)

@@ -11,6 +11,8 @@ from .reasoning import Tags
 class Thinking:
     """A parser that returns the text between two tags at the beginning as reasoning.
 
+    A model whose reasoning has a label may reason again, between and after its content and calls.
+
     Args:
         tags: the tags.
         is_open: True if the prompt ends with the tag that begins the reasoning.
@@ -24,12 +26,23 @@ class Thinking:
         self._end = tags.end.encode()
         self._ends = MarkerFinder([tags.end], special)
         self._label = tags.label.encode()
+        # Text that begins reasoning again.
+        later = [tags.begin + tags.label] if self._text_begin else []
+        self._later = MarkerFinder(later, frozenset())
         self._around = tags.answer
         self._answer = answer
         self._held = b""
         self._thought = False
+        # What separates reasoning from that before it.
+        self._between = b""
+        self._reasoned = False
         # A plain function, because a bound method would make a reference cycle.
         self._read = Thinking._labels if is_open else Thinking._starts
+
+    @property
+    def in_call(self) -> bool:
+        """See `Parser.in_call`."""
+        return self._answer.in_call
 
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
         """See `Parser.feed`."""
@@ -42,7 +55,7 @@ class Thinking:
             return [Part("nothing", b"", len(held))] if held else []
         if self._read is Thinking._thinks:
             kept = held.rstrip(BLANKS)
-            parts = [Part("reasoning", kept, len(kept))] if kept else []
+            parts = [self._reasoning(kept, len(kept))] if kept else []
             return [*parts, Part("nothing", b"", len(held) - len(kept))]
         return [*self._answer.feed(held), *self._answer.end()]
 
@@ -62,8 +75,8 @@ class Thinking:
         self._held = b""
         self._read = Thinking._answers
         if not mark:
-            return self._answer.feed(text)
-        return [*(self._answer.feed(before) if before else ()), *self._answer.feed(data, True)]
+            return self._answers(text, False)
+        return [*(self._answers(before, False) if before else ()), *self._answers(data, True)]
 
     def _started(self, size: int) -> list[Part]:
         self._held = b""
@@ -72,20 +85,28 @@ class Thinking:
 
     def _labels(self, data: bytes, mark: bool) -> list[Part]:
         """Parse whitespace, and then the label or the reasoning."""
+        text = self._held + data
         if mark:
+            if self._label and data == self._begin:
+                return self._started(len(text))
             self._read = Thinking._thinks
             return self._thinks(data, True)
-        text = self._held + data
         bare = text.lstrip(BLANKS)
-        if not bare or (bare != self._label and self._label.startswith(bare)):
+        # The first tag may be repeated before a label.
+        again = self._begin if self._label and self._text_begin else b""
+        while again and bare.startswith(again):
+            bare = bare.removeprefix(again).lstrip(BLANKS)
+        known = self._label, again
+        if not bare or any(one != bare and one.startswith(bare) for one in known):
             self._held = text
             return []
         self._held = b""
         self._read = Thinking._thinks
-        if not self._label or not bare.startswith(self._label):
+        bare = bare.removeprefix(self._label)
+        size = len(text) - len(bare)
+        if bare == text.lstrip(BLANKS):
             return self._thinks(text, False)
-        size = len(text) - len(bare) + len(self._label)
-        return [Part("nothing", b"", size), *self._thinks(text[size:], False)]
+        return [Part("nothing", b"", size), *self._thinks(bare, False)]
 
     def _thinks(self, data: bytes, mark: bool) -> list[Part]:
         if mark and data == self._end:
@@ -103,17 +124,23 @@ class Thinking:
             return []
         self._thought = True
         self._held = text[len(sure) :]
-        return [Part("reasoning", sure[start:], len(sure))]
+        return [self._reasoning(sure[start:], len(sure))]
+
+    def _reasoning(self, data: bytes, size: int) -> Part:
+        between, self._between = self._between, b""
+        self._reasoned = True
+        return Part("reasoning", between + data, size)
 
     def _finished(self, thought: bytes, size: int, rest: bytes) -> list[Part]:
         """End the reasoning with `size` bytes accounted for; the rest belongs to the answer."""
         kept = thought.rstrip(BLANKS) if self._thought else thought.strip(BLANKS)
-        parts = [Part("reasoning", kept, len(kept))] if kept else []
+        parts = [self._reasoning(kept, len(kept))] if kept else []
         parts.append(Part("nothing", b"", size - len(kept)))
         self._held = b""
         self._read = Thinking._leads
         if self._around is not None:
             self._answer = Enclosed(*self._around, self._answer)
+            self._around = None
         return parts + (self._leads(rest, False) if rest else [])
 
     def _leads(self, data: bytes, mark: bool) -> list[Part]:
@@ -123,7 +150,34 @@ class Thinking:
         if not bare:
             return parts
         self._read = Thinking._answers
-        return parts + self._answer.feed(bare, mark)
+        return parts + self._answers(bare, mark)
 
     def _answers(self, data: bytes, mark: bool) -> list[Part]:
-        return self._answer.feed(data, mark)
+        """Parse the answer, up to further reasoning."""
+        if not self._label:
+            return self._answer.feed(data, mark)
+        held, self._held = self._held, b""
+        if mark:
+            out = self._answer.feed(held) if held else []
+            again = data == self._begin and not self._answer.in_call
+            return out + (self._reopened() if again else self._answer.feed(data, True))
+        text, out = held + data, []
+        while (found := self._later.find(text)) is not None:
+            at, marker = found
+            out += self._answer.feed(text[:at]) if at else []
+            text = text[at:]
+            if not self._answer.in_call:
+                return out + self._reopened() + self._labels(text[len(self._begin) :], False)
+            # A part of a call's arguments.
+            out += self._answer.feed(marker)
+            text = text[len(marker) :]
+        sure = text[: len(text) - self._later.held(text)]
+        self._held = text[len(sure) :]
+        return out + (self._answer.feed(sure) if sure else [])
+
+    def _reopened(self) -> list[Part]:
+        """Begin reasoning again at its first tag, which cuts off what the answer held back."""
+        self._between = b"\n" if self._reasoned else b""
+        self._thought = False
+        self._read = Thinking._labels
+        return self._answer.feed(self._begin, True)

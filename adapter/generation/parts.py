@@ -28,6 +28,11 @@ class Part(NamedTuple):
 class Parser(Protocol):
     """A parser of generated text; its result does not depend on how the text was cut."""
 
+    @property
+    def in_call(self) -> bool:
+        """True if the text so far ends inside a tool call."""
+        ...
+
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
         """Parse more text; `mark` is True if the data spells a control token."""
         ...

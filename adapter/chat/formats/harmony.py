@@ -70,6 +70,11 @@ class HarmonyParser:
         self._waiting: list[Part] = []
         self._called = False
 
+    @property
+    def in_call(self) -> bool:
+        """See `Parser.in_call`."""
+        return self._call is not None
+
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
         """See `Parser.feed`."""
         out: list[Part] = []

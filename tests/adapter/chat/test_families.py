@@ -213,6 +213,32 @@ async def test_custom_tools_take_their_text_unchanged(tmp_path: Path, title: str
             assert call["custom"] == {"name": "note", "input": '+ "é"\n- b'}
 
 
+@pytest.mark.parametrize(
+    ("engine", "marked", "thinks"),
+    [("koboldcpp", False, True), ("koboldcpp", False, False), ("llama_cpp", True, True)],
+)
+async def test_later_channels_are_reasoning(
+    tmp_path: Path, engine: str, marked: bool, thinks: bool
+) -> None:
+    """Gemma's thought channel is reasoning after content, too, with and without thinking."""
+    title = "google-gemma-4-31B-it"
+    family = FAMILIES[title]
+    marks = family.marks if marked else ()
+    text = "I look." + family.text(ZURICH)
+    async with client_of(engine, tmp_path / "model.gguf", title, text, marks) as client:
+        message = (await ask(client, title, enable_thinking=thinks))["message"]
+        assert message["reasoning_content"] == family.reasoning
+        assert message["content"] == "I look."
+        assert calls_of(message) == [ZURICH]
+        deltas = await ask(client, title, stream=True, enable_thinking=thinks)
+        assert streamed(deltas) == (family.reasoning, "I look.", [ZURICH])
+        tool = {"type": "function", "name": "get_weather", "parameters": PARAMETERS}
+        body = {"model": "m", "input": "Hi", "tools": [tool]}
+        reply = await client.post("/v1/responses", json={**body, "enable_thinking": thinks})
+        kinds = [item["type"] for item in reply.json()["output"]]
+        assert kinds == ["message", "reasoning", "function_call"]
+
+
 async def test_the_recipient_of_an_answer_is_no_content(tmp_path: Path) -> None:
     """Functionary v3.2's answers are content without their recipient, also with a schema."""
     answer = '{"city": "Zürich", "days": 2}'

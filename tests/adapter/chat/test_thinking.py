@@ -75,6 +75,16 @@ LABELLED: Sequence[tuple[Tags, str, Sequence[str | tuple[str, str]]]] = [
     (GEMMA, "<|channel>though", []),
     (GEMMA, "<|channel>thought\nSo", ["(So)"]),
     (GEMMA, "thought\nYes.", ["thought\nYes."]),
+    (GEMMA, f"<|channel>thought\nA\n<channel|>B <|channel>thought\nC\n<channel|>{CALL}",
+     ["(A)", "B", "(\nC)", ("f", "{}")]),
+    (GEMMA, f"{CALL}<|channel>thought\nA<channel|>\n<|channel>thoughtC<channel|>B",
+     [("f", "{}"), "(A\nC)", "B"]),
+    (GEMMA, "A <|tool<|channel>thought\nB<channel|>_call>", ["A <|tool", "(B)", "_call>"]),
+    (GEMMA, "<|channel>\n<|channel><|channel>thought\nA<channel|>B", ["(A)", "B"]),
+    (GEMMA, "A <|channel>thou", ["A <|channel>thou"]),
+    (GEMMA, "A <|channel>x", ["A <|channel>x"]),
+    (GEMMA, CALL.replace("{}", '{"a": "<|channel>thought"}'),
+     [("f", '{"a": "<|channel>thought"}')]),
     (GRANITE, "<think>So.</think>\n<response>\nYes.\n</response>\n", ["(So.)", "Yes."]),
     (GRANITE, "<think>So.</think><response>Yes.", ["(So.)", "Yes."]),
     (GRANITE, "<think>So.</think><response>Yes. </respo", ["(So.)", "Yes. </respo"]),
@@ -107,6 +117,10 @@ def test_a_label_after_a_token() -> None:
     assert whole(read(False, [*chunks, (b"b", False)], special, GEMMA)) == ["(a)", "b"]
     empty = [chunks[0], (b"thought", False), chunks[-1], (b"b", False)]
     assert whole(read(False, empty, special, GEMMA)) == ["b"]
+    later = [*chunks, (b"b <|channel>thought", False), *chunks[:1], *chunks, (b"c", False)]
+    parts = read(False, later, special, GEMMA)
+    assert whole(parts) == ["(a)", "b <|channel>thought", "(\na)", "c"]
+    assert sum(part.size for part in parts) == sum(len(data) for data, _ in later)
     cut = [(b"<think>a</think><response>b</response>", False), (b"<x>", True), (b"c", False)]
     assert whole(read(False, cut, frozenset({"<x>"}), GRANITE)) == ["(a)", "bc"]
 
