@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import cycle
+from itertools import cycle, takewhile
 from typing import Literal, TypeAlias
 
 from ...backends.base import Model
@@ -50,6 +50,9 @@ _SYSTEM: tuple[Roles, ...] = (("system",),)
 _BOTH: tuple[Roles, ...] = (
     *_SYSTEM, ("developer",), ("system", "developer"), ("developer", "system")
 )  # fmt: skip
+# Pairs of samples: in the second, text of the assistant is before the last message but one. A
+# template that then omits the beginning of the assistant's turn puts that message outside any turn.
+_BEFORE = {"assistants": ("UAU", "UAAU"), "calls_after_text": ("UCR", "UACR")}
 # Calls with content.
 _SAID = "BT"
 # Samples that contain calls and results as messages of their own.
@@ -78,6 +81,9 @@ def order_of(model: Model, style: Style, functions: Sequence[Function] = ()) -> 
                 for sample in tried
                 for roles in (_BOTH if style.developer and "S" in sample else _SYSTEM)
             )
+    for field, pair in _BEFORE.items():
+        if found.get(field):
+            found[field] = not _is_outside(model, style, functions, pair)
     if not found["system"]:
         found.pop("kept")
     return Order(**found)
@@ -89,9 +95,8 @@ def _accepts(
     """Return True if a prompt shows every message of a sample, in their order after the head."""
     if not sample:
         return False
-    turns, tools = turns_of(model, list(_messages(sample, roles)), functions, style, None)
     try:
-        prompt = render(model, {"messages": turns, "variables": {}, "tools": tools})
+        prompt = _rendered(model, style, functions, sample, roles)
     except LatimerError:
         return False
     head = len(sample) - len(sample.lstrip("S"))
@@ -105,6 +110,33 @@ def _accepts(
             return False
         position = max(places)
     return True
+
+
+def _is_outside(
+    model: Model, style: Style, functions: Sequence[Function], pair: tuple[str, str]
+) -> bool:
+    """Return True if a turn ends, and none begins, before the second sample's last but one."""
+    gaps = []
+    for sample in pair:
+        try:
+            prompt = _rendered(model, style, functions, sample, _SYSTEM[0])
+        except LatimerError:
+            return False
+        before = prompt.partition(_text(len(sample) - 2))[0]
+        gaps.append(before.rpartition(_text(len(sample) - 3))[2])
+    # What is before the message after the user's, and after the assistant's.
+    after_user, after_text = gaps
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(*gaps, strict=False))
+    end = "".join(one for one, _ in same)
+    own = after_text.removeprefix(end)
+    return bool(end.strip()) and len(after_user) > len(after_text) and after_user.endswith(own)
+
+
+def _rendered(
+    model: Model, style: Style, functions: Sequence[Function], sample: str, roles: Roles
+) -> str:
+    turns, tools = turns_of(model, list(_messages(sample, roles)), functions, style, None)
+    return render(model, {"messages": turns, "variables": {}, "tools": tools})
 
 
 def _messages(sample: str, roles: Roles) -> Iterator[Message]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,6 +135,17 @@ def test_no_text_is_lost_in_any_conversation(name: str, letters: str, tools: boo
     if messages is made:
         head = len(letters) - len(letters.lstrip("SD"))
         assert places[head:] == sorted(places[head:])
+
+
+@given(letters=LETTERS.filter(bool).map("".join))
+@settings(max_examples=60, deadline=None)
+def test_calls_and_texts_are_inside_turns(letters: str) -> None:
+    """Gemma 4's template begins no turn after text of the model, so nothing is put there."""
+    prompt = shown("google-gemma-4-31B-it", letters)
+    is_open = False
+    for marker in re.findall(r"<\|turn>|<turn\|>|<\|tool_call>", prompt):
+        assert is_open or marker == "<|turn>", prompt
+        is_open = marker != "<turn|>"
 
 
 @pytest.mark.parametrize(
