@@ -28,7 +28,6 @@ class Text(NamedTuple):
 TokenIds: TypeAlias = tuple[int, ...]
 Content: TypeAlias = TokenIds | Text
 
-
 # Extras that set the number of last tokens that a sampler considers.
 WINDOWS = frozenset({"repeat_last_n", "dry_penalty_last_n"})
 
@@ -86,14 +85,15 @@ class Preamble(NamedTuple):
     Args:
         begin, end: the markers around it.
         is_open: True if the prompt already contains `begin`; otherwise the model may omit it.
-        special: those of the two markers that are a single token of the model; text with the same
-            spelling is not a marker.
+        special: the markers that are tokens of the model; text that spells them does not count.
+        may_end: True if nothing has to follow the reasoning.
     """
 
     begin: str
     end: str
     is_open: bool
     special: frozenset[str] = frozenset()
+    may_end: bool = False
 
 
 class Grammar(NamedTuple):

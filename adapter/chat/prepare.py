@@ -115,6 +115,18 @@ class _Special:
             return None
         return Preamble(self.tags.begin, self.tags.end, self.is_open, self.tokens)
 
+    def interrupts(self, turn: ChatTurn) -> frozenset[str]:
+        """Return the markers of calls whose tokens end the reasoning.
+
+        Nothing enforces such a call, so that it is only possible if nothing has to be enforced.
+        """
+        form, tool_set = self.style.form, turn.tool_set
+        if not form.interrupts or tool_set is None or tool_set.mode != "auto" or turn.answer:
+            return frozenset()
+        if any(one.strict for _, one in tool_set.functions) or any(tool_set.custom.values()):
+            return frozenset()
+        return self.tokens & set(form.begins)
+
 
 async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     """Return the job that answers a chat request.
@@ -141,7 +153,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
         inputs = await enforceable(turn.tool_set, special.style.form)
         grammar, enforced = await _grammar(turn, served, special, inputs)
         inexact += unenforced(turn.tool_set, inputs if enforced else {})
-        form, preserved_tokens = _form(special, turn.tool_set, enforced), special.preserved_tokens
+        form, preserved_tokens = _form(special, turn, enforced), special.preserved_tokens
     scan = None if form is None or not stops else partial(_cutter, form, stops)
     job = Generation(
         Prompt(prompt.prompt, media=media, bos_count=prompt.bos_count),
@@ -281,6 +293,8 @@ async def _grammar(
         path = f"{tool_set.paths[index]}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
     after = None if special.style.is_one_of_several else special.preamble
+    if after is not None and special.interrupts(turn):
+        after = after._replace(may_end=True)
     return Grammar("gbnf", text, param, after, is_own=True), True
 
 
@@ -289,8 +303,9 @@ def _is_lazy(form: ToolCallFormat, served: Served) -> bool:
     return bool(form.begin) and served.capabilities.free_grammars
 
 
-def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> MessageFormat | None:
+def _form(special: _Special, turn: ChatTurn, enforced: bool) -> MessageFormat | None:
     """Return the format that splits an answer into parts; None if all of it is content."""
+    tool_set = turn.tool_set
     if tool_set is None and special.tags is None and not special.style.is_one_of_several:
         return None
     schemas = (
@@ -298,14 +313,19 @@ def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> Messag
     )
     forced = enforced and tool_set is not None and tool_set.mode != "auto"
 
+    interrupts = special.interrupts(turn)
+
     def parser() -> Parser:
+        make = special.style.form.parser
         own: Parser = Plain()
         if tool_set is not None or special.style.is_one_of_several:
-            own = special.style.form.parser(schemas, special.tokens, enforced, forced)
+            own = make(schemas, special.tokens, enforced, forced)
         tags = special.tags
         if tags is None:
             return own
-        return Thinking(tags, special.is_open, special.tokens, own)
+        # Nothing enforces a call that ends the reasoning.
+        other = make(schemas, special.tokens, False, False) if interrupts else None
+        return Thinking(tags, special.is_open, special.tokens, own, interrupts, other)
 
     return (
         MessageFormat(parser)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ..generation.parts import Parser, Part
 from .enclosed import Enclosed
 from .parsing import BLANKS, MarkerFinder
@@ -18,9 +20,19 @@ class Thinking:
         is_open: True if the prompt ends with the tag that begins the reasoning.
         special: the tags that are tokens of the model.
         answer: the parser of the text after the reasoning.
+        interrupts: markers of calls whose tokens end the reasoning, too.
+        interrupted: the parser of the text after such a token.
     """
 
-    def __init__(self, tags: Tags, is_open: bool, special: frozenset[str], answer: Parser) -> None:
+    def __init__(
+        self,
+        tags: Tags,
+        is_open: bool,
+        special: frozenset[str],
+        answer: Parser,
+        interrupts: Collection[str] = (),
+        interrupted: Parser | None = None,
+    ) -> None:
         self._begin = tags.begin.encode()
         self._text_begin = tags.begin not in special
         self._end = tags.end.encode()
@@ -31,6 +43,8 @@ class Thinking:
         self._later = MarkerFinder(later, frozenset())
         self._around = tags.answer
         self._answer = answer
+        self._interrupts = frozenset(marker.encode() for marker in interrupts)
+        self._interrupted = interrupted or answer
         self._held = b""
         self._thought = False
         # What separates reasoning from that before it.
@@ -111,6 +125,10 @@ class Thinking:
     def _thinks(self, data: bytes, mark: bool) -> list[Part]:
         if mark and data == self._end:
             return self._finished(self._held, len(self._held) + len(data), b"")
+        if mark and data in self._interrupts:
+            parts = self._finished(self._held, len(self._held), b"")
+            self._answer = self._interrupted
+            return parts + self._leads(data, True)
         text = self._held + data
         found = None if mark else self._ends.find(text)
         if found is not None:

@@ -25,10 +25,12 @@ def after(text: str, preamble: Preamble) -> str:
         answer += "-"
     inner = renamed(text, "root", answer)
     end = token_or_text(preamble.end, preamble)
+    may_end = preamble.may_end
     if end.startswith("<"):
-        rules = {f"{answer}-thought": f"!{end}* {end} {_GAP} {answer}"}
+        rest = f"{end} {_GAP} {answer}"
+        rules = {f"{answer}-thought": f"!{end}* {f'({rest})?' if may_end else rest}"}
     else:
-        rules = until(preamble.end, f"{answer}-thought", f"{_GAP} {answer}")
+        rules = until(preamble.end, f"{answer}-thought", f"{_GAP} {answer}", may_end)
     root = f"{answer}-thought"
     if not preamble.is_open:
         begin = token_or_text(preamble.begin, preamble)

@@ -48,6 +48,7 @@ class ToolCallFormat:
         in_order: True if the template takes the results of calls in the order of the calls.
         preface: Jinja to put before a template that shows calls, but no tools.
         again: see `Calls`.
+        interrupts: True if the token that begins calls also ends reasoning that has no end tag.
     """
 
     title: str
@@ -65,6 +66,7 @@ class ToolCallFormat:
     in_order: bool = False
     preface: str = ""
     again: str = ""
+    interrupts: bool = False
 
     def is_of(self, template: str) -> bool:
         """Return True if a chat template has calls in this format."""

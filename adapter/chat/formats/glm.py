@@ -23,4 +23,4 @@ _TAGS = Tags(
 )
 _MARKERS = (_BEGIN, _END, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
-FORMAT = Tagged("glm", _MARKERS, _BEGIN, _END, in_order=True, tags=_TAGS)
+FORMAT = Tagged("glm", _MARKERS, _BEGIN, _END, in_order=True, interrupts=True, tags=_TAGS)

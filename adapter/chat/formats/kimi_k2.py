@@ -64,6 +64,6 @@ class KimiK2(Section):
         return (f"functions.{name}:",)
 
 
-FORMAT = KimiK2("kimi-k2", _MARKERS, _MARKERS.begin, _MARKERS.end, in_order=True)
+FORMAT = KimiK2("kimi-k2", _MARKERS, _MARKERS.begin, _MARKERS.end, in_order=True, interrupts=True)
 # The first template of July 2025.
 FIRST = KimiK2("kimi-k2-first", _MARKERS, _MARKERS.begin, _MARKERS.end, restarts=True)

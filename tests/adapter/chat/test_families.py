@@ -213,6 +213,26 @@ async def test_custom_tools_take_their_text_unchanged(tmp_path: Path, title: str
             assert call["custom"] == {"name": "note", "input": '+ "é"\n- b'}
 
 
+@pytest.mark.parametrize("title", ["Kimi-K2-Thinking", "GLM-4.6"])
+async def test_a_call_that_ends_the_reasoning(tmp_path: Path, title: str) -> None:
+    """The token of a call ends reasoning without an end tag, unless the call must be enforced."""
+    family = FAMILIES[title]
+    text = family.thought.partition("</think>")[0] + family.calls([ZURICH])
+    async with client_of("llama_cpp", tmp_path / "m.gguf", title, text, family.marks) as client:
+        choice = await ask(client, title)
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["reasoning_content"] == family.reasoning
+        assert choice["message"]["content"] is None
+        assert calls_of(choice["message"]) == [ZURICH]
+        assert streamed(await ask(client, title, stream=True)) == (family.reasoning, "", [ZURICH])
+        strict = {
+            **TOOL,
+            "function": {**NAMED["function"], "strict": True, "parameters": PARAMETERS},
+        }
+        choice = await ask(client, title, tools=[strict], max_tokens=40)
+        assert "tool_calls" not in choice["message"]
+
+
 @pytest.mark.parametrize(
     ("engine", "marked", "thinks"),
     [("koboldcpp", False, True), ("koboldcpp", False, False), ("llama_cpp", True, True)],

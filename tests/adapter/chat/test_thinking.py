@@ -134,6 +134,24 @@ def test_tags_that_are_tokens() -> None:
     assert whole(read(True, [(b"a\n", False), (b"</think>", True)], special)) == ["(a)"]
 
 
+def test_a_token_of_calls_ends_reasoning() -> None:
+    """The token before a call ends reasoning without an end tag; text that spells it does not."""
+    answer, checked = (
+        HERMES.parser({"f": None}, frozenset(HERMES.markers), one, False) for one in (True, False)
+    )
+    parser = Thinking(THINK, True, frozenset(HERMES.markers), answer, HERMES.begins, checked)
+    begin, end = (one.encode() for one in HERMES.markers)
+    chunks = [
+        (b"a " + begin + b"{} \n", False), (begin, True), (b'{"name": "f"}', False), (end, True),
+        (begin, True), (b'{"name": "g"}', False), (end, True),
+    ]  # fmt: skip
+    parts = [part for data, mark in chunks for part in parser.feed(data, mark)] + parser.end()
+    assert whole(parts) == [
+        "(a <tool_call>{})", ("f", "{}"), '<tool_call>{"name": "g"}</tool_call>'
+    ]  # fmt: skip
+    assert sum(part.size for part in parts) == sum(len(data) for data, _ in chunks)
+
+
 def test_an_answer_without_calls() -> None:
     """A stray reasoning token in the content is dropped."""
     parser = Thinking(THINK, False, frozenset({"<think>", "</think>"}), Plain())
