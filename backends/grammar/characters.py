@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .ambiguity import joined
@@ -60,11 +60,18 @@ def one_of(ranges: Sequence[Range]) -> str:
 
 def one_in_json(ranges: Sequence[Range]) -> str:
     """Return GBNF for one character of a set inside a JSON string, escaped if necessary."""
+    return _one_between(ranges, SPECIAL, _ESCAPES)
+
+
+def _one_between(
+    ranges: Sequence[Range], special: Sequence[Range], escapes: Mapping[int, str]
+) -> str:
+    """Return GBNF for one character of a set inside a string with its own escapes."""
     plain = ranges
-    for special in SPECIAL:
-        plain = _minus(plain, special)
+    for one in special:
+        plain = _minus(plain, one)
     options = [one_of(plain)] if plain else []
-    options += [literal(spelled) for code, spelled in _ESCAPES.items() if holds(ranges, code)]
+    options += [literal(spelled) for code, spelled in escapes.items() if holds(ranges, code)]
     if not options:
         return _NEVER
     return options[0] if len(options) == 1 else f"({' | '.join(options)})"
@@ -80,6 +87,9 @@ SPECIAL = (Range(0, 0x1F), Range(0x22, 0x22), Range(0x5C, 0x5C), Range(0x7F, 0x7
 _ESCAPES = {
     0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t",
 }  # fmt: skip
+# The same for Python's strings in single quotes.
+_SPECIAL_SINGLE = (SPECIAL[0], Range(0x27, 0x27), *SPECIAL[2:])
+_ESCAPES_SINGLE = {**{code: one for code, one in _ESCAPES.items() if code != 0x22}, 0x27: "\\'"}
 # A character that does not appear in text.
 _NEVER = "[\\x00]"
 
@@ -103,6 +113,15 @@ def _literal_in_json(text: str) -> str:
     return literal(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
+def _one_in_single(ranges: Sequence[Range]) -> str:
+    return _one_between(ranges, _SPECIAL_SINGLE, _ESCAPES_SINGLE)
+
+
+def _literal_in_single(text: str) -> str:
+    inside = json.dumps(text, ensure_ascii=False)[1:-1]
+    return literal(inside.replace('\\"', '"').replace("'", "\\'"))
+
+
 class Encoding(NamedTuple):
     """A way to write text.
 
@@ -117,3 +136,4 @@ class Encoding(NamedTuple):
 
 PLAIN = Encoding(one_of, literal)
 IN_JSON = Encoding(one_in_json, _literal_in_json)
+IN_SINGLE = Encoding(_one_in_single, _literal_in_single)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from .characters import (
     IN_JSON,
+    IN_SINGLE,
     LAST,
     SPECIAL,
     Encoding,
@@ -43,6 +44,7 @@ class Notation(NamedTuple):
         brackets: GBNF around an object.
         colon: the mark between the name and the value of a property.
         values: the notation of the values inside; None for this one.
+        other: another mark around strings, and the way to write their characters; None for none.
         is_sorted: True if the properties of an object are written in the order of `by_name`.
         says_name: returns True if a name can be written.
         says: returns True if a value can be written.
@@ -61,6 +63,7 @@ class Notation(NamedTuple):
     brackets: tuple[str, str] = ('"{"', '"}"')
     colon: str = ":"
     values: Notation | None = None
+    other: tuple[str, Encoding] | None = None
     is_sorted: bool = False
     says_name: Callable[[str], bool] = lambda name: True
     says: Callable[[Any], bool] = lambda value: True
@@ -157,7 +160,7 @@ def _says_keyword(name: str) -> bool:
 # The arguments of a call: `(name="value", other=5)`.
 PYTHON_CALL = PYTHON._replace(
     mark='""', outside=tuple(complement(_BARE)), named=literal, brackets=('"("', '")"'), colon="=",
-    values=PYTHON, says_name=_says_keyword,
+    values=PYTHON, other=('"\'"', IN_SINGLE), says_name=_says_keyword,
 )  # fmt: skip
 
 # The mark around Gemma's strings, which have no escapes.

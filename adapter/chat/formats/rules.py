@@ -24,6 +24,8 @@ GAP = "[ \\n]{0,2}"
 _OTHER_KEYS = {"additionalProperties", "patternProperties", "required", "$ref", "allOf", "anyOf"}
 # Keywords to remove from a schema one by one; each removal reads the whole schema again.
 _MOST_TAKEN_AWAY = 32
+# The characters of an input's grammar, up to which it is repeated for another kind of quotes.
+_MOST_TWICE = 16_000
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -62,11 +64,7 @@ def arguments(
         Unenforced: a strict schema cannot be enforced.
     """
     if function.input is not None:
-        text = f"{prefix}text"
-        key, quote, ws = notation.named(INPUT), notation.quote, notation.ws
-        first, last = notation.brackets
-        rule = f'{first} {ws} {key} {ws} "{notation.colon}" {ws} {quote} {text} {quote} {ws} {last}'
-        return {**embedded(function.input, text, f"{prefix}i", notation.encoding), name: rule}
+        return _input(function.input, name, prefix, notation)
     schema = _NO_ARGUMENTS if function.schema is None else orjson.loads(function.schema)
     if function.strict:
         try:
@@ -81,6 +79,21 @@ def arguments(
             if not _without(schema, error.path):
                 break
     return rules_of({"type": "object"}, name, prefix, notation)
+
+
+def _input(grammar: Grammar, name: str, prefix: str, notation: Notation) -> Mapping[str, str]:
+    """Return the rules for the arguments of a custom tool, whose text follows a grammar."""
+    quote, text = notation.quote, f"{prefix}text"
+    rules = embedded(grammar, text, f"{prefix}i", notation.encoding)
+    given = f"{quote} {text} {quote}"
+    if notation.other is not None and sum(map(len, rules.values())) <= _MOST_TWICE:
+        quote, encoding = notation.other
+        rules |= embedded(grammar, f"{text}-other", f"{prefix}o", encoding)
+        given = f"({given} | {quote} {text}-other {quote})"
+    key, ws = notation.named(INPUT), notation.ws
+    first, last = notation.brackets
+    rules[name] = f'{first} {ws} {key} {ws} "{notation.colon}" {ws} {given} {ws} {last}'
+    return rules
 
 
 def value(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from latimer.adapter.chat.formats import FORMATS
 from latimer.adapter.chat.formats.grammar import GrammarRequest
 from latimer.adapter.chat.formats.grammar import grammar as grammar_of
 from latimer.adapter.chat.formats.rules import FunctionSchema
+from latimer.backends.base import Grammar
 from latimer.backends.grammar import Unenforced
 from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
@@ -86,6 +88,27 @@ def test_odd_names_are_read(demo_loaded: LoadedModel, title: str, names: Sequenc
             arguments = orjson.loads(call[1])
             assert [type(arguments[name]) for name in names] == [int] * len(names)
             assert "" not in arguments
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Grammar("regex", r"""[a'"\\\n]{1,4}""", "tools"),
+        Grammar("lark", r"""start: ("a" | "'" | "\"" | "\\" | "\n")~1..4""", "tools"),
+    ],
+)
+def test_inputs_in_both_quotes(demo_loaded: LoadedModel, given: Grammar) -> None:
+    """LFM2's model can write the input of a custom tool in single or in double quotes."""
+    form = FORM_OF["lfm2"]
+    functions = (FunctionSchema("f", None, False, given),)
+    text = grammar_of(GrammarRequest(form, functions, False, True, frozenset()))
+    quotes = set()
+    for one in Walker(demo_loaded).texts(text, 80, 60):
+        quotes.add(one[one.index("=") + 1 :].lstrip()[0])
+        parser = form.parser({"f": None}, frozenset(), False, True)
+        (call,) = whole([*parser.feed(one.encode()), *parser.end()])
+        assert re.fullmatch(r"""[a'"\\\n]{1,4}""", orjson.loads(call[1])["input"])
+    assert quotes == {"'", '"'}
 
 
 @pytest.mark.parametrize(("title", "name"), UNSAID)
