@@ -33,7 +33,8 @@ class MeasuredLoop(asyncio.SelectorEventLoop):
 def measured(make_app: Callable[[], Any]) -> Iterator[tuple[str, MeasuredLoop]]:
     """Serve an ASGI app with uvicorn on a measured event loop; yield its address and the loop.
 
-    The garbage collector is configured as in `latimer serve`.
+    The garbage collector is configured as in `latimer serve`. Frozen objects stay frozen, since
+    the collected tests are among them.
     """
     port = free_port()
     config = uvicorn.Config(make_app(), host="127.0.0.1", port=port, log_level="warning")
@@ -59,6 +60,5 @@ def measured(make_app: Callable[[], Any]) -> Iterator[tuple[str, MeasuredLoop]]:
         yield f"http://127.0.0.1:{port}", loop
     finally:
         gc.set_threshold(*usual)
-        gc.unfreeze()
         server.should_exit = True
         thread.join(30)
