@@ -32,7 +32,7 @@ from ...schemas.openai.messages import (
 )
 from .formats import HERMES, Place, ToolCallFormat, format_of
 from .json_call import INPUT
-from .reasoning import Tags
+from .reasoning import Framed, Tags, tags_of
 from .templates import render
 
 # The description of tools for a model whose template does not support them.
@@ -58,6 +58,8 @@ class Style(NamedTuple):
         developer: True if the template has a developer role; otherwise it is a system message.
         texts: True if the arguments of calls are JSON as text, not objects.
         empty: True if the template requires an empty list of tools if there are none.
+        framed: True if the template takes the reasoning of earlier messages in the content, and
+            itself removes it from all but the latest.
     """
 
     form: ToolCallFormat
@@ -69,6 +71,7 @@ class Style(NamedTuple):
     developer: bool = False
     texts: bool = False
     empty: bool = False
+    framed: bool = False
 
     @property
     def is_one_of_several(self) -> bool:
@@ -109,8 +112,10 @@ def style_of(model: Model) -> Style:
     style = next((style for style in styles if _shows(model, style)), IN_WORDS[-1])
     if style.native and not _shows_question(model, style):
         style = style._replace(empty=True)
+    tags = tags_of(model.template)
     return style._replace(
-        developer="developer" in model.template and _shows_developer(model, style)
+        developer="developer" in model.template and _shows_developer(model, style),
+        framed=tags is not None and _is_framed(model, style, tags),
     )
 
 
@@ -135,8 +140,10 @@ def turns_of(
         if isinstance(message, AssistantMessage):
             if message.refusal and not turn["content"]:
                 turn["content"] = _plain(message.refusal, sees)
-            _split(turn, message, tags)
+            _split(turn, message, tags, style.framed)
             count += _add_calls(turn, message, style, places, count)
+            if style.framed and tags is not None and turn["content"]:
+                turn["content"] = Framed.of(turn["content"], tags)
         elif isinstance(message, ToolMessage | FunctionMessage):
             place = _make_result(turn, message, style, places)
             if _is_joined(turns, turn, place, style):
@@ -201,14 +208,22 @@ def _plain(text: str, sees: bool) -> str:
     return text.replace(MEDIA, "\ufffd") if sees else text
 
 
-def _split(turn: dict[str, Any], message: AssistantMessage, tags: Tags | None) -> None:
-    """Move reasoning from the content to its own fields, as templates for reasoning expect."""
+def _split(
+    turn: dict[str, Any], message: AssistantMessage, tags: Tags | None, framed: bool
+) -> None:
+    """Move reasoning from the content to its own fields, as templates for reasoning expect.
+
+    Args:
+        framed: True if the template expects it in the content, see `Style`.
+    """
     thought: str | None = None
     if tags is not None:
         thought, turn["content"] = tags.split(turn["content"])
     if message.thought is not None:
         thought = message.thought
-    if thought:
+    if thought and framed and tags is not None:
+        turn["content"] = f"{tags.begin}{thought}{tags.end}{turn['content']}"
+    elif thought:
         turn["reasoning_content"] = turn["thinking"] = thought
 
 
@@ -415,6 +430,21 @@ def _shows_developer(model: Model, style: Style) -> bool:
         return "probe_text" in _rendered(model, _DEVELOPER, style._replace(developer=True))
     except LatimerError:
         return False
+
+
+def _is_framed(model: Model, style: Style, tags: Tags) -> bool:
+    """Return True if a prompt shows reasoning in the content of the latest answer only."""
+    said = AssistantMessage(
+        role="assistant", content=f"{tags.begin}probe_thought{tags.end}probe_answer"
+    )
+    try:
+        latest = _rendered(model, [*_PROBE[:1], said, *_PROBE[:1]], style)
+        earlier = _rendered(model, [*_PROBE[:1], said, *_PROBE], style)
+    except LatimerError:
+        return False
+    return (
+        "probe_thought" in latest and "probe_thought" not in earlier and "probe_answer" in earlier
+    )
 
 
 def _rendered(model: Model, messages: Sequence[Message], style: Style) -> str:

@@ -28,6 +28,31 @@ class Tags(NamedTuple):
         return thought.strip().removeprefix(self.label).strip(), rest.lstrip()
 
 
+class Framed(str):
+    """An earlier answer with its reasoning in tags, which are the template's own.
+
+    Attributes:
+        tags: these tags.
+    """
+
+    tags: Tags
+
+    @classmethod
+    def of(cls, content: str, tags: Tags) -> str:
+        """Return the content of a message with this class, if reasoning is at its beginning."""
+        if not content.startswith(tags.begin) or tags.end not in content:
+            return content
+        found = cls(content)
+        found.tags = tags
+        return found
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The reasoning and the answer."""
+        thought, _, answer = self.removeprefix(self.tags.begin).partition(self.tags.end)
+        return thought, answer
+
+
 TAGS = (
     Tags("<think>", "</think>"),
     Tags("<|START_THINKING|>", "<|END_THINKING|>"),

@@ -21,6 +21,7 @@ from ...backends.base import MEDIA, MEDIA_ID, Backend, Content, Model, Special, 
 from ...backends.errors import EngineUnavailable
 from ...schemas import limits
 from ..errors import InvalidRequest
+from .reasoning import Framed
 from .templates import Conversation
 
 # Breaks a spelling if the engine cannot tokenize plain text.
@@ -136,7 +137,9 @@ def _texts(conversation: Conversation) -> list[str]:
             for key, inner in one.items():
                 found.append(key)
                 # Most values are strings, which need no iteration of their own.
-                if isinstance(inner, str):
+                if isinstance(inner, Framed):
+                    found += inner.parts
+                elif isinstance(inner, str):
                     found.append(inner)
                 elif inner:
                     todo.append(inner)
@@ -147,6 +150,9 @@ def _texts(conversation: Conversation) -> list[str]:
 
 def _replaced(value: Any, pattern: re.Pattern[str], by: Mapping[str, str]) -> Any:
     """Return a value with the spellings in all of its strings replaced."""
+    if isinstance(value, Framed):
+        thought, answer = (_replaced(part, pattern, by) for part in value.parts)
+        return f"{value.tags.begin}{thought}{value.tags.end}{answer}"
     if isinstance(value, str):
         return value if value in _OWN_WORDS else pattern.sub(lambda match: by[match[0]], value)
     if isinstance(value, Mapping):

@@ -213,6 +213,17 @@ def test_thoughts_of_the_assistant_are_split_off(assistant: dict[str, Any]) -> N
     assert "[assistant|Hm.|Yes.]" in prompt
 
 
+@pytest.mark.parametrize(
+    "fields", [{"content": "<think>\nHm.</think>\nYes."}, {"content": "Yes.", "reasoning": "Hm."}]
+)
+def test_a_template_that_removes_reasoning_itself_gets_it(fields: dict[str, Any]) -> None:
+    """LFM2.5's template shows the reasoning of the latest answer, and removes that before it."""
+    answer = {"role": "assistant", **fields}
+    prompt = shown(published("LFM2.5-Instruct"), ASKED, answer, ASKED, answer, ASKED, tools=False)
+    assert prompt.count("assistant\nYes.<|im_end|>") == 1
+    assert prompt.count("assistant\n<think>Hm.</think>Yes.<|im_end|>") == 1
+
+
 def test_tags_that_a_template_does_not_know_are_text() -> None:
     """Only the reasoning tags that a model's template contains are parsed."""
     template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"

@@ -15,6 +15,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.chat.conversation import style_of, turns_of
+from latimer.adapter.chat.reasoning import Framed, Tags
 from latimer.adapter.chat.special_tokens import BREAK, _Cutter, _special_tokens_of, prompt_of
 from latimer.adapter.chat.templates import Conversation, render
 from latimer.backends.base import Backend, Model, Text, TokenIds
@@ -92,6 +93,24 @@ async def test_only_the_templates_own_tokens_are_control_tokens(
         found = await specials_of(await ids_of(model, backend, attack), backend)
         assert found == await specials_of(await ids_of(model, backend, harmless(attack)), backend)
         assert found
+
+
+async def test_tags_around_earlier_reasoning_are_tokens(backend: LlamaCpp) -> None:
+    """The tags of reasoning in the content are the template's own, and no other spelling is."""
+    template = (FOLDER / "templates" / "LFM2.5-Instruct.jinja").read_text()
+    model = replace(await backend.model(), template=template)
+    found = []
+    for inner in (ATTACKS[0], harmless(ATTACKS[0])):
+        content = Framed.of(f"<think>a {inner}</think>b {inner}", Tags("<think>", "</think>"))
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
+        conversation: Conversation = {"messages": messages, "variables": {}}
+        rendered = await prompt_of(model, conversation, backend, partial(render, model))
+        prompt = rendered.prompt
+        if isinstance(prompt, Text):
+            prompt = await backend.tokenize(prompt.text, add_special=True, parse_special=True)
+        found.append(await specials_of(prompt, backend))
+    assert found[0] == found[1]
+    assert [found[0].count(tag) for tag in (b"<think>", b"</think>")] == [1, 1]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
