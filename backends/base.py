@@ -86,14 +86,12 @@ class Preamble(NamedTuple):
         begin, end: the markers around it.
         is_open: True if the prompt already contains `begin`; otherwise the model may omit it.
         special: the markers that are tokens of the model; text that spells them does not count.
-        may_end: True if nothing has to follow the reasoning.
     """
 
     begin: str
     end: str
     is_open: bool
     special: frozenset[str] = frozenset()
-    may_end: bool = False
 
 
 class Grammar(NamedTuple):

@@ -116,14 +116,9 @@ class _Special:
         return Preamble(self.tags.begin, self.tags.end, self.is_open, self.tokens)
 
     def interrupts(self, turn: ChatTurn) -> frozenset[str]:
-        """Return the markers of calls whose tokens end the reasoning.
-
-        Nothing enforces such a call, so that it is only possible if nothing has to be enforced.
-        """
+        """Return the markers of calls whose tokens end the reasoning."""
         form, tool_set = self.style.form, turn.tool_set
         if not form.interrupts or tool_set is None or tool_set.mode != "auto" or turn.answer:
-            return frozenset()
-        if any(one.strict for _, one in tool_set.functions) or any(tool_set.custom.values()):
             return frozenset()
         return self.tokens & set(form.begins)
 
@@ -293,8 +288,9 @@ async def _grammar(
         path = f"{tool_set.paths[index]}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
     after = None if special.style.is_one_of_several else special.preamble
-    if after is not None and special.interrupts(turn):
-        after = after._replace(may_end=True)
+    if special.interrupts(turn):
+        # The grammar then allows any text up to the first of these tokens.
+        after = None
     return Grammar("gbnf", text, param, after, is_own=True), True
 
 
@@ -316,16 +312,13 @@ def _form(special: _Special, turn: ChatTurn, enforced: bool) -> MessageFormat | 
     interrupts = special.interrupts(turn)
 
     def parser() -> Parser:
-        make = special.style.form.parser
         own: Parser = Plain()
         if tool_set is not None or special.style.is_one_of_several:
-            own = make(schemas, special.tokens, enforced, forced)
+            own = special.style.form.parser(schemas, special.tokens, enforced, forced)
         tags = special.tags
         if tags is None:
             return own
-        # Nothing enforces a call that ends the reasoning.
-        other = make(schemas, special.tokens, False, False) if interrupts else None
-        return Thinking(tags, special.is_open, special.tokens, own, interrupts, other)
+        return Thinking(tags, special.is_open, special.tokens, own, interrupts)
 
     return (
         MessageFormat(parser)

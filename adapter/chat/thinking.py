@@ -21,7 +21,6 @@ class Thinking:
         special: the tags that are tokens of the model.
         answer: the parser of the text after the reasoning.
         interrupts: markers of calls whose tokens end the reasoning, too.
-        interrupted: the parser of the text after such a token.
     """
 
     def __init__(
@@ -31,7 +30,6 @@ class Thinking:
         special: frozenset[str],
         answer: Parser,
         interrupts: Collection[str] = (),
-        interrupted: Parser | None = None,
     ) -> None:
         self._begin = tags.begin.encode()
         self._text_begin = tags.begin not in special
@@ -44,7 +42,6 @@ class Thinking:
         self._around = tags.answer
         self._answer = answer
         self._interrupts = frozenset(marker.encode() for marker in interrupts)
-        self._interrupted = interrupted or answer
         self._held = b""
         self._thought = False
         # What separates reasoning from that before it.
@@ -126,9 +123,7 @@ class Thinking:
         if mark and data == self._end:
             return self._finished(self._held, len(self._held) + len(data), b"")
         if mark and data in self._interrupts:
-            parts = self._finished(self._held, len(self._held), b"")
-            self._answer = self._interrupted
-            return parts + self._leads(data, True)
+            return self._finished(self._held, len(self._held), b"") + self._leads(data, True)
         text = self._held + data
         found = None if mark else self._ends.find(text)
         if found is not None:

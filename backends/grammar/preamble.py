@@ -25,12 +25,10 @@ def after(text: str, preamble: Preamble) -> str:
         answer += "-"
     inner = renamed(text, "root", answer)
     end = token_or_text(preamble.end, preamble)
-    may_end = preamble.may_end
     if end.startswith("<"):
-        rest = f"{end} {_GAP} {answer}"
-        rules = {f"{answer}-thought": f"!{end}* {f'({rest})?' if may_end else rest}"}
+        rules = {f"{answer}-thought": f"!{end}* {end} {_GAP} {answer}"}
     else:
-        rules = until(preamble.end, f"{answer}-thought", f"{_GAP} {answer}", may_end)
+        rules = until(preamble.end, f"{answer}-thought", f"{_GAP} {answer}")
     root = f"{answer}-thought"
     if not preamble.is_open:
         begin = token_or_text(preamble.begin, preamble)

@@ -215,7 +215,7 @@ async def test_custom_tools_take_their_text_unchanged(tmp_path: Path, title: str
 
 @pytest.mark.parametrize("title", ["Kimi-K2-Thinking", "GLM-4.6"])
 async def test_a_call_that_ends_the_reasoning(tmp_path: Path, title: str) -> None:
-    """The token of a call ends reasoning without an end tag, unless the call must be enforced."""
+    """The token of a call ends reasoning without an end tag, and the call is enforced."""
     family = FAMILIES[title]
     text = family.thought.partition("</think>")[0] + family.calls([ZURICH])
     async with client_of("llama_cpp", tmp_path / "m.gguf", title, text, family.marks) as client:
@@ -225,10 +225,11 @@ async def test_a_call_that_ends_the_reasoning(tmp_path: Path, title: str) -> Non
         assert choice["message"]["content"] is None
         assert calls_of(choice["message"]) == [ZURICH]
         assert streamed(await ask(client, title, stream=True)) == (family.reasoning, "", [ZURICH])
-        function = {"name": "get_weather", "strict": True, "parameters": PARAMETERS}
-        strict = {"type": "function", "function": function}
-        choice = await ask(client, title, tools=[strict], max_tokens=40)
-        assert "tool_calls" not in choice["message"]
+        properties = {"city": {"type": "string"}, "days": {"const": 3}}
+        function = {"name": "get_weather", "parameters": {**PARAMETERS, "properties": properties}}
+        fields = {"tools": [{"type": "function", "function": function}]}
+        choice = await ask(client, title, parallel_tool_calls=False, **fields)
+        assert calls_of(choice["message"]) == [("get_weather", {**ZURICH[1], "days": 3})]
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,9 @@ def test_tags_that_are_tokens() -> None:
 
 def test_a_token_of_calls_ends_reasoning() -> None:
     """The token before a call ends reasoning without an end tag; text that spells it does not."""
-    answer, checked = (
-        HERMES.parser({"f": None}, frozenset(HERMES.markers), one, False) for one in (True, False)
-    )
-    parser = Thinking(THINK, True, frozenset(HERMES.markers), answer, HERMES.begins, checked)
+    special = frozenset(HERMES.markers)
+    answer = HERMES.parser({"f": None}, special, False, False)
+    parser = Thinking(THINK, True, special, answer, HERMES.begins)
     begin, end = (one.encode() for one in HERMES.markers)
     chunks = [
         (b"a " + begin + b"{} \n", False), (begin, True), (b'{"name": "f"}', False), (end, True),

@@ -84,18 +84,6 @@ def test_an_answer_behind_a_thought(walker: Walker) -> None:
     assert all("b" in one for one in thoughts)
 
 
-@pytest.mark.parametrize("special", [(), ("</t>",)])
-def test_reasoning_without_an_answer(walker: Walker, special: tuple[str, ...]) -> None:
-    """Reasoning may be the whole text if a grammar says so; after it, the answer is complete."""
-    given = Preamble("<t>", "</t>", True, frozenset(special), may_end=True)
-    text = as_gbnf(ANSWER._replace(after=given))
-    gbnf.check(text)
-    if not special:
-        found = walker.texts(text, sample(30, 60), most=60)
-        assert any("</t>" not in one for one in found)
-        assert all(len(one.rpartition("</t>")[2].strip()) == 2 for one in found if "</t>" in one)
-
-
 def test_tags_that_are_tokens_are_named() -> None:
     """Only the token itself ends the reasoning when the end tag is a control token."""
     special = frozenset({"</think>"})
