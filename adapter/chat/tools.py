@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -95,6 +96,15 @@ def _check(function: Function, param: str) -> None:
         check_schema(function.parameters)
     except Unenforced as error:
         raise wrong_schema(function.name, error, param) from None
+    kind = (function.parameters or {}).get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        # OpenAI's message.
+        raise InvalidRequest(
+            f"Invalid schema for function '{shortened(function.name)}': schema must be a JSON "
+            f"Schema of 'type: \"object\"', got 'type: {json.dumps(kind)}'.",
+            param,
+            "invalid_function_parameters",
+        )
 
 
 def wrong_schema(name: str, error: Unenforced, param: str) -> InvalidRequest:

@@ -10,37 +10,48 @@ from ..base import Generation, Grammar
 from ..errors import InvalidGrammar
 from ..offload import Memo
 from .characters import IN_JSON, PLAIN, Encoding, literal
-from .dialects import check_schema
+from .dialects import check_schema, modern
 from .embedded import embedded
 from .gbnf import MAX_SIZE, WrongGrammar, check
+from .merge import CONSTRAINTS, TYPES, allowed, are_disjoint, merged
 from .notation import GEMMA, JSON, MARK, PYTHON_CALL, WS, Notation, as_gemma, as_python
 from .preamble import after, renamed, token_or_text, until
+from .references import Work, flattened
 from .regex import repetitions
 from .regex import to_gbnf as regex_to_gbnf
-from .schema import path_to, rules_of
+from .schema import Within, path_to, rules_of
 from .schema import to_gbnf as schema_to_gbnf
 from .unenforced import Unenforced
 
 __all__ = [
+    "CONSTRAINTS",
     "GEMMA",
     "IN_JSON",
     "JSON",
     "MARK",
     "PLAIN",
     "PYTHON_CALL",
+    "TYPES",
     "WS",
     "Encoding",
     "Notation",
     "Unenforced",
+    "Within",
+    "Work",
+    "allowed",
+    "are_disjoint",
     "as_gbnf",
     "as_gemma",
     "as_python",
     "check_length",
     "check_schema",
     "embedded",
+    "flattened",
     "gbnf_of",
     "in_request",
     "literal",
+    "merged",
+    "modern",
     "path_to",
     "renamed",
     "repetitions",

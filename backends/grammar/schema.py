@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...schemas import limits
 from .characters import Range, complement, holds, literal
@@ -18,6 +18,7 @@ from .dialects import check_schema, modern
 from .merge import CONSTRAINTS, KEYWORDS, TYPES, allowed, are_disjoint, merged
 from .notation import JSON, Notation, by_name, primitives
 from .numbers import integers, numbers
+from .references import pointer, resolved, target_of
 from .regex import MOST_TIMES, containing
 from .unenforced import Unenforced
 
@@ -73,22 +74,43 @@ def to_gbnf(text: str) -> str:
     return "\n".join(f"{name} ::= {rule}" for name, rule in rules.items()) + "\n"
 
 
-def rules_of(schema: Any, name: str, prefix: str = "", notation: Notation = JSON) -> dict[str, str]:
+class Within(NamedTuple):
+    """The place of a schema that is a part of another.
+
+    Args:
+        root: the whole schema, which is checked and modern; references begin there.
+        path: the path of the part.
+    """
+
+    root: Any
+    path: Path
+
+
+def rules_of(
+    schema: Any,
+    name: str,
+    prefix: str = "",
+    notation: Notation = JSON,
+    within: Within | None = None,
+) -> dict[str, str]:
     """Return rules for values that satisfy a schema, by their names.
 
     Args:
         name: the name of the main rule.
         prefix: the prefix of rule names that would otherwise collide with those of other schemas.
         notation: the way to write the values.
+        within: the place of the schema, if it is a part of another.
 
     Raises:
         Unenforced: see `to_gbnf`.
     """
-    check_schema(schema)
-    schema = modern(schema)
-    converter = _Converter(schema, prefix, notation.values or notation)
+    if within is None:
+        check_schema(schema)
+        schema = modern(schema)
+        within = Within(schema, ())
+    converter = _Converter(within.root, prefix, notation.values or notation)
     visited = (
-        converter.visit(schema, ())
+        converter.visit(schema, within.path)
         if notation.values is None
         else (converter.arguments(schema, notation))
     )
@@ -169,38 +191,18 @@ class _Converter:
     def _reference(self, schema: Schema, path: Path) -> str:
         target = schema["$ref"]
         if schema.keys() & CONSTRAINTS - {"$ref", "$defs", "definitions"}:
-            resolved = self._resolved({"$ref": target}, path)
+            at = self._resolved({"$ref": target}, path)
             rest = {key: value for key, value in schema.items() if key != "$ref"}
-            return self.visit(merged([resolved, rest], path), path)
+            return self.visit(merged([at, rest], path), path)
         name = self._references.get(target)
         if name is None:
             name = self._references[target] = f"{self._prefix}ref-{len(self._references)}"
-            self.rules[name] = self.visit(self._found(target, path), _pointer(target))
+            self.rules[name] = self.visit(target_of(self._root, target, path), pointer(target))
             self._names.setdefault(self.rules[name], name)
         return name
 
     def _resolved(self, schema: Any, path: Path) -> Any:
-        """Return a schema with the references at its top resolved."""
-        for _ in range(100):
-            if not isinstance(schema, dict) or "$ref" not in schema:
-                return schema
-            rest = {key: value for key, value in schema.items() if key != "$ref"}
-            found = self._found(schema["$ref"], path)
-            schema = merged([found, rest], path) if rest.keys() & CONSTRAINTS else found
-        raise Unenforced("'$ref' is circular", (*path, "$ref"))
-
-    def _found(self, target: str, path: Path) -> Any:
-        if target != "#" and not target.startswith("#/"):
-            raise Unenforced(f"'$ref' points outside the schema: '{target:.100}'", (*path, "$ref"))
-        found = self._root
-        for key in _pointer(target):
-            if isinstance(found, list) and isinstance(key, int) and key < len(found):
-                found = found[key]
-            elif isinstance(found, dict) and str(key) in found:
-                found = found[str(key)]
-            else:
-                raise Unenforced(f"'$ref' cannot be resolved: '{target:.100}'", (*path, "$ref"))
-        return found
+        return resolved(schema, self._root, path)
 
     def _alternatives(self, schema: Schema, keyword: str, path: Path) -> str:
         rest = {key: value for key, value in schema.items() if key != keyword}
@@ -476,12 +478,6 @@ def _other_keys(names: Sequence[str], notation: Notation) -> str:
     if "" not in names:
         options.append('""')
     return _any(options)
-
-
-def _pointer(target: str) -> Path:
-    """Return the keys of a JSON pointer."""
-    keys = [key.replace("~1", "/").replace("~0", "~") for key in target[2:].split("/") if key]
-    return tuple(int(key) if key.isdecimal() and len(key) < 10 else key for key in keys)
 
 
 def _any(options: Sequence[str]) -> str:

@@ -24,6 +24,11 @@ class Walker:
         pieces = self._vocabulary.pieces
         ends = self._vocabulary.ends
         self._is_end = np.array([token in ends for token in range(len(pieces))])
+        # The tokens by their first byte, the longest first.
+        self._begins: dict[int, list[int]] = {}
+        for token in sorted(range(len(pieces)), key=lambda token: -len(pieces[token])):
+            if pieces[token]:
+                self._begins.setdefault(pieces[token][0], []).append(token)
         self._closes = np.array([piece in CLOSING for piece in pieces]) & ~self._is_end
 
     def texts(self, grammar: str, count: int, most: int = 300) -> list[str]:
@@ -38,6 +43,24 @@ class Walker:
             with contextlib.suppress(UnicodeDecodeError):
                 found += [] if data is None else [data.decode()]
         return found
+
+    def accepts(self, grammar: str, text: str) -> bool:
+        """Return True if a grammar allows a text, and nothing more must follow."""
+        pointer = llama_cpp.llama_sampler_init_grammar(
+            self._vocabulary.pointer, grammar.encode(), b"root"
+        )
+        assert pointer, grammar
+        own = Gbnf(pointer, self._candidates)
+        rest = text.encode()
+        pieces = self._vocabulary.pieces
+        while rest:
+            known = (one for one in self._begins.get(rest[0], ()) if rest.startswith(pieces[one]))
+            token = next((one for one in known if own.allows(one)), None)
+            if token is None:
+                return False
+            own.accept(token)
+            rest = rest[len(pieces[token]) :]
+        return bool((own.allowed() & self._is_end).any())
 
     def _walk(self, text: str, generator: random.Random, most: int) -> bytes | None:
         vocabulary = self._vocabulary.pointer

@@ -23,7 +23,7 @@ Path: TypeAlias = tuple[str | int, ...]
 GAP = "[ \\n]{0,2}"
 _OTHER_KEYS = {"additionalProperties", "patternProperties", "required", "$ref", "allOf", "anyOf"}
 # Keywords to remove from a schema one by one; each removal reads the whole schema again.
-_MOST_TAKEN_AWAY = 32
+MOST_TAKEN_AWAY = 32
 # The characters of an input's grammar, up to which it is repeated for another kind of quotes.
 _MOST_TWICE = 16_000
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -72,11 +72,11 @@ def arguments(
         except Unenforced as error:
             raise Unenforced(error.reason, (index, *error.path)) from None
     # Remove what cannot be enforced, until the rest can be.
-    for _ in range(_MOST_TAKEN_AWAY):
+    for _ in range(MOST_TAKEN_AWAY):
         try:
             return rules_of(_as_object(schema), name, prefix, notation)
         except Unenforced as error:
-            if not _without(schema, error.path):
+            if not without(schema, error.path):
                 break
     return rules_of({"type": "object"}, name, prefix, notation)
 
@@ -96,21 +96,6 @@ def _input(grammar: Grammar, name: str, prefix: str, notation: Notation) -> Mapp
     return rules
 
 
-def value(
-    schema: Any, name: str, prefix: str, path: Path | None, notation: Notation = JSON
-) -> Mapping[str, str]:
-    """Return the rules for any value; without a path, drop what cannot be enforced."""
-    for _ in range(_MOST_TAKEN_AWAY):
-        try:
-            return rules_of(schema, name, prefix, notation)
-        except Unenforced as error:
-            if path is not None:
-                raise Unenforced(error.reason, (*path, *error.path)) from None
-            if not _without(schema, error.path):
-                break
-    return rules_of(True, name, prefix, notation)
-
-
 def _as_object(schema: Any) -> Any:
     """Require an object in a schema, and an empty one if `properties` is empty."""
     if not isinstance(schema, dict):
@@ -120,11 +105,14 @@ def _as_object(schema: Any) -> Any:
     return {"type": "object", **schema}
 
 
-def _without(schema: Any, path: Sequence[str | int]) -> bool:
+def without(schema: Any, path: Sequence[str | int], exactly: bool = False) -> bool:
     """Remove the keyword at a path, or the nearest before it; return True if one was removed.
 
     Of the required names, only the one at the path is removed. A path may continue through the
     target of a reference, which is elsewhere in the schema.
+
+    Args:
+        exactly: True if only the keyword at the path itself may be removed.
     """
     nearest: tuple[Any, str | int] | None = None
     before: str | int = ""
@@ -132,6 +120,7 @@ def _without(schema: Any, path: Sequence[str | int]) -> bool:
         if isinstance(schema, dict) and isinstance(key, str) and key in schema:
             nearest = schema, key
         elif not isinstance(schema, list) or not isinstance(key, int) or key >= len(schema):
+            nearest = None if exactly else nearest
             break
         elif before == "required":
             nearest = schema, key

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import orjson
 
-from ....backends.grammar import PLAIN, Unenforced, embedded, literal, until
+from ....backends.grammar import JSON, PLAIN, Unenforced, embedded, literal, modern, until
 from ..json_call import INPUT
+from . import tag_json
 from .rules import FunctionSchema, Path
-from .rules import value as value_rules
+from .tag_arguments import Argument, Arguments, Option
+from .tag_ends import is_readable
+from .tag_values import OTHERS, Json, Values
 
 # The whitespace that a model may write between two tags.
 LINES = "[\\n]{0,2}"
 # The rule for a text and the tag after it.
 _TEXT = "tag-text"
 _NAME = "[a-zA-Z0-9_-]{1,64}"
-_NOTES = frozenset({"title", "description", "default", "examples", "$schema", "$id"})
-_OBJECT_KEYS = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs"}
-_TEXT_KEYS = _NOTES | {"type"}
-_ELSEWHERE = frozenset({"patternProperties", "$ref", "allOf", "anyOf", "oneOf"})
-_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-_ONLY_TEXT = frozenset({"string"})
 
 
 class Tags(NamedTuple):
@@ -62,61 +59,23 @@ class Tags(NamedTuple):
         return f"{literal(self.key)} {key} {after}{value}{line}"
 
     @property
+    def after_key(self) -> tuple[str, ...]:
+        """The texts that can follow a name in a call that a grammar guarantees."""
+        line = "\n" if self.lines else ""
+        return tuple(dict.fromkeys((self.text + line, self.json + line)))
+
+    @property
+    def is_marked(self) -> bool:
+        """True if a tag says whether a value is text."""
+        return self.text != self.json
+
+    @property
     def closing(self) -> str:
         """The text after a value."""
         return f"\n{self.value_end}" if self.lines else self.value_end
 
 
 NO_TAGS = Tags("", "", "", "", "", "", "", "")
-
-
-def types_of(schema: object) -> frozenset[str] | None:
-    """Return the types that a schema allows; None if it restricts their values, too.
-
-    A list of texts is the type string.
-    """
-    if schema is None or schema is True:
-        return _TYPES
-    if not isinstance(schema, dict):
-        return None
-    kind = schema.get("type")
-    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    if kind == "string" or (
-        kind is None and values and all(isinstance(value, str) for value in values)
-    ):
-        return _ONLY_TEXT
-    keys = schema.keys() - _NOTES
-    if not keys:
-        return _TYPES
-    if keys == {"type"}:
-        return _TYPES & ({kind} if isinstance(kind, str) else set(kind or ()))
-    if len(keys) == 1 and keys <= {"anyOf", "oneOf"}:
-        parts = [_plain_types(one) for one in schema[keys.pop()]]
-        known = [part for part in parts if part is not None]
-        return frozenset().union(*known) if len(known) == len(parts) else None
-    return None
-
-
-def _plain_types(schema: object) -> frozenset[str] | None:
-    """Return the types of a schema that has nothing else."""
-    if isinstance(schema, dict) and schema.keys() - _NOTES == {"type"}:
-        return types_of(schema)
-    return None
-
-
-def types_of_value(value: object) -> frozenset[str]:
-    """Return the JSON types of a value."""
-    if value is None:
-        return frozenset({"null"})
-    if isinstance(value, bool):
-        return frozenset({"boolean"})
-    if isinstance(value, int):
-        return frozenset({"integer", "number"})
-    if isinstance(value, float):
-        return frozenset({"number"})
-    if isinstance(value, str):
-        return _ONLY_TEXT
-    return frozenset({"array" if isinstance(value, list) else "object"})
 
 
 def rules_of(
@@ -128,83 +87,145 @@ def rules_of(
         opening = tags.opening(literal(INPUT), True)
         rule = f"{opening} {text} {literal(tags.closing)} {tags.gap}"
         return {**embedded(function.input, text, f"{prefix}i", PLAIN), name: rule}
-    schema = {} if function.schema is None else orjson.loads(function.schema)
-    if function.strict:
-        _check_writable(schema, _OBJECT_KEYS, (index,))
-    values = _Values(tags, schema, prefix, index, function.strict)
-    required = frozenset(schema.get("required", ()))
-    parts = []
-    for place, (key, value) in enumerate((schema.get("properties") or {}).items()):
-        path: Path = (index, "properties", key)
-        tag = f"({values.argument(literal(key), value, f'value-{place}', path)} {tags.gap})"
-        parts.append(tag if key in required else f"{tag}?")
-    if not parts and function.schema is not None and _is_open(schema):
-        other = schema.get("additionalProperties", True)
-        path = (index, "additionalProperties")
-        parts.append(f"({values.argument(_NAME, other, 'value', path)} {tags.gap})*")
-    return {**values.rules, name: " ".join(parts) or '""'}
-
-
-def _is_open(schema: Mapping[str, Any]) -> bool:
-    """Return True if the names of the arguments are not in the schema's properties."""
-    if schema.get("additionalProperties") is False:
-        return False
-    return "properties" not in schema or bool(schema.keys() & _ELSEWHERE)
+    if function.schema is None:
+        return {name: '""'}
+    schema = orjson.loads(function.schema)
+    try:
+        arguments = Arguments(modern(schema), function.strict)
+        values = _Values(tags, arguments, prefix)
+        options = [values.option(one) for one in arguments.options]
+    except Unenforced as error:
+        raise Unenforced(error.reason, (index, *error.path)) from None
+    return {**values.rules, name: " | ".join(dict.fromkeys(options))}
 
 
 class _Values:
     """The rules for the values of one function."""
 
-    def __init__(
-        self, tags: Tags, schema: Mapping[str, Any], prefix: str, index: int, strict: bool
-    ) -> None:
+    def __init__(self, tags: Tags, arguments: Arguments, prefix: str) -> None:
         self._tags = tags
-        self._shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        self._arguments = arguments
         self._prefix = prefix
-        self._strict = strict
+        self._strict = arguments.strict
+        # The names of rules for JSON: the same schema needs one rule.
+        self._shared: dict[bytes, str] = {}
         self.rules: dict[str, str] = {}
 
-    def argument(self, key: str, schema: Any, name: str, path: Path) -> str:
-        """Return GBNF for one argument; the key is GBNF."""
+    def option(self, option: Option) -> str:
+        """Return GBNF for a list of arguments."""
+        gap = self._tags.gap
+        parts = []
+        for name, argument in option.named.items():
+            found = self._argument(name, argument)
+            if found:
+                parts.append(f"({found} {gap})" if argument.is_required else f"({found} {gap})?")
+        if option.other is not False:
+            other = Argument(option.other, ("additionalProperties",), False)
+            values = self._arguments.values(None)
+            found = self._tagged(_NAME, values, values, other)
+            parts += [f"({found} {gap})*"] if found else []
+        return " ".join(parts) or '""'
+
+    def _argument(self, name: str, argument: Argument) -> str:
+        """Return GBNF for an argument; empty if it cannot be written."""
+        if not is_readable(name, self._tags.after_key, self._arguments.names):
+            if self._strict:
+                raise self._unwritable("name", name, argument.path)
+            return ""
+        values, argument = self._arguments.own(name, argument)
+        return self._tagged(literal(name), values, self._arguments.values(name), argument)
+
+    def _tagged(self, key: str, values: Values, read: Values, argument: Argument) -> str:
+        """Return GBNF for an argument, or nothing if no value can be written.
+
+        Args:
+            key: GBNF for its name.
+            values: its values.
+            read: the values as which a parser reads them.
+        """
         tags = self._tags
-        types = types_of(schema)
-        if types is None or "string" not in types:
-            return tags.opening(key, False) + f" {self._json(schema, name, path)}"
-        text = tags.opening(key, True) + f" {self._text(schema, path)}"
-        if types == _ONLY_TEXT or tags.text == tags.json:
-            return text
-        return f"({text} | {tags.opening(key, False)} {self._json(schema, name, path)})"
+        texts = self._text(values, read)
+        parts = self._json(values, argument)
+        if not texts and not parts:
+            if self._strict and argument.is_required:
+                raise Unenforced("no value satisfies it", argument.path)
+            return ""
+        if tags.is_marked and texts and parts:
+            return f"({tags.opening(key, True)} {texts} | {tags.opening(key, False)} {parts})"
+        found = f"({texts} | {parts})" if texts and parts else texts or parts
+        return f"{tags.opening(key, bool(texts))} {found}"
 
-    def _json(self, schema: Any, name: str, path: Path) -> str:
-        """Return GBNF for a value in JSON and the tag after it."""
-        own = f"{self._prefix}{name}"
-        inner = {**self._shared, **schema} if isinstance(schema, dict) else schema
-        self.rules |= value_rules(inner, own, f"{own}-", path if self._strict else None)
-        return f"{own} {literal(self._tags.closing)}"
-
-    def _text(self, schema: Any, path: Path) -> str:
-        """Return GBNF for a text and the tag after it."""
+    def _text(self, values: Values, read: Values) -> str:
+        """Return GBNF for the texts and the tag after them, or nothing."""
         closing = self._tags.closing
-        given = schema if isinstance(schema, dict) else {}
-        texts = list(_texts_of(given))
-        if texts:
-            return f"({' | '.join(literal(one) for one in texts)}) {literal(closing)}"
-        if self._strict and types_of(schema) == _ONLY_TEXT:
-            _check_writable(given, _TEXT_KEYS, path)
-        self.rules |= until(closing, _TEXT, "")
-        return _TEXT
+        if not values.may_be_text:
+            return ""
+        if values.texts is None:
+            if values.limits and self._strict:
+                path = values.limits[0]
+                reason = f"'{path[-1]}' is not enforced in this model's tool-call format"
+                raise Unenforced(reason, path)
+            begins = "" if self._tags.is_marked else values.begins
+            self.rules |= until(closing, _TEXT, "")
+            return self._not_begun(begins) if begins else _TEXT
+        found = []
+        for text, path in values.texts.items():
+            if self._is_readable(text, read):
+                found.append(literal(text))
+            elif self._strict:
+                raise self._unwritable("value", text, path)
+        return f"({' | '.join(found)}) {literal(closing)}" if found else ""
 
+    def _is_readable(self, text: str, read: Values) -> bool:
+        """Return True if a listed text is read as it is."""
+        is_apart = self._tags.is_marked or read.is_text
+        if not is_apart and (read.has(text) or text.startswith(read.opens)):
+            return False
+        return is_readable(text, (self._tags.closing,), list(read.texts or ()))
 
-def _texts_of(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the texts that a schema lists."""
-    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    return (value for value in values if isinstance(value, str))
+    def _not_begun(self, begins: str) -> str:
+        """Return the name of a rule for text that does not begin with one of some characters.
 
+        It does not begin with a blank either.
+        """
+        closing = self._tags.closing
+        first = closing[0]
+        name = f"{_TEXT}-no-{begins.encode().hex()}"
+        outside = "".join(f"\\x{ord(one):02x}" for one in dict.fromkeys(f" \t\r\n{begins}{first}"))
+        options = [f"[^{outside}] {_TEXT}"]
+        options.append(literal(closing) if first.isspace() else f"{literal(first)} {_TEXT}-1")
+        self.rules[name] = " | ".join(options)
+        return name
 
-def _check_writable(schema: Mapping[str, Any], known: frozenset[str], path: Path) -> None:
-    """Raise `Unenforced` for a keyword that cannot be enforced for arguments in tags."""
-    for key in schema:
-        if key not in known:
-            raise Unenforced(
-                f"'{key}' is not enforced in this model's tool-call format", (*path, key)
+    def _json(self, values: Values, argument: Argument) -> str:
+        """Return GBNF for the values that are JSON and the tag after them, or nothing."""
+        parts = []
+        if not values.may_be_text:
+            if values.is_none:
+                return ""
+            parts.append(self._rule(Json(argument.schema, argument.path, OTHERS)))
+        else:
+            # Any text is also all JSON without limits, where no tag says what is text.
+            is_apart = self._tags.is_marked or values.texts is not None
+            if is_apart and values.plain:
+                plain = {"type": sorted(values.plain)}
+                parts.append(self._rule(Json(plain, argument.path, values.plain)))
+            parts += [self._rule(one) for one in values.ruled]
+            if is_apart:
+                parts += [literal(JSON.written(one)) for one in values.listed]
+        closing = literal(self._tags.closing)
+        return f"({' | '.join(dict.fromkeys(parts))}) {closing}" if parts else ""
+
+    def _rule(self, part: Json) -> str:
+        """Return the name of a rule for JSON."""
+        key = orjson.dumps(part.schema, option=orjson.OPT_SORT_KEYS)
+        if key not in self._shared:
+            own = self._shared[key] = f"{self._prefix}value-{len(self._shared)}"
+            self.rules |= tag_json.rules_of(
+                part, own, f"{own}-", self._arguments.root, self._strict
             )
+        return self._shared[key]
+
+    def _unwritable(self, what: str, text: str, path: Path) -> Unenforced:
+        reason = f"this model's tool-call format cannot express the {what} '{text:.100}'"
+        return Unenforced(reason, path)

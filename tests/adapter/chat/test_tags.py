@@ -82,7 +82,7 @@ def test_values_of_every_kind_match_their_schema(walker: Walker, form: ToolCallF
     [
         {"type": "object"},
         {"type": "object", "additionalProperties": {"enum": [1, "a"]}},
-        {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"properties": {"a": {}}}}},
+        {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"patternProperties": {"a": {}}}}},
     ],
 )
 def test_arguments_that_the_schema_does_not_name(form: ToolCallFormat, schema: Any) -> None:

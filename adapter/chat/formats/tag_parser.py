@@ -1,0 +1,203 @@
+"""A parser of tool calls as tags, which reads every value that a grammar for them writes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import orjson
+
+from ..json_call import Broken, Bytes, JsonCallParser, Steps
+from .tag_arguments import Arguments
+from .tag_ends import end_of
+from .tag_rules import Tags
+from .tag_values import Values
+
+_WORD = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+_LONGEST = 256
+_QUOTE, _BACKSLASH = b'"\\'
+
+Text: TypeAlias = Generator[None, int, bytes]
+
+
+class _Marks(NamedTuple):
+    """The texts of `Tags` in bytes."""
+
+    function: bytes
+    named: bytes
+    key: bytes
+    text: bytes
+    json: bytes
+    value: bytes
+    value_end: bytes
+    end: bytes
+
+
+class TagParser(JsonCallParser):
+    """A parser of functions with their arguments; an argument is returned when it is complete.
+
+    Args:
+        functions: the schemas of the offered functions' arguments, by function name.
+        last: the marker after several calls; empty if one call follows a marker.
+        enforced: True if a grammar guarantees valid calls.
+    """
+
+    def __init__(self, tags: Tags, functions: Mapping[str, Any], last: str, enforced: bool) -> None:
+        self._tags = _Marks(*(getattr(tags, name).encode() for name in _Marks._fields))
+        self._lines = tags.lines
+        self._functions = functions
+        self._read: dict[str, Arguments] = {}
+        self._last = last.encode()
+        self._enforced = enforced
+        super().__init__(check=functions.__contains__)
+
+    def _run(self) -> Steps:
+        yield from self._marker(self._tags.function)
+        while True:
+            yield from self._function()
+            if not self._last:
+                return
+            # The marker after the last call may be missing.
+            self._may_end = True
+            if (yield from self._marker(self._tags.function, self._last)) == self._last:
+                return
+
+    def _function(self) -> Steps:
+        tags = self._tags
+        name = (yield from self._word()).decode()
+        yield from self._exactly(tags.named)
+        self._begin(name)
+        if name not in self._read:
+            self._read[name] = Arguments(self._functions[name])
+        arguments = self._read[name]
+        keys: set[str] = set()
+        while (yield from self._marker(tags.key, tags.end)) == tags.key:
+            key, is_text = yield from self._key([one.encode() for one in arguments.names])
+            yield from self._marker(tags.value)
+            value = yield from self._value_of(arguments.values(key), is_text)
+            if key in keys:
+                # Where the schema names no properties, the grammar allows one twice.
+                if not self._enforced:
+                    raise Broken
+                continue
+            before = b"," if keys else b"{"
+            self._put("arguments", before + orjson.dumps(key) + b":" + value)
+            keys.add(key)
+        self._put("arguments", b"}" if keys else b"{}")
+
+    def _word(self) -> Text:
+        """Parse the name of a function, which ends at the first byte that no name has."""
+        name = bytearray()
+        byte = yield from self._next()
+        while byte in _WORD and len(name) < _LONGEST:
+            name.append(byte)
+            byte = yield
+        self._peeked = byte
+        return bytes(name)
+
+    def _key(self, known: Sequence[bytes]) -> Generator[None, int, tuple[str, bool | None]]:
+        """Parse the name of an argument and the tag after it.
+
+        Return the name, and True if the value is text, False if it is JSON, and None if only the
+        schema says it.
+        """
+        tags = self._tags
+        # A line break after the tag is a part of it, where names can contain the tag.
+        line = b"\n" if self._lines and self._enforced else b""
+        ends = [tags.text + line, tags.json + line]
+        most = max(_LONGEST, *(len(one) for one in known)) if known else _LONGEST
+        text = bytearray()
+        end = None
+        while end is None:
+            text.append((yield))
+            end = end_of(bytes(text), ends, known)
+            if len(text) > most + len(ends[0]) + len(ends[1]):
+                raise Broken
+        if line:
+            self._peeked = line[0]
+        key = bytes(text[: -len(end)])
+        if key not in known:
+            key = key.strip()
+            if not key:
+                raise Broken
+        is_text = None if tags.text == tags.json else end == ends[0]
+        return key.decode(errors="replace"), is_text
+
+    def _exactly(self, text: bytes) -> Steps:
+        """Parse a text without whitespace before it."""
+        for one in text:
+            if (yield from self._byte()) != one:
+                raise Broken
+
+    def _value_of(self, values: Values, is_text: bool | None) -> Text:
+        """Parse a value and the tag after it, and return the value as JSON.
+
+        Args:
+            is_text: True for text and False for JSON; None if only the schema says it.
+        """
+        end = self._tags.value_end
+        if not self._enforced:
+            raw = yield from self._text(end, ())
+            if self._lines:
+                raw = raw.removeprefix(b"\n").removesuffix(b"\n")
+        else:
+            if self._lines:
+                # A text can contain the tag after it, unless it is at the beginning of a line.
+                yield from self._exactly(b"\n")
+                end = b"\n" + end
+            raw = yield from self._enforced_value(end, values, is_text)
+        text = raw.decode(errors="replace")
+        if is_text or (is_text is None and values.is_text):
+            return orjson.dumps(text)
+        return self._as_json(text, values, is_text is None)
+
+    def _enforced_value(self, end: bytes, values: Values, is_text: bool | None) -> Text:
+        """Parse a value that a grammar guarantees."""
+        known = [] if values.texts is None else [one.encode() for one in values.texts]
+        if is_text is not None:
+            return (yield from self._text(end, known) if is_text else self._json(end))
+        if not values.may_be_text:
+            return (yield from self._json(end))
+        first = self._peeked = yield
+        is_json = chr(first) in values.opens
+        return (yield from self._json(end) if is_json else self._text(end, known))
+
+    def _text(self, end: bytes, known: Sequence[bytes]) -> Text:
+        """Parse up to a mark, which only known texts can contain."""
+        text = bytearray()
+        while not text.endswith(end) or end_of(bytes(text), [end], known) is None:
+            text.append((yield from self._byte()))
+        return bytes(text.removesuffix(end))
+
+    def _json(self, end: bytes) -> Text:
+        """Parse JSON up to a mark, which strings in it can contain."""
+        text = bytearray()
+        quoted = escaped = False
+        while quoted or not text.endswith(end):
+            byte = yield from self._byte()
+            text.append(byte)
+            if byte == _QUOTE and not escaped:
+                quoted = not quoted
+            escaped = quoted and byte == _BACKSLASH and not escaped
+        return bytes(text.removesuffix(end))
+
+    def _byte(self) -> Bytes:
+        byte, self._peeked = self._peeked, None
+        return byte if byte is not None else (yield)
+
+    def _as_json(self, text: str, values: Values, is_either: bool) -> bytes:
+        """Return a value as JSON.
+
+        Args:
+            is_either: True if a text is not marked as one.
+        """
+        try:
+            orjson.loads(text)
+        except orjson.JSONDecodeError:
+            # A model without a grammar writes JSON with small mistakes, which its reader may know.
+            if self._enforced or values.may_be_text or values.ruled or values.listed:
+                return orjson.dumps(text)
+            raise Broken from None
+        if is_either and values.may_be_text and not values.has(text):
+            return orjson.dumps(text)
+        return text.strip().encode()
