@@ -23,7 +23,7 @@ from latimer.adapter.chat.formats.tags import Tagged
 from latimer.backends.base import Model
 from latimer.backends.llama_cpp import LlamaCpp
 from support.clients import adapting
-from support.samples import sample
+from support.samples import FULL, sample
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
 # Calls in formats without a published template among the tests, in any template.
@@ -76,6 +76,21 @@ SCHEMAS: dict[str, Any] = {
     "now": {"type": "object", "properties": {}},
 }
 NOTE = {"type": "string", "maxLength": 8}
+# References, a nullable string, and a name that contains parts of tags.
+FIND: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        'a "b">c': {"$ref": "#/$defs/unit"},
+        "place": {"anyOf": [{"enum": ["x</parameter>y", "12"]}, {"type": "null"}]},
+        "where": {"type": "array", "items": {"$ref": "#/properties/place"}, "maxItems": 2},
+    },
+    "$defs": {"unit": UNITS},
+    "required": ['a "b">c', "place"],
+    "additionalProperties": False,
+}
+# These differ from other formats in their markers only.
+ALIKE = ("deepseek-v4", "kimi-k2-first")
+FORMS = [form for form in FORMATS if FULL or form.title not in ALIKE]
 # Requests for each format, many of which can be cut off.
 MOST = 200
 
@@ -93,7 +108,7 @@ def template_of(form: ToolCallFormat) -> str:
 def schemas_of(form: ToolCallFormat) -> dict[str, Any]:
     """Return the schemas of the functions; text in tags has no limit that a model would reach."""
     if isinstance(form, Tagged):
-        return SCHEMAS
+        return {**SCHEMAS, "find": FIND}
     weather = SCHEMAS["get_weather"]
     return {
         **SCHEMAS,
@@ -114,7 +129,7 @@ class Templated(LlamaCpp):
 @pytest.fixture(scope="module")
 async def engine() -> AsyncIterator[Templated]:
     """Return an engine whose template can be set."""
-    engine = Templated(context=8192)
+    engine = Templated(context=8192, threads=1)
     yield engine
     await engine.aclose()
 
@@ -141,23 +156,25 @@ def requests(schemas: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for name, schema in schemas.items()
     ]
     named = [{"type": "function", "function": {"name": name}} for name in schemas]
-    count = sample(2, 8)
-    for seed, chosen in zip(range(MOST), cycle(["required", *named]), strict=False):
+    count = sample(1, 8)
+    for seed, chosen in zip(range(MOST), cycle([*named, "required"]), strict=False):
         yield {
             "model": "m", "messages": [{"role": "user", "content": "Weather?"}], "tools": tools,
             "tool_choice": chosen, "parallel_tool_calls": False, "temperature": 1,
-            "max_tokens": 600, "n": count, "seed": seed * count,
+            "max_tokens": 600, "n": count,
+            # A seed makes the engine evaluate the prompt again.
+            "seed": seed * count if FULL else None,
         }  # fmt: skip
 
 
 @pytest.mark.timeout(sample(120, 900))
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.title)
 async def test_every_call_is_valid(engine: Templated, form: ToolCallFormat) -> None:
     """Each call of a random model is JSON, names an offered function, and matches its schema."""
     engine.template = template_of(form)
     assert style_of(await engine.model()).form is form
     schemas = schemas_of(form)
-    wanted = sample(4, 200)
+    wanted = sample(len(schemas), 200)
     found: Counter[str] = Counter()
     names: Counter[str] = Counter()
     async with adapting(engine) as client:
@@ -170,7 +187,7 @@ async def test_every_call_is_valid(engine: Templated, form: ToolCallFormat) -> N
                     calls = choice["message"]["tool_calls"]
                     found.update(verdict(call, schemas) for call in calls)
                     names.update(call["function"]["name"] for call in calls)
-            if found.total() >= wanted and names.keys() >= schemas.keys():
+            if found.total() >= wanted and (not FULL or names.keys() >= schemas.keys()):
                 break
     assert set(found) == {"valid"}, found
     assert found.total() >= wanted

@@ -49,11 +49,12 @@ def call(form: ToolCallFormat, *arguments: tuple[str, str, bool]) -> str:
     """Return a call; each argument is a name, the text of the value, and False for JSON."""
     tags = form.tags  # type: ignore[attr-defined]
     line = "\n" if tags.lines else ""
-    text: str = f"{form.begin}{tags.function}f{tags.named}{line}"
+    text = f"{form.begin}{tags.function}f{tags.named}{line}"
     for name, written, is_text in arguments:
         after = tags.text if is_text else tags.json
         text += f"{tags.key}{name}{after}{tags.value}{line}{written}{line}{tags.value_end}{line}"
-    return text + tags.end + ("" if tags.end == form.end else form.end)
+    end: str = tags.end
+    return text + end + ("" if end == form.end else form.end)
 
 
 def ref(name: str) -> dict[str, str]:
@@ -271,7 +272,7 @@ def test_listed_texts_that_are_json(walker: Walker, form: ToolCallFormat) -> Non
 def test_strict_unions_that_cannot_be_followed(
     form: ToolCallFormat, schema: Any, path: tuple[Any, ...]
 ) -> None:
-    """A keyword that a strict union cannot enforce is an error with its path; else it is dropped."""
+    """A keyword of a strict union that is not enforced is an error; else it is dropped."""
     with pytest.raises(Unenforced) as caught:
         grammar_of(form, of(schema), strict=True)
     assert caught.value.path == (0, "properties", "a", *path)
