@@ -153,14 +153,16 @@ class TagParser(JsonCallParser):
 
     def _enforced_value(self, end: bytes, values: Values, is_text: bool | None) -> Text:
         """Parse a value that a grammar guarantees."""
-        known = [] if values.texts is None else [one.encode() for one in values.texts]
-        if is_text is not None:
-            return (yield from self._text(end, known) if is_text else self._json(end))
-        if not values.may_be_text:
+        if is_text is None and not values.may_be_text:
+            is_text = False
+        if is_text is None:
+            first = self._peeked = yield
+            if chr(first) in values.opens:
+                is_text = False
+        if is_text is False:
             return (yield from self._json(end))
-        first = self._peeked = yield
-        is_json = chr(first) in values.opens
-        return (yield from self._json(end) if is_json else self._text(end, known))
+        texts = values.apart(end.decode()) if is_text is None else values.texts or ()
+        return (yield from self._text(end, [one.encode() for one in texts]))
 
     def _text(self, end: bytes, known: Sequence[bytes]) -> Text:
         """Parse up to a mark, which only known texts can contain."""

@@ -168,20 +168,14 @@ class _Values:
             begins = "" if self._tags.is_marked else values.begins
             self.rules |= until(closing, _TEXT, "")
             return self._not_begun(begins) if begins else _TEXT
+        known = list(read.texts or ()) if self._tags.is_marked else read.apart(closing)
         found = []
         for text, path in values.texts.items():
-            if self._is_readable(text, read):
+            if text in known and is_readable(text, (closing,), known):
                 found.append(literal(text))
             elif self._strict:
                 raise self._unwritable("value", text, path)
         return f"({' | '.join(found)}) {literal(closing)}" if found else ""
-
-    def _is_readable(self, text: str, read: Values) -> bool:
-        """Return True if a listed text is read as it is."""
-        is_apart = self._tags.is_marked or read.is_text
-        if not is_apart and (read.has(text) or text.startswith(read.opens)):
-            return False
-        return is_readable(text, (self._tags.closing,), list(read.texts or ()))
 
     def _not_begun(self, begins: str) -> str:
         """Return the name of a rule for text that does not begin with one of some characters.

@@ -102,6 +102,23 @@ class Values(NamedTuple):
             _identity, self.listed
         )
 
+    def apart(self, end: str) -> list[str]:
+        """Return the listed texts that cannot be mistaken for JSON, or begin with JSON and `end`.
+
+        Args:
+            end: the tag after a value, where no tag before it says that it is text.
+        """
+        texts = list(self.texts or ())
+        if self.is_text:
+            return texts
+        parts = {one: one.split(end) for one in texts}
+        return [
+            text
+            for text in texts
+            if not text.startswith(self.opens)
+            and not any(self.has(end.join(parts[text][: i + 1])) for i in range(len(parts[text])))
+        ]
+
 
 ANY = Values(None, OTHERS)
 

@@ -244,13 +244,18 @@ def test_listed_values_with_the_tags(walker: Walker, form: ToolCallFormat) -> No
 @each
 def test_listed_texts_that_are_json(walker: Walker, form: ToolCallFormat) -> None:
     """A text that would be read as JSON is written where the tag says it, or is an error."""
-    schema = of({"enum": ["5", 5, "[", [1]]})
+    hidden = f"null{form.tags.closing}y"  # type: ignore[attr-defined]
+    schema = of({"enum": ["5", 5, "[", [1], None, hidden]})
     found = [read(form, one, schema) for one in walker.texts(grammar_of(form, schema), 60)]
     for one in found:
         Draft202012Validator(schema).validate(one)
     values = [one["a"] for one in found]
     is_marked = form.tags.is_marked  # type: ignore[attr-defined]
     assert ("5" in values) is is_marked
+    text = grammar_of(form, schema)
+    assert walker.accepts(text, call(form, ("a", hidden, True))) is is_marked
+    assert walker.accepts(text, call(form, ("a", "null", False)))
+    assert read(form, call(form, ("a", "null", False)), schema) == {"a": None}
     assert 5 in values
     assert [1] in values
     if not is_marked:
