@@ -99,18 +99,15 @@ def _check(function: Function, param: str) -> None:
     kind = (function.parameters or {}).get("type", "object")
     if "object" not in (kind if isinstance(kind, list) else [kind]):
         # OpenAI's message.
-        raise InvalidRequest(
-            f"Invalid schema for function '{shortened(function.name)}': schema must be a JSON "
-            f"Schema of 'type: \"object\"', got 'type: {json.dumps(kind)}'.",
-            param,
-            "invalid_function_parameters",
-        )
+        reason = "schema must be a JSON Schema of 'type: \"object\"'"
+        raise _wrong(function.name, f"{reason}, got 'type: {json.dumps(kind)}'", param)
 
 
 def wrong_schema(name: str, error: Unenforced, param: str) -> InvalidRequest:
     """Return the error for parameters that are not a valid schema, or cannot be enforced."""
-    return InvalidRequest(
-        f"Invalid schema for function '{shortened(name)}': In context={error.context}, "
-        f"{error.reason}.",
-        param,
-    )
+    return _wrong(name, f"In context={error.context}, {error.reason}", param)
+
+
+def _wrong(name: str, reason: str, param: str) -> InvalidRequest:
+    message = f"Invalid schema for function '{shortened(name)}': {reason}."
+    return InvalidRequest(message, param, "invalid_function_parameters")

@@ -199,12 +199,12 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
      "Invalid value: 'none'. Supported values are: 'auto' and 'required'."),
     (H, {"tools": [TOOL, {"type": "function", "function": {"name": "g", "parameters":
                                                            {"type": "thing"}}}]},
-     "tools[1].function.parameters", None,
+     "tools[1].function.parameters", "invalid_function_parameters",
      "Invalid schema for function 'g': In context=('type',), 'thing' is not valid under any…"),
     (H, {"tools": [{"type": "function", "function": {
         "name": "f", "strict": True,
         "parameters": {"type": "object", "properties": {"a": {"type": "string", "not": {}}}}}}]},
-     "tools[0].function.parameters.properties.a.not", None,
+     "tools[0].function.parameters.properties.a.not", "invalid_function_parameters",
      "Invalid schema for function 'f': In context=('properties', 'a', 'not'), 'not' cannot be…"),
     (H, {"tools": MANY, "tool_choice": "required"}, "tools", "array_above_max_length",
      "Invalid 'tools': the grammar for these functions is too large…"),
@@ -221,8 +221,11 @@ CASES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
     (H, {"function_call": "auto"}, "function_call", None, "Invalid value for 'function_call'…"),
     (H, {"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", None,
      "Invalid value for 'function_call': 'g' is not one of the functions of the request…"),
-    (H, {"functions": [{"name": "f", "parameters": {"type": 5}}]}, "functions[0].parameters", None,
-     "Invalid schema for function 'f'…"),
+    (H, {"functions": [{"name": "f", "parameters": {"type": 5}}]}, "functions[0].parameters",
+     "invalid_function_parameters", "Invalid schema for function 'f'…"),
+    (H, {"functions": [{"name": "f", "parameters": {"type": "array"}}]}, "functions[0].parameters",
+     "invalid_function_parameters",
+     "Invalid schema for function 'f': schema must be a JSON Schema of 'type: \"object\"', got…"),
     (H, {"response_format": {"type": "json_object"}, "regex": "a"}, "response_format",
      "invalid_value", "Invalid 'response_format': only one grammar is allowed, and 'regex' is…"),
     (H, {"response_format": {"type": "json_schema", "json_schema":

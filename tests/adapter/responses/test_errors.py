@@ -204,7 +204,7 @@ CASES: list[tuple[dict[str, Any], str, str | None, str | None]] = [
      "unsupported_parameter"),
     ({"tools": [{**TOOL, "parameters": {"type": "x"}}]}, "Invalid schema for function "
      "'f': In context=('type',), 'x' is not valid under any of the given schemas.",
-     "tools[0].parameters", None),
+     "tools[0].parameters", "invalid_function_parameters"),
     ({"tools": [{"type": "namespace", "name": "n", "tools": [TOOL]},
                 {"type": "function", "name": "n__f"}]},
      "Invalid 'tools[1].name': another tool has the name 'n__f' already. Rename one of them.",
