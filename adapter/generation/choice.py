@@ -187,8 +187,9 @@ class _Parts:
         self._has_content = False
         self._calls = 0
         self._position = 0
-        # The position and the token count of each piece that may be reasoning.
-        self._starts: list[tuple[int, int]] = []
+        # The positions and the token count of each piece that may be reasoning. The tokens of a
+        # piece with several count where it begins.
+        self._spans: list[tuple[int, int, int]] = []
         self._answer_start = 0
         self.reasoning: list[str] = []
 
@@ -206,10 +207,11 @@ class _Parts:
             at = self._position
             if piece.tokens:
                 for token in piece.tokens:
-                    self._starts.append((at, 1))
+                    self._spans.append((at, at + len(token.data), 1))
                     at += len(token.data)
             else:
-                self._starts.append((at, piece.token_count))
+                end = at + len(piece.data) if piece.token_count == 1 else at
+                self._spans.append((at, end, piece.token_count))
         self._position += len(piece.data)
         return self._shown(self._cutter.feed(piece.data, piece.mark), placer)
 
@@ -222,14 +224,14 @@ class _Parts:
         return deltas
 
     def reasoning_tokens(self) -> int | None:
-        """Return the number of tokens that begin before the answer.
+        """Return the number of tokens before the answer.
 
         None if the engine does not report token counts.
         """
         if not self.reasoning:
             return 0
-        end = self._answer_start if self._answers else self._position
-        counts = [count for start, count in self._starts if start < end]
+        answer = self._answer_start if self._answers else self._position
+        counts = [count for start, end, count in self._spans if start < answer and end <= answer]
         return sum(counts) if all(counts) else None
 
     @property
@@ -242,10 +244,11 @@ class _Parts:
         released = self._cutter.released - sum(part.size for part in parts)
         for part in parts:
             start, released = released, released + part.size
-            entries = placer.take(released) if placer is not None else []
             if part.kind == "nothing":
-                self._marker += entries
+                # A token such as " I" can begin in it and belong to the text that follows.
+                self._marker += placer.take_whole(released) if placer is not None else []
                 continue
+            entries = placer.take(released) if placer is not None else []
             if part.kind in ("call", "arguments"):
                 entries = self._marker + entries
             self._marker = []

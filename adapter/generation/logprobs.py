@@ -62,6 +62,17 @@ class Placer:
             entries.append(self._waiting.popleft()[1])
         return entries
 
+    def take_whole(self, end: int) -> list[Entry]:
+        """Remove the tokens that end at byte `end` or before it; return their entries."""
+        entries = []
+        while self._waiting:
+            start, entry = self._waiting[0]
+            if start >= end or start + len(entry.token.data) > end:
+                break
+            entries.append(entry)
+            self._waiting.popleft()
+        return entries
+
     def take_all(self) -> list[Entry]:
         """Remove all tokens, when none is cut off; return their entries."""
         entries = [entry for _, entry in self._waiting]

@@ -120,6 +120,25 @@ async def test_thoughts_are_no_content(
         assert counts_of(chunks[-1]) == counts_of(reply)
 
 
+async def test_a_first_token_with_a_space_is_a_token_of_the_answer(asking: Any) -> None:
+    """The answer's first token has its entry, and is no reasoning, though its space is dropped."""
+    script = (*THOUGHT[:-1], " It is", *ANSWER[1:])
+    async with asking(script, scripted.MAY_THINK, TAGS) as ask:
+        reply = await ask(logprobs=True)
+        assert message_of(reply) == ("Let me see. Paris?", "It is Paris.", [], "stop")
+        tokens = [entry["token"] for entry in reply["choices"][0]["logprobs"]["content"]]
+        assert tokens == [" It is", *ANSWER[1:]]
+        assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+        choices = [chunk["choices"][0] for chunk in await ask(logprobs=True, stream=True)]
+        streamed = [
+            (choice["delta"]["content"], [one["token"] for one in choice["logprobs"]["content"]])
+            for choice in choices
+            if choice["delta"].get("content")
+        ]
+        assert streamed == [("It is", [" It is"]), (" Paris", [" Paris"]), (".", ["."])]
+        assert counts_of(await ask()) == counts_of(reply)
+
+
 async def test_tags_around_an_answer_are_no_content(asking: Any) -> None:
     """Granite's tags around the answer after its reasoning are dropped, plain and streamed."""
     template = scripted.MAY_THINK + "{# <response></response> #}"
