@@ -15,6 +15,8 @@ NAME = "name"
 ARGUMENTS = ("arguments", "parameters")
 # The name of the only argument of a function that represents a custom tool.
 INPUT = "input"
+# The longest name of a function: that of a namespace, `__`, and a name in it.
+LONGEST_NAME = 128 + 2 + 128
 
 _BLANKS = frozenset(BLANKS)
 _DELIMITERS = _BLANKS | frozenset(b",]}")

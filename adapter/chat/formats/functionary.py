@@ -18,7 +18,7 @@ import orjson
 from ....backends.grammar import literal
 from ...generation.parts import Parser, Part
 from ..calls import CallParser, Calls
-from ..json_call import Broken, JsonCallParser, Steps
+from ..json_call import LONGEST_NAME, Broken, JsonCallParser, Steps
 from .base import Check, ToolCallFormat
 from .llama3 import INTERPRETERS, MARKER
 from .rules import GAP
@@ -26,7 +26,7 @@ from .rules import GAP
 BEGIN, END = "<function=", "</function>"
 NEXT, CONTENT = ">>>", "all"
 _LINE = literal("\n")
-_NAME = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}".encode())
 
 
 class FunctionParser(JsonCallParser):

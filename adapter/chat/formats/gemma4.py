@@ -13,7 +13,7 @@ from typing import Any
 
 from ....backends.grammar import GEMMA, MARK, as_gemma, literal
 from ..calls import CallParser
-from ..json_call import Broken, Steps
+from ..json_call import LONGEST_NAME, Broken, Steps
 from .base import Check, ToolCallFormat
 from .rules import FunctionSchema
 from .rules import arguments as arguments_of
@@ -22,10 +22,10 @@ from .values import ValueParser
 BEGIN, END = "<|tool_call>", "<tool_call|>"
 CALL = "call:"
 _MARK = MARK.encode()
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}")
 # The template writes null as Jinja does.
 _WORDS = {b"true": b"true", b"false": b"false", b"null": b"null", b"None": b"null"}
-_LONGEST = len(CALL) + 64
+_LONGEST = len(CALL) + LONGEST_NAME
 
 
 class Gemma4Parser(ValueParser):

@@ -12,7 +12,7 @@ from typing import Any
 
 from ....backends.grammar import PYTHON_CALL, as_python, literal
 from ..calls import CallParser
-from ..json_call import Broken, Bytes, Steps
+from ..json_call import LONGEST_NAME, Broken, Bytes, Steps
 from .base import Check, ToolCallFormat
 from .rules import FunctionSchema
 from .rules import arguments as arguments_of
@@ -20,7 +20,7 @@ from .values import ValueParser
 
 BEGIN, END = "<|tool_call_start|>", "<|tool_call_end|>"
 _LIST = "<|tool_list_start|>"
-_NAME = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}".encode())
 _WORDS = {
     b"True": b"true", b"False": b"false", b"None": b"null",
     b"true": b"true", b"false": b"false", b"null": b"null",

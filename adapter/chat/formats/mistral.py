@@ -14,14 +14,14 @@ from typing import Any
 
 from ....backends.grammar import literal
 from ..calls import CallParser
-from ..json_call import Broken, JsonCallParser, Steps
+from ..json_call import LONGEST_NAME, Broken, JsonCallParser, Steps
 from .base import Check, ToolCallFormat
 from .rules import GAP
 from .rules import marker as marker_of
 
 MARKER = "[TOOL_CALLS]"
 ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
-_LONGEST = 64 + len(CALL_ID) + 64 + len(ARGS)
+_LONGEST = LONGEST_NAME + len(CALL_ID) + 64 + len(ARGS)
 
 
 class MistralParser(JsonCallParser):

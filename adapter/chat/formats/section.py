@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 from ....backends.grammar import literal
 from ..calls import CallParser
-from ..json_call import Broken, JsonCallParser, Steps
+from ..json_call import LONGEST_NAME, Broken, JsonCallParser, Steps
 from ..parsing import BLANKS
 from .base import Check, ToolCallFormat
 from .rules import GAP
 from .rules import marker as marker_of
 
-_LONGEST = 256
+# A name, and around it a prefix, a number, whitespace, and the marker after it.
+_LONGEST = LONGEST_NAME + 64
 
 
 class Markers(NamedTuple):

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from ..json_call import Broken, Bytes, JsonCallParser, Steps
+from ..json_call import LONGEST_NAME, Broken, Bytes, JsonCallParser, Steps
 from .tag_arguments import Arguments
 from .tag_ends import end_of
 from .tag_rules import Tags
 from .tag_values import Values
 
 _WORD = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+# The longest name of an argument that no schema lists, in bytes.
 _LONGEST = 256
 _QUOTE, _BACKSLASH = b'"\\'
 
@@ -89,7 +90,7 @@ class TagParser(JsonCallParser):
         """Parse the name of a function, which ends at the first byte that no name has."""
         name = bytearray()
         byte = yield from self._next()
-        while byte in _WORD and len(name) < _LONGEST:
+        while byte in _WORD and len(name) < LONGEST_NAME:
             name.append(byte)
             byte = yield
         self._peeked = byte

@@ -192,3 +192,18 @@ def test_what_a_format_writes_it_reads(form: ToolCallFormat) -> None:
     pairs = [one for one in found if isinstance(one, tuple)]
     assert [(name, json.loads(arguments)) for name, arguments in pairs] == calls
     assert len(pairs) == len(found)
+
+
+@pytest.mark.parametrize("size", [65, 258])
+@pytest.mark.parametrize(
+    "form", [form for form in FORMATS if form.title != "harmony"], ids=lambda f: f.title
+)
+def test_the_longest_names_are_read(form: ToolCallFormat, size: int) -> None:
+    """A name may be that of a namespace and a function, each with 128 characters."""
+    name = "n" * size
+    text = form.written([(name, {"city": "Rome"})]).encode()
+    for enforced in (False, True):
+        parser = form.parser({name: CITY}, frozenset(), enforced, False)
+        (call,) = whole([*parser.feed(text), *parser.end()])
+        assert call[0] == name
+        assert json.loads(call[1]) == {"city": "Rome"}
