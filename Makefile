@@ -65,7 +65,7 @@ endef
 # On all cores; what holds a limit of time runs by itself.
 unit: $(VENV)/test $(VENV)/browser $(VENV)/postgresql
 	@$(POSTGRESQL) || echo "==> PostgreSQL is missing, so its tests are skipped: apt-get install postgresql"
-	$(call run_tests,-m "not timed and not clients",-n auto --dist worksteal --durations 10)
+	$(call run_tests,-m "not timed and not clients",-n auto --dist worksteal --durations 10 -rs)
 	$(call run_tests,-m timed,--durations 10)
 
 test-full: $(VENV)/test

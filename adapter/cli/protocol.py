@@ -155,6 +155,9 @@ class Protocol(HttpToolsProtocol):
         """Respond to data that is not HTTP."""
         self._refuse(msg, 400)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: the app responds to the request."""
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)

@@ -145,11 +145,7 @@ async def _chain(exchange: Exchange, store: Store, name: str) -> list[Stored]:
     known = time_of(name) is not None
     chain = await store.chain(exchange.key, KIND, name) if known else []
     if not chain:
-        raise InvalidRequest(
-            f"Previous response with id '{shortened(name)}' not found.",
-            "previous_response_id",
-            "previous_response_not_found",
-        )
+        raise await _not_found(exchange, store, name)
     status = chain[-1].reply["status"]
     if status not in USABLE:
         raise _not_usable(name, status)
@@ -157,6 +153,21 @@ async def _chain(exchange: Exchange, store: Store, name: str) -> list[Stored]:
         if (conversation := one.reply.get("conversation")) is not None:
             raise _in_conversation(one.id, conversation["id"])
     return chain
+
+
+async def _not_found(exchange: Exchange, store: Store, name: str) -> InvalidRequest:
+    """Return the error for a response that is unknown, or continues one that is."""
+    missing = name
+    while time_of(missing) is not None:
+        found = await store.get(exchange.key, KIND, missing)
+        before = None if found is None else found.reply.get("previous_response_id")
+        if before is None:
+            break
+        missing = before
+    reason = f"Previous response with id '{shortened(missing)}' not found."
+    if missing != name:
+        reason += f" '{name}' continues it."
+    return InvalidRequest(reason, "previous_response_id", "previous_response_not_found")
 
 
 def _in_conversation(name: str, conversation: str) -> InvalidRequest:

@@ -79,6 +79,20 @@ async def test_a_response_that_is_not_stored_is_unknown(client: httpx2.AsyncClie
     )  # fmt: skip
 
 
+async def test_a_deleted_response_is_named(client: httpx2.AsyncClient) -> None:
+    """The error for a chain with a deleted response names that response."""
+    first = await created(client)
+    second = await created(client, previous_response_id=first["id"])
+    third = await created(client, previous_response_id=second["id"])
+    assert (await client.delete(f"{R}/{first['id']}")).status_code == 200
+    body = {"model": "demo", "input": "x", "previous_response_id": third["id"]}
+    error = (await client.post(R, json=body)).json()["error"]
+    assert (error["message"], error["code"]) == (
+        f"Previous response with id '{first['id']}' not found. '{third['id']}' continues it.",
+        "previous_response_not_found",
+    )  # fmt: skip
+
+
 async def test_another_key_sees_nothing(client: httpx2.AsyncClient) -> None:
     """The responses and items of one API key do not exist for another one."""
     made = await created(client)

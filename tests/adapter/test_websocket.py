@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from typing import Any
 
@@ -10,7 +9,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter, OpenAIMiddleware
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
-from support.servers import command, serving
+from support.servers import begun, serving
 
 R = "/v1/responses"
 HANDSHAKE = (
@@ -20,18 +19,26 @@ HANDSHAKE = (
 )
 
 
-@pytest.mark.parametrize("by", ["latimer serve", "uvicorn with WebSockets"])
-def test_a_real_handshake(by: str) -> None:
-    """A handshake gets a 426, from `latimer serve` and from a server that knows WebSockets."""
-    with contextlib.ExitStack() as stack:
-        if by == "latimer serve":
-            _, url = stack.enter_context(command(str(DEMO_MODEL)))
-        else:
-            url = stack.enter_context(serving(lambda: OpenAIAdapter(LlamaCpp()), "auto"))
-        host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
-            connection.sendall(HANDSHAKE.encode())
-            assert connection.recv(12) == b"HTTP/1.1 426"
+def check_handshake(url: str) -> None:
+    """Check that a server answers a handshake with a 426."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(HANDSHAKE.encode())
+        assert connection.recv(12) == b"HTTP/1.1 426"
+
+
+def test_a_handshake_with_latimer_serve() -> None:
+    """A handshake gets a 426, and the log does not ask for a WebSocket library."""
+    with begun(str(DEMO_MODEL)) as (process, url, _):
+        check_handshake(url)
+        process.terminate()
+        assert "WebSocket" not in process.communicate(timeout=30)[1]
+
+
+def test_a_handshake_with_a_server_that_knows_websockets() -> None:
+    """A handshake gets a 426 also from a server that would accept it."""
+    with serving(lambda: OpenAIAdapter(LlamaCpp()), "auto") as url:
+        check_handshake(url)
 
 
 async def test_a_websocket_over_http(demo: httpx2.AsyncClient) -> None:
