@@ -121,7 +121,7 @@ async def test_thoughts_are_no_content(
 
 
 async def test_a_first_token_with_a_space_is_a_token_of_the_answer(asking: Any) -> None:
-    """The answer's first token has its entry, and is no reasoning, though its space is dropped."""
+    """The first token of an answer has its entry and is not reasoning, if its space is dropped."""
     script = (*THOUGHT[:-1], " It is", *ANSWER[1:])
     async with asking(script, scripted.MAY_THINK, TAGS) as ask:
         reply = await ask(logprobs=True)
