@@ -28,7 +28,9 @@ ANSWER = "The capital of France is Paris."
 OUTPUTS = {
     "background=True": "completed 1, 2, ",
     '"input_file"': ANSWER,
-    "responses.create": "1, 2, 3, 4, 5.\n1, 2, 3, 4, 5, 6, 7.ResponseUsage(",
+    "responses.create": (
+        "1, 2, 3, 4, 5.\n1, 2, 3, 4, 5, 6.\n1, 2, 3, 4, 5, 6, 7.ResponseUsage("
+    ),
     "conversations.create": " message\n",
     '"custom"': "turn ", "tools=": "get_weather", "response_format=": '"capital"',
     "logprobs=": "None\n", "except ": "decimal_below_min_value", ".open(": "Finish(",
