@@ -13,6 +13,10 @@ LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 
 
+class Unsaid(Exception):
+    """An error for a set of characters, none of which can be written at its place."""
+
+
 class Range(NamedTuple):
     """Code points from the first to the last, both included."""
 
@@ -55,7 +59,7 @@ def holds(ranges: Iterable[Range], character: int) -> bool:
 
 def one_of(ranges: Sequence[Range]) -> str:
     """Return GBNF for one character of a set; an empty set matches nothing."""
-    return "[" + "".join(_range(one) for one in ranges) + "]" if ranges else _NEVER
+    return "[" + "".join(map(in_set, ranges)) + "]" if ranges else _NEVER
 
 
 def one_in_json(ranges: Sequence[Range]) -> str:
@@ -94,7 +98,8 @@ _ESCAPES_SINGLE = {**{code: one for code, one in _ESCAPES.items() if code != 0x2
 _NEVER = "[\\x00]"
 
 
-def _range(one: Range) -> str:
+def in_set(one: Range) -> str:
+    """Return GBNF for a range inside a set."""
     if one.first == one.last:
         return _escaped(one.first)
     return f"{_escaped(one.first)}-{_escaped(one.last)}"

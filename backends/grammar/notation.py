@@ -22,6 +22,7 @@ from .characters import (
     one_of,
 )
 from .numbers import integers, numbers
+from .preamble import states, until
 
 # A space, or a line break and spaces, as in llama.cpp's own rule.
 WS = '(" " | "\\n" [ \\t]{0,20})?'
@@ -48,6 +49,7 @@ class Notation(NamedTuple):
         is_sorted: True if the properties of an object are written in the order of `by_name`.
         says_name: returns True if a name can be written.
         says: returns True if a value can be written.
+        end: the text that ends a string, if strings have no escapes; empty if they have.
     """
 
     prefix: str
@@ -67,14 +69,17 @@ class Notation(NamedTuple):
     is_sorted: bool = False
     says_name: Callable[[str], bool] = lambda name: True
     says: Callable[[Any], bool] = lambda value: True
+    end: str = ""
 
     @property
-    def character(self) -> str:
-        """GBNF for any character of a string."""
-        return self.encoding.one(normal([Range(0, LAST)]))
+    def states(self) -> Sequence[str]:
+        """The names of the rules for the rest of a string without escapes (`states`)."""
+        return states(self.end, f"{self.prefix}text") if self.end else ()
 
     def needs(self, kind: str) -> Sequence[str]:
         """Return the kinds whose rules the rule of a kind refers to."""
+        if kind == "string":
+            return [name.removeprefix(self.prefix) for name in self.states]
         if kind == "object":
             return ("ws", self._name, "value")
         return {"value": _VALUES, "array": ("ws", "value")}.get(kind, ())
@@ -95,7 +100,9 @@ def primitives(notation: Notation) -> Mapping[str, str]:
     mark, own = notation.mark, notation.prefix
     ws, value = f"{own}ws", f"{own}value"
     pair = f'{own}{notation._name} {ws} ":" {ws} {value}'
+    text = until(notation.end, f"{own}text", "", never=UNUSUAL) if notation.end else {}
     return {
+        **{name.removeprefix(own): rule for name, rule in text.items()},
         "ws": notation.ws,
         "string": notation.string,
         "name": f"{mark} {notation.encoding.one(complement(notation.outside))}+ {mark}",
@@ -165,15 +172,13 @@ PYTHON_CALL = PYTHON._replace(
 
 # The mark around Gemma's strings, which have no escapes.
 MARK = '<|"|>'
-_LESS = Range(0x3C, 0x3C)
 # Control characters other than tabs and line breaks.
-_UNUSUAL = (Range(0, 8), Range(0x0B, 0x0C), Range(0x0E, 0x1F), Range(0x7F, 0x7F))
+UNUSUAL = (Range(0, 8), Range(0x0B, 0x0C), Range(0x0E, 0x1F), Range(0x7F, 0x7F))
 
 
 def _one_of_gemma(ranges: Sequence[Range]) -> str:
     """Return GBNF for a character that does not begin a mark, if the set has any other."""
-    outside = complement(ranges)
-    others = complement([*outside, _LESS, *_UNUSUAL])
+    others = complement([*complement(ranges), Range(0x3C, 0x3C), *UNUSUAL])
     return one_of(others or ranges)
 
 
@@ -198,12 +203,9 @@ def _says_gemma(value: Any) -> bool:
     return MARK not in json.dumps(value, ensure_ascii=False).replace('\\"', '"')
 
 
-_PLAIN_GEMMA = one_of(complement([_LESS, *_UNUSUAL]))
-_AFTER_LESS = one_of(complement([_LESS, Range(0x7C, 0x7C), *_UNUSUAL]))
 GEMMA = Notation(
-    "gemma-", literal(MARK), Encoding(_one_of_gemma, literal),
-    f'{literal(MARK)} ({_PLAIN_GEMMA} | "<"+ {_AFTER_LESS})* {literal(MARK)}',
+    "gemma-", literal(MARK), Encoding(_one_of_gemma, literal), f"{literal(MARK)} gemma-text",
     ("true", "false", "null"), '""', '""', tuple(complement(_BARE)),
     lambda name: literal(_gemma_name(name)), as_gemma,
-    is_sorted=True, says_name=_says_gemma, says=_says_gemma,
+    is_sorted=True, says_name=_says_gemma, says=_says_gemma, end=MARK,
 )  # fmt: skip

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ..base import Preamble
-from .characters import literal
+from .characters import Range, in_set, literal
 
 _GAP = "[ \\n]{0,4}"
 # Parts of a grammar without rule names (literals, sets, comments, tokens), and rule names.
@@ -49,7 +50,9 @@ def token_or_text(marker: str, preamble: Preamble) -> str:
     return literal(marker)
 
 
-def until(marker: str, name: str, then: str, may_end: bool = False) -> dict[str, str]:
+def until(
+    marker: str, name: str, then: str, may_end: bool = False, never: Sequence[Range] = ()
+) -> dict[str, str]:
     """Return rules for text up to the first occurrence of a marker, and `then` after it.
 
     The rules are the states of Knuth, Morris and Pratt: the length of the marker's prefix with
@@ -58,9 +61,11 @@ def until(marker: str, name: str, then: str, may_end: bool = False) -> dict[str,
     Args:
         name: the name of the main rule, and the prefix of the other names.
         may_end: True if the text may end without the marker.
+        never: characters that do not appear in the text.
     """
-    names = [name, *(f"{name}-{state}" for state in range(1, len(marker)))]
+    names = states(marker, name)
     rules = {}
+    excluded = "".join(map(in_set, never))
     for state, own in enumerate(names):
         follow = {
             character: max(
@@ -77,9 +82,14 @@ def until(marker: str, name: str, then: str, may_end: bool = False) -> dict[str,
             elif size:
                 parts.append(f"{literal(character)} {names[size]}")
         known = [character for character, size in follow.items() if size]
-        parts.append(f"[^{''.join(map(_in_set, known))}] {name}")
+        parts.append(f"[^{''.join(map(_in_set, known))}{excluded}] {name}")
         rules[own] = " | ".join([*parts, '""'] if may_end else parts)
     return rules
+
+
+def states(marker: str, name: str) -> list[str]:
+    """Return the names of the rules of `until`, by the length of the marker's prefix."""
+    return [name, *(f"{name}-{state}" for state in range(1, len(marker)))]
 
 
 def _in_set(character: str) -> str:

@@ -10,7 +10,7 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from ...schemas import limits
-from .characters import LAST, Encoding, Range, complement, normal, one_of
+from .characters import LAST, Encoding, Range, Unsaid, complement, normal, one_of
 from .unenforced import Unenforced
 
 # llama.cpp's limit for repetitions (src/llama-grammar.cpp).
@@ -52,7 +52,11 @@ def encoded(pattern: str, encoding: Encoding) -> str:
 
 
 def containing(pattern: str, encoding: Encoding) -> str:
-    """Return GBNF for texts that contain a match, as in JSON Schema, in an encoding."""
+    """Return GBNF for texts that contain a match, as in JSON Schema, in an encoding.
+
+    Raises:
+        Unsaid: no match can be written.
+    """
     return _converted(pattern, encoding.one, f"{encoding.one(_ANY)}*")
 
 
@@ -91,8 +95,7 @@ class _Converter:
             after = ""
             nodes = nodes[:-1]
         if len(nodes) == 1 and nodes[0][0] is codes.BRANCH:
-            branches = [self.found(branch, before, after) for branch in nodes[0][1][1]]
-            return _any(branches)
+            return _any_of(nodes[0][1][1], lambda branch: self.found(branch, before, after))
         if len(nodes) == 1 and nodes[0][0] is codes.SUBPATTERN and not any(nodes[0][1][1:3]):
             return self.found(nodes[0][1][3], before, after)
         return " ".join(part for part in (before, self._sequence(nodes), after) if part)
@@ -110,7 +113,7 @@ class _Converter:
         if code is codes.IN:
             return self._one(_set_of(value))
         if code is codes.BRANCH:
-            return _any([self._sequence(list(branch)) for branch in value[1]])
+            return _any_of(value[1], lambda branch: self._sequence(list(branch)))
         if code is codes.SUBPATTERN:
             if value[1] or value[2]:
                 raise Unenforced("a regular expression with inline flags is not enforced")
@@ -124,7 +127,12 @@ class _Converter:
         )
 
     def _repeated(self, least: int, most: int, nodes: Any) -> str:
-        inner = self._sequence(list(nodes))
+        try:
+            inner = self._sequence(list(nodes))
+        except Unsaid:
+            if least:
+                raise
+            return ""
         if not inner or most == 0:
             return ""
         endless = most is codes.MAXREPEAT
@@ -136,8 +144,17 @@ class _Converter:
         return f"({inner}){times}"
 
 
-def _any(options: Sequence[str]) -> str:
-    return f"({' | '.join(option or _NOTHING for option in options)})"
+def _any_of(branches: Sequence[Any], convert: Callable[[Any], str]) -> str:
+    """Return GBNF for any of the branches that can be written."""
+    options = []
+    for branch in branches:
+        try:
+            options.append(convert(branch) or _NOTHING)
+        except Unsaid:
+            continue
+    if not options:
+        raise Unsaid
+    return f"({' | '.join(options)})"
 
 
 def _set_of(items: Sequence[Node]) -> list[Range]:

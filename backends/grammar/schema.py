@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 from ...schemas import limits
 from .characters import Range, complement, holds, literal
 from .dialects import check_schema, modern
+from .marked import counted, matching
 from .merge import CONSTRAINTS, KEYWORDS, TYPES, allowed, are_disjoint, merged
 from .notation import JSON, Notation, by_name, primitives
 from .numbers import integers, numbers
 from .references import pointer, resolved, target_of
-from .regex import MOST_TIMES, containing
+from .regex import MOST_TIMES
 from .unenforced import Unenforced
 
 MOST_DEEP = limits.SCHEMA_DEPTH.most
@@ -367,8 +368,7 @@ class _Converter:
                     )
                 pattern = FORMATS[pattern]
             try:
-                inside = containing(pattern, self._notation.encoding)
-                return self._rule(f"{quote} {inside} {quote}")
+                return self._rule(matching(pattern, self._notation))
             except Unenforced as error:
                 raise Unenforced(error.reason, (*path, named[0])) from None
         least, most = schema.get("minLength", 0), schema.get("maxLength")
@@ -376,12 +376,16 @@ class _Converter:
             raise Unenforced(f"lengths up to {MOST_TIMES} are enforced", path)
         if most is not None and least > most:
             raise Unenforced("no string has such a length", (*path, "minLength"))
-        times = f"{{{least},}}" if most is None else f"{{{least},{most}}}"
-        return (
-            f"{quote} {self._notation.character}{times} {quote}"
-            if most != 0
-            else f"{quote} {quote}"
-        )
+        if most == 0:
+            return f"{quote} {quote}"
+        if not least and most is None:
+            return self._primitive("string")
+        found = counted(least, most, self._notation)
+        if not self._notation.end:
+            return found
+        # Its rules can be a part of the limited strings.
+        self._primitive("string")
+        return self._rule(found)
 
     def _number(self, schema: Schema, path: Path) -> str:
         kind = schema["type"]

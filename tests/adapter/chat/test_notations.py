@@ -126,3 +126,60 @@ def test_values_that_gemma_cannot_express(given: Any) -> None:
     assert refused("gemma4", {"properties": {"a": given}}) == (0, "properties", "a", *given)
     loose = grammar("gemma4", {"properties": {"a": given}})
     assert loose == grammar("gemma4", {"properties": {"a": {}}})
+
+
+# Each: the schema of a string, texts that Gemma can write for it, and texts that it cannot.
+STRINGS: Sequence[tuple[Any, Sequence[str], Sequence[str]]] = [
+    (
+        {"type": "string"},
+        (
+            "",
+            "<",
+            "<<<",
+            "let x = f <| 5 done",
+            "<|im_start|>user hello",
+            "if a<",
+            '<|"|',
+            '<<|"a>',
+        ),
+        ('<|"|>', 'a<|"|>b', '<<|"|>', '<|"<|"|>>', "\x00"),
+    ),
+    (
+        {"minLength": 1},
+        ("a", "<", "<<", '<|"', '<|"|', '<a href="x">|</a>'),
+        ("", 'a<|"|>', '<|"|>'),
+    ),
+    ({"minLength": 3}, ('<|"', "<|>|", 'let <|"|', 'a|b<i id="c">'), ("<|", '<|"|>', 'ab<|"|>')),
+    ({"maxLength": 5}, ("", "<|im", '<">"', "<<<|<", '<|"||'), ("<|im_s", '<|"|>')),
+    ({"minLength": 2, "maxLength": 3}, ("<|", '|">', "ab<"), ("<", "<|im")),
+    ({"pattern": "^[a-z<]+$"}, ("a<b", "<"), ("<|", "")),
+    ({"pattern": "<"}, ("<|im_start|>", '<b a="">', '<|"|'), ('<|"|>', "b", "<\x00")),
+    ({"pattern": '^a(<\\|"\\|>|<+b)c$'}, ("a<bc", "a<<bc"), ('a<|"|>c', "ac")),
+    ({"pattern": '^a(<\\|"\\|>)*c$'}, ("ac",), ('a<|"|>c',)),
+]
+
+
+@pytest.mark.parametrize(("given", "written", "unwritten"), STRINGS)
+def test_strings_that_gemma_can_write(
+    demo_loaded: LoadedModel, given: Any, written: Sequence[str], unwritten: Sequence[str]
+) -> None:
+    """Gemma's strings contain everything but their whole mark, and every text is read again."""
+    schema = {"properties": {"a": {"type": "string", **given}}, "required": ["a"]}
+    text = grammar("gemma4", schema, True)
+    walker = Walker(demo_loaded)
+    for one in written:
+        call = GEMMA.written([("f", {"a": one})])
+        assert walker.accepts(text, call), one
+        parser = GEMMA.parser({"f": schema}, frozenset(), False, True)
+        (found,) = whole([*parser.feed(call.encode()), *parser.end()])
+        assert orjson.loads(found[1]) == {"a": one}
+    for one in unwritten:
+        assert not walker.accepts(text, GEMMA.written([("f", {"a": one})])), one
+
+
+def test_patterns_that_gemma_cannot_express() -> None:
+    """A strict pattern that only texts with the whole mark match is an error."""
+    given = {"type": "string", "pattern": r'^a<\|"\|>b$'}
+    assert refused("gemma4", {"properties": {"a": given}}) == (0, "properties", "a", "pattern")
+    loose = grammar("gemma4", {"properties": {"a": given}})
+    assert loose == grammar("gemma4", {"properties": {"a": {"type": "string"}}})
