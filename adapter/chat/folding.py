@@ -9,7 +9,8 @@ template needs it (`order.order_of` finds out), in this order:
 4. If no user message follows directly, one is added in its place. It never moves to the head.
 5. An empty message is added where the template requires the other role.
 6. Several calls of one message become several messages, each followed by its result.
-7. The content of a message with a call becomes a message of its own, before the call.
+7. The content of a message with a call becomes a message of its own, before the call. Its role is
+   `model` if the template then begins a turn for the call. Otherwise step 5 can add a message.
 8. Reasoning of a message with content and a call moves to the beginning of the content.
 9. Arguments that are text become an object with one key.
 
@@ -28,6 +29,8 @@ from typing import Any, NamedTuple, TypeAlias
 Turn: TypeAlias = dict[str, Any]
 
 SYSTEM = ("system", "developer")
+# The name that some templates give the assistant's role.
+MODEL = "model"
 _REASONING = ("reasoning_content", "thinking")
 _TEXTS = ("content", *_REASONING)
 # The calls of a message, and their results if they are a part of it.
@@ -56,6 +59,7 @@ class Order(NamedTuple):
         said_earlier: the same, if an answer follows later.
         reasoned: reasoning, content and a call in one message.
         malformed: arguments that are text instead of an object.
+        model: the role `model`, for text of the assistant before a message with calls.
     """
 
     system: bool = True
@@ -73,6 +77,7 @@ class Order(NamedTuple):
     said_earlier: bool = True
     reasoned: bool = True
     malformed: bool = True
+    model: bool = True
 
 
 ANY = Order()
@@ -193,7 +198,10 @@ class _Fold:
             if not self._is_lost_in(turn):
                 self._merge(turn)
                 return
-            self._append(_user())
+            if order.model and role == "assistant":
+                self._turns[-1] = {**self._turns[-1], "role": MODEL}
+            else:
+                self._append(_user())
         if not order.uncounted and _counts(turn) and role == self._counted:
             self._append(_user() if role == "assistant" else {"role": "assistant", "content": ""})
         self._append(turn)

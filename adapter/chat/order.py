@@ -21,12 +21,13 @@ from ...schemas.openai.messages import (
     UserMessage,
 )
 from .conversation import FUNCTION, Style, turns_of
-from .folding import ANY, Order
+from .folding import ANY, MODEL, Order
 from .templates import render
 
 # The samples for each field of `Order`, one letter per message. The roles are (S)ystem, (U)ser,
 # (A)ssistant, and a tool (R)esult. An assistant message can also be a (C)all, two (P)arallel calls,
-# a call with content (B), a call with content and (T)hought, or one with (M)alformed arguments.
+# a call with content (B), a call with content and (T)hought, or one with (M)alformed arguments. (G)
+# is an assistant message with the role `model`.
 _SAMPLES = {
     "system": ("SU",),
     "kept": ("SUA", "SUCR"),
@@ -84,6 +85,8 @@ def order_of(model: Model, style: Style, functions: Sequence[Function] = ()) -> 
     for field, pair in _BEFORE.items():
         if found.get(field):
             found[field] = not _is_outside(model, style, functions, pair)
+    if found.get("calls_after_text") is False:
+        found["model"] = _has_model(model, style, functions)
     if not found["system"]:
         found.pop("kept")
     return Order(**found)
@@ -112,6 +115,18 @@ def _accepts(
     return True
 
 
+def _has_model(model: Model, style: Style, functions: Sequence[Function]) -> bool:
+    """Return True if `model` is the assistant's role, too, and a call after it is in a turn."""
+    try:
+        own, usual = (
+            _rendered(model, style, functions, sample, _SYSTEM[0]) for sample in ("UGU", "UAU")
+        )
+    except LatimerError:
+        return False
+    shown = all(_accepts(model, style, functions, one, _SYSTEM[0]) for one in ("UGCR", "UCRGCR"))
+    return shown and own == usual and not _is_outside(model, style, functions, ("UCR", "UGCR"))
+
+
 def _is_outside(
     model: Model, style: Style, functions: Sequence[Function], pair: tuple[str, str]
 ) -> bool:
@@ -136,6 +151,8 @@ def _rendered(
     model: Model, style: Style, functions: Sequence[Function], sample: str, roles: Roles
 ) -> str:
     turns, tools = turns_of(model, list(_messages(sample, roles)), functions, style, None)
+    texts = {_text(index) for index, letter in enumerate(sample) if letter == "G"}
+    turns = [{**turn, "role": MODEL} if turn["content"] in texts else turn for turn in turns]
     return render(model, {"messages": turns, "variables": {}, "tools": tools})
 
 
@@ -148,7 +165,7 @@ def _messages(sample: str, roles: Roles) -> Iterator[Message]:
             yield SystemMessage(role=next(role), content=text)
         elif letter == "U":
             yield UserMessage(role="user", content=text)
-        elif letter == "A":
+        elif letter in "AG":
             yield AssistantMessage(role="assistant", content=text)
         elif letter == "R":
             yield ToolMessage(role="tool", content=text, tool_call_id=ids.pop(0))

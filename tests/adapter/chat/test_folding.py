@@ -148,6 +148,16 @@ def test_calls_and_texts_are_inside_turns(letters: str) -> None:
         is_open = marker != "<turn|>"
 
 
+def test_steps_with_content_stay_in_one_turn() -> None:
+    """Content with calls adds no user turn in Gemma 4's template, so all reasoning is kept."""
+    name, prompts = "google-gemma-4-31B-it", []
+    for steps in range(1, 4):
+        prompts.append(shown(name, "U" + "TR" * steps))
+        assert prompts[-1].count("Thought.") == steps
+        assert prompts[-1].count("<|turn>user") == 1
+        assert all(prompts[-1].startswith(before) for before in prompts)
+
+
 @pytest.mark.parametrize(
     ("name", "letters", "tools"),
     [
@@ -293,8 +303,21 @@ def test_a_later_system_message_never_moves_to_the_head() -> None:
         ),
         (
             "UACR",
-            Order(said=False, calls_after_text=False),
+            Order(said=False, calls_after_text=False, model=False),
             ["user:text-0.", "assistant:text-1.", "user:", "assistant:", "tool:text-3."],
+        ),
+        (
+            "UBRABR",
+            Order(said=False, assistants=False, calls_after_text=False),
+            [
+                "user:text-0.",
+                "model:said-1.",
+                "assistant:",
+                "tool:text-2.",
+                "model:text-3.\n\nsaid-4.",
+                "assistant:",
+                "tool:text-5.",
+            ],
         ),
     ],
 )
