@@ -22,6 +22,7 @@ from .regex import to_gbnf as regex_to_gbnf
 from .schema import Within, path_to, rules_of
 from .schema import to_gbnf as schema_to_gbnf
 from .unenforced import Unenforced
+from .unmarked import unmarked
 
 __all__ = [
     "CONSTRAINTS",
@@ -57,6 +58,7 @@ __all__ = [
     "repetitions",
     "rules_of",
     "token_or_text",
+    "unmarked",
     "until",
     "with_gbnf",
 ]

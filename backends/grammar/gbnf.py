@@ -244,9 +244,17 @@ def _check_size(rules: dict[str, _Group]) -> None:
         )
 
 
-def _check_ways(rules: dict[str, _Group]) -> None:
-    """Reject a grammar with more simultaneous ways than an engine can handle."""
-    parts = {
+def parts_of(text: str) -> dict[str, list[list[GrammarPart]]]:
+    """Return the alternates of every rule and group, those of a group by a name with `(`.
+
+    Raises:
+        WrongGrammar: the grammar is malformed.
+    """
+    return _parts(_Reader(text).rules())
+
+
+def _parts(rules: dict[str, _Group]) -> dict[str, list[list[GrammarPart]]]:
+    return {
         name: [
             [
                 GrammarPart(item.rule, item.text, item.least, None if item.endless else item.times)
@@ -257,8 +265,12 @@ def _check_ways(rules: dict[str, _Group]) -> None:
         ]
         for name, group in rules.items()
     }
+
+
+def _check_ways(rules: dict[str, _Group]) -> None:
+    """Reject a grammar with more simultaneous ways than an engine can handle."""
     try:
-        check_ways(parts)
+        check_ways(_parts(rules))
     except TooManyWays:
         raise WrongGrammar(
             "it is too ambiguous; write the common beginning of alternatives only once, and use "

@@ -55,8 +55,7 @@ def until(
 ) -> dict[str, str]:
     """Return rules for text up to the first occurrence of a marker, and `then` after it.
 
-    The rules are the states of Knuth, Morris and Pratt: the length of the marker's prefix with
-    which the text ends.
+    The rules are the states of Knuth, Morris and Pratt (`follow`).
 
     Args:
         name: the name of the main rule, and the prefix of the other names.
@@ -66,23 +65,15 @@ def until(
     names = states(marker, name)
     rules = {}
     excluded = "".join(map(in_set, never))
-    for state, own in enumerate(names):
-        follow = {
-            character: max(
-                size
-                for size in range(state + 2)
-                if marker[:size] == (marker[:state] + character)[state + 1 - size :]
-            )
-            for character in dict.fromkeys(marker)
-        }
+    for own, known in zip(names, follow(marker), strict=True):
         parts = []
-        for character, size in follow.items():
+        for character, size in known.items():
             if size == len(marker):
                 parts.append(f"{literal(character)} {then}")
             elif size:
                 parts.append(f"{literal(character)} {names[size]}")
-        known = [character for character, size in follow.items() if size]
-        parts.append(f"[^{''.join(map(_in_set, known))}{excluded}] {name}")
+        begun = [character for character, size in known.items() if size]
+        parts.append(f"[^{''.join(map(_in_set, begun))}{excluded}] {name}")
         rules[own] = " | ".join([*parts, '""'] if may_end else parts)
     return rules
 
@@ -90,6 +81,24 @@ def until(
 def states(marker: str, name: str) -> list[str]:
     """Return the names of the rules of `until`, by the length of the marker's prefix."""
     return [name, *(f"{name}-{state}" for state in range(1, len(marker)))]
+
+
+def follow(marker: str) -> list[dict[str, int]]:
+    """Return the states after each character of a marker, for each state.
+
+    A state is the length of the marker's prefix with which a text ends. Other characters lead to 0.
+    """
+    return [
+        {
+            character: max(
+                size
+                for size in range(state + 2)
+                if marker[:size] == (marker[:state] + character)[state + 1 - size :]
+            )
+            for character in dict.fromkeys(marker)
+        }
+        for state in range(len(marker))
+    ]
 
 
 def _in_set(character: str) -> str:

@@ -10,11 +10,13 @@ import orjson
 from ....backends.base import Grammar, Preamble
 from ....backends.grammar import (
     JSON,
+    PLAIN,
     Notation,
     Unenforced,
     embedded,
     rules_of,
     token_or_text,
+    unmarked,
 )
 from ..json_call import INPUT
 
@@ -84,7 +86,10 @@ def arguments(
 def _input(grammar: Grammar, name: str, prefix: str, notation: Notation) -> Mapping[str, str]:
     """Return the rules for the arguments of a custom tool, whose text follows a grammar."""
     quote, text = notation.quote, f"{prefix}text"
-    rules = embedded(grammar, text, f"{prefix}i", notation.encoding)
+    encoding = PLAIN if notation.end else notation.encoding
+    rules = embedded(grammar, text, f"{prefix}i", encoding)
+    if notation.end:
+        rules = unmarked(rules, text, notation.end)
     given = f"{quote} {text} {quote}"
     if notation.other is not None and sum(map(len, rules.values())) <= _MOST_TWICE:
         quote, encoding = notation.other

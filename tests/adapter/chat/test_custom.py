@@ -12,12 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from latimer.adapter.chat.custom import InputReader, enforceable, unenforced
 from latimer.adapter.chat.formats import FORMATS, HERMES, ToolCallFormat
+from latimer.adapter.chat.formats.gemma4 import Gemma4
 from latimer.adapter.chat.formats.grammar import GrammarRequest
 from latimer.adapter.chat.formats.grammar import grammar as grammar_of
 from latimer.adapter.chat.formats.rules import FunctionSchema
+from latimer.adapter.chat.formats.tags import Tagged
 from latimer.adapter.chat.tools import ToolSet
 from latimer.backends.base import Grammar
 from latimer.backends.errors import InvalidGrammar
+from latimer.backends.grammar import MARK
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.schemas.openai.messages import Function
 from support.walks import Walker
@@ -57,6 +60,47 @@ def test_inputs_follow_their_grammar(
         reader = InputReader()
         value = reader.feed(call[1]) + reader.end()
         assert re.fullmatch(pattern, value), value
+
+
+UNESCAPED = [form for form in FORMATS if isinstance(form, Tagged | Gemma4)]
+PATCH = r"""start: "*** Begin Patch" LF line+ "*** End Patch" LF?
+line: ("+" | "-" | " ") /(.*)/ LF
+%import common.LF
+"""
+
+
+def end_of(form: ToolCallFormat) -> str:
+    """Return the mark after a text in a call."""
+    return form.tags.closing if isinstance(form, Tagged) else MARK
+
+
+@pytest.mark.parametrize("form", UNESCAPED, ids=lambda form: form.title)
+def test_an_input_is_never_cut_at_its_mark(walker: Walker, form: ToolCallFormat) -> None:
+    """The grammar of a patch excludes the mark after the input, and only that."""
+    function = FunctionSchema("run", orjson.dumps(TEXT), False, Grammar("lark", PATCH, ""))
+    text = grammar_of(GrammarRequest(form, (function,), False, True, frozenset()))
+    mark = end_of(form)
+    tag = mark.strip()
+    for line in ("if (a < b) { x <", f"</{tag[:-1]}<x></y>", f"<{tag[2:]}", "é<|x|>"):
+        given = f"*** Begin Patch\n+{line}\n-\n*** End Patch\n"
+        call = form.written([("run", {"input": given})])
+        assert walker.accepts(text, call), call
+        parser = form.parser({"run": TEXT}, frozenset(), True, True)
+        (found,) = whole([*parser.feed(call.encode()), *parser.end()])
+        assert json.loads(found[1]) == {"input": given}
+        for at in (17, len(given) - 18):
+            cut = form.written([("run", {"input": f"{given[:at]}{mark}{given[at:]}"})])
+            assert not walker.accepts(text, cut)
+
+
+@pytest.mark.parametrize("form", UNESCAPED, ids=lambda form: form.title)
+async def test_an_input_with_its_mark_is_not_enforced(form: ToolCallFormat) -> None:
+    """A format whose texts may need the mark after them is listed as not enforced."""
+    mark = re.escape(end_of(form))
+    tools = tool_set(a=Grammar("regex", f"a{mark}[0-9]", ""), b=QUOTED)
+    enforced = await enforceable(tools, form)
+    assert enforced == {"b": QUOTED}
+    assert unenforced(tools, enforced) == ["tools[0].custom.format"]
 
 
 @given(st.text(), st.booleans(), st.lists(st.integers(0, 200), max_size=8))
