@@ -1,11 +1,16 @@
 """Tool calls as LFM2 and LFM2.5 write them: a list of Python calls between two tokens.
 
-`[name(key="value", other=5), other()]`: https://docs.liquid.ai/lfm/key-concepts/tool-use.
+`[name(key="value", other=5), other()]`: https://docs.liquid.ai/lfm/key-concepts/tool-use. If the
+system prompt asks for JSON, the list has JSON objects, `{"name": …, "arguments": {…}}`.
 """
 
 from __future__ import annotations
 
+import ast
+import json
+import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +34,12 @@ _WORDS = {
 _ESCAPES = {
     ord("n"): b"\\n", ord("t"): b"\\t", ord("r"): b"\\r", ord("b"): b"\\b", ord("f"): b"\\f",
     ord("\\"): b"\\\\", ord('"'): b'\\"', ord("'"): b"'", ord("\n"): b"", ord("/"): b"/",
-    ord("a"): b"\\u0007", ord("v"): b"\\u000b", ord("0"): b"\\u0000",
+    ord("a"): b"\\u0007", ord("v"): b"\\u000b",
 }  # fmt: skip
+_OCTAL = b"01234567"
+_LONGEST_CHARACTER = 100
+# Numbers of Python, also those that JSON lacks: `1_000`, `.5`, `0x1F`.
+_NUMBER = re.compile(rb"[+-]?[0-9.][0-9a-fA-FxXoO_.+-]*")
 _HEXADECIMAL = {ord("x"): 2, ord("u"): 4, ord("U"): 8}
 
 
@@ -38,14 +47,14 @@ class PythonCallParser(ValueParser):
     """A parser of a list of calls, which is complete at its closing bracket."""
 
     def __init__(self, check: Check | None) -> None:
-        super().__init__(_WORDS, check, trailing=True)
+        super().__init__(_WORDS, check, python=True)
 
     def _run(self) -> Steps:
         if (yield from self._next()) != ord("["):
             raise Broken
         byte = yield from self._next()
         while True:
-            yield from self._one(byte)
+            yield from self._call(byte) if byte == ord("{") else self._one(byte)
             if (yield from self._more(ord("]"))):
                 return
             byte = yield from self._next()
@@ -99,17 +108,35 @@ class PythonCallParser(ValueParser):
     def _string_begins(self, byte: int) -> bool:
         return byte in b"\"'"
 
+    def _number(self, word: bytes) -> bytes | None:
+        known = super()._number(word)
+        if known is not None or _NUMBER.fullmatch(word) is None:
+            return known
+        try:
+            value = ast.literal_eval(word.decode())
+        except (SyntaxError, ValueError):
+            return None
+        is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+        return json.dumps(value).encode() if is_number else None
+
     def _text(self, byte: int) -> Steps:
         quote = byte
         self._fragment += b'"'
-        while (byte := (yield)) != quote:
+        byte = yield
+        while byte != quote:
             if byte == ord("\\"):
-                yield from self._escape((yield))
+                byte = yield from self._escape((yield))
             else:
                 self._put_text(bytes([byte]))
+                byte = yield
         self._fragment += b'"'
 
-    def _escape(self, byte: int) -> Steps:
+    def _escape(self, byte: int) -> Bytes:
+        """Parse an escape, whose first byte after the backslash is given; return the next byte."""
+        if byte in _OCTAL:
+            return (yield from self._octal(byte))
+        if byte == ord("N"):
+            return (yield from self._named_character())
         size = _HEXADECIMAL.get(byte)
         if size is None:
             known = _ESCAPES.get(byte)
@@ -118,7 +145,7 @@ class PythonCallParser(ValueParser):
                 self._put_text(bytes([ord("\\"), byte]))
             else:
                 self._fragment += known
-            return
+            return (yield)
         digits = bytearray()
         while len(digits) < size:
             digits.append((yield))
@@ -128,6 +155,32 @@ class PythonCallParser(ValueParser):
             self._fragment += b"\\u%04x" % code if code < 0x10000 else chr(code).encode()
         except ValueError:
             raise Broken from None
+        return (yield)
+
+    def _octal(self, byte: int) -> Bytes:
+        digits = bytearray()
+        while byte in _OCTAL and len(digits) < 3:
+            digits.append(byte)
+            byte = yield
+        self._fragment += b"\\u%04x" % int(digits, 8)
+        return byte
+
+    def _named_character(self) -> Bytes:
+        """Parse the name of a character, `{…}`; without one, the text is kept."""
+        text = bytearray()
+        byte = yield
+        if byte != ord("{"):
+            self._put_text(b"\\N")
+            return byte
+        while (byte := (yield)) != ord("}"):
+            text.append(byte)
+            if len(text) > _LONGEST_CHARACTER:
+                raise Broken
+        try:
+            self._put_text(unicodedata.lookup(text.decode()).encode())
+        except (KeyError, ValueError):
+            raise Broken from None
+        return (yield)
 
     def _key(self, byte: int) -> Steps:
         if not self._string_begins(byte):

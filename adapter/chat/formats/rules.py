@@ -105,7 +105,10 @@ def _as_object(schema: Any) -> Any:
     """Require an object in a schema, and an empty one if `properties` is empty."""
     if not isinstance(schema, dict):
         return schema
-    if schema.get("properties") == {} and not schema.keys() & _OTHER_KEYS:
+    others = schema.keys() & _OTHER_KEYS
+    if schema.get("required") == []:
+        others.discard("required")
+    if schema.get("properties") == {} and not others:
         schema = {**schema, "additionalProperties": False}
     return {"type": "object", **schema}
 

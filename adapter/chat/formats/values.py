@@ -11,6 +11,7 @@ from ..json_call import Broken, Bytes, JsonCallParser, Steps
 from ..parsing import BLANKS
 
 _CLOSING = {ord("{"): ord("}"), ord("["): ord("]")}
+_TUPLE = {ord("("): ord(")")}
 _ENDS = frozenset(b",)]}" + BLANKS)
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _LONGEST_WORD = 400
@@ -26,17 +27,21 @@ class ValueParser(JsonCallParser):
     Args:
         words: the JSON of each word.
         check: see `JsonCallParser`.
-        trailing: True if a comma may follow the last value of a list or object.
+        python: True if a comma may follow the last value of a list or object, and tuples are lists.
     """
 
     def __init__(
         self,
         words: Mapping[bytes, bytes],
         check: Callable[[str], bool] | None = None,
-        trailing: bool = False,
+        python: bool = False,
     ) -> None:
         self._words = words
-        self._trailing = trailing
+        self._python = python
+        self._closing = {**_CLOSING, **_TUPLE} if python else _CLOSING
+        # Where in the fragment parentheses begin that have no comma yet, by their depth. Without
+        # one, they are around a single value.
+        self._plain: dict[int, int] = {}
         super().__init__(check=check)
 
     def _string_begins(self, byte: int) -> bool:
@@ -51,19 +56,23 @@ class ValueParser(JsonCallParser):
         """Parse the name of a property up to the colon, and add it to the arguments as JSON."""
         raise NotImplementedError
 
+    def _number(self, word: bytes) -> bytes | None:
+        """Return the JSON of a number, or None for another word."""
+        return word if _NUMBER.fullmatch(word) else None
+
     def _converted(self, byte: int) -> Steps:
         """Parse a value of any kind, whose first byte is given, and add its JSON."""
         open_ones: list[int] = []
         while True:
-            if byte in _CLOSING:
-                self._fragment.append(byte)
-                open_ones.append(_CLOSING[byte])
+            if byte in self._closing:
+                self._open(byte, open_ones)
                 byte = yield from self._next()
                 if byte != open_ones[-1]:
                     if open_ones[-1] == ord("}"):
                         byte = yield from self._named(byte)
                     continue
-                self._fragment.append(open_ones.pop())
+                self._plain.pop(len(open_ones), None)
+                self._close(open_ones)
             elif self._string_begins(byte):
                 yield from self._text(byte)
             else:
@@ -73,15 +82,35 @@ class ValueParser(JsonCallParser):
                     return
                 byte = yield from self._next()
                 if byte == ord(","):
+                    self._plain.pop(len(open_ones), None)
                     byte = yield from self._next()
-                    if not self._trailing or byte != open_ones[-1]:
+                    if not self._python or byte != open_ones[-1]:
                         break
                 if byte != open_ones[-1]:
                     raise Broken
-                self._fragment.append(open_ones.pop())
+                self._close(open_ones)
             self._fragment += b","
             if open_ones[-1] == ord("}"):
                 byte = yield from self._named(byte)
+
+    def _open(self, byte: int, open_ones: list[int]) -> None:
+        open_ones.append(self._closing[byte])
+        if byte in _TUPLE:
+            self._plain[len(open_ones)] = len(self._fragment)
+            byte = ord("[")
+        self._fragment.append(byte)
+
+    def _close(self, open_ones: list[int]) -> None:
+        begun = self._plain.pop(len(open_ones), None)
+        close = open_ones.pop()
+        if begun is not None:
+            del self._fragment[begun]
+        else:
+            self._fragment.append(ord("]") if close == ord(")") else close)
+
+    def _flush(self) -> None:
+        if not self._plain:
+            super()._flush()
 
     def _named(self, byte: int) -> Bytes:
         """Parse the name of a property, and return the first byte of its value."""
@@ -98,10 +127,10 @@ class ValueParser(JsonCallParser):
                 raise Broken
             byte = yield
         self._peeked = byte
-        known = self._words.get(bytes(word))
-        if known is None and _NUMBER.fullmatch(word) is None:
+        known = self._words.get(bytes(word)) or self._number(bytes(word))
+        if known is None:
             raise Broken
-        self._fragment += word if known is None else known
+        self._fragment += known
 
     def _put_text(self, data: bytes) -> None:
         """Add a part of a string without escapes, as JSON."""

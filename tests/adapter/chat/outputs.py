@@ -285,9 +285,22 @@ LFM_2: Outputs = [
     ("<|tool_call_start|>[get_time()]", [("get_time", "{}")]),
     (_LFM.format("get_time(a=[1,], b={'c': 2 , },), get_time(),"),
      [("get_time", '{"a":[1],"b":{"c":2}}'), ("get_time", "{}")]),
+    # The page's "Output function calls as JSON".
+    (_LFM.format('{"name": "get_weather", "arguments": {"city": "Paris"}}'),
+     [("get_weather", PARIS)]),
+    (_LFM.format(' {"name": "get_weather", "arguments": {"city": "Paris"}}, '
+                 '{"name": "get_time", "arguments": {}}, get_time() '),
+     [("get_weather", PARIS), ("get_time", "{}"), ("get_time", "{}")]),
+    (_LFM.format("get_time(a=('p', \"q\"), b=(1,), c=(), d=('p'), e=((1), ((2,), [(3)])))"),
+     [("get_time", '{"a":["p","q"],"b":[1],"c":[],"d":"p","e":[1,[[2],[3]]]}')]),
+    (_LFM.format("get_time(a=1_000, b=.5, c=5., d=+5, e=0x1F, f=-1_0.5e1_0)"),
+     [("get_time", '{"a":1000,"b":0.5,"c":5.0,"d":5,"e":31,"f":-105000000000.0}')]),
+    (_LFM.format("get_time(a='\\101\\0a\\1234\\N{EURO SIGN}\\N\\N')"),
+     [("get_time", '{"a":"\\u0041\\u0000a\\u00534€\\\\N\\\\N"}')]),
     ("A list: [get_time()] <|tool_call", ["A list: [get_time()] <|tool_call"]),
     # Broken: cut off in a name, a string and after a call; positional arguments; a missing value;
-    # an unknown function; repeated commas and names; an empty list; wrong digits; JSON.
+    # an unknown function; repeated commas and names; an empty list; wrong digits and numbers; an
+    # unknown character; tuples without a value or an end.
     ("<|tool_call_start|>[get_we", ["<|tool_call_start|>[get_we"]),
     ('<|tool_call_start|>[get_time(city="Ro', ['<|tool_call_start|>[get_time(city="Ro']),
     ("<|tool_call_start|>[get_time()", ["<|tool_call_start|>[get_time()"]),
@@ -301,7 +314,10 @@ LFM_2: Outputs = [
     ("<|tool_call_start|>[get_time(a=1, a=2)]", ["<|tool_call_start|>[get_time(a=1, a=2)]"]),
     ("<|tool_call_start|>[]", ["<|tool_call_start|>[]"]),
     ("<|tool_call_start|>[get_time(a='\\xzz')]", ["<|tool_call_start|>[get_time(a='\\xzz')]"]),
-    ('<|tool_call_start|>[{"name": "get_time"}]', ['<|tool_call_start|>[{"name": "get_time"}]']),
+    *((f"<|tool_call_start|>[get_time(a={one})]", [f"<|tool_call_start|>[get_time(a={one})]"])
+      for one in ("1__0", "012", "1e999", "1j", "...", "5--5", "'\\N{NO SUCH}'", "(,)", "(1]")),
+    ('<|tool_call_start|>[{"name": "launch"}]', ['<|tool_call_start|>[{"name": "launch"}]']),
+    ('<|tool_call_start|>{"name": "get_time"}', ['<|tool_call_start|>{"name": "get_time"}']),
 ]  # fmt: skip
 
 # https://github.com/MeetKai/functionary, the template of v3.1: "Function calls MUST follow the

@@ -120,6 +120,15 @@ def test_names_that_a_format_cannot_express(title: str, name: str) -> None:
     assert grammar(title, schema) == grammar(title, {"properties": {"b": {}}, "required": ["b"]})
 
 
+@pytest.mark.parametrize("name", ["it's", 'q"'])
+def test_a_function_without_a_name_that_can_be_written(name: str) -> None:
+    """If no name of a function can be written, its calls have no arguments."""
+    none = grammar("lfm2", {"properties": {}, "required": []})
+    assert none == grammar("lfm2", {"properties": {}, "additionalProperties": False})
+    assert grammar("lfm2", {"properties": {name: {}}}) == none
+    assert grammar("lfm2", {"properties": {name: {}}, "required": [name]}) == none
+
+
 @pytest.mark.parametrize("given", [{"const": ['<|"|>q']}, {"enum": ["a", {'<|"|>': 1}]}])
 def test_values_that_gemma_cannot_express(given: Any) -> None:
     """Gemma's strings have no escape for their mark: a strict schema with one is an error."""
