@@ -11,9 +11,14 @@ from .parsing import BLANKS, Blanks, MarkerFinder
 
 
 class CallParser(Protocol):
-    """A parser of the text after a marker (`json_call.JsonCallParser`)."""
+    """A parser of the text after a marker (`json_call.JsonCallParser`).
+
+    Attributes:
+        complete: the number of parts so far up to the end of the last complete call.
+    """
 
     done: bool
+    complete: int
 
     def feed(self, data: bytes) -> tuple[int, list[Part]]:
         """Return how many of the bytes belong to calls, and their parts."""
@@ -77,6 +82,9 @@ class Calls:
         # Bytes of the marker, which the first part accounts for, too.
         self._before = 0
         self._waiting: list[Part] = []
+        # The number of returned parts of the reader.
+        self._passed = 0
+        self._singly = False
         self._looks = bare
         self._ended = False
         self._called = self._broke = False
@@ -164,6 +172,9 @@ class Calls:
     def _begin(self, marker: bytes) -> None:
         self._reader = self._make(not self._enforced)
         self._raw, self._settled, self._before = marker, 0, len(marker)
+        self._passed = 0
+        # Bare JSON is a call only as a whole.
+        self._singly = marker in self._markers.all
 
     def _read(self, parser: CallParser, out: list[Part]) -> bool:
         try:
@@ -172,19 +183,30 @@ class Calls:
             # The first wrong byte is parsed again.
             self._raw += self._text[: error.at]
             self._text = self._text[error.at :]
-            if self._enforced:
-                self._waiting += parser.taken()
-                out += self._pass_on(False)
+            self._waiting += parser.taken()
+            out += self._complete(parser)
             out += self._dropped()
             return True
         self._raw += self._text[:size]
         self._text = self._text[size:]
         self._waiting += parts
-        if self._enforced or parser.done:
-            out += self._pass_on(parser.done)
+        out += self._pass_on(True) if parser.done else self._complete(parser)
         if parser.done:
             self._reader, self._ended = None, True
         return parser.done
+
+    def _complete(self, parser: CallParser) -> list[Part]:
+        """Return the parts of complete calls, or all if a grammar guarantees the rest."""
+        if self._enforced:
+            return self._pass_on(False)
+        count = parser.complete - self._passed if self._singly else 0
+        if count <= 0:
+            return []
+        rest, self._waiting = self._waiting[count:], self._waiting[:count]
+        self._passed = parser.complete
+        out = self._pass_on(False)
+        self._waiting = rest
+        return out
 
     def _pass_on(self, whole: bool) -> list[Part]:
         """Return the waiting parts of a call; if it is complete, they account for all its bytes."""
@@ -203,12 +225,12 @@ class Calls:
         return before + parts
 
     def _dropped(self) -> list[Part]:
-        """Drop a call that is invalid: it is content, unless some parts have been returned."""
+        """Drop a call that is invalid: it is content, unless some of its parts were returned."""
         self._reader, self._waiting = None, []
-        if self._settled:
+        if self._settled and self._enforced:
             return [Part("nothing", b"", len(self._raw) - self._settled)]
         self._broke = True
-        return self._content(self._raw)
+        return self._content(self._raw[self._settled :])
 
     def _unfinished(self, parser: CallParser) -> list[Part]:
         try:

@@ -45,6 +45,9 @@ class JsonCallParser:
     Args:
         name, arguments: the keys.
         check: returns True if a function is offered; if given, arguments are checked, too.
+
+    Attributes:
+        complete: see `CallParser`.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class JsonCallParser:
         self._arguments = arguments
         self._check = check
         self._parts: list[Part] = []
+        self._count = 0
+        self.complete = 0
         self._size = 0
         self._fragment = bytearray()
         self._whole = bytearray()
@@ -150,6 +155,13 @@ class JsonCallParser:
         self._flush()
         if self._check is not None and not isinstance(_loaded(bytes(self._whole)), dict):
             raise Broken
+        self._settle()
+
+    def _settle(self) -> None:
+        """Account for all bytes so far: they are complete calls, and what is between them."""
+        if self._size:
+            self._put("nothing", b"")
+        self.complete = self._count
 
     def _given(self, byte: int, named: bool) -> Generator[None, int, bytes]:
         """Parse the arguments; an object after the name is returned as it arrives."""
@@ -177,6 +189,7 @@ class JsonCallParser:
 
     def _put(self, kind: str, data: bytes) -> None:
         self._parts.append(Part(kind, data, self._size))  # type: ignore[arg-type]
+        self._count += 1
         self._size = 0
 
     def _next(self) -> Bytes:
@@ -194,9 +207,9 @@ class JsonCallParser:
         text = b""
         while text not in markers:
             text += bytes([(yield from self._next()) if not text else (yield)])
-            self._may_end = False
             if not any(marker.startswith(text) for marker in markers):
                 raise Broken
+        self._may_end = False
         return text
 
     def _more(self, close: int) -> Generator[None, int, bool]:

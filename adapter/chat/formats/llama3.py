@@ -37,6 +37,8 @@ class PythonTagParser:
         self._text = b""
         self._is_json: bool | None = None
         self.done = False
+        # The only call is complete with the parser.
+        self.complete = 0
 
     def feed(self, data: bytes) -> tuple[int, list[Part]]:
         """See `CallParser.feed`."""

@@ -58,6 +58,8 @@ class SectionParser(JsonCallParser):
                 follow = (call_end, *follow)
             self._may_end = True
             marker = yield from self._marker(*follow)
+            if marker == call_end:
+                self._settle()
 
     def _one(self) -> Steps:
         arguments = self._markers[2]

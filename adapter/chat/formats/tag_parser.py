@@ -85,6 +85,7 @@ class TagParser(JsonCallParser):
             self._put("arguments", before + orjson.dumps(key) + b":" + value)
             keys.add(key)
         self._put("arguments", b"}" if keys else b"{}")
+        self._settle()
 
     def _word(self) -> Text:
         """Parse the name of a function, which ends at the first byte that no name has."""

@@ -97,7 +97,7 @@ MISTRAL: Outputs = [
     ("[TOOL_CALLS][]", ["[TOOL_CALLS][]"]),
     ("[TOOL_CALLS] none", ["[TOOL_CALLS] none"]),
     ('[TOOL_CALLS][{"name": "get_time", "arguments": {}}, {"name": "launch"}]',
-     ['[TOOL_CALLS][{"name": "get_time", "arguments": {}}, {"name": "launch"}]']),
+     [("get_time", "{}"), ', {"name": "launch"}]']),
 ]  # fmt: skip
 
 # The Mistral format from v11 on: `[TOOL_CALLS]name[ARGS]{…}`.
@@ -216,12 +216,17 @@ KIMI_K2: Outputs = [
     (f"{_SECTION}{_KIMI_PARIS}{_KIMI_END}", [("get_weather", PARIS)]),
     (f"{_SECTION}{_KIMI_PARIS}", [("get_weather", PARIS)]),
     (f"{_SECTION}{_KIMI_PARIS}{_SECTION_END}", [("get_weather", PARIS)]),
-    # Broken: cut off in the id, the arguments and a marker; an empty section; no JSON;
+    # Broken: cut off in the id and the arguments; an empty section; no JSON;
     # an unknown function; a list.
     (f"{_SECTION}<|tool_call_begin|>functions.get_we",
      [f"{_SECTION}<|tool_call_begin|>functions.get_we"]),
     (f"{_SECTION}{_KIMI_PARIS[:-2]}", [f"{_SECTION}{_KIMI_PARIS[:-2]}"]),
-    (f"{_SECTION}{_KIMI_PARIS}<|tool", [f"{_SECTION}{_KIMI_PARIS}<|tool"]),
+    # After a complete call: a part of a marker, and a second call that is cut off or unknown.
+    (f"{_SECTION}{_KIMI_PARIS}<|tool", [("get_weather", PARIS)]),
+    (f"{_SECTION}{_KIMI_PARIS}{_KIMI_END}{_KIMI.format('get_time:1', ROME)[:-2]}",
+     [("get_weather", PARIS), _KIMI.format("get_time:1", ROME)[:-2]]),
+    (f"{_SECTION}{_KIMI_PARIS}{_KIMI_END}{_KIMI.format('launch:1', '{}')}{_KIMI_END}",
+     [("get_weather", PARIS), _KIMI.format("launch:1", "{}") + _KIMI_END]),
     (f"{_SECTION}{_SECTION_END}", [f"{_SECTION}{_SECTION_END}"]),
     (f"{_SECTION}{_KIMI.format('get_time:0', 'now')}",
      [f"{_SECTION}{_KIMI.format('get_time:0', 'now')}"]),
@@ -298,19 +303,23 @@ LFM_2: Outputs = [
     (_LFM.format("get_time(a='\\101\\0a\\1234\\N{EURO SIGN}\\N\\N')"),
      [("get_time", '{"a":"\\u0041\\u0000a\\u00534€\\\\N\\\\N"}')]),
     ("A list: [get_time()] <|tool_call", ["A list: [get_time()] <|tool_call"]),
-    # Broken: cut off in a name, a string and after a call; positional arguments; a missing value;
+    # Broken: cut off in a name and a string, or after a call; positional arguments; no value;
     # an unknown function; repeated commas and names; an empty list; wrong digits and numbers; an
     # unknown character; tuples without a value or an end.
     ("<|tool_call_start|>[get_we", ["<|tool_call_start|>[get_we"]),
     ('<|tool_call_start|>[get_time(city="Ro', ['<|tool_call_start|>[get_time(city="Ro']),
-    ("<|tool_call_start|>[get_time()", ["<|tool_call_start|>[get_time()"]),
+    ("<|tool_call_start|>[get_time()", [("get_time", "{}")]),
+    (_LFM.format("get_time(), launch()") + " No",
+     [("get_time", "{}"), ", launch()]<|tool_call_end|> No"]),
+    ('<|tool_call_start|>[get_time(), get_weather(city="Ro',
+     [("get_time", "{}"), ', get_weather(city="Ro']),
     ('<|tool_call_start|>[get_time("Rome")]', ['<|tool_call_start|>[get_time("Rome")]']),
     ("<|tool_call_start|>[get_time(city=)]", ["<|tool_call_start|>[get_time(city=)]"]),
     ("<|tool_call_start|>[launch()]", ["<|tool_call_start|>[launch()]"]),
     ("<|tool_call_start|>[get_time(a=1,,)]", ["<|tool_call_start|>[get_time(a=1,,)]"]),
     ("<|tool_call_start|>[get_time(,)]", ["<|tool_call_start|>[get_time(,)]"]),
     ("<|tool_call_start|>[get_time(a=[,])]", ["<|tool_call_start|>[get_time(a=[,])]"]),
-    ("<|tool_call_start|>[get_time(),,]", ["<|tool_call_start|>[get_time(),,]"]),
+    ("<|tool_call_start|>[get_time(),,]", [("get_time", "{}"), ",,]"]),
     ("<|tool_call_start|>[get_time(a=1, a=2)]", ["<|tool_call_start|>[get_time(a=1, a=2)]"]),
     ("<|tool_call_start|>[]", ["<|tool_call_start|>[]"]),
     ("<|tool_call_start|>[get_time(a='\\xzz')]", ["<|tool_call_start|>[get_time(a='\\xzz')]"]),

@@ -94,15 +94,18 @@ MINIMAX: Outputs = [
     # Without the marker after the calls, they are complete.
     (f"<minimax:tool_call>\n{_INVOKE}", [_PARIS]),
     ("Use <minimax:tool> for that", ["Use <minimax:tool> for that"]),
-    # Broken: cut off, JSON, an unknown function after a known one, a text between calls.
+    # Broken: cut off, JSON, and after a complete call: an unknown function, a part, a text.
     ('<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Par',
      ['<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Par']),
     ('<minimax:tool_call>\n{"name": "get_time"}\n</minimax:tool_call>',
      ['<minimax:tool_call>\n{"name": "get_time"}\n</minimax:tool_call>']),
     (f'<minimax:tool_call>\n{_INVOKE}<invoke name="launch"></invoke>\n</minimax:tool_call>',
-     [f'<minimax:tool_call>\n{_INVOKE}<invoke name="launch"></invoke>\n</minimax:tool_call>']),
+     [_PARIS, '\n<invoke name="launch"></invoke>\n</minimax:tool_call>']),
+    (f'<minimax:tool_call>\n{_INVOKE}<invoke name="get_time">\n<parameter',
+     [_PARIS, '\n<invoke name="get_time">\n<parameter']),
+    (f"<minimax:tool_call>\n{_INVOKE}<invoke na", [_PARIS]),
     (f"<minimax:tool_call>\n{_INVOKE}and\n</minimax:tool_call>",
-     [f"<minimax:tool_call>\n{_INVOKE}and\n</minimax:tool_call>"]),
+     [_PARIS, "\nand\n</minimax:tool_call>"]),
 ]  # fmt: skip
 
 # https://huggingface.co/deepseek-ai/DeepSeek-V3.2/blob/main/encoding/README.md, and the tests of
@@ -133,6 +136,7 @@ def _dsml(block: str) -> Outputs:
         (f'{begin}<{_D}invoke name="get_weather">\n{_DSML_CITY.format(_SPECIAL)}'
          f"</{_D}invoke>\n{end}", [("get_weather", '{"city":"L\'\\"é\\"\\n</b>中"}')]),
         (begin + _DSML_PARIS, [_PARIS]),
+        (begin + _DSML_PARIS + _DSML_ROME[:59], [_PARIS, "\n" + _DSML_ROME[:59]]),
         (f"Write <{_D}calls> then.", [f"Write <{_D}calls> then."]),
         # Broken: cut off, no JSON, an unknown function, a parameter that does not say what it is.
         (begin + _DSML_PARIS[:60], [begin + _DSML_PARIS[:60]]),
@@ -165,9 +169,11 @@ DEEPSEEK_V3_1: Outputs = [
     # Without the last markers, which the end of the turn implies.
     (_CALLS + _V3_1_PARIS, [_SPACED]),
     (f"{_CALLS}{_V3_1_PARIS.removesuffix('<｜tool▁call▁end｜>')}", [_SPACED]),
-    # Broken: cut off in the name and in a marker, DeepSeek R1's calls, an unknown function, a list.
+    # Broken: cut off in the name or after a call, DeepSeek R1's calls, an unknown function, a list.
     (f"{_CALLS}<｜tool▁call▁begin｜>get_we", [f"{_CALLS}<｜tool▁call▁begin｜>get_we"]),
-    (f"{_CALLS}{_V3_1_PARIS}<｜tool▁ca", [f"{_CALLS}{_V3_1_PARIS}<｜tool▁ca"]),
+    (f"{_CALLS}{_V3_1_PARIS}<｜tool▁ca", [_SPACED]),
+    (f"{_CALLS}{_V3_1_PARIS}{_V3_1.format(*_SPACED_ROME)[:-30]}",
+     [_SPACED, _V3_1.format(*_SPACED_ROME)[:-30]]),
     (f"{_CALLS}{_V3_1.format('function', 'get_time')}",
      [f"{_CALLS}{_V3_1.format('function', 'get_time')}"]),
     (f"{_CALLS}{_V3_1.format('launch', '{}')}", [f"{_CALLS}{_V3_1.format('launch', '{}')}"]),
