@@ -47,6 +47,8 @@ class Calls:
             Otherwise a call is returned when it is complete, and an invalid one is content.
         tokens: all strings of the format that can be tokens of the model.
         again: text after a call that begins another one, without a marker between them.
+        forced: True if the answer has only calls, so that a part of a marker at its end is not
+            content.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Calls:
         enforced: bool = False,
         tokens: Sequence[str] = (),
         again: str = "",
+        forced: bool = False,
     ) -> None:
         self._make = make
         self._markers = MarkerFinder(begin, special)
@@ -71,6 +74,7 @@ class Calls:
             one for one in self._tokens if one not in markers and any(one in own for own in markers)
         }
         self._bare = bare
+        self._forced = forced
         self._enforced = enforced
         self._blanks = Blanks()
         self._text = b""
@@ -117,12 +121,19 @@ class Calls:
         out: list[Part] = []
         if self._reader is not None:
             out += self._unfinished(self._reader)
-        elif self._ended and self._end.startswith(self._text.lstrip(BLANKS)):
+        elif self._is_in_marker():
             out.append(Part("nothing", b"", len(self._text)))
         else:
             out += self._content(self._text)
         self._text, self._ended, self._reader = b"", False, None
         return out
+
+    def _is_in_marker(self) -> bool:
+        """Return True if the text is the beginning of a marker, and so is not content."""
+        if self._ended and self._end.startswith(self._text.lstrip(BLANKS)):
+            return True
+        is_sure = self._text and (self._forced or any(one in self._text for one in self._within))
+        return bool(is_sure) and any(one.startswith(self._text) for one in self._markers.all)
 
     def _marked(self, data: bytes) -> list[Part]:
         """Parse a preserved token, which begins a call or is not shown."""

@@ -91,7 +91,7 @@ class ToolCallFormat:
 
         own = frozenset() if forced else special
         return Calls(
-            make, self.begins, self.end, self.bare, own, enforced, self.markers, self.again
+            make, self.begins, self.end, self.bare, own, enforced, self.markers, self.again, forced
         )
 
     @property

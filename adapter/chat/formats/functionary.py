@@ -125,7 +125,8 @@ class Functionary31(ToolCallFormat):
             return FunctionParser(0, check, interpreter)
 
         makers = {BEGIN.encode(): make, MARKER.encode(): code}
-        return _Marked(makers, self.end, False, frozenset() if forced else special, enforced)
+        own = frozenset() if forced else special
+        return _Marked(makers, self.end, False, own, enforced, (), "", forced)
 
     def spelled(self, name: str) -> tuple[str, ...]:
         """See `ToolCallFormat.spelled`."""
@@ -165,7 +166,7 @@ class Functionary32(ToolCallFormat):
         def make(checked: bool) -> CallParser:
             return FunctionParser(ord("\n"), check if checked else None)
 
-        return _Headed(make, (NEXT,), "", False, frozenset(), enforced)
+        return _Headed(make, (NEXT,), "", False, frozenset(), enforced, (), "", forced)
 
     def spelled(self, name: str) -> tuple[str, ...]:
         """See `ToolCallFormat.spelled`."""

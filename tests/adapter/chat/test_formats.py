@@ -207,3 +207,24 @@ def test_the_longest_names_are_read(form: ToolCallFormat, size: int) -> None:
         (call,) = whole([*parser.feed(text), *parser.end()])
         assert call[0] == name
         assert json.loads(call[1]) == {"city": "Rome"}
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form.begins], ids=lambda f: f.title)
+def test_a_part_of_a_marker_is_not_content_if_a_call_is_forced(form: ToolCallFormat) -> None:
+    """A forced call that ends inside its first marker has no content."""
+    for begin in map(str.encode, form.begins):
+        for size in range(1, len(begin)):
+            parser = form.parser(FUNCTIONS, frozenset(form.markers), True, True)
+            parts = [*parser.feed(begin[:size]), *parser.end()]
+            assert whole(parts) == []
+            assert sum(part.size for part in parts) == size
+
+
+def test_a_part_of_a_marker_with_a_token_is_not_content() -> None:
+    """Text that ends inside a marker after the marker's token is not content."""
+    form = BY_TITLE["deepseek-v3.2"]
+    begin, token, _ = form.begin.partition("｜DSML｜")
+    chunks = [(b"So " + begin.encode(), False), (token.encode(), True), (b"functi", False)]
+    parts = read(form, chunks, frozenset(form.markers))
+    assert whole(parts) == ["So "]
+    assert sum(part.size for part in parts) == sum(len(data) for data, _ in chunks)
