@@ -135,8 +135,11 @@ class JsonCallParser:
                 self._begin(name)
                 if given is not None:
                     self._fragment += given
+                    self._flush()
             elif key in self._arguments and given is None:
                 given = yield from self._given(byte, name is not None)
+                # What follows is not part of the arguments, at any cut of the text.
+                self._flush()
             else:
                 other = bytearray()
                 yield from self._value(byte, other)

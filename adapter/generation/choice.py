@@ -187,9 +187,8 @@ class _Parts:
         self._has_content = False
         self._calls = 0
         self._position = 0
-        # The positions and the token count of each piece that may be reasoning. The tokens of a
-        # piece with several count where it begins.
-        self._spans: list[tuple[int, int, int]] = []
+        # The position and the token count of each piece that may be reasoning.
+        self._starts: list[tuple[int, int]] = []
         self._answer_start = 0
         self.reasoning: list[str] = []
 
@@ -207,11 +206,11 @@ class _Parts:
             at = self._position
             if piece.tokens:
                 for token in piece.tokens:
-                    self._spans.append((at, at + len(token.data), 1))
+                    self._starts.append((_visible(at, token.data), 1))
                     at += len(token.data)
             else:
-                end = at + len(piece.data) if piece.token_count == 1 else at
-                self._spans.append((at, end, piece.token_count))
+                at = _visible(at, piece.data) if piece.token_count == 1 else at
+                self._starts.append((at, piece.token_count))
         self._position += len(piece.data)
         return self._shown(self._cutter.feed(piece.data, piece.mark), placer)
 
@@ -230,8 +229,8 @@ class _Parts:
         """
         if not self.reasoning:
             return 0
-        answer = self._answer_start if self._answers else self._position
-        counts = [count for start, end, count in self._spans if start < answer and end <= answer]
+        end = self._answer_start if self._answers else self._position
+        counts = [count for start, count in self._starts if start < end]
         return sum(counts) if all(counts) else None
 
     @property
@@ -277,6 +276,15 @@ class _Parts:
         if part.kind == "reasoning":
             self.reasoning.append(text)
         return text or None
+
+
+def _visible(start: int, data: bytes) -> int:
+    """Return the position of a token's first byte that is not whitespace, if it has one.
+
+    Whitespace before an answer is dropped, but a token such as " I" belongs to the answer.
+    """
+    bare = data.lstrip()
+    return start + len(data) - len(bare) if bare else start
 
 
 def new_call_id() -> str:

@@ -23,7 +23,11 @@ from ..json_call import INPUT
 Path: TypeAlias = tuple[str | int, ...]
 
 GAP = "[ \\n]{0,2}"
-_OTHER_KEYS = {"additionalProperties", "patternProperties", "required", "$ref", "allOf", "anyOf"}
+# Keywords of schemas that allow no arguments if `properties` and `required` are empty.
+_OF_NONE = {
+    "$comment", "$defs", "$id", "$schema", "default", "definitions", "description", "examples",
+    "properties", "required", "strict", "title", "type",
+}  # fmt: skip
 # Keywords to remove from a schema one by one; each removal reads the whole schema again.
 MOST_TAKEN_AWAY = 32
 # The characters of an input's grammar, up to which it is repeated for another kind of quotes.
@@ -68,15 +72,17 @@ def arguments(
     if function.input is not None:
         return _input(function.input, name, prefix, notation)
     schema = _NO_ARGUMENTS if function.schema is None else orjson.loads(function.schema)
+    # Keywords that cannot be enforced may still allow arguments.
+    may_be_none = isinstance(schema, dict) and schema.keys() <= _OF_NONE
     if function.strict:
         try:
-            return rules_of(_as_object(schema), name, prefix, notation)
+            return rules_of(_as_object(schema, may_be_none), name, prefix, notation)
         except Unenforced as error:
             raise Unenforced(error.reason, (index, *error.path)) from None
     # Remove what cannot be enforced, until the rest can be.
     for _ in range(MOST_TAKEN_AWAY):
         try:
-            return rules_of(_as_object(schema), name, prefix, notation)
+            return rules_of(_as_object(schema, may_be_none), name, prefix, notation)
         except Unenforced as error:
             if not without(schema, error.path):
                 break
@@ -101,14 +107,11 @@ def _input(grammar: Grammar, name: str, prefix: str, notation: Notation) -> Mapp
     return rules
 
 
-def _as_object(schema: Any) -> Any:
-    """Require an object in a schema, and an empty one if `properties` is empty."""
+def _as_object(schema: Any, may_be_none: bool) -> Any:
+    """Require an object in a schema, and an empty one if it may be and names no properties."""
     if not isinstance(schema, dict):
         return schema
-    others = schema.keys() & _OTHER_KEYS
-    if schema.get("required") == []:
-        others.discard("required")
-    if schema.get("properties") == {} and not others:
+    if may_be_none and schema.get("properties") == {} and not schema.get("required"):
         schema = {**schema, "additionalProperties": False}
     return {"type": "object", **schema}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -61,6 +61,14 @@ def whole(parts: Sequence[Part]) -> list[str | tuple[str, str]]:
     return out
 
 
+def end_of_calls(parts: Sequence[Part]) -> int:
+    """Return the number of bytes up to the end of the last arguments."""
+    sizes = list(accumulate(part.size for part in parts))
+    return max(
+        size for part, size in zip(parts, sizes, strict=True) if part.kind in ("call", "arguments")
+    )
+
+
 def halves(data: bytes) -> Iterator[list[tuple[bytes, bool]]]:
     """Yield every split of bytes in two, and the split into single bytes."""
     for at in range(len(data) + 1):
@@ -112,10 +120,10 @@ def test_calls_that_are_sure_come_as_they_are_written(
     """A call that the grammar enforces is parsed the same from single bytes as from the whole."""
     form, data = BY_TITLE[title], output.encode()
     chunks = [(data[at : at + 1], False) for at in range(len(data))]
-    assert whole(read(form, [(data, False)], enforced=True)) == whole(
-        read(form, chunks, enforced=True)
-    )
+    at_once = read(form, [(data, False)], enforced=True)
     parts = read(form, chunks, enforced=True)
+    assert whole(at_once) == whole(parts)
+    assert end_of_calls(at_once) == end_of_calls(parts)
     assert sum(part.size for part in parts) == len(data)
 
 

@@ -192,3 +192,21 @@ def test_patterns_that_gemma_cannot_express() -> None:
     assert refused("gemma4", {"properties": {"a": given}}) == (0, "properties", "a", "pattern")
     loose = grammar("gemma4", {"properties": {"a": given}})
     assert loose == grammar("gemma4", {"properties": {"a": {"type": "string"}}})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"minProperties": 1},
+        {"patternProperties": {"^a": {}}},
+        {"propertyNames": {"maxLength": 3}},
+        {"anyOf": [{"required": ["a"]}]},
+        {"unevaluatedProperties": True},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+@pytest.mark.parametrize("title", ["lfm2", "gemma4", "kimi-k2"])
+def test_keywords_that_ask_for_arguments_leave_them_free(title: str, more: dict[str, Any]) -> None:
+    """A schema without properties allows arguments if another keyword does, enforced or not."""
+    schema: dict[str, Any] = {"properties": {}, "required": []}
+    assert grammar(title, {**schema, **more}) != grammar(title, schema)

@@ -254,7 +254,6 @@ BODIES = {
     "objects without end": b'{"a":' * 200_000,
     "nul": b'{"model":"m","prompt":"a"}\x00',
     "model a number": b'{"model":5,"prompt":"a"}',
-    "no model": b'{"prompt":"a"}',
     "keys twice": b'{"model":"m","prompt":"a","max_tokens":1,"max_tokens":2}',
 }
 REQUESTS = {
