@@ -97,30 +97,26 @@ class _Special:
         is_over: True if the prompt ends with the tag that ends it.
         tokens: markers that count only as a token: text with the same spelling is not a marker.
         preserved_tokens: tokens whose spelling the engine must include in the text.
+        interrupts: markers of calls whose tokens end the reasoning.
     """
 
     style: Style
     tags: Tags | None
     is_open: bool
     is_over: bool
-    tokens: frozenset[str]
-    preserved_tokens: tuple[str, ...]
+    tokens: frozenset[str] = frozenset()
+    preserved_tokens: tuple[str, ...] = ()
+    interrupts: frozenset[str] = frozenset()
 
     @property
     def preamble(self) -> Preamble | None:
         """The preamble of the answer, or None."""
         if self.style.is_one_of_several:
             return Preamble("", self.style.form.answer, True)
-        if self.tags is None or self.is_over:
+        if self.tags is None or self.is_over or self.interrupts:
+            # A grammar for calls allows any text up to the first token that interrupts.
             return None
         return Preamble(self.tags.begin, self.tags.end, self.is_open, self.tokens)
-
-    def interrupts(self, turn: ChatTurn) -> frozenset[str]:
-        """Return the markers of calls whose tokens end the reasoning."""
-        form, tool_set = self.style.form, turn.tool_set
-        if not form.interrupts or tool_set is None or tool_set.mode != "auto" or turn.answer:
-            return frozenset()
-        return self.tokens & set(form.begins)
 
 
 async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
@@ -148,7 +144,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
         inputs = await enforceable(turn.tool_set, special.style.form)
         grammar, enforced = await _grammar(turn, served, special, inputs)
         inexact += unenforced(turn.tool_set, inputs if enforced else {})
-        form, preserved_tokens = _form(special, turn, enforced), special.preserved_tokens
+        form, preserved_tokens = _form(special, turn.tool_set, enforced), special.preserved_tokens
     scan = None if form is None or not stops else partial(_cutter, form, stops)
     job = Generation(
         Prompt(prompt.prompt, media=media, bos_count=prompt.bos_count),
@@ -210,7 +206,7 @@ async def _special_of(
     is_over = tags is not None and text.endswith(tags.end)
     if is_over and tags is not None and not tags.label:
         tags = None
-    found = _Special(style, tags, is_open, is_over, frozenset(), ())
+    found = _Special(style, tags, is_open, is_over)
     wanted = {tags.begin, tags.end} if tags is not None else set()
     if turn.tool_set is not None or style.is_one_of_several:
         wanted |= set(style.form.markers)
@@ -224,7 +220,18 @@ async def _special_of(
     if not style.native:
         # A model that reads about tools in the prompt may write the token, or spell it as text.
         tokens = tokens - set(style.form.markers)
-    return replace(found, tokens=frozenset(tokens), preserved_tokens=tuple(sorted(spelled)))
+    return replace(
+        found,
+        tokens=frozenset(tokens),
+        preserved_tokens=tuple(sorted(spelled)),
+        interrupts=_interrupts(turn, style.form) & tokens,
+    )
+
+
+def _interrupts(turn: ChatTurn, form: ToolCallFormat) -> frozenset[str]:
+    """Return the markers of calls that may end the reasoning."""
+    is_free = turn.tool_set is not None and turn.tool_set.mode == "auto" and turn.answer is None
+    return frozenset(form.begins if form.interrupts and is_free else ())
 
 
 def _functions(tool_set: ToolSet, inputs: Mapping[str, Grammar]) -> tuple[FunctionSchema, ...]:
@@ -288,9 +295,6 @@ async def _grammar(
         path = f"{tool_set.paths[index]}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
     after = None if special.style.is_one_of_several else special.preamble
-    if special.interrupts(turn):
-        # The grammar then allows any text up to the first of these tokens.
-        after = None
     return Grammar("gbnf", text, param, after, is_own=True), True
 
 
@@ -299,17 +303,14 @@ def _is_lazy(form: ToolCallFormat, served: Served) -> bool:
     return bool(form.begin) and served.capabilities.free_grammars
 
 
-def _form(special: _Special, turn: ChatTurn, enforced: bool) -> MessageFormat | None:
+def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> MessageFormat | None:
     """Return the format that splits an answer into parts; None if all of it is content."""
-    tool_set = turn.tool_set
     if tool_set is None and special.tags is None and not special.style.is_one_of_several:
         return None
     schemas = (
         {one.name: one.parameters for _, one in tool_set.functions} if tool_set is not None else {}
     )
     forced = enforced and tool_set is not None and tool_set.mode != "auto"
-
-    interrupts = special.interrupts(turn)
 
     def parser() -> Parser:
         own: Parser = Plain()
@@ -318,7 +319,7 @@ def _form(special: _Special, turn: ChatTurn, enforced: bool) -> MessageFormat | 
         tags = special.tags
         if tags is None:
             return own
-        return Thinking(tags, special.is_open, special.tokens, own, interrupts)
+        return Thinking(tags, special.is_open, special.tokens, own, special.interrupts)
 
     return (
         MessageFormat(parser)

@@ -17,7 +17,7 @@ PACKAGES = ("latimer.adapter", "latimer.backends", "latimer.schemas")
 
 
 def test_every_module_imports(plain: Environment) -> None:
-    """Every module imports, except those of the in-process engine and the conformance suite."""
+    """All modules import, except the in-process engine's, PostgreSQL's and the suite's."""
     assert imported(plain, *PACKAGES, without=f"latimer.backends.llama_cpp. {POSTGRES}") > 60
 
 

@@ -69,19 +69,8 @@ def scripted(
         kinds[len(letters) + len(controls) :] = [gguf.TokenType.USER_DEFINED] * len(spelled)
     for control in controls:
         kinds[ids[control]] = gguf.TokenType.CONTROL
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name(path.stem)
-    writer.add_context_length(context)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(8)
-    writer.add_head_count_kv(8)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(WIDTH // 8)
+    writer = _begun(path, context)
     writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     # The file must have a merge; this one, of two zero bytes, never applies.
@@ -96,6 +85,23 @@ def scripted(
         follows |= dict(zip(own, [*own[1:], ids["<|im_end|>"]], strict=True))
     _write(writer, len(tokens), follows)
     return path
+
+
+def _begun(path: Path, context: int) -> gguf.GGUFWriter:
+    """Return the writer of a file, after the shape of the model."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(path.stem)
+    writer.add_context_length(context)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(8)
+    writer.add_head_count_kv(8)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(WIDTH // 8)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    return writer
 
 
 def _write(writer: gguf.GGUFWriter, size: int, follows: dict[int, int]) -> None:
