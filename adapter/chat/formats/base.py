@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from ....backends.grammar import literal
 from ...generation.parts import Parser
@@ -67,6 +67,8 @@ class ToolCallFormat:
     preface: str = ""
     again: str = ""
     interrupts: bool = False
+    # The class of the parser that separates calls from content.
+    calls: ClassVar[type[Calls]] = Calls
 
     def is_of(self, template: str) -> bool:
         """Return True if a chat template has calls in this format."""
@@ -90,7 +92,7 @@ class ToolCallFormat:
             return self.one(functions, check if checked else None)
 
         own = frozenset() if forced else special
-        return Calls(
+        return self.calls(
             make, self.begins, self.end, self.bare, own, enforced, self.markers, self.again, forced
         )
 

@@ -153,20 +153,20 @@ class Functionary31(ToolCallFormat):
 class Functionary32(ToolCallFormat):
     """The format of v3.2."""
 
+    calls = _Headed
+
     def is_of(self, template: str) -> bool:
         """See `ToolCallFormat.is_of`."""
         return NEXT + CONTENT in template
 
-    def parser(
-        self, functions: Mapping[str, Any], special: frozenset[str], enforced: bool, forced: bool
-    ) -> Parser:
-        """See `ToolCallFormat.parser`."""
-        check = functions.__contains__
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """See `ToolCallFormat.begins`."""
+        return (NEXT,)
 
-        def make(checked: bool) -> CallParser:
-            return FunctionParser(ord("\n"), check if checked else None)
-
-        return _Headed(make, (NEXT,), "", False, frozenset(), enforced, (), "", forced)
+    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
+        """See `ToolCallFormat.one`."""
+        return FunctionParser(ord("\n"), check)
 
     def spelled(self, name: str) -> tuple[str, ...]:
         """See `ToolCallFormat.spelled`."""
