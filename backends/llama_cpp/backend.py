@@ -193,7 +193,7 @@ class LlamaCpp:
         """Create a job's DRY sampler in a worker thread, which does not block the engine's."""
         if not job.sampling.extras.get("dry_multiplier"):
             return
-        from .dry import dry_of, prepare
+        from .sampling import dry_of, prepare
 
         dry = dry_of(job.sampling.extras_within(context), context)
         if dry is not None:

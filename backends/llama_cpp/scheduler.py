@@ -17,8 +17,7 @@ from .grammars import Candidates, TooComplex
 from .library import Context, DecodeFailed
 from .line import Line
 from .projector import Projector
-from .sampling import DeadEnd, LongSampler, Sampler
-from .scoring import score
+from .sampling import DeadEnd, LongSampler, Sampler, score
 from .states import BLOCK
 from .tasks import Run, Task, TaskChoice
 from .vocabulary import Vocabulary

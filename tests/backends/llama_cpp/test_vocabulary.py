@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from latimer.backends.errors import RequestError
-from latimer.backends.llama_cpp import tokenizer, vocabulary
+from latimer.backends.llama_cpp import vocabulary
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
@@ -45,8 +45,7 @@ def known(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Vocabulary
 
 def test_pieces_come_to_the_same_ids(known: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that is tokenized in pieces gives the same ids as in one call."""
-    for module in (tokenizer, vocabulary):
-        monkeypatch.setattr(module, "PIECE", 20)
+    monkeypatch.setattr(vocabulary, "PIECE", 20)
     marks = [special.spelling for special in known.specials]
     numbers = random.Random(0)
     cut = 0
@@ -55,7 +54,7 @@ def test_pieces_come_to_the_same_ids(known: Vocabulary, monkeypatch: pytest.Monk
         text = "".join(words)
         for special in (True, False):
             for begins in (True, False):
-                whole = tokenizer.tokenize(known.pointer, text.encode(), begins, special)
+                whole = vocabulary.tokenize(known.pointer, text.encode(), begins, special)
                 assert whole == known.tokenize(text, add_special=begins, parse_special=special)
             cut += len(list(known._cutters[special].pieces(text.encode()))) > 1
     assert cut > 100
