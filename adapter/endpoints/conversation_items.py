@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from ...backends import offload
 from ...backends.errors import shortened
 from ...schemas.openai.conversations import AddItems
-from ...schemas.openai.response_queries import ItemsQuery
+from ...schemas.openai.stored import ItemsQuery
 from ..errors import InvalidRequest
 from ..exchange import Exchange
 from ..query import read_query

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from ...backends import offload
 from ...backends.errors import shortened
-from ...schemas.openai.response_queries import ItemsQuery, RetrieveQuery
+from ...schemas.openai.stored import ItemsQuery, RetrieveQuery
 from ..background import KEPT
 from ..errors import InvalidRequest
 from ..exchange import EVENT_STREAM, Exchange

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from ...backends import offload
 from ...backends.errors import UnknownToken
-from ...schemas.openai.tokenizer import (
+from ...schemas.openai.models import (
     Detokenized,
     DetokenizeRequest,
     Tokenized,

@@ -6,14 +6,14 @@ from typing import TypeAlias
 
 from ...backends.base import Grammar
 from ...backends.errors import shortened
-from ...schemas.openai.chat import ChatRequest
-from ...schemas.openai.messages import Custom, FunctionTool, GrammarInput
-from ...schemas.openai.tool_choice import (
+from ...schemas.openai.chat import (
     AllowedToolsChoice,
+    ChatRequest,
     CustomChoice,
     FunctionChoice,
     NamedTool,
 )
+from ...schemas.openai.messages import Custom, FunctionTool, GrammarInput
 from ..chat.custom import taking_text
 from ..chat.tools import Mode, Offered, ToolSet, tool_set_of
 from ..errors import InvalidRequest

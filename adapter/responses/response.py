@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...schemas.openai.common import ErrorBody, FinishReason, Usage
-from ...schemas.openai.formats import TextFormat
+from ...schemas.openai.messages import TextFormat
 from ...schemas.openai.responses import FlatFormat, FlatSchemaFormat, ResponseRequest
 from ..generation.sinks import Result
 from .output import Output, Shape
