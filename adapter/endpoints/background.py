@@ -17,8 +17,8 @@ from ...schemas.openai.responses import ResponseRequest, ResponseStreamOptions
 from ..background import Job
 from ..errors import ShuttingDown, StoreUnavailable, unexpected
 from ..exchange import EVENT_STREAM, Exchange
+from ..generation.frames import in_stream
 from ..generation.keepalive import COMMENT
-from ..generation.obfuscation import in_stream
 from ..generation.run import Plan
 from ..generation.sinks import Answer, respond
 from ..printable import printable

@@ -18,13 +18,11 @@ from ..chat.message import ChatFrames, Shape, message_of
 from ..chat.prepare import ChatJob, prepare
 from ..errors import InvalidRequest, in_chat
 from ..exchange import Exchange
+from ..generation.frames import in_stream
 from ..generation.logprobs import to_chat
-from ..generation.native import pass_native
-from ..generation.obfuscation import in_stream
 from ..generation.run import Plan
-from ..generation.sinks import Answer, Result, respond
+from ..generation.sinks import Answer, Result, detailed_usage_of, pass_native, respond
 from ..generation.token_ids import in_model_vocabulary
-from ..generation.usage import detailed_usage_of
 from ..hosted import CHAT_LIMITS, lacking
 from ..service import Served, Service
 from ..store.ids import new_id

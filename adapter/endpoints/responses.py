@@ -19,12 +19,11 @@ from ..chat.manner import known_manner_of
 from ..chat.prepare import ChatJob, prepare
 from ..errors import RESPONSE_NAMES, in_responses
 from ..exchange import Exchange
+from ..generation.frames import in_stream
 from ..generation.logprobs import to_response
-from ..generation.obfuscation import in_stream
 from ..generation.run import Plan
-from ..generation.sinks import Answer, respond
+from ..generation.sinks import Answer, detailed_usage_of, respond
 from ..generation.token_ids import in_model_vocabulary
-from ..generation.usage import detailed_usage_of
 from ..responses.files import UnreadPdfs
 from ..responses.frames import ResponseFrames
 from ..responses.ids import new_response_id

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import orjson
 
 from ...backends import offload
-from ...backends.base import Batch, Finish, Piece
-from ...backends.errors import LatimerError
-from ...schemas.openai.common import FinishReason, Usage
-from ..errors import StoreUnavailable
+from ...backends.base import Backend, Batch, Finish, Generation, Piece
+from ...backends.errors import EngineError, LatimerError
+from ...backends.upstream import whole
+from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
+from ..errors import StoreUnavailable, error_event
 from ..exchange import EVENT_STREAM, Exchange
 from ..service import Observer, Served
 from ..validation import note_inexact
@@ -390,3 +391,64 @@ def _best(results: list[Result], count: int, per_prompt: int) -> list[Result]:
         candidates = results[start : start + per_prompt]
         kept += sorted(candidates, key=lambda result: -result.score)[:count]
     return kept
+
+
+_PROMPT, _COMPLETION = attrgetter("prompt_tokens"), attrgetter("completion_tokens")
+_CACHED = attrgetter("cached_tokens")
+
+_NO_DETAILS: CompletionTokensDetails = {
+    "reasoning_tokens": 0,
+    "audio_tokens": 0,
+    "accepted_prediction_tokens": 0,
+    "rejected_prediction_tokens": 0,
+}
+
+
+def usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
+    """Return the token counts of all choices; each prompt counts once (contract 2.2)."""
+    prompt = sum(map(_PROMPT, finishes[::choices_per_prompt]))
+    completion = sum(map(_COMPLETION, finishes))
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def detailed_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
+    """Return the token counts with the details of chat responses (contract 3.3)."""
+    cached = sum(map(_CACHED, finishes[::choices_per_prompt]))
+    return {
+        **usage_of(finishes, choices_per_prompt),
+        "prompt_tokens_details": {
+            "cached_tokens": cached,
+            "cache_write_tokens": 0,
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": _NO_DETAILS,
+    }
+
+
+async def pass_native(exchange: Exchange, backend: Backend, job: Generation, stream: bool) -> None:
+    """Send the engine's native response: its status, its content type, its body as it arrives.
+
+    Raises:
+        EngineError: the status is not a final HTTP status.
+    """
+    async with backend.native(job, stream) as reply:
+        if not 200 <= reply.status <= 599:
+            raise EngineError(f"The engine responded with the invalid HTTP status {reply.status}.")
+        content_type = reply.content_type.encode("latin-1")
+        if not stream:
+            # The body is read first, so that a truncated one becomes an error response.
+            body = await whole(reply.status, reply.body)
+            await exchange.reply(reply.status, body, content_type)
+            return
+        await exchange.start(reply.status, content_type)
+        try:
+            async for chunk in reply.body:
+                await exchange.chunk(chunk)
+        except LatimerError as error:
+            await exchange.chunk(error_event(error), more=False)
+            return
+    await exchange.chunk(b"", more=False)

@@ -1,4 +1,4 @@
-"""The messages of a chat request, their parts and tool calls, and its tools (contract 3.2); `response_format` (3.7)."""
+"""Messages, tools and tool calls of a chat request (contract 3.2), and `response_format` (3.7)."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 OpenAI defines the first four keys of a model. The others are keys of servers whose clients need
 more than the name: llama-server (`meta`, `architecture`), vLLM (`max_model_len`), OpenRouter
-(`context_length`, `supported_parameters`), Ollama and LM Studio (`capabilities`). `/tokenizer_info`,
-`/tokenize` and `/detokenize` are endpoints of vLLM. Evaluation harnesses use them as a model's
-tokenizer (lm-eval's `tokenizer_backend=remote`).
+(`context_length`, `supported_parameters`), Ollama and LM Studio (`capabilities`).
+
+`/tokenizer_info`, `/tokenize` and `/detokenize` are endpoints of vLLM. Evaluation harnesses use
+them as a model's tokenizer (lm-eval's `tokenizer_backend=remote`).
 """
 
 from __future__ import annotations

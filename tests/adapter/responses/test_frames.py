@@ -10,7 +10,7 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latimer.adapter.generation.choice import Delta
-from latimer.adapter.generation.obfuscation import STEP, Obfuscated
+from latimer.adapter.generation.frames import STEP, Obfuscated
 from latimer.adapter.generation.sinks import Result
 from latimer.adapter.responses.frames import ResponseFrames
 from latimer.adapter.responses.output import Output, Shape, Thoughts
