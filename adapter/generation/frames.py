@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
+from typing_extensions import override
 
 from ...backends.errors import LatimerError
 from ...schemas.openai.common import FinishReason, StreamOptions, Usage
@@ -78,7 +79,7 @@ class Frames:
         return None
 
     def error(self, error: LatimerError) -> bytes:
-        """See `error_event`."""
+        """Return the event of an error (`error_event`)."""
         return error_event(error)
 
     def text(self, index: int, text: str) -> bytes:
@@ -95,18 +96,19 @@ class Frames:
 class CompletionFrames(Frames):
     """Chunks of `/v1/completions`."""
 
+    @override
     def start(self, index: int) -> bytes:
-        """See `Frames.start`: a completion has no frame before its text."""
+        """A completion has no frame before its text."""
         return b""
 
+    @override
     def delta(self, index: int, delta: Delta) -> bytes:
-        """See `Frames.delta`."""
         if self._show is None:
             return self.text(index, delta.text)
         return self._choice(index, delta.text, delta.entries, None)
 
+    @override
     def end(self, index: int, reason: FinishReason) -> bytes:
-        """See `Frames.end`."""
         return self._choice(index, "", (), reason)
 
     def _choice(
@@ -132,28 +134,29 @@ class Obfuscated(Frames):
         self._frames = frames
         self.keeps = frames.keeps
 
+    @override
     def start(self, index: int) -> bytes:
-        """See `Frames.start`."""
         return _padded(self._frames.start(index))
 
+    @override
     def delta(self, index: int, delta: Delta) -> bytes:
-        """See `Frames.delta`."""
         return _padded(self._frames.delta(index, delta))
 
+    @override
     def end(self, index: int, reason: FinishReason) -> bytes:
-        """See `Frames.end`."""
         return _padded(self._frames.end(index, reason))
 
+    @override
     def close(self, usage: Usage, reply: Mapping[str, Any] | None = None) -> bytes:
-        """See `Frames.close`; the chunk with the usage is padded, too."""
+        """The chunk with the usage is padded, too."""
         return _padded(self._frames.close(usage, reply))
 
+    @override
     def failed(self, error: LatimerError) -> Mapping[str, Any] | None:
-        """See `Frames.failed`."""
         return self._frames.failed(error)
 
+    @override
     def error(self, error: LatimerError) -> bytes:
-        """See `Frames.error`."""
         return self._frames.error(error)
 
 

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import orjson
+from typing_extensions import override
 
 from ...backends import offload
 from ...backends.base import Backend, Batch, Finish, Generation, Piece
@@ -24,7 +25,7 @@ from .choice import Choice, Delta
 from .frames import Frames
 from .keepalive import SENDING, KeepAlive
 from .logprobs import Entry, mean
-from .run import CHOICE, Plan, run
+from .run import CHOICE, Plan, Sink, run
 
 _INEXACT = attrgetter("inexact")
 # The cost of formatting a token with five alternatives, in bytes of JSON that take as long to
@@ -91,7 +92,7 @@ class Answer:
         return Result(everything, reason, shown, mean(generated, end.end))
 
 
-class Collected:
+class Collected(Sink):
     """A sink that sends a plain response.
 
     The response equals the joined chunks of the same request's stream. The bytes of a choice are
@@ -112,16 +113,16 @@ class Collected:
         self._results: list[Result | None] = []
         self._size = 0
 
+    @override
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
-        """See `run.Sink`."""
         self._choices = choices
         self._per_prompt = per_prompt
         self._prompts = [choice.start() for choice in choices]
         self._pieces = [[] for _ in choices]
         self._results = [None] * len(choices)
 
+    @override
     async def take(self, batch: Batch) -> None:
-        """See `run.Sink`."""
         if self._needs_tokens:
             self._size += _size(batch)
             # The tokens of a choice are formatted when it ends.
@@ -154,8 +155,8 @@ class Collected:
         deltas = [*deltas, *rest] if rest else deltas
         self._results[index] = self._answer.result(self._prompts[index], deltas, reason, event)
 
+    @override
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any]:
-        """See `run.Sink`."""
         _note(self._exchange, self._served, finishes)
         results = [*filter(None, self._results)]
         if self._answer.best is not None:
@@ -174,12 +175,13 @@ class Collected:
         await self._exchange.reply(200, body)
         return reply
 
+    @override
     async def fail(self, error: LatimerError) -> bool:
-        """See `run.Sink`; the response starts at its end."""
+        """Leave the error to the caller: the response starts at its end."""
         return False
 
 
-class Streamed:
+class Streamed(Sink):
     """A sink that sends a stream, with one send for each batch of events.
 
     No choice appears before the one with the next lower index: the stream helper of OpenAI's SDK
@@ -207,8 +209,8 @@ class Streamed:
         self._last = b""
         self.comments = KeepAlive(exchange, served.backend)
 
+    @override
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
-        """See `run.Sink`."""
         self._choices = choices
         self._per_prompt = per_prompt
         self._starts = [choice.start() for choice in choices]
@@ -217,8 +219,8 @@ class Streamed:
             if not self._frames.keeps:
                 self._kept = [list(deltas) for deltas in self._starts]
 
+    @override
     async def take(self, batch: Batch) -> None:
-        """See `run.Sink`."""
         if self._answer.show is None:
             data = self._written(batch)
         else:
@@ -241,8 +243,8 @@ class Streamed:
             await exchange.chunk(data)
             comments.idle = 0
 
+    @override
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any] | None:
-        """See `run.Sink`."""
         reply, cost = None, 0
         if self._answer.keeps:
             results = [*filter(None, self._results)]
@@ -260,8 +262,8 @@ class Streamed:
         await self._exchange.chunk(self._last + end, more=False)
         return reply
 
+    @override
     async def fail(self, error: LatimerError) -> bool:
-        """See `run.Sink`."""
         await self.comments.settle()
         if not self._exchange.started:
             return False

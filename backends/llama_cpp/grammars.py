@@ -17,6 +17,7 @@ import llama_cpp
 import llguidance
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from ...schemas.limits import ITEMS, MULTIPLE, PROPERTIES
 from .. import offload
@@ -77,7 +78,7 @@ class TooComplex(Exception):
     """A grammar that exceeded llguidance's limits during generation."""
 
 
-class Gbnf:
+class Gbnf(Constraint):
     """llama.cpp's grammar sampler; freed with its last reference."""
 
     def __init__(self, pointer: object, candidates: Candidates) -> None:
@@ -87,55 +88,56 @@ class Gbnf:
     def __del__(self) -> None:
         llama_cpp.llama_sampler_free(self._pointer)
 
+    @override
     def allows(self, token: int) -> bool:
-        """See `Constraint.allows`."""
         data = llama_cpp.llama_token_data(token, 0.0, 0.0)
         array = llama_cpp.llama_token_data_array(ctypes.pointer(data), 1, -1, False)
         llama_cpp.llama_sampler_apply(self._pointer, ctypes.byref(array))
         return bool(data.logit == 0.0)
 
+    @override
     def allowed(self) -> NDArray[np.bool_]:
-        """See `Constraint.allowed`."""
         self._candidates.fill(0.0)
         self._candidates.apply(self._pointer)
         possible: NDArray[np.bool_] = self._candidates.entries["logit"] == 0.0
         return possible
 
+    @override
     def accept(self, token: int) -> None:
-        """See `Constraint.accept`; llama.cpp aborts at a token that is not allowed."""
+        """llama.cpp aborts at a token that is not allowed."""
         llama_cpp.llama_sampler_accept(self._pointer, token)
 
+    @override
     def copy(self) -> Gbnf:
-        """See `Constraint.copy`."""
         return Gbnf(llama_cpp.llama_sampler_clone(self._pointer), self._candidates)
 
 
-class Guidance:
+class Guidance(Constraint):
     """llguidance's matcher."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
 
+    @override
     def allows(self, token: int) -> bool:
-        """See `Constraint.allows`."""
         if self._matcher.is_stopped():
             return not self._matcher.is_error() and token in self._vocabulary.ends
         return self._matcher.validate_tokens([token]) == 1
 
+    @override
     def allowed(self) -> NDArray[np.bool_]:
-        """See `Constraint.allowed`."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         return np.unpackbits(bits, bitorder="little")[: self._vocabulary.size].astype(np.bool_)
 
+    @override
     def accept(self, token: int) -> None:
-        """See `Constraint.accept`."""
         self._matcher.consume_token(token)
         self._check()
 
+    @override
     def copy(self) -> Guidance:
-        """See `Constraint.copy`."""
         return Guidance(self._matcher.deep_copy(), self._vocabulary)
 
     def _check(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from ..base import Alternative, Sampling, Token
 from .grammars import Candidates, Constraint
@@ -325,8 +326,8 @@ class LongSampler(Sampler):
         super().__init__(sampling, *arguments)
         self._left: int = sampling.extras["min_tokens"]
 
+    @override
     def sample(self, context: Context, rows: Rows, candidates: Candidates) -> int:
-        """See `Sampler.sample`."""
         token = super().sample(context, rows, candidates)
         self._left -= 1
         if self._left == 0:
