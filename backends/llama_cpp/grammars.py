@@ -9,8 +9,11 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from math import lcm
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import llama_cpp
@@ -19,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from ...schemas.limits import ITEMS, MULTIPLE, PROPERTIES
-from .. import offload
+from ...schemas.limits import ITEMS, MULTIPLE, PROPERTIES, TRIAL, TRIAL_MEMORY
+from .. import offload, sandbox
 from ..base import Grammar
 from ..errors import shortened
 from ..grammar import Unenforced, check_length, gbnf, gbnf_of, in_request, path_to, repetitions
 from ..offload import DeepThreads, Memo
-from .trials import Trials
+from .trial import STACK
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -52,6 +55,16 @@ _EXPRESSION = re.compile(r"/((?:[^/\\\n]|\\.)*+)")
 _KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
 # The position of an error in llguidance's own format, in which most grammars are a single line.
 _PLACE = re.compile(r"^at 1\(\d+\): ")
+
+
+_TRIAL = Path(__file__).with_name("trial.py")
+# The number of trials that run in parallel: a slow one must not block the others.
+AT_ONCE = 4
+# The real time that a trial may take as a multiple of its CPU time, because other processes use the
+# CPU as well.
+PATIENCE = 4
+# The size of the cache of results in bytes.
+_KEPT = 1 << 20
 
 
 class Constraint(Protocol):
@@ -185,6 +198,51 @@ class Candidates:
             return None
         entry = self._array.data[index]
         return int(entry.id) if entry.logit > -np.inf else None
+
+
+class Trials:
+    """Trial compilations in processes with limits (`trial`), cached by the grammar's text.
+
+    Args:
+        limits: the arguments of `llguidance.LLParserLimits`.
+        seconds: the CPU time that a trial may take.
+    """
+
+    def __init__(self, limits: Mapping[str, int], seconds: int = TRIAL.most) -> None:
+        self._limits = json.dumps(limits)
+        self._seconds = seconds
+        # These threads only wait for processes.
+        self._threads = ThreadPoolExecutor(AT_ONCE, "latimer-trials")
+        self._tried: Memo[str, bool] = Memo(_KEPT, lambda text, _: 64 + len(text), self._threads)
+
+    async def check(self, text: str) -> None:
+        """Check that a grammar in llguidance's own format compiles within the limits.
+
+        Raises:
+            WrongGrammar: the grammar takes too much time or memory.
+        """
+        if not await self._tried.get(text, lambda: self._can_compile(text)):
+            raise gbnf.WrongGrammar(
+                f"it takes more than {self._seconds} s or {TRIAL_MEMORY.most} MiB to compile; use "
+                "fewer or smaller intersections, repetitions and multiples"
+            )
+
+    def close(self) -> None:
+        """Cancel trials that have not started, and forget all results."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._tried.clear()
+
+    def _can_compile(self, text: str) -> bool:
+        memory = (TRIAL_MEMORY.most << 20) + STACK
+        wait = PATIENCE * self._seconds
+        try:
+            ended = sandbox.run(
+                _TRIAL, text.encode(), self._limits, cpu=self._seconds, memory=memory, wait=wait
+            )
+        except OSError:
+            # No process can be started, so the grammar is accepted without a trial.
+            return True
+        return ended.status == 0
 
 
 class Grammars:
