@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...backends.base import Backend, Generation
 from ...backends.errors import EngineError, LatimerError
-from ...backends.upstream import whole
+from ...backends.http import whole
 from ..errors import error_event
 from ..exchange import Exchange
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import offload
 from ..base import (
+    LLAMA_CPP_EXTRAS,
     Batch,
     Capabilities,
     Embedding,
@@ -42,9 +43,8 @@ from ..errors import (
     check_ids,
     ends_with_media,
 )
-from ..extras import LLAMA_CPP_EXTRAS
+from ..queue import QUEUE, Party
 from ..streams import ended
-from ..turns import QUEUE, Party
 from .embeddings import embed, facts_of, not_generated, rank
 from .options import (
     BATCH,

@@ -12,7 +12,7 @@ import llama_cpp
 from ...schemas.limits import WORD
 from ..base import Special, TokenIds
 from ..errors import EngineError, WordTooLong
-from ..pieces import shown
+from ..sentencepiece import shown
 from .library import LoadedModel
 from .tokenizer import PIECE, Cutter, tokenize
 
