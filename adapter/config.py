@@ -20,7 +20,7 @@ from pydantic_settings import (
 
 from ..backends.base import Pooling
 from ..backends.llama_cpp.options import CacheType
-from ..backends.turns import QUEUE
+from ..backends.queue import QUEUE
 from ..schemas.limits import BODY
 from .chat.instruct import FORMATS
 from .config_errors import in_words, reason_of

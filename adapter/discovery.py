@@ -13,14 +13,13 @@ from urllib.parse import urlsplit
 import orjson
 
 from ..backends.base import Backend
-from ..backends.deferred import Deferred
 from ..backends.errors import EngineError, EngineUnavailable, LatimerError
-from ..backends.http import HttpUpstream
+from ..backends.http import HttpUpstream, shown_address
+from ..backends.identity import Deferred
 from ..backends.koboldcpp import KoboldCpp
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
-from ..backends.upstream import shown_address
 from .config import ELSEWHERE, IN_PROCESS, STORING, BackendName, Settings
 from .config_errors import reason_of
 from .store.place import OFF

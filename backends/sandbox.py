@@ -1,7 +1,7 @@
 """Run a script in a process of its own, with limits on CPU time and memory.
 
-Some libraries cannot be interrupted, and some short inputs take them minutes and gigabytes. This file
-is also the script of that process: it sets the limits, and runs the script that it is given.
+Some libraries cannot be interrupted, and some short inputs take them minutes and gigabytes. This
+file is also the script of that process: it sets the limits, and runs the script that it is given.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from ...backends import offload
 from ...backends.base import Content, Embedding, EmbeddingModel, Embeddings, Sampling, Text
 from ...backends.errors import RequestError, Unsupported, check_length
-from ...backends.turns import Party
+from ...backends.queue import Party
 from ...schemas import limits
 from ...schemas.openai.embeddings import EmbeddingRequest
 from ..errors import InvalidRequest, worded

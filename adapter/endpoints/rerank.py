@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from ...backends import offload
 from ...backends.base import Ranking, Sampling, Scores
-from ...backends.turns import Party
+from ...backends.queue import Party
 from ...schemas.openai.embeddings import RerankRequest, RerankResult
 from ..exchange import Exchange
 from ..parts import Parts

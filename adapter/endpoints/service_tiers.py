@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...backends.tiers import Tier
-from ...backends.turns import Party
+from ...backends.queue import Party, Tier
 
 # The names in responses (contract 3.9); the others stay as they are.
 _NAMES = {"auto": "default", "fast": "priority", "ultrafast": "priority"}

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from ...backends.base import Backend
 from ...backends.errors import LatimerError
-from ...backends.turns import Party
+from ...backends.queue import Party
 from ..exchange import EVENT_STREAM, Exchange
 
 COMMENT = b": keep-alive\n\n"

@@ -15,7 +15,7 @@ from typing_extensions import override
 from ...backends import offload
 from ...backends.base import Backend, Batch, Finish, Generation, Piece
 from ...backends.errors import EngineError, LatimerError
-from ...backends.upstream import whole
+from ...backends.http import whole
 from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
 from ..errors import StoreUnavailable, error_event
 from ..exchange import EVENT_STREAM, Exchange

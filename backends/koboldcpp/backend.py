@@ -24,17 +24,14 @@ from ..base import (
 )
 from ..errors import NotServed, Unsupported, read_from
 from ..grammar import with_gbnf
-from ..http import HttpUpstream
+from ..http import HttpUpstream, Upstream
+from ..queue import QUEUE
 from ..streams import ended
-from ..turns import QUEUE
-from ..upstream import Upstream
 from . import tokens as tokens_of
-from .call import Run, payload_of
-from .embedding import embed, embedding_model
-from .prompt import counted
+from .call import Run, counted, payload_of
+from .embeddings import NO_RANKS, embed, embedding_model
 from .server import Server, new_genkey
 from .translate import CAPABILITIES, ENGINE, longest_call
-from .vectors import NO_RANKS
 
 
 class KoboldCpp:

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..base import MediaKind
-from ..checks import Checks, changed
 from ..errors import (
     EngineError,
     EngineSilent,
@@ -25,6 +24,7 @@ from ..errors import (
     text_of,
     whole_of,
 )
+from ..identity import Checks, changed
 from .translate import ENGINE
 
 TESTED = (1, 115)

@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -15,7 +16,6 @@ import orjson
 from ...schemas.native.koboldcpp import LastLogprobs, Perf, TokenCount, TokenCountPayload
 from .. import offload
 from ..base import Generation, Model, Prompt, Sampling, Special, Text, TokenIds
-from ..checks import Fresh, Known
 from ..errors import (
     EngineError,
     EngineUnavailable,
@@ -25,11 +25,11 @@ from ..errors import (
     text_of,
     whole_of,
 )
-from ..turns import Turns
-from ..upstream import Upstream
+from ..http import Upstream
+from ..identity import Fresh, Known
+from ..queue import Turns
 from .identity import Identity, Watch
 from .translate import ENGINE, to_error, to_native
-from .vectors import Embedder
 
 T = TypeVar("T")
 
@@ -44,6 +44,14 @@ WELL_KNOWN = frozenset(
         "</tool_call>", "<think>", "</think>", "<|start|>", "<|message|>", "<|channel|>",
     }
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """Facts about an embedding model: the length of its vectors, or what to do if it has none."""
+
+    dimensions: int = 0
+    hint: str = ""
 
 
 class Server:

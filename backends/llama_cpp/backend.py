@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from .. import offload
 from ..base import (
+    LLAMA_CPP_EXTRAS,
     Backend,
     Batch,
     Capabilities,
@@ -45,9 +46,8 @@ from ..errors import (
     check_ids,
     ends_with_media,
 )
-from ..extras import LLAMA_CPP_EXTRAS
+from ..queue import QUEUE, Party
 from ..streams import ended
-from ..turns import QUEUE, Party
 from .embeddings import embed, facts_of, not_generated, rank
 from .options import (
     BATCH,

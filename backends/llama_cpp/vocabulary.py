@@ -19,7 +19,7 @@ import llama_cpp
 from ...schemas.limits import WORD
 from ..base import Special, TokenIds
 from ..errors import EngineError, WordTooLong
-from ..pieces import shown
+from ..sentencepiece import shown
 from .library import LoadedModel
 
 # The minimum size of a piece in bytes; the last piece may be smaller.

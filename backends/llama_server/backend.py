@@ -27,16 +27,13 @@ from ..base import (
 )
 from ..errors import check_ids
 from ..grammar import with_gbnf
-from ..http import HttpUpstream
+from ..http import HttpUpstream, Upstream
+from ..queue import QUEUE, Party
 from ..streams import ended, merged
-from ..turns import QUEUE, Party
-from ..upstream import Upstream
 from .call import Call
-from .embedding import embed, embedding_model
+from .embeddings import embed, embedding_model, rank
 from .prompt import check_biases, native_prompt, prompt_ids
-from .ranking import rank
-from .scorer import prompt_tokens
-from .scoring import speculative
+from .scoring import prompt_tokens, speculative
 from .server import Server
 from .translate import CAPABILITIES, size_of, to_native
 

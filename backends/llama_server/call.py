@@ -21,15 +21,16 @@ from ..errors import (
 )
 from ..grammar import with_gbnf
 from ..sse import EventParser
-from .events import ENGINE, OtherModel, check_model
 from .prompt import check_biases, native_prompt, prompt_ids
-from .scorer import score
-from .scoring import speculative
+from .scoring import score, speculative
 from .server import Server
 from .tokens import TokenStream, pieces_of
 from .translate import (
+    ENGINE,
     ChoiceStream,
     NativePrompt,
+    OtherModel,
+    check_model,
     size_of,
     to_error,
     to_native,

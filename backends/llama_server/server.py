@@ -1,30 +1,243 @@
-"""A running llama-server: questions to it, their cached answers, and places for calls."""
+"""A running llama-server: questions to it, their cached answers, and places for calls.
+
+`/infill` silently cuts prefix and suffix to a share of the batch (`format_prompt_infill` in
+server-common.cpp). So it is called once with short texts, only to detect the tokens.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import orjson
 
 from ...schemas.native.llama_server import TokenizePayload
 from .. import offload
 from ..base import Model, Special, TokenIds
-from ..checks import Fresh, Known, changed
-from ..errors import LARGEST, EngineError, EngineUnavailable, ids_of_text, read_from
-from ..turns import Party, Turns
-from ..upstream import Upstream
-from .events import ENGINE
-from .facts import Facts, read_facts, read_specials
-from .infill import InfillTokens
-from .translate import to_error
-from .vectors import Embedder
-from .watch import Watch
+from ..errors import (
+    LARGEST,
+    EngineError,
+    EngineUnavailable,
+    LatimerError,
+    Unsupported,
+    ids_of,
+    ids_of_text,
+    read_from,
+)
+from ..http import Upstream
+from ..identity import Fresh, Known, changed
+from ..queue import Party, Turns
+from .identity import Watch
+from .translate import ENGINE, Vocabulary, read_pieces, to_error
+
+Ask = Callable[..., Awaitable[Any]]
+Reply = Callable[[str, str, bytes | None], Awaitable[tuple[int, bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts about a server that reporting tokens needs.
+
+    Args:
+        model: the model that the server served when they were read.
+        slots: the number of calls that it runs at a time.
+        speculative: True if it invents log-probabilities, since it decodes speculatively.
+        rolls_back: True if the model's memory can drop its last tokens. A recurrent model's memory
+            cannot, and the server then reports other numbers for a prompt with a cached part.
+    """
+
+    model: Model
+    vocabulary: Vocabulary
+    slots: int
+    speculative: bool
+    rolls_back: bool
+
+
+async def read_facts(reply: Reply, ask: Ask, model: Model, slots: int) -> Facts:
+    """Ask a server for its facts.
+
+    Args:
+        reply: `reply(method, path, body)` returns the status and the body of a response.
+        ask: `ask(method, path, payload)` returns the JSON of a response.
+        model: the model that the server serves.
+        slots: the number of calls that the server runs at a time.
+    """
+    pieces = await _read_pieces(reply)
+    control = [token for token, piece in enumerate(pieces) if not piece]
+    plain = {"content": "a", "add_special": False, "parse_special": False}
+    first = ids_of((await ask("POST", "/tokenize", plain))["tokens"])[:1]
+    adds_space = any(pieces[token][:1] == b" " for token in first)
+    vocabulary = Vocabulary(pieces, await _names(control, pieces, ask), adds_space)
+    await offload.run(len(pieces), vocabulary.index)
+    return Facts(
+        model,
+        vocabulary,
+        slots,
+        await _speculates(ask),
+        await _rolls_back(ask, vocabulary.ordinary),
+    )
+
+
+async def _rolls_back(ask: Ask, token: int) -> bool:
+    """Return True if a prompt that diverges halfway reuses the common part.
+
+    A request that runs in between can make the result False. The only cost is that no later call
+    reuses the cache.
+    """
+    payload = {"n_predict": 1, "id_slot": 0, "response_fields": ["timings"]}
+    first = {**payload, "prompt": [token] * 16, "cache_prompt": False}
+    await ask("POST", "/completion", first)
+    second = {**payload, "prompt": [*[token] * 8, token + 1], "cache_prompt": True}
+    timings = (await ask("POST", "/completion", second)).get("timings") or {}
+    return bool(timings.get("cache_n") == 8)
+
+
+async def _read_pieces(reply: Reply) -> list[bytes]:
+    """Return every token's bytes, from one call with all alternatives."""
+    payload = {"prompt": [0], "n_predict": 1, "n_probs": 1_000_000, "cache_prompt": False}
+    # A server-side ban or an end token still yields the whole distribution; a token that ends
+    # inside a character yields no entry, so an ordinary one is forced.
+    for bias in ([], [[" a", 1000]], [["a", 1000]]):
+        body = orjson.dumps({**payload, "logit_bias": bias})
+        status, data = await reply("POST", "/completion", body)
+        if status != 200:
+            raise to_error(status, data)
+        if b'"completion_probabilities"' in data:
+            return await offload.run(len(data), read_pieces, data)
+    raise EngineError(f"{ENGINE} does not expose its vocabulary.")
+
+
+async def _names(control: Sequence[int], pieces: Sequence[bytes], ask: Ask) -> dict[int, bytes]:
+    """Return the spellings of control tokens, from one call with line ends between them."""
+    line_end = next((token for token, piece in enumerate(pieces) if piece == b"\n"), None)
+    if line_end is not None and control:
+        tokens = [token for one in control for token in (one, line_end)]
+        reply = await ask("POST", "/detokenize", {"tokens": tokens})
+        names = str(reply["content"]).encode().split(b"\n")[:-1]
+        if len(names) == len(control):
+            return dict(zip(control, names, strict=True))
+    found = {}
+    for token in control:
+        reply = await ask("POST", "/detokenize", {"tokens": [token]})
+        found[token] = str(reply["content"]).encode()
+    return found
+
+
+async def _speculates(ask: Ask) -> bool:
+    try:
+        slots = await ask("GET", "/slots")
+    except LatimerError:
+        # `--no-slots`: a reply also reports speculation, if the draft model proposed tokens.
+        return False
+    return any(slot.get("speculative") for slot in slots)
+
+
+async def read_specials(
+    vocabulary: Vocabulary, tokenize: Callable[[str], Awaitable[TokenIds]]
+) -> list[Special]:
+    """Return the control tokens, and the added tokens that the tokenizer finds anywhere.
+
+    Args:
+        tokenize: returns the ids of a text without parsing control tokens.
+    """
+    found, candidates = await offload.run(len(vocabulary), _candidates, vocabulary)
+    for token, text in candidates:
+        # Doubling the first character rarely leaves an ordinary token in one piece.
+        if (await tokenize(text[0] + text))[-1:] == (token,):
+            found.append(Special(text, False))
+    return found
+
+
+def _candidates(vocabulary: Vocabulary) -> tuple[list[Special], list[tuple[int, str]]]:
+    """Return the control tokens, and the tokens that look like added ones."""
+    found = []
+    candidates = []
+    for token in range(len(vocabulary)):
+        spelling, control = vocabulary.token(token)
+        if control and spelling:
+            found.append(Special(spelling.decode(errors="replace"), True))
+        elif _LIKE_A_MARK.fullmatch(spelling):
+            candidates.append((token, spelling.decode(errors="replace")))
+    return found, candidates
+
+
+_LIKE_A_MARK = re.compile(rb"<[^<>]{2,}>|\[[^\[\]]{2,}\]")
+
+
+INFILL_TEXTS = ("7", "3")
+INFILL_PROBE: dict[str, Any] = {
+    "input_prefix": INFILL_TEXTS[0],
+    "input_suffix": INFILL_TEXTS[1],
+    "n_predict": 1,
+    "stream": False,
+}
+
+
+class InfillTokens(NamedTuple):
+    """The tokens in front of the prefix, the suffix, and the completion that fills the gap."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    suffix_first: bool
+
+    def around(self, prefix: TokenIds, suffix: TokenIds) -> TokenIds:
+        """Return the prompt whose completion fills the gap."""
+        before, after = (self.prefix, *prefix), (self.suffix, *suffix)
+        both = (*after, *before) if self.suffix_first else (*before, *after)
+        return (*both, self.middle)
+
+
+def infill_tokens(ids: TokenIds, prefix: TokenIds, suffix: TokenIds) -> InfillTokens:
+    """Detect the infill tokens in a prompt that `/infill` made of a known prefix and suffix.
+
+    Raises:
+        Unsupported: the tokens are not in the expected places.
+    """
+    before, after = _last_index(ids, prefix), _last_index(ids, suffix)
+    if before < 1 or after < 1:
+        raise Unsupported("suffix", ENGINE, "It does not show its fill-in-the-middle tokens.")
+    return InfillTokens(ids[before - 1], ids[after - 1], ids[-1], after < before)
+
+
+def _last_index(ids: TokenIds, part: TokenIds) -> int:
+    """Return the last position of a part; -1 if it is missing."""
+    size = len(part)
+    return next((i for i in range(len(ids) - size, -1, -1) if ids[i : i + size] == part), -1)
+
 
 # Concurrent questions. A server has four threads more than slots for its connections. A connection
 # without a thread waits until another connection is closed, which can take seconds.
 QUESTIONS = 2
+
+
+RERANKING_OFF = "Start llama-server with --reranking."
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """Facts about a server's embeddings.
+
+    Args:
+        dimensions: the length of a vector; 0 if it returns none.
+        hint: what to do for embeddings; empty if it returns vectors.
+        rank_hint: what to do for rankings; empty if it ranks.
+        prefix, suffix: the tokens that the model adds around a text.
+    """
+
+    dimensions: int = 0
+    hint: str = ""
+    rank_hint: str = RERANKING_OFF
+    prefix: TokenIds = ()
+    suffix: TokenIds = ()
+
+    @property
+    def ranks(self) -> bool:
+        """True if the server scores documents."""
+        return not self.rank_hint
 
 
 class Server:

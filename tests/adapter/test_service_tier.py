@@ -17,7 +17,7 @@ from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
-from latimer.backends.tiers import MOST_PASSED
+from latimer.backends.queue import MOST_PASSED
 
 ENDLESS = Generation(
     Prompt(Text("endless slow:1")), 1_900, sampling=Sampling(0.0, extras={"ignore_eos": True})

@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
 import httpx2
 import pytest
 from latimer.backends import http
 from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
-from latimer.backends.http import MOST_IDLE, HttpUpstream
-from latimer.backends.upstream import HttpxUpstream
+from latimer.backends.http import (
+    MOST_IDLE,
+    HttpUpstream,
+    HttpxUpstream,
+    header_lines,
+    shown_address,
+)
+from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_server import LlamaServer
 from support.peers import OK, Peer, ask, server
+from support.servers import llama_server
 
 
 async def test_a_request_carries_our_headers_and_nothing_else() -> None:
@@ -461,3 +471,123 @@ async def test_an_engine_that_stops_listening_has_lost_its_answer(
                 await reply.read()
     await client.aclose()
     running.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"HTTP/1.1 204 No Content\r\n\r\n", 204),
+        (b"HTTP/1.1 204 No Content\r\nContent-Length: 4\r\n\r\nbody", 204),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n", 302),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nx", None),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", None),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n", None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n", None),
+        (b"HTTP/9.9 banana\r\n\r\n", None),
+    ],
+    ids=range(9),
+)
+async def test_odd_answers_are_read_or_errors(data: bytes, status: int | None) -> None:
+    """The client follows no redirect, rejects upgrades, and reports broken framing as an engine
+    error."""
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        await peer.send(data)
+
+    async with server(answer) as (client, _):
+        for _ in range(2):
+            if status is None:
+                with pytest.raises(EngineError):
+                    await ask(client)
+                continue
+            async with client.send("GET", "/") as reply:
+                assert (reply.status, await reply.read()) == (status, b"")
+
+
+async def test_a_new_connection_is_asked_about_before_a_request() -> None:
+    """An error that the hook for new connections raises reaches the caller and no request is sent.
+    Reused connections do not call the hook."""
+    hooked = 0
+    sent: list[bytes] = []
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        sent.append(request)
+        await peer.send(OK)
+
+    async def hook() -> None:
+        nonlocal hooked
+        hooked += 1
+        if hooked == 3:
+            raise EngineUnavailable("another")
+
+    async with server(answer) as (client, peers):
+        client.on_connect = hook
+        for _ in range(3):
+            await ask(client)
+        assert (hooked, len(peers)) == (1, 1)
+        prepared = client.send("GET", "/late")
+        client.refuse(EngineUnavailable("was made before"))
+        with pytest.raises(EngineUnavailable, match="was made before"):
+            async with prepared:
+                pass
+        client.refuse(EngineUnavailable("was made before"))
+        with pytest.raises(EngineUnavailable, match="another"):
+            await ask(client)
+        assert (hooked, len(sent)) == (3, 3)
+
+
+def test_headers_are_utf_8() -> None:
+    """Header values are sent as UTF-8, as an engine reads its key from the command line."""
+    assert header_lines({"A": "schlüssel", "b-C": "ключ"}) == (
+        "A: schlüssel\r\nb-C: ключ\r\n".encode()
+    )
+
+
+async def test_an_engine_takes_such_a_key() -> None:
+    """llama-server accepts a key that is not ASCII."""
+    with llama_server(DEMO_MODEL, "--api-key", "schlüssel", slots=1, context=256) as address:
+        for key, refused in (("schlüssel", False), ("schlussel", True)):
+            backend = LlamaServer(address, key)
+            with pytest.raises(EngineError) if refused else nullcontext():
+                assert (await backend.model()).context == 256
+            await backend.aclose()
+
+
+@pytest.mark.parametrize(
+    "value", ["s3cr3t\r\nX: y", "s3cr3t\n", "\rs3cr3t", "s3cr3t\x00", "\udcff"]
+)
+def test_a_value_cannot_end_its_line(value: str) -> None:
+    """The constructor rejects a header value with a line end, and its message does not show the
+    value."""
+    for make in (
+        lambda: HttpUpstream("http://127.0.0.1:1", {"Authorization": value}),
+        lambda: LlamaServer("http://127.0.0.1:1", value),
+        lambda: KoboldCpp("http://127.0.0.1:1", value),
+    ):
+        with pytest.raises(ValueError, match="the value of the header Authorization") as raised:
+            make()
+        assert "s3cr3t" not in str(raised.value)
+        assert raised.value.__context__ is None
+
+
+def test_a_name_is_a_token() -> None:
+    """The constructor rejects a header name that is not an ASCII token."""
+    for name in ("a b", "a:", "a\r\n", "", "ü"):
+        with pytest.raises(ValueError, match="not the name of an HTTP header"):
+            HttpUpstream("http://127.0.0.1:1", {name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://127.0.0.1:8080/prefix/", "http://127.0.0.1:8080/prefix"),
+        ("http://user:pass@host:1/x", "http://host:1/x"),
+        ("http://user:p/a@host:1?key=s#t", "http://host:1"),
+        ("http://host?a=http://b", "http://host"),
+        ("user:pass@host", "host"),
+    ],
+)
+def test_addresses_are_shown_without_secrets(address: str, shown: str) -> None:
+    """Messages show an address without user, password and query."""
+    assert shown_address(address) == shown

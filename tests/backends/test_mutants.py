@@ -9,10 +9,9 @@ from collections.abc import Callable
 import pytest
 from latimer.backends.base import Backend, Generation, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import LatimerError
-from latimer.backends.http import HttpUpstream
-from latimer.backends.koboldcpp import KoboldCpp, whole
+from latimer.backends.http import HttpUpstream, Upstream
+from latimer.backends.koboldcpp import KoboldCpp, call
 from latimer.backends.llama_server import LlamaServer
-from latimer.backends.upstream import Upstream
 from support.mutants import Recorder, Replayed, mutants
 from support.recordings import DEMO_CHATML
 from support.samples import sample
@@ -70,5 +69,5 @@ async def test_koboldcpp_may_answer_anything(
     koboldcpp_replay: tuple[str, object], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job ends cleanly with every mutation of koboldcpp's responses."""
-    monkeypatch.setattr(whole, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(call, "LOOK_SECONDS", 0.001)
     await check(lambda up: KoboldCpp(up, silence=0.05), koboldcpp_replay[0], KOBOLDCPP[name])

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from latimer.backends.upstream import Reply, Upstream
+from latimer.backends.http import Reply, Upstream
 
 STRANGE: tuple[Any, ...] = (
     None, True, -1, 0, 5, 1.5, 1e300, 2**70, "", "x", "é" * 40, [], [None], ["x"], [-5], {},

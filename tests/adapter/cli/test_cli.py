@@ -19,7 +19,7 @@ from latimer.adapter.cli.listening import bound
 from latimer.adapter.config import Settings, WrongSettings
 from latimer.adapter.credentials import UnusableKey
 from latimer.adapter.discovery import backend_of
-from latimer.backends.deferred import Deferred
+from latimer.backends.identity import Deferred
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
 from support.servers import command, free_port

@@ -21,9 +21,8 @@ from latimer.backends.errors import (
     RequestError,
     Unsupported,
 )
-from latimer.backends.http import HttpUpstream
+from latimer.backends.http import HttpUpstream, HttpxUpstream, Reply
 from latimer.backends.koboldcpp import KoboldCpp
-from latimer.backends.upstream import HttpxUpstream, Reply
 from support.jobs import run
 from support.recordings import DEMO_CHATML, body, exchange
 from support.replay import Replay

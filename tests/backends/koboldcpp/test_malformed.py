@@ -13,9 +13,9 @@ import orjson
 import pytest
 from latimer.backends.base import Finish, Generation, Prompt, Text
 from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
+from latimer.backends.http import HttpxUpstream
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.koboldcpp.translate import to_error
-from latimer.backends.upstream import HttpxUpstream
 from support.jobs import run
 from support.recordings import body
 

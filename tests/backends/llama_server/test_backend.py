@@ -21,9 +21,9 @@ from latimer.backends.errors import (
     UnknownToken,
     Unsupported,
 )
+from latimer.backends.http import HttpxUpstream
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
-from latimer.backends.upstream import HttpxUpstream
 from support.jobs import run
 from support.recordings import DEMO_CHATML, body
 from support.servers import llama_server

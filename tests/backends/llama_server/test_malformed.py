@@ -12,9 +12,9 @@ import orjson
 import pytest
 from latimer.backends.base import Generation, Prompt, Stops, Text
 from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
+from latimer.backends.http import HttpxUpstream
 from latimer.backends.llama_server import LlamaServer
 from latimer.backends.llama_server.translate import to_error
-from latimer.backends.upstream import HttpxUpstream
 from support.jobs import run
 from support.recordings import body
 

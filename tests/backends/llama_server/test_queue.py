@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import Busy
-from latimer.backends.http import HttpUpstream
+from latimer.backends.http import HttpUpstream, Reply
 from latimer.backends.llama_server import LlamaServer
 from latimer.backends.llama_server.server import QUESTIONS
+from latimer.backends.queue import Party
 from latimer.backends.streams import merged
-from latimer.backends.turns import Party
-from latimer.backends.upstream import Reply
 from support.jobs import run
 from support.servers import llama_server
 

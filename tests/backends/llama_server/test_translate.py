@@ -37,11 +37,12 @@ from latimer.backends.grammar import with_gbnf
 from latimer.backends.llama_server.translate import (
     NEUTRAL,
     ChoiceStream,
+    Vocabulary,
+    read_pieces,
     to_error,
     to_native,
     with_media,
 )
-from latimer.backends.llama_server.vocabulary import Vocabulary, read_pieces
 from latimer.backends.sse import EventParser
 from support.recordings import RECORDINGS, body, exchange
 

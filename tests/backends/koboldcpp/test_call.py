@@ -10,8 +10,8 @@ import orjson
 import pytest
 from latimer.backends.base import Finish, Generation, Prompt, Text
 from latimer.backends.errors import EngineError
+from latimer.backends.http import HttpxUpstream
 from latimer.backends.koboldcpp import KoboldCpp
-from latimer.backends.upstream import HttpxUpstream
 from support.jobs import run
 from support.recordings import body
 

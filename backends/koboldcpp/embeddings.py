@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from array import array
+from base64 import b64decode
 from collections.abc import Sequence
 from typing import Any
 
 from ...schemas.native.koboldcpp import EmbeddingsPayload
 from ..base import Content, Embedding, EmbeddingModel, Embeddings, Model, Text
-from ..embeddings import field_of, grouped, is_memory
+from ..embeddings import field_of, grouped, is_memory, unit
 from ..errors import (
     EmptyPrompt,
     EngineError,
@@ -18,11 +20,43 @@ from ..errors import (
     Refused,
     Unsupported,
     read_from,
+    whole_of,
 )
-from ..turns import Party
-from .server import Server
+from ..queue import Party
+from .server import Embedder, Server
 from .translate import ENGINE
-from .vectors import NO_VECTORS, NOT_POOLED, NOT_STARTED, TOO_LONG, Embedder, read_vectors
+
+NOT_STARTED = "Start koboldcpp with --embeddingsmodel."
+NOT_POOLED = (
+    "Its embedding model does not pool tokens, so every vector is that of the first token. Start "
+    "koboldcpp with an embedding model."
+)
+NO_RANKS = "Use llama-server or the in-process engine with a reranking model."
+NO_VECTORS = "Its embedding model returns no vectors. A reranking model does not work there."
+TOO_LONG = (
+    "it returned no vector for this input. Shorter input works, so this one is probably longer "
+    "than the context of its embedding model (--embeddingsmaxctx)"
+)
+
+
+def read_vectors(reply: Any, count: int) -> tuple[list[array[float] | None], int]:
+    """Return the vectors of a reply, None for a failed text, and the number of tokens.
+
+    Raises:
+        LookupError, TypeError, ValueError: the reply is malformed.
+    """
+    found: dict[int, array[float] | None] = {}
+    entries = reply["data"]
+    for entry in entries:
+        vector = array("f", b64decode(entry["embedding"], validate=True))
+        if sys.byteorder == "big":
+            vector.byteswap()
+        # The engine has six decimals of each number.
+        found[whole_of(entry["index"], 0, count - 1)] = unit(vector) if any(vector) else None
+    if len(entries) != count:
+        raise ValueError(f"{len(entries)} vectors instead of {count}")
+    return [found[index] for index in range(count)], whole_of(reply["usage"]["prompt_tokens"])
+
 
 PATH = "/api/extra/embeddings"
 # The most texts of a call, and the most characters of a call of several: the engine computes them

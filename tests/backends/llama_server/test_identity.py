@@ -15,9 +15,9 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError, EngineUnavailable
+from latimer.backends.http import HttpxUpstream
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
-from latimer.backends.upstream import HttpxUpstream
 from support.jobs import run
 from support.recordings import body
 from support.servers import Swapped, swapped_llama_server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from latimer.backends.pieces import shown
+from latimer.backends.sentencepiece import shown
 
 S = (b"<s>", True)
 

@@ -21,9 +21,9 @@ from latimer.backends.errors import (
     Refused,
     Unsupported,
 )
+from latimer.backends.http import HttpxUpstream
 from latimer.backends.koboldcpp import KoboldCpp
-from latimer.backends.koboldcpp.embedding import INEXACT
-from latimer.backends.upstream import HttpxUpstream
+from latimer.backends.koboldcpp.embeddings import INEXACT
 from support.embeddings import MODELS, TEXTS, backend_of, cosine, is_unit
 from support.jobs import run
 from support.replay import EMBEDDINGS, Replay, replaying
