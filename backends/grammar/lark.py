@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from re import _parser as parser
+from re import _parser as parser  # type: ignore[attr-defined]
 from typing import NamedTuple, NoReturn
 
 from ..base import Grammar

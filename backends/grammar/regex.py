@@ -6,8 +6,8 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from re import _constants as codes
-from re import _parser as parser
+from re import _constants as codes  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 from ...schemas import limits

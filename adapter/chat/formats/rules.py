@@ -13,7 +13,7 @@ from ....backends.grammar import (
     PLAIN,
     Notation,
     Unenforced,
-    lark,
+    embedded,
     rules_of,
     token_or_text,
     unmarked,
@@ -93,13 +93,13 @@ def _input(grammar: Grammar, name: str, prefix: str, notation: Notation) -> Mapp
     """Return the rules for the arguments of a custom tool, whose text follows a grammar."""
     quote, text = notation.quote, f"{prefix}text"
     encoding = PLAIN if notation.end else notation.encoding
-    rules = lark(grammar, text, f"{prefix}i", encoding)
+    rules = embedded(grammar, text, f"{prefix}i", encoding)
     if notation.end:
         rules = unmarked(rules, text, notation.end)
     given = f"{quote} {text} {quote}"
     if notation.other is not None and sum(map(len, rules.values())) <= _MOST_TWICE:
         quote, encoding = notation.other
-        rules |= lark(grammar, f"{text}-other", f"{prefix}o", encoding)
+        rules |= embedded(grammar, f"{text}-other", f"{prefix}o", encoding)
         given = f"({given} | {quote} {text}-other {quote})"
     key, ws = notation.named(INPUT), notation.ws
     first, last = notation.brackets

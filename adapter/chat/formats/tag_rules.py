@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import orjson
 
-from ....backends.grammar import JSON, PLAIN, Unenforced, lark, literal, modern, unmarked, until
+from ....backends.grammar import JSON, PLAIN, Unenforced, embedded, literal, modern, unmarked, until
 from ..json_call import INPUT
 from . import tag_json
 from .rules import FunctionSchema, Path
@@ -86,7 +86,7 @@ def rules_of(
         text = f"{prefix}text"
         opening = tags.opening(literal(INPUT), True)
         rule = f"{opening} {text} {literal(tags.closing)} {tags.gap}"
-        rules = lark(function.input, text, f"{prefix}i", PLAIN)
+        rules = embedded(function.input, text, f"{prefix}i", PLAIN)
         return {**unmarked(rules, text, tags.closing), name: rule}
     if function.schema is None:
         return {name: '""'}
