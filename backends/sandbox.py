@@ -56,11 +56,16 @@ def run(
         start_new_session=True,
     )  # fmt: skip
     end = time.monotonic() + wait
+    rest: bytes | None = data
     try:
         while time.monotonic() < end:
             # If nobody waits for the result any more, `offload.Abandoned` is raised here.
-            with suppress(subprocess.TimeoutExpired):
-                output, _ = process.communicate(data, LOOK)
+            try:
+                output, _ = process.communicate(rest, LOOK)
+            except subprocess.TimeoutExpired:
+                # The next call continues with the same data.
+                rest = None
+            else:
                 return Ended(process.returncode, output)
         return Ended(None)
     finally:

@@ -7,7 +7,7 @@ import json
 import llguidance
 import pytest
 from latimer.backends.base import Grammar
-from latimer.backends.grammar import IN_JSON, PLAIN, Encoding, Unenforced, gbnf, lark
+from latimer.backends.grammar import IN_JSON, PLAIN, Encoding, Unenforced, embedded, gbnf
 from latimer.backends.grammar.lark import COMMON
 from latimer.backends.llama_cpp.grammars import _tokenizer
 from latimer.backends.llama_cpp.library import LoadedModel
@@ -65,7 +65,7 @@ def walker(demo_loaded: LoadedModel) -> Walker:
 
 def gbnf_of(text: str, encoding: Encoding = PLAIN) -> str:
     """Return a converted grammar."""
-    rules = lark(Grammar("lark", text, ""), "text", "x-", encoding)
+    rules = embedded(Grammar("lark", text, ""), "text", "x-", encoding)
     rules["root"] = "text" if encoding is PLAIN else '"\\"" text "\\""'
     return "".join(f"{name} ::= {rule}\n" for name, rule in rules.items())
 
@@ -154,4 +154,4 @@ def test_what_gbnf_cannot_say(text: str) -> None:
 def test_regular_expressions_that_are_not_converted(pattern: str, error: type[Exception]) -> None:
     """A malformed regular expression and one with unsupported syntax have different errors."""
     with pytest.raises(error):
-        lark(Grammar("regex", pattern, ""), "text", "x-", PLAIN)
+        embedded(Grammar("regex", pattern, ""), "text", "x-", PLAIN)

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 from latimer.backends.base import Grammar
-from latimer.backends.grammar import PLAIN, Unenforced, gbnf, lark, unmarked
+from latimer.backends.grammar import PLAIN, Unenforced, embedded, gbnf, unmarked
 from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
 
@@ -20,7 +20,7 @@ def walker(demo_loaded: LoadedModel) -> Walker:
 
 def rules_of(pattern: str, mark: str) -> dict[str, str]:
     """Return the rules for the texts of a regular expression without a mark."""
-    return unmarked(lark(Grammar("regex", pattern, ""), "root", "i", PLAIN), "root", mark)
+    return unmarked(embedded(Grammar("regex", pattern, ""), "root", "i", PLAIN), "root", mark)
 
 
 @pytest.mark.parametrize(
@@ -59,5 +59,5 @@ def test_the_work_is_limited() -> None:
 def test_grammars_without_the_mark_stay_as_they_are() -> None:
     """Rules that cannot form the mark are not changed."""
     for pattern in ("[a-z]*", "<b>|<[b-z]>", "(<a\n)*", "<a"):
-        rules = lark(Grammar("regex", pattern, ""), "root", "i", PLAIN)
+        rules = embedded(Grammar("regex", pattern, ""), "root", "i", PLAIN)
         assert unmarked(rules, "root", "<a>") is rules
