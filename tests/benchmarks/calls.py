@@ -286,15 +286,16 @@ def measure() -> dict[str, Counter[str]]:
     return found
 
 
-def numbers(found: Mapping[str, Counter[str]]) -> dict[str, float]:
+def numbers(found: Mapping[str, Counter[str]]) -> dict[str, int]:
     """Return the number of calls for each kind of request, and for one token of each stream."""
+    # A timer that runs during a long stream adds a few calls in all.
     return {
-        name: calls.total() / (LONG - SHORT) if "token" in name else calls.total()
+        name: round(calls.total() / (LONG - SHORT)) if "token" in name else calls.total()
         for name, calls in found.items()
     }
 
 
-def in_checkout(tree: Path) -> dict[str, float]:
+def in_checkout(tree: Path) -> dict[str, int]:
     """Return the numbers of another checkout, measured in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "latimer"
@@ -304,7 +305,7 @@ def in_checkout(tree: Path) -> dict[str, float]:
         command = [sys.executable, __file__, "--json"]
         environment = {**os.environ, "PYTHONPATH": folder}
         output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-    found: dict[str, float] = json.loads(output.stdout)
+    found: dict[str, int] = json.loads(output.stdout)
     return found
 
 
@@ -326,8 +327,8 @@ def main() -> None:
     else:
         before = in_checkout(arguments.before) if arguments.before else {}
         for name, count in now.items():
-            line = f"{name:45} {count:6g}"
-            sys.stdout.write(f"{line}   before {before[name]:6g}\n" if before else f"{line}\n")
+            line = f"{name:45} {count:6}"
+            sys.stdout.write(f"{line}   before {before[name]:6}\n" if before else f"{line}\n")
 
 
 if __name__ == "__main__":
