@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from ..backends.base import Backend
 from ..backends.errors import LatimerError, shortened
+from .auth import Keys
 from .chat.instruct import FORMATS
 from .cors import Access
 from .end_user import in_log
@@ -25,7 +26,6 @@ from .errors import (
     unexpected,
 )
 from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
-from .guards import Keys
 from .hosted import NAMES, Limits
 from .origins import LocalRules
 from .printable import printable

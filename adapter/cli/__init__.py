@@ -33,8 +33,8 @@ def _loading(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(config: Path | None, **flags: Any) -> None:
+        from ..auth import UnusableKey
         from ..config import Settings
-        from ..credentials import UnusableKey
 
         try:
             settings = Settings.load(config, **flags)
