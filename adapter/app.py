@@ -15,7 +15,6 @@ from ..backends.base import Backend
 from ..backends.errors import LatimerError, shortened
 from .auth import Keys
 from .chat.instruct import FORMATS
-from .cors import Access
 from .end_user import in_log
 from .errors import (
     InvalidRequest,
@@ -27,7 +26,7 @@ from .errors import (
 )
 from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
 from .hosted import NAMES, Limits
-from .origins import LocalRules
+from .origins import Access, LocalRules
 from .printable import printable
 from .routes import Found, Routes
 from .sealed import Seal

@@ -16,7 +16,6 @@ import httpx2
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.auth import Keys
 from latimer.adapter.cli.protocol import MOST_HEAD
-from latimer.adapter.cors import Access
 from latimer.adapter.errors import (
     ShuttingDown,
     StoreUnavailable,
@@ -25,7 +24,7 @@ from latimer.adapter.errors import (
     unexpected,
 )
 from latimer.adapter.exchange import Exchange
-from latimer.adapter.origins import LocalRules
+from latimer.adapter.origins import Access, LocalRules
 from latimer.adapter.service import DEFAULT_MAX_BODY
 from latimer.backends.errors import (
     Busy,
