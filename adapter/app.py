@@ -15,19 +15,19 @@ from ..backends.base import Backend
 from ..backends.errors import LatimerError, shortened
 from .auth import Keys
 from .chat.instruct import FORMATS
-from .end_user import in_log
 from .errors import (
     InvalidRequest,
     MethodNotAllowed,
     ShuttingDown,
     WebSocketRefused,
+    in_log,
+    printable,
     render,
     unexpected,
 )
 from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
 from .hosted import NAMES, Limits
 from .origins import Access, LocalRules
-from .printable import printable
 from .routes import Found, Routes
 from .sealed import Seal
 from .service import (

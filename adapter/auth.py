@@ -8,9 +8,12 @@ import unicodedata
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import InvalidRequest
-from .exchange import Exchange
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
 
 
 class UnusableKey(ValueError):

@@ -15,7 +15,7 @@ from ..backends import offload
 from ..backends.errors import LatimerError, RequestError
 from ..schemas import limits
 from .dialects import Draft
-from .errors import Header, InvalidRequest, error_event, render, with_names
+from .errors import Header, InvalidRequest, as_ascii, error_event, render, with_names
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -263,7 +263,7 @@ def _check_type(content_type: bytes) -> None:
     """Reject a content type other than JSON."""
     media = content_type.decode("latin-1").partition(";")[0].strip().lower()
     if media and media != "application/json":
-        media = _printable(media)
+        media = as_ascii(media)
         raise InvalidRequest(
             f"Unsupported content type: '{media}'. This API method only accepts "
             "'application/json' requests, but you specified the header 'Content-Type: "
@@ -319,10 +319,6 @@ def _too_large(limit: int) -> InvalidRequest:
         code="request_too_large",
         status=413,
     )
-
-
-def _printable(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode()[:100]
 
 
 def _depth(value: Any) -> int:

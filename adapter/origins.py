@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .errors import Header, InvalidRequest
+from .errors import Header, InvalidRequest, as_ascii
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # The scheme, the host in lower case, and the port (for http and https only).
@@ -321,7 +321,7 @@ def _preflight(headers: Sequence[Header], granted: Sequence[Header]) -> Verdict:
     if method not in METHODS:
         allowed = b", ".join(METHODS).decode()
         error = InvalidRequest(
-            f"The method '{_shown(method.decode('latin-1'))}' is not allowed for cross-origin "
+            f"The method '{as_ascii(method.decode('latin-1'))}' is not allowed for cross-origin "
             f"requests. Allowed methods are {allowed}.",
             code="method_not_allowed",
         )
@@ -351,13 +351,13 @@ def _origin_error(origin: str, is_keyless: bool) -> InvalidRequest:
     if is_keyless:
         name = origin if is_origin(origin) else "ORIGIN"
         message = (
-            f"The origin '{_shown(origin)}' is not allowed. Without an API key, this server allows "
-            "local pages and apps only. To allow it, start the server with --cors-origin "
-            f"{_shown(name)}, or with --api-key."
+            f"The origin '{as_ascii(origin)}' is not allowed. Without an API key, this server "
+            "allows local pages and apps only. To allow it, start the server with --cors-origin "
+            f"{as_ascii(name)}, or with --api-key."
         )
     else:
         message = (
-            f"The origin '{_shown(origin)}' is not allowed. To allow it, add it to cors_origins "
+            f"The origin '{as_ascii(origin)}' is not allowed. To allow it, add it to cors_origins "
             "(--cors-origin)."
         )
     return InvalidRequest(message, code="origin_not_allowed", status=403)
@@ -366,14 +366,9 @@ def _origin_error(origin: str, is_keyless: bool) -> InvalidRequest:
 def _host_error(host: str) -> InvalidRequest:
     name = host_name(host) or "NAME"
     return InvalidRequest(
-        f"The host '{_shown(host)}' is not allowed. Without an API key, this server allows IP "
+        f"The host '{as_ascii(host)}' is not allowed. Without an API key, this server allows IP "
         "addresses, localhost, names without a dot and the name of its machine. To allow it, "
-        f"start the server with --allowed-host {_shown(name)}, or with --api-key.",
+        f"start the server with --allowed-host {as_ascii(name)}, or with --api-key.",
         code="host_not_allowed",
         status=403,
     )
-
-
-def _shown(text: str) -> str:
-    """Return a header's value for a message, as ASCII and shortened."""
-    return text.encode("ascii", "backslashreplace").decode()[:100]

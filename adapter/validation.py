@@ -16,7 +16,7 @@ from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.common import SAMPLING_EXTRAS, Request, StreamOptions
 from ..schemas.openai.completions import CompletionRequest
 from ..schemas.openai.responses import ResponseRequest
-from . import dialects, end_user
+from . import dialects
 from .errors import InvalidRequest
 from .exchange import Exchange
 from .hosted import HostedLimit, refused
@@ -69,7 +69,7 @@ def _read(
     by_default = isinstance(request, Request) and request.is_stored_by_default
     if stored or (stored is None and by_default) or body.get("background"):
         exchange.to_store = body
-    exchange.end_user = end_user.named(body)
+    exchange.end_user = end_user_of(body)
     where = _PLACES.get(type(request))
     extra = request.__pydantic_extra__ if where is not None else None  # type: ignore[attr-defined]
     if where is not None and extra:
@@ -78,6 +78,13 @@ def _read(
             # OpenAI's limits concern the fields that the client sent, which are checked.
             return parse(adapter, (), draft.body)
     return request
+
+
+def end_user_of(body: Mapping[str, Any]) -> str:
+    """Return the end user that a request's body names, or an empty text."""
+    # OpenAI replaces `user` by `safety_identifier`; a request can have both.
+    name = body.get("safety_identifier") or body.get("user")
+    return name if name and isinstance(name, str) else ""
 
 
 def parse(adapter: TypeAdapter[T], limits: Sequence[HostedLimit], body: Mapping[str, Any]) -> T:

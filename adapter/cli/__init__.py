@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..printable import printable
+from ..errors import printable
 from . import options, standard_streams
 from .exits import EXIT_CHECK, EXIT_START, WrongUse
 from .signals import end_at_once

@@ -19,7 +19,7 @@ import orjson
 
 from ..auth import owner_of
 from ..config import Settings, WrongSettings
-from ..printable import printable
+from ..errors import printable
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from ..store.place import LARGEST, Place, bytes_of
 from . import options

@@ -15,13 +15,12 @@ import orjson
 from ...backends.errors import EngineError, LatimerError
 from ...schemas.openai.responses import ResponseRequest, ResponseStreamOptions
 from ..background import Job
-from ..errors import ShuttingDown, StoreUnavailable, unexpected
+from ..errors import ShuttingDown, StoreUnavailable, printable, unexpected
 from ..exchange import EVENT_STREAM, Exchange
 from ..generation.keepalive import COMMENT
 from ..generation.obfuscation import in_stream
 from ..generation.run import Plan
 from ..generation.sinks import Answer, respond
-from ..printable import printable
 from ..responses.frames import BackgroundFrames
 from ..responses.response import USABLE, Draft
 from ..service import Served, Service

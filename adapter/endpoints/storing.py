@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...schemas.openai.chat import ChatRequest
-from ..end_user import in_log
-from ..errors import InvalidRequest, StoreUnavailable
+from ..errors import InvalidRequest, StoreUnavailable, in_log
 from ..exchange import Exchange
 from ..store.ids import time_of
 from ..store.record import Record
