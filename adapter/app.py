@@ -25,9 +25,9 @@ from .errors import (
     render,
     unexpected,
 )
-from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
 from .hosted import NAMES, Limits
 from .origins import Access, LocalRules
+from .request import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
 from .routes import Found, Routes
 from .sealed import Seal
 from .service import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from .request import Exchange
 
 
 class UnusableKey(ValueError):

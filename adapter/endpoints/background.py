@@ -16,11 +16,11 @@ from ...backends.errors import EngineError, LatimerError
 from ...schemas.openai.responses import ResponseRequest, ResponseStreamOptions
 from ..background import Job
 from ..errors import ShuttingDown, StoreUnavailable, printable, unexpected
-from ..exchange import EVENT_STREAM, Exchange
 from ..generation.keepalive import COMMENT
 from ..generation.obfuscation import in_stream
 from ..generation.run import Plan
 from ..generation.sinks import Answer, respond
+from ..request import EVENT_STREAM, Exchange
 from ..responses.frames import BackgroundFrames
 from ..responses.response import USABLE, Draft
 from ..service import Served, Service

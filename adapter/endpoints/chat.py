@@ -17,7 +17,6 @@ from ..chat.checks import check_messages
 from ..chat.message import ChatFrames, Shape, message_of
 from ..chat.prepare import ChatJob, prepare
 from ..errors import InvalidRequest, in_chat
-from ..exchange import Exchange
 from ..generation.logprobs import to_chat
 from ..generation.native import pass_native
 from ..generation.obfuscation import in_stream
@@ -26,6 +25,7 @@ from ..generation.sinks import Answer, Result, respond
 from ..generation.token_ids import in_model_vocabulary
 from ..generation.usage import detailed_usage_of
 from ..hosted import CHAT_LIMITS, lacking
+from ..request import Exchange
 from ..service import Served, Service
 from ..store.ids import new_id
 from ..validation import (

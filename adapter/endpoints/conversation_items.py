@@ -10,11 +10,11 @@ from ...backends.errors import shortened
 from ...schemas.openai.conversations import AddItems
 from ...schemas.openai.response_queries import ItemsQuery
 from ..errors import InvalidRequest
-from ..exchange import Exchange
-from ..query import read_query
+from ..request import Exchange
 from ..service import Service
 from ..store.record import CONVERSATION
 from ..store.store import Store
+from ..validation import read_query
 from .conversations import given, known, refusals, unknown
 from .stored import store_of, wrong_after
 from .stored_replies import as_json, page_of

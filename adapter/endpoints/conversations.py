@@ -14,7 +14,7 @@ from ...backends.errors import shortened
 from ...schemas.openai.conversations import AddItems, CreateConversation, DeletedConversation
 from ...schemas.openai.stored import MetadataUpdate
 from ..errors import InvalidRequest
-from ..exchange import Exchange
+from ..request import Exchange
 from ..responses.listed import named
 from ..service import Service
 from ..store.errors import ConversationTooLarge, DuplicateItem

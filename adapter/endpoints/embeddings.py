@@ -19,10 +19,10 @@ from ...backends.turns import Party
 from ...schemas import limits
 from ...schemas.openai.embeddings import EmbeddingRequest
 from ..errors import InvalidRequest, worded
-from ..exchange import Exchange
 from ..generation.token_ids import loaded, to_input
 from ..hosted import EMBEDDING_LIMITS
 from ..parts import Parts
+from ..request import Exchange
 from ..service import Served, Service
 from ..validation import notes, read
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from ..errors import StoreUnavailable
-from ..exchange import Exchange
+from ..request import Exchange
 from ..service import Service
 
 # The reasons in the error of a store that is required. Hosts and paths are in the log only.

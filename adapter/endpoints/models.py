@@ -13,7 +13,7 @@ from ...backends.base import EmbeddingModel, MediaKind
 from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.models import ModelList, ModelObject
 from ..chat.manner import known_manner_of
-from ..exchange import Exchange
+from ..request import Exchange
 from ..service import Served, Service
 
 # The words of llama-server, Ollama and LM Studio for the capabilities of a model.

@@ -11,8 +11,8 @@ from ...backends import offload
 from ...backends.base import Ranking, Sampling, Scores
 from ...backends.turns import Party
 from ...schemas.openai.rerank import RerankRequest, RerankResult
-from ..exchange import Exchange
 from ..parts import Parts
+from ..request import Exchange
 from ..service import Service
 from ..validation import notes, read
 

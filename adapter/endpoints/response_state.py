@@ -14,7 +14,7 @@ from ...backends.errors import Unsupported, shortened
 from ...schemas.openai.response_items import Item, ItemReference, ReasoningItem
 from ...schemas.openai.responses import ResponseRequest
 from ..errors import InvalidRequest, StoreUnavailable
-from ..exchange import Exchange
+from ..request import Exchange
 from ..responses.ids import place_of
 from ..responses.input import Unseal
 from ..responses.listed import history, input_items, turn_items

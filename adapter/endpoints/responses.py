@@ -18,13 +18,13 @@ from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
 from ..chat.manner import known_manner_of
 from ..chat.prepare import ChatJob, prepare
 from ..errors import RESPONSE_NAMES, in_responses
-from ..exchange import Exchange
 from ..generation.logprobs import to_response
 from ..generation.obfuscation import in_stream
 from ..generation.run import Plan
 from ..generation.sinks import Answer, respond
 from ..generation.token_ids import in_model_vocabulary
 from ..generation.usage import detailed_usage_of
+from ..request import Exchange
 from ..responses.files import UnreadPdfs
 from ..responses.frames import ResponseFrames
 from ..responses.ids import new_response_id

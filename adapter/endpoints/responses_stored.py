@@ -10,13 +10,13 @@ from ...backends.errors import shortened
 from ...schemas.openai.response_queries import ItemsQuery, RetrieveQuery
 from ..background import KEPT
 from ..errors import InvalidRequest
-from ..exchange import EVENT_STREAM, Exchange
-from ..query import read_query
+from ..request import EVENT_STREAM, Exchange
 from ..responses.listed import input_items
 from ..responses.replay import replayed
 from ..service import Service
 from ..store.ids import time_of
 from ..store.record import Stored
+from ..validation import read_query
 from .background import follow
 from .stored import wrong_after
 from .stored_replies import as_json, page_of

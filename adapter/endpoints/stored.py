@@ -11,13 +11,12 @@ from ...backends import offload
 from ...backends.errors import shortened
 from ...schemas.openai.stored import CompletionsQuery, Deleted, ListQuery, MetadataUpdate
 from ..errors import InvalidRequest
-from ..exchange import Exchange
-from ..query import read_query
+from ..request import Exchange
 from ..service import Service
 from ..store.ids import time_of
 from ..store.record import Query, Stored
 from ..store.store import Store
-from ..validation import note_unknown, read
+from ..validation import note_unknown, read, read_query
 from .stored_replies import completion, joined, listed_completion, message_number, messages
 
 KIND = "chat.completion"

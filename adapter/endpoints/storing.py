@@ -7,7 +7,7 @@ from typing import Any
 
 from ...schemas.openai.chat import ChatRequest
 from ..errors import InvalidRequest, StoreUnavailable, in_log
-from ..exchange import Exchange
+from ..request import Exchange
 from ..store.ids import time_of
 from ..store.record import Record
 from ..store.store import Store

@@ -14,7 +14,7 @@ from ...schemas.openai.tokenizer import (
     TokenizeRequest,
     TokenizerInfo,
 )
-from ..exchange import Exchange
+from ..request import Exchange
 from ..service import Service
 from ..validation import read
 

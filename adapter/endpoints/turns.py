@@ -15,8 +15,8 @@ from ..chat.prepare import ChatTurn
 from ..chat.templates import AS_USUAL, Reasoning
 from ..chat.tools import ToolSet
 from ..errors import InvalidRequest
-from ..exchange import Exchange
 from ..generation.constraints import grammar_of
+from ..request import Exchange
 from ..service import Served
 from ..validation import seeds_of, stops_of
 from .tools import chat_tools_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...backends.errors import shortened
 from ..errors import InvalidRequest
-from ..exchange import Exchange
+from ..request import Exchange
 from ..service import Service
 
 

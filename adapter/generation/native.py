@@ -6,7 +6,7 @@ from ...backends.base import Backend, Generation
 from ...backends.errors import EngineError, LatimerError
 from ...backends.upstream import whole
 from ..errors import error_event
-from ..exchange import Exchange
+from ..request import Exchange
 
 
 async def pass_native(exchange: Exchange, backend: Backend, job: Generation, stream: bool) -> None:

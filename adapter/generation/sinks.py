@@ -16,7 +16,7 @@ from ...backends.base import Batch, Finish, Piece
 from ...backends.errors import LatimerError
 from ...schemas.openai.common import FinishReason, Usage
 from ..errors import StoreUnavailable
-from ..exchange import EVENT_STREAM, Exchange
+from ..request import EVENT_STREAM, Exchange
 from ..service import Observer, Served
 from ..validation import note_inexact
 from .choice import Choice, Delta

@@ -23,8 +23,8 @@ from latimer.adapter.errors import (
     render,
     unexpected,
 )
-from latimer.adapter.exchange import Exchange
 from latimer.adapter.origins import Access, LocalRules
+from latimer.adapter.request import Exchange
 from latimer.adapter.service import DEFAULT_MAX_BODY
 from latimer.backends.errors import (
     Busy,
