@@ -28,8 +28,8 @@ from .errors import (
 from .hosted import NAMES, Limits
 from .origins import Access, LocalRules
 from .request import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
+from .responses.sealed import Seal
 from .routes import Found, Routes
-from .sealed import Seal
 from .service import (
     DEFAULT_MAX_BODY,
     KEEPALIVE,

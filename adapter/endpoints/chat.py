@@ -35,9 +35,7 @@ from ..validation import (
     refuse_unserved,
     sampling_of,
 )
-from .service_tiers import name_of, party_of
-from .storing import check_store, store_reply
-from .turns import turn_of
+from .common import check_store, name_of, party_of, store_reply, turn_of
 
 _REQUEST = TypeAdapter(ChatRequest)
 
