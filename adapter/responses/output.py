@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import orjson
+from typing_extensions import override
 
 from ...schemas.openai.common import FinishReason
 from ..chat.custom import InputReader
@@ -195,8 +196,8 @@ class _InParts(OpenItem):
         super().__init__(place, head)
         self.at = {**self.at, "content_index": 0}
 
+    @override
     def begin(self) -> list[Event]:
-        """See `OpenItem.begin`."""
         part = {**self.at, "part": {**self.empty, "text": ""}}
         return [*super().begin(), Event("response.content_part.added", part)]
 
@@ -230,8 +231,9 @@ class MessageItem(_InParts):
         self._logprobs: list[Any] = []
         self.is_simple = show is None
 
+    @override
     def add(self, text: str, entries: Sequence[Entry]) -> list[Event]:
-        """See `OpenItem.add`; tokens without text have an event, too."""
+        """Tokens without text have an event, too."""
         if self._show is None:
             return super().add(text, entries)
         if not text and not entries:
@@ -268,12 +270,12 @@ class ReasoningItem(_InParts):
         self._seal = seal
         self._summary_at = {"item_id": self.id, "output_index": self.index, "summary_index": 0}
 
+    @override
     def begin(self) -> list[Event]:
-        """See `OpenItem.begin`."""
         return [*super().begin(), *self._summary("part.added", part=_summary(""))]
 
+    @override
     def add(self, text: str, entries: Sequence[Entry]) -> list[Event]:
-        """See `OpenItem.add`."""
         events = super().add(text, entries)
         return [*events, *self._summary("text.delta", delta=text)] if events else events
 
@@ -331,12 +333,12 @@ class CustomCall(OpenItem):
         super().__init__(place, {**start, **rest})
         self._reader = InputReader()
 
+    @override
     def add(self, text: str, entries: Sequence[Entry]) -> list[Event]:
-        """See `OpenItem.add`."""
         return super().add(self._reader.feed(text), entries)
 
+    @override
     def end(self, status: str) -> list[Event]:
-        """See `OpenItem.end`."""
         return [*super().add(self._reader.end(), ()), *super().end(status)]
 
     def _finish(self, text: str) -> list[Event]:

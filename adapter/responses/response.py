@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from typing_extensions import override
 
 from ...backends.errors import LatimerError
 from ...schemas.openai.common import ErrorBody, FinishReason, Usage
@@ -212,8 +213,8 @@ class ResponseFrames(Frames):
         self._texts: list[str] = []
         self._before = self._between = self._after = b""
 
+    @override
     def start(self, index: int) -> bytes:
-        """See `Frames.start`."""
         self._has_begun = True
         begun = {"response": self._draft.begun}
         return b"".join([_frame(at, Event(name, begun)) for at, name in enumerate(_BEGINNING)])
@@ -223,8 +224,8 @@ class ResponseFrames(Frames):
         self._output.end("length")
         return self._output.items
 
+    @override
     def delta(self, index: int, delta: Delta) -> bytes:
-        """See `Frames.delta`."""
         text = delta.text
         if delta.kind == self._kind and text:
             self._texts.append(text)
@@ -239,26 +240,27 @@ class ResponseFrames(Frames):
         self._prebuild()
         return data
 
+    @override
     def end(self, index: int, reason: FinishReason) -> bytes:
-        """See `Frames.end`."""
         data = self._framed(self._output.end(reason))
         self._prebuild()
         return data
 
+    @override
     def close(self, usage: Usage, reply: Mapping[str, Any] | None = None) -> bytes:
-        """See `Frames.close`."""
         assert reply is not None, "a response is kept"
         return self._framed([Event(f"response.{reply['status']}", {"response": reply})])
 
+    @override
     def failed(self, error: LatimerError) -> Mapping[str, Any]:
-        """See `Frames.failed`."""
         if self._failed is None:
             _status, body, _headers = render(error)
             self._failed = self._draft.failed(self._output.items, failure_of(body["error"]))
         return self._failed
 
+    @override
     def error(self, error: LatimerError) -> bytes:
-        """See `Frames.error`: the error, and the response that failed of it."""
+        """The error, and the response that failed of it."""
         head = b"" if self._has_begun else self.start(0)
         _status, body, _headers = render(error)
         told = body["error"]
@@ -310,8 +312,8 @@ class BackgroundFrames(ResponseFrames):
         begun = {"response": {**self._draft.begun, "status": "queued"}}
         return b"".join([_frame(at, Event(name, begun)) for at, name in enumerate(_QUEUED)])
 
+    @override
     def start(self, index: int) -> bytes:
-        """See `Frames.start`."""
         self._has_begun = True
         return _frame(len(_QUEUED), Event("response.in_progress", {"response": self._draft.begun}))
 
