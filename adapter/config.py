@@ -22,9 +22,9 @@ from ..backends.base import Pooling
 from ..backends.llama_cpp.options import CacheType
 from ..backends.queue import QUEUE
 from ..schemas.limits import BODY
+from .auth import UnusableKey, check_key, keys_of
 from .chat.instruct import FORMATS
 from .config_errors import in_words, reason_of
-from .credentials import UnusableKey, check_key, keys_of
 from .hosted import Limits
 from .origins import LocalRules
 from .service import KEEPALIVE

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .printable import printable
+from .errors import printable
 
 # Settings whose values are never shown.
 SECRET = frozenset({"api_key", "engine_key", "store"})

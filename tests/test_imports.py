@@ -31,9 +31,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "background", "cors", "credentials", "end_user", "event_log", "exchange", "guards",
-            "hosted", "origins", "printable", "query", "sealed", "service", "validation",
-            "validation_errors",
+            "auth", "hosted", "origins", "request", "responses/background", "responses/sealed",
+            "service", "validation",
         )
     ),
     ("adapter/generation/*.py",),
@@ -51,7 +50,12 @@ ROOMS: tuple[tuple[str, ...], ...] = (
             "special_tokens", "templates", "tools",
         )
     ),
-    ("adapter/responses/*.py",),
+    tuple(
+        f"adapter/responses/{name}.py"
+        for name in (
+            "__init__", "files", "input", "items", "output", "pdf_reader", "response", "tools",
+        )
+    ),
     ("adapter/endpoints/*.py",),
     tuple(
         f"adapter/{name}.py"

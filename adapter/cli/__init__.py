@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..printable import printable
+from ..errors import printable
 from . import options, standard_streams
 from .exits import EXIT_CHECK, EXIT_START, WrongUse
 from .signals import end_at_once
@@ -33,8 +33,8 @@ def _loading(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(config: Path | None, **flags: Any) -> None:
+        from ..auth import UnusableKey
         from ..config import Settings
-        from ..credentials import UnusableKey
 
         try:
             settings = Settings.load(config, **flags)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..printable import printable
+from ..errors import printable
 
 EXIT_CHECK, EXIT_START = 1, 3
 

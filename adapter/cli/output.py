@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import click
 
-from ..printable import printable
+from ..errors import printable
 from .exits import EXIT_START
 from .standard_streams import strict_output
 

@@ -20,9 +20,8 @@ from ...backends.offload import Abandoned
 from ..app import OpenAIAdapter
 from ..config import WrongSettings
 from ..discovery import backend_of, is_elsewhere, unused
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, printable
 from ..generation.token_ids import load
-from ..printable import printable
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from .listening import bound, local_rules
 from .protocol import Protocol

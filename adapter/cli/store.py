@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
+from ..auth import owner_of
 from ..config import Settings, WrongSettings
-from ..credentials import owner_of
-from ..printable import printable
+from ..errors import printable
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from ..store.place import LARGEST, Place, bytes_of
 from . import options

@@ -17,13 +17,13 @@ from ..chat.checks import check_messages
 from ..chat.message import ChatFrames, Shape, message_of
 from ..chat.prepare import ChatJob, prepare
 from ..errors import InvalidRequest, in_chat
-from ..exchange import Exchange
 from ..generation.frames import in_stream
 from ..generation.logprobs import to_chat
 from ..generation.run import Plan
 from ..generation.sinks import Answer, Result, detailed_usage_of, pass_native, respond
 from ..generation.token_ids import in_model_vocabulary
 from ..hosted import CHAT_LIMITS, lacking
+from ..request import Exchange
 from ..service import Served, Service
 from ..store.ids import new_id
 from ..validation import (
@@ -33,9 +33,7 @@ from ..validation import (
     refuse_unserved,
     sampling_of,
 )
-from .service_tiers import name_of, party_of
-from .storing import check_store, store_reply
-from .turns import turn_of
+from .common import check_store, name_of, party_of, store_reply, turn_of
 
 _REQUEST = TypeAdapter(ChatRequest)
 

@@ -18,7 +18,7 @@ from ...backends.errors import EngineError, LatimerError
 from ...backends.http import whole
 from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
 from ..errors import StoreUnavailable, error_event
-from ..exchange import EVENT_STREAM, Exchange
+from ..request import EVENT_STREAM, Exchange
 from ..service import Observer, Served
 from ..validation import note_inexact
 from .choice import Choice, Delta

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from latimer.adapter.endpoints.stored_replies import (
+from latimer.adapter.endpoints.stored import (
     completion,
     completion_of,
     joined,

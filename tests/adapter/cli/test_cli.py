@@ -14,10 +14,10 @@ from typing import Any
 import httpx2
 import pytest
 from click.testing import CliRunner
+from latimer.adapter.auth import UnusableKey
 from latimer.adapter.cli import main
 from latimer.adapter.cli.listening import bound
 from latimer.adapter.config import Settings, WrongSettings
-from latimer.adapter.credentials import UnusableKey
 from latimer.adapter.discovery import backend_of
 from latimer.backends.identity import Deferred
 from latimer.backends.llama_cpp import DEMO_MODEL

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from latimer.adapter.auth import owner_of
 from latimer.adapter.cli import main
-from latimer.adapter.credentials import owner_of
 from latimer.adapter.store.open_store import OpenStore
 from latimer.adapter.store.place import place_of
 from latimer.adapter.store.record import Record

@@ -16,9 +16,8 @@ import orjson
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.errors import InvalidRequest
-from latimer.adapter.responses import pdf as reading
-from latimer.adapter.responses.files import Pdf
-from latimer.adapter.responses.pdf import AT_ONCE, read_pdfs
+from latimer.adapter.responses import files as reading
+from latimer.adapter.responses.files import AT_ONCE, Pdf, read_pdfs
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.schemas import limits
 from openai import AsyncOpenAI

@@ -1,12 +1,19 @@
-"""Turn a chat request, or a Responses request, into a `ChatTurn`."""
+"""Steps that several endpoints share.
+
+The `ChatTurn` of a request, its tier in the queue, the size of its prompt, the storing of its
+response (contract, sections 3 and 4).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from ...backends import offload
-from ...backends.base import Sampling
-from ...backends.errors import Unsupported
+from ...backends.base import Finish, Generation, Sampling, Text
+from ...backends.errors import EngineError, Unsupported
+from ...backends.queue import Party, Tier
 from ...schemas.openai.chat import ChatRequest, InstructAdapter
 from ...schemas.openai.messages import Message
 from ...schemas.openai.responses import ResponseRequest
@@ -14,12 +21,146 @@ from ..chat.instruct import FORMATS, ROLES, InstructFormat, Opening, Turn
 from ..chat.prepare import ChatTurn
 from ..chat.templates import AS_USUAL, Reasoning
 from ..chat.tools import ToolSet
-from ..errors import InvalidRequest
-from ..exchange import Exchange
+from ..errors import InvalidRequest, StoreUnavailable, in_log
 from ..generation.constraints import grammar_of
+from ..request import Exchange
 from ..service import Served
+from ..store.ids import time_of
+from ..store.record import Record
+from ..store.store import Store
 from ..validation import seeds_of, stops_of
 from .tools import chat_tools_of
+
+# The names in responses (contract 3.9); the others stay as they are.
+_NAMES = {"auto": "default", "fast": "priority", "ultrafast": "priority"}
+# The other tiers have the default place.
+_PLACES: Mapping[str | None, Tier] = {
+    "priority": Tier.PRIORITY,
+    "fast": Tier.PRIORITY,
+    "ultrafast": Tier.PRIORITY,
+    "flex": Tier.FLEX,
+}
+
+
+def party_of(tier: str | None) -> Party | None:
+    """Return the request as engines know it; None if it has the default place."""
+    place = _PLACES.get(tier)
+    return None if place is None else Party(place)
+
+
+def name_of(tier: str) -> str:
+    """Return the tier that the response names."""
+    return _NAMES.get(tier, tier)
+
+
+async def prompt_tokens(served: Served, job: Generation) -> int:
+    """Return the number of tokens in the prompt of a job, without an added BOS.
+
+    Images and audio have as many tokens as the engine makes of them. It evaluates such a prompt,
+    and generates one token.
+    """
+    prompt = job.prompt
+    if prompt.media:
+        return await _evaluated(served, job)
+    content = prompt.content
+    if not isinstance(content, Text):
+        return len(content) - prompt.bos_count
+    ids = await served.backend.tokenize(
+        content.text, add_special=False, parse_special=content.parse_special
+    )
+    return len(ids)
+
+
+async def _evaluated(served: Served, job: Generation) -> int:
+    async with served.backend.open(replace(job, max_tokens=1)) as batches:
+        async for batch in batches:
+            for event in batch:
+                if isinstance(event, Finish):
+                    return event.prompt_tokens
+    raise EngineError("The engine ended its response without its usage.")
+
+
+# The estimated size of a token in a response, in bytes of JSON: of its text, and of each of its
+# log-probabilities.
+TEXT, LOGPROB = 8, 100
+# The estimated size of the rest of a response.
+REST = 1_024
+
+
+LATE = "the response was not written in time"
+
+
+async def check_store(request: ChatRequest, store: Store | None) -> None:
+    """Check that the response to a request can be stored, before it is generated.
+
+    Raises:
+        InvalidRequest: nothing is stored here, or the response is an engine's own.
+        StoreUnavailable: the store is required, and it is known not to work.
+    """
+    if store is None:
+        raise nothing_is_stored()
+    if request.oai_compat is False:
+        raise InvalidRequest(
+            "Invalid 'store': an engine's own response is not stored. Omit 'store' or "
+            "'oai_compat'.",
+            "store",
+            "invalid_value",
+        )
+    if store.place.required:
+        await store.check()
+
+
+def nothing_is_stored() -> InvalidRequest:
+    """Return the error for a request that asks to be stored where nothing is stored."""
+    return InvalidRequest(
+        "Unsupported parameter: 'store' is not supported by this server, which runs with "
+        "--store off. Omit it, or start the server with --store memory, or with a file.",
+        "store",
+        "unsupported_parameter",
+    )
+
+
+async def store_reply(
+    exchange: Exchange, store: Store, request: ChatRequest, reply: Mapping[str, Any]
+) -> None:
+    """Store a finished response; a required store is waited for.
+
+    Raises:
+        StoreUnavailable: the store is required, and the response was not stored in time.
+    """
+    logprobs = 1 + (request.top_logprobs or 0) if request.logprobs else 0
+    tokens = reply["usage"]["completion_tokens"] * (TEXT + LOGPROB * logprobs)
+    record = record_of(exchange, exchange.to_store or {}, reply, tokens)
+    if store.place.required:
+        if not await store.commit(record):
+            raise StoreUnavailable(LATE)
+    elif not store.keep(record) and not exchange.started:
+        exchange.headers.append((b"x-latimer-ignored", b"store"))
+
+
+def record_of(
+    exchange: Exchange, body: Mapping[str, Any], reply: Mapping[str, Any], size: int
+) -> Record:
+    """Return the record of a response object.
+
+    Args:
+        body: the request's body.
+        size: the estimated size of the generated tokens, in bytes of JSON.
+    """
+    return Record(
+        reply["id"],
+        reply["object"],
+        exchange.key,
+        time_of(reply["id"]) or 0,
+        reply["model"],
+        exchange.request_id,
+        body,
+        reply,
+        reply["metadata"],
+        exchange.size + size + REST,
+        in_log(exchange.end_user) if exchange.end_user else "",
+    )
+
 
 # The fields about reasoning, and those about the end of the prompt.
 _REASONING = frozenset({"reasoning_effort", "enable_thinking"})

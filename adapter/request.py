@@ -1,4 +1,4 @@
-"""One HTTP exchange: read a body within limits, and send a response with the common headers."""
+"""A request: its body within limits, its query, and the response with the common headers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 import orjson
 
@@ -15,7 +16,7 @@ from ..backends import offload
 from ..backends.errors import LatimerError, RequestError
 from ..schemas import limits
 from .dialects import Draft
-from .errors import Header, InvalidRequest, error_event, render, with_names
+from .errors import Header, InvalidRequest, as_ascii, error_event, render, with_names
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -39,6 +40,10 @@ _NOT_JSON = (
 
 # A string that is never closed matches to the end of the body, so that no part is scanned twice.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
+
+# `name[key]` in a query.
+_PAIR = re.compile(r"([^\[]+)\[(.*)\]", re.DOTALL)
 
 
 class Disconnected(Exception):
@@ -263,7 +268,7 @@ def _check_type(content_type: bytes) -> None:
     """Reject a content type other than JSON."""
     media = content_type.decode("latin-1").partition(";")[0].strip().lower()
     if media and media != "application/json":
-        media = _printable(media)
+        media = as_ascii(media)
         raise InvalidRequest(
             f"Unsupported content type: '{media}'. This API method only accepts "
             "'application/json' requests, but you specified the header 'Content-Type: "
@@ -321,10 +326,6 @@ def _too_large(limit: int) -> InvalidRequest:
     )
 
 
-def _printable(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode()[:100]
-
-
 def _depth(value: Any) -> int:
     """Return the nesting depth of arrays and objects; the count stops just above the limit."""
     level, here = 0, [value]
@@ -337,3 +338,32 @@ def _depth(value: Any) -> int:
             if isinstance(inner, dict | list)
         ]
     return level
+
+
+def parameters(query: bytes) -> dict[str, Any]:
+    """Return the parameters of a query; of repeated ones, the last.
+
+    `name[key]=value` is the pair of an object, percent-encoded in any way or not.
+
+    Raises:
+        InvalidRequest: the query is not UTF-8.
+    """
+    try:
+        pairs = parse_qsl(query.decode(), keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidRequest(
+            "Invalid query string: it is not UTF-8. Encode it as UTF-8, and then percent-encode "
+            "it.",
+            code="invalid_value",
+        ) from None
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        match = _PAIR.fullmatch(name)
+        if match is None:
+            found[name] = value
+            continue
+        inner = found.get(match[1])
+        if not isinstance(inner, dict):
+            inner = found[match[1]] = {}
+        inner[match[2]] = value
+    return found
