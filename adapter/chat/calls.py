@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..generation.parts import Part
+from typing_extensions import override
+
+from ..generation.parts import Parser, Part
 from .json_call import Broken
 from .parsing import BLANKS, Blanks, MarkerFinder
 
@@ -33,7 +35,7 @@ class CallParser(Protocol):
         ...
 
 
-class Calls:
+class Calls(Parser):
     """A parser that separates calls from content.
 
     Args:
@@ -94,12 +96,12 @@ class Calls:
         self._called = self._broke = False
 
     @property
+    @override
     def in_call(self) -> bool:
-        """See `Parser.in_call`."""
         return self._reader is not None
 
+    @override
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """See `Parser.feed`."""
         out: list[Part] = []
         # Every token inside an enforced call is part of it, even a marker.
         inside = self._reader is not None and (self._enforced or data not in self._markers.all)
@@ -111,8 +113,8 @@ class Calls:
             pass
         return out
 
+    @override
     def end(self) -> list[Part]:
-        """See `Parser.end`."""
         out = self._cut()
         return out + (self._blanks.drop() if self._called else self._blanks.flush())
 

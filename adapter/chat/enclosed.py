@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from ..generation.parts import Parser, Part
 from .parsing import BLANKS, MarkerFinder
 
 
-class Enclosed:
+class Enclosed(Parser):
     """A parser that drops the tags around the answer, and the whitespace next to them.
 
     Args:
@@ -23,19 +25,20 @@ class Enclosed:
         self._read = Enclosed._starts
 
     @property
+    @override
     def in_call(self) -> bool:
-        """See `Parser.in_call`."""
         return self._answer.in_call
 
+    @override
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """See `Parser.feed`; no tag is a control token."""
+        """No tag is a control token."""
         if mark:
             return [*self._rest(), *self._answer.feed(data, True)]
         text, self._held = self._held + data, b""
         return self._read(self, text)
 
+    @override
     def end(self) -> list[Part]:
-        """See `Parser.end`."""
         return [*self._rest(), *self._answer.end()]
 
     def _rest(self) -> list[Part]:

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..generation.parts import Part
+from typing_extensions import override
+
+from ..generation.parts import Parser, Part
 
 BLANKS = b" \t\r\n"
 
 
-class Plain:
+class Plain(Parser):
     """A parser that returns all text as content."""
 
     in_call = False
 
+    @override
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """See `Parser.feed`; a control token is not part of the content."""
+        """A control token is not part of the content."""
         return [Part("nothing" if mark else "content", b"" if mark else data, len(data))]
 
+    @override
     def end(self) -> list[Part]:
-        """See `Parser.end`."""
         return []
 
 

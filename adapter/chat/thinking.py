@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from typing_extensions import override
+
 from ..generation.parts import Parser, Part
 from .enclosed import Enclosed
 from .parsing import BLANKS, MarkerFinder
 from .reasoning import Tags
 
 
-class Thinking:
+class Thinking(Parser):
     """A parser that returns the text between two tags at the beginning as reasoning.
 
     A model whose reasoning has a label may reason again, between and after its content and calls.
@@ -51,16 +53,17 @@ class Thinking:
         self._read = Thinking._labels if is_open else Thinking._starts
 
     @property
+    @override
     def in_call(self) -> bool:
-        """See `Parser.in_call`."""
         return self._answer.in_call
 
+    @override
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """See `Parser.feed`."""
         return self._read(self, data, mark)
 
+    @override
     def end(self) -> list[Part]:
-        """See `Parser.end`; reasoning without an end tag is still reasoning."""
+        """Reasoning without an end tag is still reasoning."""
         held, self._held = self._held, b""
         if self._read is Thinking._labels:
             return [Part("nothing", b"", len(held))] if held else []

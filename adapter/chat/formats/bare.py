@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from .base import ToolCallFormat
 
 
@@ -11,8 +13,8 @@ from .base import ToolCallFormat
 class Bare(ToolCallFormat):
     """The format `{"name": …, "arguments": {…}}`."""
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`."""
         if "tools" not in template or '"name"' not in template or "<function=" in template:
             return False
         return '"arguments"' in template or '"parameters"' in template

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from .section import Markers, Section
 
 _MARKERS = Markers(
@@ -51,8 +53,8 @@ Where:
 class DeepSeek(Section):
     """The format of DeepSeek V3.1."""
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`."""
         return _MARKERS.arguments in template and "```json" not in template
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from .tag_rules import Tags
 from .tags import Tagged
 
@@ -34,8 +36,9 @@ class Dsml(Tagged):
 
     block: str = ""
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`; templates insert the token into the tags."""
+        """Templates insert the token into the tags."""
         return all(one in template for one in (_DSML, f"{self.block}>", "invoke name="))
 
 

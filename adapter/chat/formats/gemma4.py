@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from ....backends.grammar import GEMMA, MARK, as_gemma, literal
 from ..calls import CallParser
 from ..json_call import LONGEST_NAME, Broken, Steps
@@ -91,33 +93,33 @@ class Gemma4Parser(ValueParser):
 class Gemma4(ToolCallFormat):
     """The format of Gemma 4."""
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`."""
         return BEGIN + CALL in template
 
+    @override
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        """See `ToolCallFormat.one`."""
         return Gemma4Parser(check)
 
+    @override
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `ToolCallFormat.spelled`."""
         return (f"{CALL}{name}{{",)
 
+    @override
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """See `ToolCallFormat.written`."""
         return "".join(
             f"{BEGIN}{CALL}{name}{as_gemma(_as_object(arguments))}{END}"
             for name, arguments in calls
         )
 
+    @override
     def rules(
         self, function: FunctionSchema, name: str, prefix: str, index: int
     ) -> Mapping[str, str]:
-        """See `ToolCallFormat.rules`."""
         return arguments_of(function, name, prefix, index, GEMMA)
 
+    @override
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        """See `ToolCallFormat.call`."""
         return f"{literal(CALL + name)} {arguments}"
 
 

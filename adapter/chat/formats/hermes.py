@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from .base import ToolCallFormat
 
 
@@ -14,8 +16,9 @@ from .base import ToolCallFormat
 class Hermes(ToolCallFormat):
     """The format `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`; other formats have other content between the same tags."""
+        """Other formats have other content between the same tags."""
         if "<function=" in template or "<arg_key>" in template:
             return False
         return self.begin in template and ('"name"' in template or '\\"name\\"' in template)

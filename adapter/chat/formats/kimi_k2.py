@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from ....backends.grammar import literal
 from .base import Place
 from .section import Markers, Section
@@ -34,33 +36,34 @@ class KimiK2(Section):
 
     restarts: bool = False
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`."""
         if _MARKERS.begin not in template or _MARKERS.arguments not in template:
             return False
         return (_RESTARTS.search(template) is not None) == self.restarts
 
+    @override
     def call_id(self, call_id: str, place: Place) -> str:
-        """See `ToolCallFormat.call_id`; the name of a call that the template shows by its id."""
+        """The name of a call that the template shows by its id."""
         number = place.in_message if self.restarts else place.in_conversation
         return self.header_of(place.name, number)
 
     @property
+    @override
     def header(self) -> re.Pattern[str]:
-        """See `Section.header`."""
         # One of the prefix and the number may be missing.
         return re.compile(r"(?=functions\.|.*:)(?:functions\.)?([A-Za-z0-9_.-]+)(?::[0-9]{1,6})?")
 
+    @override
     def header_of(self, name: str, index: int) -> str:
-        """See `Section.header_of`."""
         return f"functions.{name}:{index}"
 
+    @override
     def header_rule(self, name: str) -> str:
-        """See `Section.header_rule`."""
         return f"{literal(f'functions.{name}:')} [0-9]{{1,4}}"
 
+    @override
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `ToolCallFormat.spelled`."""
         return (f"functions.{name}:",)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from ....backends.grammar import PYTHON_CALL, as_python, literal
 from ..calls import CallParser
 from ..json_call import LONGEST_NAME, Broken, Bytes, Steps
@@ -194,32 +196,33 @@ class PythonCallParser(ValueParser):
 class Lfm2(ToolCallFormat):
     """The format of LFM2; some of its templates mention only the tokens of the list of tools."""
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`; the template of LFM2.5 has none of the tokens."""
+        """The template of LFM2.5 has none of the tokens."""
         if "tools" not in template:
             return False
         return any(one in template for one in (BEGIN, _LIST, "List of tools: ["))
 
+    @override
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        """See `ToolCallFormat.one`."""
         return PythonCallParser(check)
 
+    @override
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `ToolCallFormat.spelled`."""
         return (f"{name}(",)
 
+    @override
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """See `ToolCallFormat.written`."""
         return f"{BEGIN}[{', '.join(_written(*one) for one in calls)}]{END}"
 
+    @override
     def rules(
         self, function: FunctionSchema, name: str, prefix: str, index: int
     ) -> Mapping[str, str]:
-        """See `ToolCallFormat.rules`."""
         return arguments_of(function, name, prefix, index, PYTHON_CALL)
 
+    @override
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        """See `ToolCallFormat.call`."""
         return f"{literal(name)} {arguments}"
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from typing_extensions import override
 
 from ...generation.parts import Part
 from ..calls import CallParser
@@ -28,7 +29,7 @@ INTERPRETERS = ("code_interpreter", "python", "ipython")
 _BUILT_IN = re.compile(r"([A-Za-z_][A-Za-z0-9_-]{0,63})\.call(\(.*\))", re.DOTALL)
 
 
-class PythonTagParser:
+class PythonTagParser(CallParser):
     """A parser of each kind of call; one that is not JSON extends to the end of the text."""
 
     def __init__(self, make: Callable[[], JsonCallParser], offered: Callable[[str], bool]) -> None:
@@ -40,8 +41,8 @@ class PythonTagParser:
         # The only call is complete with the parser.
         self.complete = 0
 
+    @override
     def feed(self, data: bytes) -> tuple[int, list[Part]]:
-        """See `CallParser.feed`."""
         if self._is_json is None:
             bare = (self._text + data).lstrip(BLANKS)
             self._is_json = bare[:1] == b"{" if bare else None
@@ -52,12 +53,12 @@ class PythonTagParser:
         self._text += data
         return len(data), []
 
+    @override
     def taken(self) -> list[Part]:
-        """See `CallParser.taken`."""
         return self._json.taken()
 
+    @override
     def end(self) -> list[Part]:
-        """See `CallParser.end`."""
         if self._is_json:
             return self._json.end()
         text = self._text.decode(errors="replace").strip()
@@ -89,27 +90,29 @@ class PythonTagParser:
 class Llama3(Bare):
     """The format `{"name": …, "parameters": {…}}`, with or without the marker before it."""
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`."""
         if not super().is_of(template) or '"parameters"' not in template:
             return False
         return MARKER in template or "<|start_header_id|>" in template
 
     @property
+    @override
     def begins(self) -> tuple[str, ...]:
-        """See `ToolCallFormat.begins`."""
         return (MARKER,)
 
+    @override
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        """See `ToolCallFormat.one`; text that is not JSON can call a built-in tool."""
+        """Text that is not JSON can call a built-in tool."""
 
         def make() -> JsonCallParser:
             return JsonCallParser(self.name, (self.arguments, *ARGUMENTS), check)
 
         return PythonTagParser(make, functions.__contains__)
 
+    @override
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`; nothing follows the first call."""
+        """Nothing follows the first call."""
         return f"{marker_of(MARKER, special)}?", "call"
 
 

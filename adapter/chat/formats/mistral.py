@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from ....backends.grammar import literal
 from ..calls import CallParser
 from ..json_call import LONGEST_NAME, Broken, JsonCallParser, Steps
@@ -56,12 +58,12 @@ def _name(header: bytearray) -> str:
 class Mistral(ToolCallFormat):
     """The format `[TOOL_CALLS][{"name": …, "arguments": {…}}]`."""
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`."""
         return MARKER in template
 
+    @override
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        """See `ToolCallFormat.one`."""
         return MistralParser(check=check)
 
 
@@ -69,27 +71,28 @@ class Mistral(ToolCallFormat):
 class WithArgs(Mistral):
     """The format `[TOOL_CALLS]name[ARGS]{…}`, once for each call."""
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`."""
         return MARKER in template and ARGS in template
 
+    @override
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `ToolCallFormat.spelled`."""
         return (f"{name}{ARGS}", f"{name}{CALL_ID}")
 
+    @override
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """See `ToolCallFormat.written`."""
         return "".join(
             f"{MARKER}{name}{ARGS}{json.dumps(arguments, ensure_ascii=False)}"
             for name, arguments in calls
         )
 
+    @override
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        """See `ToolCallFormat.call`."""
         return f"{literal(name)} {marker_of(ARGS, special)} {arguments}"
 
+    @override
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`; the name follows the marker directly."""
+        """The name follows the marker directly."""
         begin = marker_of(self.begin, special)
         return begin, f"call ({GAP} {begin} call)*" if parallel else "call"
 

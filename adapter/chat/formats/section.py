@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from ....backends.grammar import literal
 from ..calls import CallParser
 from ..json_call import LONGEST_NAME, Broken, JsonCallParser, Steps
@@ -101,16 +103,16 @@ class Section(ToolCallFormat):
         """Return the GBNF of the text before the arguments."""
         return literal(name)
 
+    @override
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        """See `ToolCallFormat.one`."""
         return SectionParser(self._own, self.header, check)
 
+    @override
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `ToolCallFormat.spelled`."""
         return (f"{name}{self._own.arguments}",)
 
+    @override
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """See `ToolCallFormat.written`."""
         begin, call, given, call_end, end = self._own
         parts = [
             f"{call}{self.header_of(name, index)}{given}"
@@ -119,14 +121,14 @@ class Section(ToolCallFormat):
         ]
         return f"{begin}{''.join(parts)}{end}"
 
+    @override
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        """See `ToolCallFormat.call`."""
         own = self._own
         begin, given = marker_of(own.call, special), marker_of(own.arguments, special)
         end = marker_of(own.call_end, special)
         return f"{begin} {self.header_rule(name)} {given} {arguments} {end}"
 
+    @override
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`."""
         calls = f"call ({GAP} call)*" if parallel else "call"
         return marker_of(self.begin, special), f"{GAP} {calls} {GAP} {marker_of(self.end, special)}"

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from ....backends.grammar import literal
 from ..calls import CallParser
 from .base import Check, ToolCallFormat
@@ -29,22 +31,22 @@ class Tagged(ToolCallFormat):
 
     tags: Tags = NO_TAGS
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`."""
         tags = self.tags
         return all(one in template for one in (self.begin, tags.function, tags.key, tags.value))
 
+    @override
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        """See `ToolCallFormat.one`."""
         return TagParser(self.tags, functions, self.end if self.in_list else "", check is None)
 
+    @override
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `ToolCallFormat.spelled`."""
         before = self.tags.function or self.begin
         return (f"{before}{name}{self.tags.named}",)
 
+    @override
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """See `ToolCallFormat.written`."""
         each = [self._written(name, arguments) for name, arguments in calls]
         if self.in_list:
             return "\n".join([self.begin, *each, self.end])
@@ -52,20 +54,20 @@ class Tagged(ToolCallFormat):
         end = "" if self._ends_itself else f"\n{self.end}"
         return "\n".join(f"{self.begin}{line}{one}{end}" for one in each)
 
+    @override
     def rules(
         self, function: FunctionSchema, name: str, prefix: str, index: int
     ) -> Mapping[str, str]:
-        """See `ToolCallFormat.rules`."""
         return rules_of(self.tags, function, name, prefix, index)
 
+    @override
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        """See `ToolCallFormat.call`."""
         tags = self.tags
         begin = literal(f"{tags.function}{name}{tags.named}")
         return f"{begin} {tags.gap} {arguments} {literal(tags.end)}"
 
+    @override
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`."""
         begin, end = marker_of(self.begin, special), marker_of(self.end, special)
         if self.in_list:
             more = f" ({LINES} call)*" if parallel else ""
