@@ -12,7 +12,7 @@ import orjson
 from ...backends.base import EmbeddingModel, MediaKind
 from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.models import ModelList, ModelObject
-from ..chat.manner import known_manner_of
+from ..chat.profile import known_manner_of
 from ..exchange import Exchange
 from ..service import Served, Service
 

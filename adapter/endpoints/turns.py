@@ -13,13 +13,12 @@ from ...schemas.openai.responses import ResponseRequest
 from ..chat.instruct import FORMATS, ROLES, InstructFormat, Opening, Turn
 from ..chat.prepare import ChatTurn
 from ..chat.templates import AS_USUAL, Reasoning
-from ..chat.tools import ToolSet
+from ..chat.tools import ToolSet, chat_tools_of
 from ..errors import InvalidRequest
 from ..exchange import Exchange
 from ..generation.constraints import grammar_of
 from ..service import Served
 from ..validation import seeds_of, stops_of
-from .tools import chat_tools_of
 
 # The fields about reasoning, and those about the end of the prompt.
 _REASONING = frozenset({"reasoning_effort", "enable_thinking"})

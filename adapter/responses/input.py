@@ -21,7 +21,7 @@ from ...schemas.openai.response_items import (
     UnservedItem,
 )
 from ...schemas.openai.responses import ResponseRequest
-from ..chat.checks import check_count
+from ..chat.tools import check_count
 from ..dialects import unsupported
 from ..errors import InvalidRequest
 from .calls import Output, Placed, answers_of, is_cut

@@ -18,11 +18,10 @@ from typing_extensions import override
 
 from ....backends.grammar import literal
 from ...generation.parts import Parser, Part
-from ..calls import CallParser, Calls
-from ..json_call import LONGEST_NAME, Broken, JsonCallParser, Steps
-from .base import Check, ToolCallFormat
-from .llama3 import INTERPRETERS, MARKER
-from .rules import GAP
+from ..parsers import LONGEST_NAME, Broken, CallParser, Calls, JsonCallParser, Steps
+from .base import GAP, Check, ToolCallFormat
+from .json_formats import INTERPRETERS
+from .json_formats import PYTHON_TAG as MARKER
 
 BEGIN, END = "<function=", "</function>"
 NEXT, CONTENT = ">>>", "all"

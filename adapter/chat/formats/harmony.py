@@ -14,10 +14,9 @@ from typing_extensions import override
 
 from ....backends.grammar import literal
 from ...generation.parts import Parser, Part
-from ..json_call import ARGUMENTS, Broken, JsonCallParser, Steps
-from ..parsing import BLANKS, Blanks, MarkerFinder
+from ..parsers import ARGUMENTS, BLANKS, Blanks, Broken, JsonCallParser, MarkerFinder, Steps
 from .base import ToolCallFormat
-from .rules import marker as marker_of
+from .base import marker as marker_of
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"

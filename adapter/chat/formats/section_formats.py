@@ -1,4 +1,13 @@
-"""Tool calls in a section of calls: each a name and arguments as JSON, with markers around both."""
+"""Tool calls in a section of calls: each a name and arguments as JSON, with markers around both.
+
+Its template shows calls, but no tools. They are described in the system message, as its model card
+says: https://huggingface.co/deepseek-ai/DeepSeek-V3.1. The calls of DeepSeek R1 and the first V3
+are fenced code between the same markers, which is another format.
+
+`functions.name:0`, the arguments as JSON, and so on; the number counts all calls of a conversation:
+https://huggingface.co/moonshotai/Kimi-K2-Instruct, `docs/tool_call_guidance.md`. The template shows
+a result with the id of its call.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +20,9 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from ....backends.grammar import literal
-from ..calls import CallParser
-from ..json_call import LONGEST_NAME, Broken, JsonCallParser, Steps
-from ..parsing import BLANKS
-from .base import Check, ToolCallFormat
-from .rules import GAP
-from .rules import marker as marker_of
+from ..parsers import BLANKS, LONGEST_NAME, Broken, CallParser, JsonCallParser, Steps
+from .base import GAP, Check, Place, ToolCallFormat
+from .base import marker as marker_of
 
 # A name, and around it a prefix, a number, whitespace, and the marker after it.
 _LONGEST = LONGEST_NAME + 64
@@ -132,3 +138,109 @@ class Section(ToolCallFormat):
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
         calls = f"call ({GAP} call)*" if parallel else "call"
         return marker_of(self.begin, special), f"{GAP} {calls} {GAP} {marker_of(self.end, special)}"
+
+
+_DEEPSEEK = Markers(
+    begin="<｜tool▁calls▁begin｜>",
+    call="<｜tool▁call▁begin｜>",
+    arguments="<｜tool▁sep｜>",
+    call_end="<｜tool▁call▁end｜>",
+    end="<｜tool▁calls▁end｜>",
+)
+_PREFACE = """\
+{%- if tools -%}
+{%- set described -%}
+## Tools
+You have access to the following tools:
+{% for tool in tools %}
+
+### {{ tool.function.name }}
+Description: {{ tool.function.description }}
+
+Parameters: {{ tool.function.parameters | tojson }}
+{% endfor %}
+
+IMPORTANT: ALWAYS adhere to this exact format for tool use:
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>tool_call_arguments\
+<｜tool▁call▁end｜>{additional_tool_calls}<｜tool▁calls▁end｜>
+
+Where:
+- `tool_call_name` must be an exact match to one of the available tools
+- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema
+- For multiple tool calls, chain them directly without separators or spaces
+{%- endset -%}
+{%- set head = messages[:1] if messages[0].role == 'system' else [] -%}
+{%- set own = [{'role': 'system', 'content': described}] -%}
+{%- set messages = head + own + messages[head | length:] -%}
+{%- endif -%}
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class DeepSeek(Section):
+    """The format of DeepSeek V3.1."""
+
+    @override
+    def is_of(self, template: str) -> bool:
+        return _DEEPSEEK.arguments in template and "```json" not in template
+
+
+DEEPSEEK_V3_1 = DeepSeek(
+    "deepseek-v3.1", _DEEPSEEK, _DEEPSEEK.begin, _DEEPSEEK.end, in_order=True, preface=_PREFACE
+)
+
+
+_KIMI = Markers(
+    begin="<|tool_calls_section_begin|>",
+    call="<|tool_call_begin|>",
+    arguments="<|tool_call_argument_begin|>",
+    call_end="<|tool_call_end|>",
+    end="<|tool_calls_section_end|>",
+)
+_RESTARTS = re.compile(r"""[:]['"]\s*[+~]\s*\(?loop\.index0""")
+
+
+@dataclass(frozen=True, eq=False)
+class KimiK2(Section):
+    """The format of Kimi K2.
+
+    Args:
+        restarts: True if the template numbers the calls of each message from 0.
+    """
+
+    restarts: bool = False
+
+    @override
+    def is_of(self, template: str) -> bool:
+        if _KIMI.begin not in template or _KIMI.arguments not in template:
+            return False
+        return (_RESTARTS.search(template) is not None) == self.restarts
+
+    @override
+    def call_id(self, call_id: str, place: Place) -> str:
+        """The name of a call that the template shows by its id."""
+        number = place.in_message if self.restarts else place.in_conversation
+        return self.header_of(place.name, number)
+
+    @property
+    @override
+    def header(self) -> re.Pattern[str]:
+        # One of the prefix and the number may be missing.
+        return re.compile(r"(?=functions\.|.*:)(?:functions\.)?([A-Za-z0-9_.-]+)(?::[0-9]{1,6})?")
+
+    @override
+    def header_of(self, name: str, index: int) -> str:
+        return f"functions.{name}:{index}"
+
+    @override
+    def header_rule(self, name: str) -> str:
+        return f"{literal(f'functions.{name}:')} [0-9]{{1,4}}"
+
+    @override
+    def spelled(self, name: str) -> tuple[str, ...]:
+        return (f"functions.{name}:",)
+
+
+KIMI_K2 = KimiK2("kimi-k2", _KIMI, _KIMI.begin, _KIMI.end, in_order=True, interrupts=True)
+# The first template of July 2025.
+KIMI_K2_FIRST = KimiK2("kimi-k2-first", _KIMI, _KIMI.begin, _KIMI.end, restarts=True)
