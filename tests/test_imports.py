@@ -37,17 +37,13 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ),
     ("adapter/generation/*.py",),
     # Parsers of generated text.
-    tuple(
-        f"adapter/chat/{name}.py"
-        for name in ("calls", "enclosed", "json_call", "parsing", "reasoning", "thinking")
-    ),
+    ("adapter/chat/parsers.py", "adapter/chat/reasoning.py"),
     ("adapter/chat/formats/*.py",),
     tuple(
         f"adapter/chat/{name}.py"
         for name in (
-            "__init__", "checks", "conversation", "custom", "fetch", "folding", "instruct",
-            "manner", "media", "message", "order", "prepare", "prompt",
-            "special_tokens", "templates", "tools",
+            "__init__", "conversation", "custom", "fetch", "folding", "instruct", "media",
+            "message", "prepare", "profile", "special_tokens", "templates", "tools",
         )
     ),
     tuple(

@@ -31,7 +31,7 @@ from ...schemas.openai.messages import (
     ToolMessage,
 )
 from .formats import HERMES, Place, ToolCallFormat, format_of
-from .json_call import INPUT
+from .parsers import INPUT
 from .reasoning import Framed, Tags, tags_of
 from .templates import render
 

@@ -13,9 +13,9 @@ from ...backends.base import Capabilities, Generation, Sampling
 from ...backends.errors import LatimerError, Unsupported
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
-from ..chat.checks import check_messages
 from ..chat.message import ChatFrames, Shape, message_of
 from ..chat.prepare import ChatJob, prepare
+from ..chat.tools import check_messages
 from ..errors import InvalidRequest, in_chat
 from ..generation.frames import in_stream
 from ..generation.logprobs import to_chat

@@ -20,7 +20,7 @@ from ...schemas.openai.responses import ResponseRequest
 from ..chat.instruct import FORMATS, ROLES, InstructFormat, Opening, Turn
 from ..chat.prepare import ChatTurn
 from ..chat.templates import AS_USUAL, Reasoning
-from ..chat.tools import ToolSet
+from ..chat.tools import ToolSet, chat_tools_of
 from ..errors import InvalidRequest, StoreUnavailable, in_log
 from ..generation.constraints import grammar_of
 from ..request import Exchange
@@ -29,7 +29,6 @@ from ..store.ids import time_of
 from ..store.record import Record
 from ..store.store import Store
 from ..validation import seeds_of, stops_of
-from .tools import chat_tools_of
 
 # The names in responses (contract 3.9); the others stay as they are.
 _NAMES = {"auto": "default", "fast": "priority", "ultrafast": "priority"}

@@ -26,7 +26,7 @@ from ...schemas.openai.models import (
     TokenizeRequest,
     TokenizerInfo,
 )
-from ..chat.manner import known_manner_of
+from ..chat.profile import known_manner_of
 from ..errors import StoreUnavailable
 from ..request import Exchange
 from ..service import Served, Service

@@ -15,8 +15,8 @@ from ...backends import offload
 from ...backends.base import Capabilities, Sampling
 from ...backends.errors import LatimerError
 from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
-from ..chat.manner import known_manner_of
 from ..chat.prepare import ChatJob, prepare
+from ..chat.profile import known_manner_of
 from ..errors import RESPONSE_NAMES, in_responses
 from ..generation.frames import in_stream
 from ..generation.logprobs import to_response

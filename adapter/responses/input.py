@@ -48,7 +48,7 @@ from ...schemas.openai.response_items import (
     UnservedPart,
 )
 from ...schemas.openai.responses import ResponseRequest
-from ..chat.checks import check_count
+from ..chat.tools import check_count
 from ..dialects import unsupported
 from ..errors import InvalidRequest
 from .files import check_pdfs, file_text

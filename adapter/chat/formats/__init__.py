@@ -4,51 +4,34 @@ from __future__ import annotations
 
 import re
 
-from . import (
-    bare,
-    command_r7b,
-    deepseek,
-    dsml,
-    functionary,
-    gemma4,
-    glm,
-    harmony,
-    hermes,
-    kimi_k2,
-    lfm2,
-    llama3,
-    minimax,
-    mistral,
-    tool_call_list,
-    xml,
-)
+from . import functionary, harmony, json_formats, notations, section_formats, tag_formats
 from .base import Place, ToolCallFormat
 
 __all__ = ["FORMATS", "HERMES", "Place", "ToolCallFormat", "completed", "format_of"]
 
-HERMES = hermes.FORMAT
+HERMES = json_formats.HERMES
 # The first format that matches a template is used.
 FORMATS: tuple[ToolCallFormat, ...] = (
     HERMES,
     harmony.FORMAT,
-    xml.FORMAT,
-    glm.FORMAT,
-    minimax.FORMAT,
-    deepseek.FORMAT,
-    dsml.V3_2,
-    dsml.V4,
-    mistral.WITH_ARGS,
-    mistral.FORMAT,
-    tool_call_list.FORMAT,
-    command_r7b.FORMAT,
+    tag_formats.XML,
+    tag_formats.GLM,
+    tag_formats.MINIMAX,
+    section_formats.DEEPSEEK_V3_1,
+    tag_formats.DEEPSEEK_V3_2,
+    tag_formats.DEEPSEEK_V4,
+    json_formats.MISTRAL_ARGS,
+    json_formats.MISTRAL,
+    json_formats.TOOL_CALL_LIST,
+    json_formats.COMMAND_R7B,
     functionary.FORMAT_3_1,
     functionary.FORMAT_3_2,
-    gemma4.FORMAT,
-    kimi_k2.FORMAT,
-    kimi_k2.FIRST,
-    lfm2.FORMAT,
-    llama3.FORMAT,
-    bare.FORMAT,
+    notations.GEMMA4,
+    section_formats.KIMI_K2,
+    section_formats.KIMI_K2_FIRST,
+    notations.LFM2,
+    json_formats.LLAMA3,
+    json_formats.BARE,
 )
 
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from typing_extensions import override
 
 from ....backends.grammar import literal
 from ...generation.parts import Parser, Part
-from ..calls import CallParser, Calls
-from ..json_call import LONGEST_NAME, Broken, JsonCallParser, Steps
-from .base import Check, ToolCallFormat
-from .llama3 import INTERPRETERS, MARKER
-from .rules import GAP
+from ..parsers import LONGEST_NAME, Broken, CallParser, Calls, JsonCallParser, Steps
+from .base import GAP, Check, ToolCallFormat
+from .json_formats import INTERPRETERS
+from .json_formats import PYTHON_TAG as MARKER
 
 BEGIN, END = "<function=", "</function>"
 NEXT, CONTENT = ">>>", "all"
@@ -44,8 +44,9 @@ class FunctionParser(JsonCallParser):
         self._code: bytearray | None = None
         super().__init__(check=check)
 
+    @override
     def end(self) -> list[Part]:
-        """See `CallParser.end`; code extends to the end of the text."""
+        """Code extends to the end of the text."""
         text = (self._code or b"").decode(errors="replace").strip()
         if not text:
             raise Broken
@@ -107,14 +108,15 @@ class _Headed(Calls):
 class Functionary31(ToolCallFormat):
     """The format of v3.1."""
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`; other formats have parameters in tags after the same tag."""
+        """Other formats have parameters in tags after the same tag."""
         return BEGIN in template and "<parameter=" not in template and "tools" in template
 
+    @override
     def parser(
         self, functions: Mapping[str, Any], special: frozenset[str], enforced: bool, forced: bool
     ) -> Parser:
-        """See `ToolCallFormat.parser`."""
         check = functions.__contains__
         interpreter = next((one for one in INTERPRETERS if check(one)), INTERPRETERS[0])
 
@@ -128,23 +130,23 @@ class Functionary31(ToolCallFormat):
         own = frozenset() if forced else special
         return _Marked(makers, self.end, False, own, enforced, (), "", forced)
 
+    @override
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `ToolCallFormat.spelled`."""
         return (f"{BEGIN}{name}>",)
 
+    @override
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """See `ToolCallFormat.written`."""
         return "".join(
             f"{BEGIN}{name}>{json.dumps(arguments, ensure_ascii=False)}{END}"
             for name, arguments in calls
         )
 
+    @override
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        """See `ToolCallFormat.call`."""
         return f"{literal(name)} {literal('>')} {arguments} {literal(END)}"
 
+    @override
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`."""
         begin = literal(BEGIN)
         return begin, f"call ({GAP} {begin} call)*" if parallel else "call"
 
@@ -155,36 +157,37 @@ class Functionary32(ToolCallFormat):
 
     calls = _Headed
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`."""
         return NEXT + CONTENT in template
 
     @property
+    @override
     def begins(self) -> tuple[str, ...]:
-        """See `ToolCallFormat.begins`."""
         return (NEXT,)
 
+    @override
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        """See `ToolCallFormat.one`."""
         return FunctionParser(ord("\n"), check)
 
+    @override
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `ToolCallFormat.spelled`."""
         return (f"{NEXT}{name}\n",)
 
+    @override
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """See `ToolCallFormat.written`."""
         return "".join(
             f"{NEXT}{name}\n{json.dumps(arguments, ensure_ascii=False)}"
             for name, arguments in calls
         )
 
+    @override
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        """See `ToolCallFormat.call`."""
         return f"{literal(name)} {_LINE} {arguments}"
 
+    @override
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`; the prompt has the marker of the first call."""
+        """The prompt has the marker of the first call."""
         return "", f"call ({literal(NEXT)} call)*" if parallel else "call"
 
 

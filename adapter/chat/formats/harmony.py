@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from ....backends.grammar import literal
 from ...generation.parts import Parser, Part
-from ..json_call import ARGUMENTS, Broken, JsonCallParser, Steps
-from ..parsing import BLANKS, Blanks, MarkerFinder
+from ..parsers import ARGUMENTS, BLANKS, Blanks, Broken, JsonCallParser, MarkerFinder, Steps
 from .base import ToolCallFormat
-from .rules import marker as marker_of
+from .base import marker as marker_of
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
@@ -43,7 +44,7 @@ class BodyParser(JsonCallParser):
         self._check_whole()
 
 
-class HarmonyParser:
+class HarmonyParser(Parser):
     """A parser of an assistant turn, which the prompt begins with `<|start|>assistant`.
 
     Args:
@@ -71,12 +72,12 @@ class HarmonyParser:
         self._called = False
 
     @property
+    @override
     def in_call(self) -> bool:
-        """See `Parser.in_call`."""
         return self._call is not None
 
+    @override
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """See `Parser.feed`."""
         out: list[Part] = []
         if mark and data in self._markers.all:
             out += self._takes(self._text)
@@ -93,8 +94,8 @@ class HarmonyParser:
         self._text = self._text[keep:]
         return out
 
+    @override
     def end(self) -> list[Part]:
-        """See `Parser.end`."""
         out = self._takes(self._text)
         self._text = b""
         out += self._close()
@@ -198,27 +199,28 @@ class HarmonyParser:
 class Harmony(ToolCallFormat):
     """The harmony format: a call is a message to a function in the commentary channel."""
 
+    @override
     def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`."""
         return all(one in template for one in (CHANNEL, "commentary", "functions."))
 
+    @override
     def parser(
         self, functions: Mapping[str, Any], special: frozenset[str], enforced: bool, forced: bool
     ) -> Parser:
-        """See `ToolCallFormat.parser`."""
         return HarmonyParser(frozenset() if forced else special, functions.__contains__, enforced)
 
+    @override
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `ToolCallFormat.spelled`."""
         return (f"functions.{name}",)
 
+    @override
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        """See `ToolCallFormat.call`."""
         constrain, message = marker_of(CONSTRAIN, special), marker_of(MESSAGE, special)
         return f'{literal(name)} " "? ({constrain} "json")? {message} {arguments}'
 
+    @override
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`; a message with reasoning may come before the call."""
+        """A message with reasoning may come before the call."""
         channel, message = marker_of(CHANNEL, special), marker_of(MESSAGE, special)
         over, start = marker_of(END, special), marker_of(START, special)
         thought = f"!{over}*" if over.startswith("<") else "[^<]*"

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from latimer.adapter.chat.custom import InputReader, enforceable, unenforced
 from latimer.adapter.chat.formats import FORMATS, HERMES, ToolCallFormat
-from latimer.adapter.chat.formats.gemma4 import Gemma4
+from latimer.adapter.chat.formats.base import FunctionSchema
 from latimer.adapter.chat.formats.grammar import GrammarRequest
 from latimer.adapter.chat.formats.grammar import grammar as grammar_of
-from latimer.adapter.chat.formats.rules import FunctionSchema
-from latimer.adapter.chat.formats.tags import Tagged
+from latimer.adapter.chat.formats.notations import Gemma4
+from latimer.adapter.chat.formats.tag_formats import Tagged
 from latimer.adapter.chat.tools import ToolSet
 from latimer.backends.base import Grammar
 from latimer.backends.errors import InvalidGrammar

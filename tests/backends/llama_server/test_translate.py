@@ -9,9 +9,8 @@ from typing import Any
 
 import orjson
 import pytest
-from latimer.adapter.chat.parsing import Plain
-from latimer.adapter.chat.reasoning import Tags
-from latimer.adapter.chat.thinking import Thinking
+from latimer.adapter.chat.parsers import Plain
+from latimer.adapter.chat.reasoning import Tags, Thinking
 from latimer.adapter.generation.parts import Cutter
 from latimer.backends.base import (
     MEDIA,

@@ -1,14 +1,16 @@
-"""Detect which orders of messages a chat template accepts, by rendering sample conversations."""
+"""A model's conventions for tools, reasoning and roles, detected once from its chat template."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import cycle, takewhile
 from typing import Literal, TypeAlias
 
 from ...backends.base import Model
 from ...backends.errors import LatimerError
+from ...backends.offload import Memo
 from ...schemas.openai.messages import (
     AssistantMessage,
     CustomToolCall,
@@ -20,8 +22,9 @@ from ...schemas.openai.messages import (
     ToolMessage,
     UserMessage,
 )
-from .conversation import FUNCTION, Style, turns_of
+from .conversation import FUNCTION, Style, style_of, turns_of
 from .folding import ANY, MODEL, Order
+from .reasoning import Tags, tags_of
 from .templates import render
 
 # The samples for each field of `Order`, one letter per message. The roles are (S)ystem, (U)ser,
@@ -104,7 +107,7 @@ def _accepts(
         return False
     head = len(sample) - len(sample.lstrip("S"))
     # Some templates write the first system message before the last user message.
-    if not all(_text(index) in prompt for index in range(head)):
+    if not all(_probe(index) in prompt for index in range(head)):
         return False
     position = 0
     for index, letter in enumerate(sample[head:], head):
@@ -137,8 +140,8 @@ def _is_outside(
             prompt = _rendered(model, style, functions, sample, _SYSTEM[0])
         except LatimerError:
             return False
-        before = prompt.partition(_text(len(sample) - 2))[0]
-        gaps.append(before.rpartition(_text(len(sample) - 3))[2])
+        before = prompt.partition(_probe(len(sample) - 2))[0]
+        gaps.append(before.rpartition(_probe(len(sample) - 3))[2])
     # What is before the message after the user's, and after the assistant's.
     after_user, after_text = gaps
     same = takewhile(lambda pair: pair[0] == pair[1], zip(*gaps, strict=False))
@@ -151,7 +154,7 @@ def _rendered(
     model: Model, style: Style, functions: Sequence[Function], sample: str, roles: Roles
 ) -> str:
     turns, tools = turns_of(model, list(_messages(sample, roles)), functions, style, None)
-    texts = {_text(index) for index, letter in enumerate(sample) if letter == "G"}
+    texts = {_probe(index) for index, letter in enumerate(sample) if letter == "G"}
     turns = [{**turn, "role": MODEL} if turn["content"] in texts else turn for turn in turns]
     return render(model, {"messages": turns, "variables": {}, "tools": tools})
 
@@ -160,7 +163,7 @@ def _messages(sample: str, roles: Roles) -> Iterator[Message]:
     ids: list[str] = []
     role = cycle(roles)
     for index, letter in enumerate(sample):
-        text = _text(index)
+        text = _probe(index)
         if letter == "S":
             yield SystemMessage(role=next(role), content=text)
         elif letter == "U":
@@ -189,15 +192,50 @@ def _call(call_id: str, arguments: str) -> FunctionToolCall | CustomToolCall:
 
 def _texts(letter: str, index: int) -> Sequence[str]:
     """Return the texts of a message that a prompt must show."""
-    text = _text(index)
+    text = _probe(index)
     if letter == "P":
         return (f"{text}a", f"{text}b")
     return (_said(index), text) if letter in _SAID else (text,)
 
 
-def _text(index: int) -> str:
+def _probe(index: int) -> str:
     return f"probe_text_{index}"
 
 
 def _said(index: int) -> str:
     return f"probe_said_{index}"
+
+
+@dataclass(slots=True)
+class Manner:
+    """A model's conventions.
+
+    Args:
+        style: the way in which its template shows tools and the model writes tool calls.
+        tags: the tags around its reasoning; None for a model without reasoning.
+        order: the orders of messages that its template accepts.
+        order_with_tools: the same in a conversation with tools.
+    """
+
+    style: Style
+    tags: Tags | None
+    order: Order
+    order_with_tools: Order
+
+
+def manner_of(model: Model) -> Manner:
+    """Return the conventions of a model."""
+    style = style_of(model)
+    order = order_of(model, style)
+    with_tools = order_of(model, style, [FUNCTION]) if style.native else order
+    tags = tags_of(model.template) if model.template is not None else None
+    return Manner(style, tags, order, with_tools)
+
+
+# The template takes most of the memory of an entry.
+_manners: Memo[Model, Manner] = Memo(1 << 20, lambda model, _: len(model.template or "") + 1_000)
+
+
+async def known_manner_of(model: Model) -> Manner:
+    """Return the cached conventions of a model; compiling and trying a template takes 0.1 s."""
+    return await _manners.get(model, lambda: manner_of(model))
