@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from .base import (
     Backend,
     Capabilities,
@@ -196,7 +198,7 @@ MOMENT = 0.1
 PATIENCE = 5.0
 
 
-class Deferred:
+class Deferred(Backend):
     """A backend that is found when its engine answers.
 
     One call at a time asks the engine for its model; the others wait for the result.
@@ -219,12 +221,14 @@ class Deferred:
         self._failed_at = 0.0
 
     @property
+    @override
     def capabilities(self) -> Capabilities:
-        """See `Backend.capabilities`; they are empty until the backend is found."""
+        """The capabilities; empty until the backend is found."""
         return self._unknown if self._backend is None else self._backend.capabilities
 
+    @override
     async def model(self) -> Model:
-        """See `Backend.model`.
+        """Return the model, once the engine is ready.
 
         Raises:
             EngineUnavailable: the engine is not reachable, loads its model, or is not known.
@@ -295,48 +299,48 @@ class Deferred:
             raise EngineUnavailable("The engine is not ready yet.")
         return self._backend
 
+    @override
     def open(self, job: Generation) -> Stream:
-        """See `Backend.open`."""
         return self._found().open(job)
 
+    @override
     def native(self, job: Generation, stream: bool) -> AbstractAsyncContextManager[NativeReply]:
-        """See `Backend.native`."""
         return self._found().native(job, stream)
 
+    @override
     async def embedding_model(self) -> EmbeddingModel | None:
-        """See `Backend.embedding_model`."""
         return await (await self._ready()).embedding_model()
 
+    @override
     async def embed(self, job: Embedding) -> Embeddings:
-        """See `Backend.embed`."""
         return await self._found().embed(job)
 
+    @override
     async def rank(self, job: Ranking) -> Scores:
-        """See `Backend.rank`."""
         return await self._found().rank(job)
 
+    @override
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
-        """See `Backend.tokenize`."""
         backend = await self._ready()
         return await backend.tokenize(text, add_special=add_special, parse_special=parse_special)
 
+    @override
     async def detokenize(self, ids: TokenIds) -> bytes:
-        """See `Backend.detokenize`."""
         return await (await self._ready()).detokenize(ids)
 
+    @override
     async def pieces(self) -> Sequence[bytes] | None:
-        """See `Backend.pieces`."""
         return await (await self._ready()).pieces()
 
+    @override
     async def specials(self) -> Sequence[Special]:
-        """See `Backend.specials`."""
         return await (await self._ready()).specials()
 
+    @override
     async def health(self) -> None:
-        """See `Backend.health`."""
         await (await self._ready()).health()
 
+    @override
     async def aclose(self) -> None:
-        """See `Backend.aclose`."""
         if self._backend is not None:
             await self._backend.aclose()

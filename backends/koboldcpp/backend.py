@@ -8,7 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from typing_extensions import override
+
 from ..base import (
+    Backend,
     Batch,
     Capabilities,
     Embedding,
@@ -34,7 +37,7 @@ from .server import Server, new_genkey
 from .translate import CAPABILITIES, ENGINE, longest_call
 
 
-class KoboldCpp:
+class KoboldCpp(Backend):
     """A running koboldcpp.
 
     Args:
@@ -56,19 +59,21 @@ class KoboldCpp:
         self.server = Server(upstream, max_waiting, silence)
 
     @property
+    @override
     def capabilities(self) -> Capabilities:
-        """See `Backend.capabilities`; before 1.115, `usage` comes from the tokenizer, inexactly."""
+        """The capabilities; before 1.115, `usage` comes from the tokenizer, inexactly."""
         if self.server.reports_tokens:
             return CAPABILITIES
         return replace(CAPABILITIES, inexact=CAPABILITIES.inexact | {"usage"})
 
+    @override
     def model(self) -> Coroutine[Any, Any, Model]:
-        """See `Backend.model`."""
         return self.server.known.get()
 
+    @override
     @asynccontextmanager
     async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """See `Backend.open`; the choices run one after the other, each in its turn."""
+        """Run the choices one after the other, each in its turn."""
         server = self.server
         tokens_of.check(job)
         if job.prompt.suffix is not None:
@@ -96,9 +101,9 @@ class KoboldCpp:
             # Shielded, since a cancelled request must still abort its generation and end its turn.
             await asyncio.shield(server.background(_leave(run)))
 
+    @override
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
-        """See `Backend.native`."""
         server = self.server
         server.turns.check(job.party)
         model = await server.known.get_for(job)
@@ -126,41 +131,47 @@ class KoboldCpp:
             finally:
                 server.turns.release()
 
+    @override
     async def embedding_model(self) -> EmbeddingModel | None:
-        """See `Backend.embedding_model`."""
         return await embedding_model(self.server)
 
+    @override
     async def embed(self, job: Embedding) -> Embeddings:
-        """See `Backend.embed`; the limits are those of `embedding.embed`."""
         return await embed(self.server, job)
 
+    @override
     async def rank(self, job: Ranking) -> Scores:
-        """See `Backend.rank`; koboldcpp has no rankings."""
+        """Raise `NotServed`, because koboldcpp has no rankings."""
         raise NotServed("rank", ENGINE, NO_RANKS)
 
+    @override
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
-        """See `Backend.tokenize`; koboldcpp always parses control tokens."""
+        """Return the ids of a text in which control tokens are always parsed."""
         if not parse_special:
             raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
         return tuple((await self.server.token_count(text, add_special))["ids"])
 
+    @override
     async def detokenize(self, ids: TokenIds) -> bytes:
-        """See `Backend.detokenize`; the engine drops incomplete characters."""
+        """Return the text of ids, without incomplete characters."""
         return await self.server.detokenize(ids)
 
+    @override
     async def pieces(self) -> None:
-        """See `Backend.pieces`."""
+        pass
 
+    @override
     async def specials(self) -> Sequence[Special]:
-        """See `Backend.specials`; the candidates are from the template and a fixed list."""
+        """Return those of the template and of a fixed list."""
         return await self.server.specials()
 
+    @override
     async def health(self) -> None:
-        """See `Backend.health`; the server is asked at most twice a second."""
+        """Ask the server at most twice a second."""
         await self.server.health()
 
+    @override
     async def aclose(self) -> None:
-        """See `Backend.aclose`."""
         await self.server.aclose()
 
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
+from typing_extensions import override
 
 from .. import offload
 from ..base import (
+    Backend,
     Batch,
     Capabilities,
     Embedding,
@@ -40,7 +42,7 @@ from .translate import CAPABILITIES, size_of, to_native
 TIMEOUT = 60.0
 
 
-class LlamaServer:
+class LlamaServer(Backend):
     """A running llama-server.
 
     Args:
@@ -67,12 +69,13 @@ class LlamaServer:
             upstream = HttpUpstream(upstream, headers, timeout, patience, "/health")
         self.server = Server(upstream, max_waiting)
 
+    @override
     def model(self) -> Coroutine[Any, Any, Model]:
-        """See `Backend.model`."""
         return self.server.known.get()
 
+    @override
     def open(self, job: Generation) -> Stream:
-        """See `Backend.open`; each choice is a native call, and the calls wait for free slots."""
+        """Run each choice as a native call; the calls wait for free slots."""
         if job.party is None and (len(job.seeds) > 1 or job.prompt.logprobs is not None):
             job = replace(job, party=Party())
         if job.prompt.logprobs is not None:
@@ -105,9 +108,9 @@ class LlamaServer:
         async with self._nothing(rest) if job.max_tokens == 0 else self.open(rest) as batches:
             yield _after(first, batches)
 
+    @override
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
-        """See `Backend.native`."""
         server = self.server
         server.turns.check(job.party)
         model = await server.known.get_for(job)
@@ -125,26 +128,27 @@ class LlamaServer:
         finally:
             server.turns.release()
 
+    @override
     async def embedding_model(self) -> EmbeddingModel | None:
-        """See `Backend.embedding_model`."""
         return await embedding_model(self.server)
 
+    @override
     async def embed(self, job: Embedding) -> Embeddings:
-        """See `Backend.embed`."""
         return await embed(self.server, job)
 
+    @override
     async def rank(self, job: Ranking) -> Scores:
-        """See `Backend.rank`; the limits are those of `ranking.rank`."""
         return await rank(self.server, job)
 
+    @override
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
-        """See `Backend.tokenize`."""
         return await self.server.tokenize(
             text, add_special=add_special, parse_special=parse_special
         )
 
+    @override
     async def detokenize(self, ids: TokenIds) -> bytes:
-        """See `Backend.detokenize`; it uses the vocabulary, as `/detokenize` breaks characters."""
+        """Use the vocabulary, as `/detokenize` breaks characters."""
         vocabulary = (await self.server.facts()).vocabulary
 
         def text() -> bytes:
@@ -153,20 +157,22 @@ class LlamaServer:
 
         return await offload.run(len(ids), text)
 
+    @override
     async def pieces(self) -> Sequence[bytes]:
-        """See `Backend.pieces`."""
         return (await self.server.facts()).vocabulary.pieces
 
+    @override
     async def specials(self) -> Sequence[Special]:
-        """See `Backend.specials`; the first call reads the vocabulary."""
+        """Read the vocabulary on the first call."""
         return await self.server.specials()
 
+    @override
     async def health(self) -> None:
-        """See `Backend.health`; the server is asked at most twice a second."""
+        """Ask the server at most twice a second."""
         await self.server.health()
 
+    @override
     async def aclose(self) -> None:
-        """See `Backend.aclose`."""
         await self.server.aclose()
 
 

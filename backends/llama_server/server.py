@@ -338,7 +338,7 @@ class Server:
             return await offload.run(len(text), ids_of_text, reply["tokens"], text, size)
 
     async def specials(self) -> Sequence[Special]:
-        """See `Backend.specials`; the first call reads the vocabulary."""
+        """Return its special spellings; the first call reads the vocabulary."""
         specials = self._specials
         if specials is None:
             facts = await self.facts()
