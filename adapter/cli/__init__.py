@@ -54,12 +54,11 @@ class _Commands(click.Group):
     """A group of commands that end without a traceback, even if the terminal is gone."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """See `click.Command.main`."""
         standard_streams.secure()
         return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """See `click.Command.invoke`; Ctrl-C is exit code 130, as in a shell."""
+        """Run a command; Ctrl-C is exit code 130, as in a shell."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -133,7 +132,6 @@ class _Conform(click.Command):
     """The `conform` command, which is defined in the conformance package and imported on use."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """See `click.Command.make_context`."""
         if not all(map(find_spec, CONFORMANCE)):
             click.echo(
                 "'latimer conform' requires the extra 'conformance': run pip install "
@@ -155,7 +153,6 @@ class _Store(click.Group):
     """The `store` command, which is imported on use."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """See `click.Command.make_context`."""
         from .store import store
 
         return store.make_context(*args, **kwargs)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import uvicorn
+from typing_extensions import override
 
 from ...backends.errors import LatimerError
 from ...backends.offload import Abandoned
@@ -335,6 +336,7 @@ class _Server(uvicorn.Server):
         self._drain = drain
         self._loop = asyncio.get_running_loop()
 
+    @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the drain, or end it; unlike uvicorn's, this does not raise the signal again."""
         if self.should_exit:
@@ -346,6 +348,7 @@ class _Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(_say, line)
         self.should_exit = True
 
+    @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for running requests until the drain is over."""
         timer = self._loop.call_later(self._drain, self._end)
