@@ -15,10 +15,10 @@ import httpx2
 import pytest
 from click.testing import CliRunner
 from latimer.adapter.cli import main
-from latimer.adapter.cli.listening import bound
-from latimer.adapter.config import Settings, WrongSettings
+from latimer.adapter.cli.serve import bound
 from latimer.adapter.credentials import UnusableKey
-from latimer.adapter.discovery import backend_of
+from latimer.adapter.engines import backend_of
+from latimer.adapter.settings import Settings, WrongSettings
 from latimer.backends.deferred import Deferred
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
