@@ -56,7 +56,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "__init__", "app", "capability_table", "config", "config_errors", "discovery", "routes",
+            "__init__", "app", "engines", "routes", "settings",
         )
     ),
     ("adapter/cli/*.py",),

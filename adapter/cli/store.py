@@ -18,16 +18,13 @@ import click
 import orjson
 
 from ..auth import owner_of
-from ..config import Settings, WrongSettings
 from ..errors import printable
+from ..settings import Settings, WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from ..store.place import LARGEST, Place, bytes_of
 from . import options
-from .exits import EXIT_START, WrongUse
-from .output import Output
-from .progress import Progress
-from .signals import end_at_once
 from .store_filters import age, model_and_metadata, moment
+from .terminal import EXIT_START, Output, Progress, WrongUse, end_at_once
 
 if TYPE_CHECKING:
     from ..store.open_store import OpenStore

@@ -7,8 +7,8 @@ import sys
 
 CODE = """
 import sys
-from latimer.adapter.cli import standard_streams
-standard_streams.secure()
+from latimer.adapter.cli import terminal
+terminal.secure()
 sys.stderr.write("x" * 99 + "\\n")
 for _ in range(20):
     sys.stderr.write("y" * 99_999 + "\\n")

@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
+import socket
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import uvicorn
+from typing_extensions import override
 
 from ...backends.errors import LatimerError
 from ...backends.offload import Abandoned
 from ..app import OpenAIAdapter
-from ..config import WrongSettings
-from ..discovery import backend_of, is_elsewhere, unused
+from ..engines import backend_of, is_elsewhere, unused
 from ..errors import InvalidRequest, printable
 from ..generation.token_ids import load
+from ..origins import LocalRules, is_loopback
+from ..settings import WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
-from .listening import bound, local_rules
 from .protocol import Protocol
-from .signals import end_at_once
+from .terminal import EXIT_START, end_at_once
 
 if TYPE_CHECKING:
     import socket
 
     from ...backends.base import Backend
-    from ..config import Settings
+    from ..settings import Settings
 
-EXIT_START = 3
 
 # The listen backlog; uvicorn's default.
 _BACKLOG = 2048
@@ -334,6 +336,7 @@ class _Server(uvicorn.Server):
         self._drain = drain
         self._loop = asyncio.get_running_loop()
 
+    @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the drain, or end it; unlike uvicorn's, this does not raise the signal again."""
         if self.should_exit:
@@ -345,6 +348,7 @@ class _Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(_say, line)
         self.should_exit = True
 
+    @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for running requests until the drain is over."""
         timer = self._loop.call_later(self._drain, self._end)
@@ -383,3 +387,48 @@ class _Progress:
 
 def _say(line: str) -> None:
     click.echo(printable(line), err=True)
+
+
+def local_rules(host: str, origins: Iterable[str], hosts: Iterable[str]) -> LocalRules:
+    """Return the rules of a server without a key that listens on a host; see `LocalRules`."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        found = []
+    beyond = not all(is_loopback(str(address[0])) for *_, address in found)
+    return LocalRules(origins, hosts, socket.gethostname(), beyond)
+
+
+def bound(host: str, port: int) -> list[socket.socket]:
+    """Bind a port on every address of a host; connections are refused until the sockets listen.
+
+    Raises:
+        OSError: the port is in use, or the host is not an address of this machine.
+    """
+    found: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        ):
+            # With port 0, all addresses get the free port of the first.
+            where = (address[0], found[0].getsockname()[1] if found else port, *address[2:])
+            try:
+                found.append(socket.socket(family, kind, protocol))
+            except OSError as error:
+                if error.errno == errno.EAFNOSUPPORT and family == socket.AF_INET6:
+                    # The machine has no IPv6; its other addresses are enough.
+                    continue
+                raise
+            if os.name == "posix":
+                # On Windows this option lets two programs bind the same port.
+                found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                found[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            found[-1].bind(where)
+    except OSError:
+        for one in found:
+            one.close()
+        raise
+    if not found:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+    return found
