@@ -30,7 +30,6 @@ PARTS = {
     "setup.py": "build-system",
     "adapter/generation/token_ids.py": "tiktoken",
     "adapter/store/s3.py": "s3",
-    "adapter/store/silence.py": "postgres",
     "backends/llama_cpp/": "llama-cpp",
     "adapter/": "dependencies",
     "backends/": "dependencies",

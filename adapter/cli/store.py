@@ -110,7 +110,7 @@ async def opened(place: Place) -> AsyncIterator[OpenStore]:
     from ..store.migrations import NEWEST
     from ..store.open_store import OpenStore
 
-    found = OpenStore(place, is_patient=True)
+    found = OpenStore(place)
     version = await found.database.look()
     if not version:
         raise StoreError("Nothing was ever stored there. Check --store.")
@@ -163,10 +163,10 @@ async def stats(place: Place, as_json: bool) -> None:
     from .store_table import table
 
     async with opened(place) as found:
-        with Progress("counted") as progress:
-            figures = await statistics(found, progress)
+        file = Path(place.target) if place.kind == "sqlite" else None
+        figures = await found.read(functools.partial(statistics, file=file))
     if as_json:
-        click.echo(orjson.dumps(figures.as_json(), option=orjson.OPT_INDENT_2))
+        click.echo(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     else:
         click.echo(printable(table(place, figures), "\n"))
 
@@ -259,7 +259,6 @@ async def prune(
       latimer store prune --store latimer.db --max-size 1024 --dry-run
     """
     from ..store import prune as pruning
-    from ..store.orphans import remove_orphans
     from ..store.selection import Selection
     from .store_table import counted, size
 
@@ -272,17 +271,15 @@ async def prune(
     limits = pruning.Limits(Selection(model=model, metadata=metadata), before, most)
     verb = "Would delete" if dry_run else "Deleted"
     async with opened(place) as found:
-        # The size that is compared must be right.
-        wrong = await (pruning.miscounted(found) if dry_run else pruning.recount(found))
-        if any(wrong):
-            what = "are wrong by" if dry_run else "were wrong and are corrected by"
-            say(f"The totals {what} {wrong.objects:+,} objects and {wrong.bytes:+,} bytes.")
-        with Progress("to delete" if dry_run else "deleted") as progress:
-            freed = await (pruning.plan if dry_run else pruning.prune)(found, limits, progress)
+        if dry_run:
+            freed = await found.read(functools.partial(pruning.plan, limits=limits))
+        else:
+            with Progress("deleted") as progress:
+                freed = await pruning.prune(found, limits, progress)
         say(f"{verb} {counted(freed.objects, 'object')} with {size(freed.bytes)}.")
-        orphans = await remove_orphans(found, not dry_run)
-        if orphans.number:
-            say(f"{verb} {orphans.number:,} media of no object with {size(orphans.bytes)}.")
+        unused = await pruning.remove_unused(found, not dry_run)
+        if unused.objects:
+            say(f"{verb} {unused.objects:,} media of no object with {size(unused.bytes)}.")
         if vacuum and not dry_run:
             await found.database.vacuum()
         if not dry_run and not await found.checkpoints.within(LOG_SECONDS):

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..store.place import Place
-from ..store.statistics import Statistics, time_in_words
+from ..store.statistics import Statistics
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def table(place: Place, found: Statistics) -> str:
     """Return the figures of a store as lines of two columns, and then its models."""
-    per_object = found.bytes_per_object
+    per_object = found["bytes_per_object"]
     rows = [
         ("store", place.describe()),
-        ("schema", f"version {found.schema_version}"),
-        ("objects", f"{found.objects:,}, {size(found.object_bytes)}"),
-        ("media", f"{found.media:,}, {size(found.media_bytes)}"),
-        ("owners", f"{found.owners:,}"),
-        ("oldest", time_in_words(found.oldest) or "-"),
-        ("newest", time_in_words(found.newest) or "-"),
+        ("schema", f"version {found['schema_version']}"),
+        ("objects", f"{found['objects']:,}, {size(found['object_bytes'])}"),
+        ("media", f"{found['media']:,}, {size(found['media_bytes'])}"),
+        ("owners", f"{found['owners']:,}"),
+        ("oldest", found["oldest"] or "-"),
+        ("newest", found["newest"] or "-"),
         ("database", _database(found)),
         ("per object", "-" if per_object is None else size(per_object)),
     ]
     groups = [
-        (f"{number:,}", size(taken), group.kind, group.model)
-        for group, (number, taken) in sorted(found.groups.items(), key=lambda one: -one[1][0])
+        (f"{one['objects']:,}", size(one["bytes"]), one["kind"], one["model"])
+        for one in sorted(found["groups"], key=lambda one: -one["objects"])
     ]
     shown = [*_aligned(rows)]
     if groups:
@@ -50,10 +50,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def _database(found: Statistics) -> str:
+    free, log = found["free_bytes"], found["log_bytes"]
     parts = (
-        size(found.database_bytes),
-        f"{size(found.free_bytes)} of it free" if found.free_bytes else "",
-        f"and {size(found.log_bytes)} in the log of changes" if found.log_bytes else "",
+        size(found["database_bytes"]),
+        f"{size(free)} of it free" if free else "",
+        f"and {size(log)} in the log of changes" if log else "",
     )
     return ", ".join(filter(None, parts))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,6 @@ _INSERT: Mapping[str, Callable[..., Any]] = {
 
 # The reason for clients. The log has the hash.
 MISSING = "an image, audio or file of the request is missing or damaged"
-
-_ORPHANED = ~exists().where(uses.c.hash == media.c.hash)
 
 
 class Files:
@@ -92,15 +90,6 @@ class Files:
         )
         return {name: int(size) for name, size in rows}
 
-    def orphans(self, connection: Connection) -> list[int]:
-        """Return the sizes of the media that no object has."""
-        return [*connection.scalars(select(media.c.size).where(_ORPHANED))]
-
-    def remove_orphans(self, connection: Connection) -> list[int]:
-        """Delete some of the media that no object has; return their sizes, for the totals."""
-        hashes = connection.scalars(select(media.c.hash).where(_ORPHANED).limit(MANY)).all()
-        return self._remove(connection, hashes) if hashes else []
-
     def known(self, connection: Connection, hashes: Sequence[str]) -> set[str]:
         """Return those of some hashes that are media of the store."""
         return {*connection.scalars(select(media.c.hash).where(media.c.hash.in_(hashes)))}
@@ -143,10 +132,6 @@ class Files:
             extracted: the JSON of their places.
         """
         return _whole(self._restored(connection, request, extracted))
-
-    def hashes(self, connection: Connection) -> Iterable[str]:
-        """Return the hashes of all media."""
-        return connection.scalars(select(media.c.hash))
 
     def _restored(
         self, connection: Connection, request: dict[str, Any], extracted: str | None

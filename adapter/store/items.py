@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, case, func, select
 
-from . import bulk
 from .errors import DuplicateItem
 from .files import MANY, Files
 from .media import loads
@@ -100,9 +99,8 @@ def append(
     media = [(row.id, medium) for one in rows for medium in one.media]
     if rows:
         places = [{"conversation": row.id, "position": first + i} for i in range(len(rows))]
-        bulk.insert(
-            connection, items, [place | one.values for place, one in zip(places, rows, strict=True)]
-        )
+        values = [place | one.values for place, one in zip(places, rows, strict=True)]
+        connection.execute(items.insert(), values)
     added = files.add(connection, media) if media else 0
     size: int = sum(one.values["size"] for one in rows)
     change = objects.update().where(objects.c.id == row.id)

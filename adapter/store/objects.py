@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 from sqlalchemy import Connection, Row, Select, bindparam, case, select
 
-from . import bulk
 from .files import MANY, Files
 from .lists import ids_of
 from .media import Medium
@@ -54,9 +53,9 @@ def insert(connection: Connection, files: Files, records: Iterable[Record]) -> i
         media += [(record.id, medium) for medium in found]
     if not rows:
         return 0
-    bulk.insert(connection, objects, rows)
+    connection.execute(objects.insert(), rows)
     if metadata:
-        bulk.insert(connection, pairs, metadata)
+        connection.execute(pairs.insert(), metadata)
     added = files.add(connection, media) if media else 0
     size: int = sum(row["size"] for row in rows)
     return size + added

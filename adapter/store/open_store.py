@@ -40,9 +40,9 @@ class _Withdrawn(Exception):
 class OpenStore:
     """The operations of a store; see `store.Store`."""
 
-    def __init__(self, place: Place, is_patient: bool = False) -> None:
+    def __init__(self, place: Place) -> None:
         self.place = place
-        self.database = Database(place, is_patient)
+        self.database = Database(place)
         self.checkpoints = Checkpoints(self.database.checkpoint)
         self.blobs = None if place.media is None else of(place.media)
         self.files = Files(self.blobs)

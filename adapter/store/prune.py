@@ -1,4 +1,4 @@
-"""Delete objects for the operator of a store, and correct its totals.
+"""Delete objects for the operator of a store, and media that a killed process left behind.
 
 Each step is a short transaction, and there is a pause after it. So a server that uses the same
 database can write meanwhile.
@@ -6,21 +6,24 @@ database can write meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
-from sqlalchemy import Connection, ScalarSelect, func, select
+from sqlalchemy import Connection, func, or_, select
 
 from . import retention
-from .objects import count, total
+from .files import MANY
+from .objects import total
 from .open_store import OpenStore
 from .retention import Freed
-from .selection import Mark, Selection, some_after
-from .tables import media, objects, totals
+from .selection import Selection
+from .tables import media, objects, uses
 
-# Objects that are looked at in one transaction.
-PART = 1_000
+# Seconds after which bytes without a row are not those of a request that is being stored.
+AGE = 3600.0
 
 Show = Callable[[int], object]
 
@@ -49,22 +52,12 @@ async def prune(store: OpenStore, limits: Limits, show: Show) -> Freed:
     Raises:
         StoreUnavailable: the database cannot answer; what was deleted before stays deleted.
     """
+    given = {"files": store.files, "selection": limits.selection}
     works = []
     if limits.before is not None:
-        works.append(
-            partial(
-                retention.expire,
-                files=store.files,
-                before=limits.before,
-                selection=limits.selection,
-            )
-        )
+        works.append(partial(retention.expire, before=limits.before, **given))
     if limits.most is not None:
-        works.append(
-            partial(
-                retention.evict, files=store.files, most=limits.most, selection=limits.selection
-            )
-        )
+        works.append(partial(retention.evict, most=limits.most, **given))
     number = size = 0
     for work in works:
         async for freed in store.steps(work):
@@ -73,57 +66,52 @@ async def prune(store: OpenStore, limits: Limits, show: Show) -> Freed:
     return Freed(number, size)
 
 
-async def plan(store: OpenStore, limits: Limits, show: Show) -> Freed:
+def plan(connection: Connection, limits: Limits) -> Freed:
     """Return what `prune` would delete; media that several objects share are not counted."""
-    before = limits.before or 0
-    excess = 0
-    if limits.most is not None:
-        excess = await store.read(partial(total, name="bytes")) - limits.most
-    number = size = 0
-    mark: Mark | None = None
-    while rows := await store.read(
-        partial(some_after, mark=mark, most=PART, selection=limits.selection)
-    ):
-        ids = [row.id for row in rows if row.media is not None]
-        own = await store.read(partial(store.files.own, ids=ids))
-        for row in rows:
-            if row.used_at >= before and size >= excess:
-                return Freed(number, size)
-            number, size = number + 1, size + row.size + own.get(row.id, 0)
-        show(number)
-        mark = Mark(rows[-1].created_at, rows[-1].id)
-    return Freed(number, size)
-
-
-async def miscounted(store: OpenStore) -> Freed:
-    """Return by how many objects and bytes the totals of a store are too small."""
-    return await store.read(_miscounted)
-
-
-async def recount(store: OpenStore) -> Freed:
-    """Correct the totals of a store, and return the corrections.
-
-    Every transaction adds what it changes to the totals. So a difference, which is found without a
-    lock, stays right while other processes write.
-    """
-    wrong = await miscounted(store)
-    if any(wrong):
-        await store.database.write(partial(count, number=wrong.objects, size=wrong.bytes))
-    return wrong
-
-
-def _miscounted(connection: Connection) -> Freed:
-    def counted(name: str) -> ScalarSelect[int]:
-        return select(totals.c.value).where(totals.c.name == name).scalar_subquery()
-
-    # One statement sees one state of the database.
-    number, size, of_media, known, known_size = connection.execute(
-        select(
-            select(func.count()).select_from(objects).scalar_subquery(),
-            select(func.coalesce(func.sum(objects.c.size), 0)).scalar_subquery(),
-            select(func.coalesce(func.sum(media.c.size), 0)).scalar_subquery(),
-            counted("objects"),
-            counted("bytes"),
-        )
+    alone = (
+        select(func.min(uses.c.id).label("id"), uses.c.hash)
+        .group_by(uses.c.hash)
+        .having(func.count() == 1)
+        .subquery()
+    )
+    of_media = (
+        select(alone.c.id, func.sum(media.c.size).label("size"))
+        .join(media, media.c.hash == alone.c.hash)
+        .group_by(alone.c.id)
+        .subquery()
+    )
+    size = objects.c.size + func.coalesce(of_media.c.size, 0)
+    until = func.sum(size).over(order_by=(objects.c.used_at, objects.c.id))
+    ordered = (
+        select(objects.c.used_at, size.label("size"), (until - size).label("earlier"))
+        .outerjoin(of_media, of_media.c.id == objects.c.id)
+        .where(*limits.selection.where())
+        .subquery()
+    )
+    excess = 0 if limits.most is None else total(connection, "bytes") - limits.most
+    beyond = or_(ordered.c.used_at < (limits.before or 0), ordered.c.earlier < excess)
+    number, freed = connection.execute(
+        select(func.count(), func.sum(ordered.c.size)).where(beyond)
     ).one()
-    return Freed(number - known, int(size) + int(of_media) - known_size)
+    return Freed(number, int(freed or 0))
+
+
+async def remove_unused(store: OpenStore, delete: bool = True) -> Freed:
+    """Delete the media outside the database that no object has; return their number and bytes.
+
+    Args:
+        delete: False to count them only.
+
+    Raises:
+        StoreUnavailable: the database or the storage of media cannot answer.
+    """
+    number = size = 0
+    blobs = iter(()) if store.blobs is None else store.blobs.hashes()
+    while some := await asyncio.to_thread(list, islice(blobs, MANY)):
+        sizes = {blob.hash: blob.size for blob in some if blob.age > AGE}
+        unused = {*sizes} - await store.read(partial(store.files.known, hashes=[*sizes]))
+        if unused and delete:
+            store.files.unused.update(unused)
+            unused &= await store.database.write(store.files.clean)
+        number, size = number + len(unused), size + sum(sizes[name] for name in unused)
+    return Freed(number, size)

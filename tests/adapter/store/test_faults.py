@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from latimer.adapter.store import database, silence, writer
+from latimer.adapter.store import database, writer
 from latimer.adapter.store import store as stores
 from latimer.adapter.store.errors import StoreUnavailable
 from latimer.adapter.store.place import place_of
@@ -73,7 +73,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "FAILING_SECONDS", 0.2)
     monkeypatch.setattr(database, "CONNECT_SECONDS", 2)
     monkeypatch.setattr(database, "CLOSE_SECONDS", 0.3)
-    monkeypatch.setattr(silence.Connection, "silence", 0.6)
 
 
 @pytest.fixture(autouse=True)
@@ -259,6 +258,39 @@ async def test_a_damaged_text(tmp_path: Path, column: str) -> None:
             await refused(store.get("", KIND, name, whole), "damaged")
         await refused(store.page("", KIND, Query(), same), "damaged")
     other.close()
+    await store.aclose()
+
+
+async def test_a_missing_image_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request is not returned with an empty image; the log has its hash once, and it recovers."""
+    store = made(tmp_path / "store.db")
+    one = record(image=PIXEL)
+    store.keep(one)
+    assert await store.get("", KIND, one.id) is not None
+    folder, away = tmp_path / "store.media", tmp_path / "away"
+    (medium,) = [file.name for file in folder.rglob("*") if file.is_file()]
+    shutil.move(folder, away)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="is missing or damaged"):
+            await store.get("", KIND, one.id, whole=True)
+    assert caplog.messages == [
+        f"the store did not answer a request: the medium {medium} is missing or damaged"
+    ]
+    assert store.status().state == "unavailable"
+    with pytest.raises(StoreUnavailable, match="is missing or damaged"):
+        await store.chain("", KIND, one.id)
+    assert await store.get("", KIND, one.id) is not None
+    assert store.status().state == "ok"
+    with pytest.raises(StoreUnavailable):
+        await store.get("", KIND, one.id, whole=True)
+    assert await store.commit(record())
+    assert store.status().state == "ok"
+    shutil.move(away, folder)
+    found = await store.get("", KIND, one.id, whole=True)
+    assert found is not None
+    assert found.request == one.request
     await store.aclose()
 
 
