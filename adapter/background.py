@@ -11,8 +11,7 @@ from typing import Any
 
 from ..backends.errors import LatimerError
 from .event_log import EventLog
-from .store.ids import time_of
-from .store.record import Stored
+from .store.records import Stored, time_of
 
 # Seconds for which a response that has ended, and its events, stay here.
 KEPT = 600.0

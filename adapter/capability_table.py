@@ -14,8 +14,8 @@ from ..backends.base import (
     Text,
 )
 from ..backends.errors import LatimerError, NotServed
+from .store.config import OFF, Place
 from .store.errors import StoreError, StoreUnavailable, in_words
-from .store.place import OFF, Place
 from .store.store import Store
 
 

@@ -23,7 +23,7 @@ from ..backends.llama_server import LlamaServer
 from ..backends.upstream import shown_address
 from .config import ELSEWHERE, IN_PROCESS, STORING, BackendName, Settings
 from .config_errors import reason_of
-from .store.place import OFF
+from .store.config import OFF
 
 
 class WrongSetup(LatimerError):

@@ -56,8 +56,8 @@ def test_imports_run_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_rooms_are_small(path: Path) -> None:
-    """No module is longer than 500 lines."""
-    assert path.read_text().count("\n") <= 500
+    """No module is longer than 900 lines."""
+    assert path.read_text().count("\n") <= 900
 
 
 # Clauses that a docstring does not begin with: it begins with a verb or with a noun.

@@ -27,7 +27,7 @@ from ..generation.token_ids import in_model_vocabulary
 from ..generation.usage import detailed_usage_of
 from ..hosted import CHAT_LIMITS, lacking
 from ..service import Served, Service
-from ..store.ids import new_id
+from ..store.records import new_id
 from ..validation import (
     check_stream_options,
     notes,

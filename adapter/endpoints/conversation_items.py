@@ -13,7 +13,7 @@ from ..errors import InvalidRequest
 from ..exchange import Exchange
 from ..query import read_query
 from ..service import Service
-from ..store.record import CONVERSATION
+from ..store.records import CONVERSATION
 from ..store.store import Store
 from .conversations import given, known, refusals, unknown
 from .stored import store_of, wrong_after

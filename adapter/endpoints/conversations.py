@@ -18,8 +18,7 @@ from ..exchange import Exchange
 from ..responses.listed import named
 from ..service import Service
 from ..store.errors import ConversationTooLarge, DuplicateItem
-from ..store.ids import time_of
-from ..store.record import CONVERSATION
+from ..store.records import CONVERSATION, time_of
 from ..validation import note_unknown, parse, read
 from .stored import store_of
 

@@ -20,8 +20,7 @@ from ..responses.input import Unseal
 from ..responses.listed import history, input_items, turn_items
 from ..responses.response import USABLE
 from ..service import Service
-from ..store.ids import time_of
-from ..store.record import Stored
+from ..store.records import Stored, time_of
 from ..store.store import Store
 from .conversations import duplicate, known, unknown
 from .responses_stored import KIND

@@ -15,8 +15,7 @@ from ..query import read_query
 from ..responses.listed import input_items
 from ..responses.replay import replayed
 from ..service import Service
-from ..store.ids import time_of
-from ..store.record import Stored
+from ..store.records import Stored, time_of
 from .background import follow
 from .stored import wrong_after
 from .stored_replies import as_json, page_of

@@ -14,8 +14,7 @@ from ..errors import InvalidRequest
 from ..exchange import Exchange
 from ..query import read_query
 from ..service import Service
-from ..store.ids import time_of
-from ..store.record import Query, Stored
+from ..store.records import Query, Stored, time_of
 from ..store.store import Store
 from ..validation import note_unknown, read
 from .stored_replies import completion, joined, listed_completion, message_number, messages

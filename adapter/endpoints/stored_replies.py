@@ -12,7 +12,7 @@ from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.stored import ListedMessage, StoredCompletion
 from .. import dialects
 from ..parts import LEVELS, Parts
-from ..store.record import Stored
+from ..store.records import Stored
 
 # The parameters of a request that its chat completion has, with OpenAI's defaults.
 _PARAMETERS: Mapping[str, Any] = {

@@ -9,8 +9,7 @@ from ...schemas.openai.chat import ChatRequest
 from ..end_user import in_log
 from ..errors import InvalidRequest, StoreUnavailable
 from ..exchange import Exchange
-from ..store.ids import time_of
-from ..store.record import Record
+from ..store.records import Record, time_of
 from ..store.store import Store
 
 # The estimated size of a token in a response, in bytes of JSON: of its text, and of each of its

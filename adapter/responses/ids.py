@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ..store.ids import new_id
+from ..store.records import new_id
 
 # An id has 48 hexadecimal digits. Those of a response: the time, random digits, and a zero place.
 _RANDOM, _PLACE = 30, 4

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from ...schemas.openai.response_items import LONGEST_ID
-from ..store.ids import new_id
-from ..store.record import Stored
+from ..store.records import Stored, new_id
 from .ids import item_id
 
 # The prefix of the id of an item that the client sent without one.

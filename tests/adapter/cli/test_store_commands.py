@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 from latimer.adapter.cli import main
 from latimer.adapter.credentials import owner_of
+from latimer.adapter.store.config import place_of
 from latimer.adapter.store.open_store import OpenStore
-from latimer.adapter.store.place import place_of
-from latimer.adapter.store.record import Record
+from latimer.adapter.store.records import Record
 from latimer.adapter.store.store import Store
 from support.stored import PIXEL, record
 
@@ -238,8 +238,8 @@ def test_export_puts_media_back(target: str, tmp_path: Path) -> None:
 
 def test_export_reads_pages(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that are read in many pages, by number and by bytes, are each exported once."""
-    monkeypatch.setattr("latimer.adapter.store.reading.SIZES", 3)
-    monkeypatch.setattr("latimer.adapter.store.reading.BYTES", 2_000)
+    monkeypatch.setattr("latimer.adapter.store.export.SIZES", 3)
+    monkeypatch.setattr("latimer.adapter.store.export.BYTES", 2_000)
     made = [aged(20 - i, text=str(i), image=PIXEL if i == 4 else None) for i in range(10)]
     filled(target, *made)
     found = [json.loads(line) for line in run("export", "--store", target).stdout.splitlines()]

@@ -16,8 +16,8 @@ from latimer.adapter.capability_table import describe_store
 from latimer.adapter.cli import serving
 from latimer.adapter.config import Settings
 from latimer.adapter.discovery import backend_of
+from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreError
-from latimer.adapter.store.place import place_of
 from latimer.adapter.store.store import Store
 from latimer.backends.llama_server import LlamaServer
 from support.postgresql import STRANGER, PostgreSQL

@@ -13,7 +13,7 @@ from latimer.adapter.responses.listed import (
     named,
     turn_items,
 )
-from latimer.adapter.store.record import Stored
+from latimer.adapter.store.records import Stored
 
 
 def stored(given: Any, *output: dict[str, Any]) -> Stored:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from adapter.store.conftest import Opened, miscounted
 from latimer.adapter.store.errors import ConversationTooLarge, DuplicateItem
-from latimer.adapter.store.record import CONVERSATION, Record
+from latimer.adapter.store.records import CONVERSATION, Record
 from latimer.adapter.store.store import Store
 from support.stored import PIXEL, record
 
@@ -176,7 +176,7 @@ async def test_a_response_outlives_its_conversation(store: Store) -> None:
 
 async def test_a_packed_response_keeps_its_items(store: Store) -> None:
     """Items that wait as JSON are appended as those that do not wait."""
-    from latimer.adapter.store.rows import pack
+    from latimer.adapter.store.records import pack
 
     name = await made(store)
     one = response(name, [item("msg_1", image=PIXEL)])

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from latimer.adapter.store import database, writer
+from latimer.adapter.store import database, queue
 from latimer.adapter.store import store as stores
+from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreUnavailable
-from latimer.adapter.store.place import place_of
-from latimer.adapter.store.record import Query
+from latimer.adapter.store.records import Query
 from latimer.adapter.store.store import Store
 from support import postgresql
 from support.stored import KIND, PIXEL, record, same
@@ -64,10 +64,10 @@ async def recovered(store: Store) -> None:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "FIRST_PAUSE", 0.05)
-    monkeypatch.setattr(writer, "LONGEST_PAUSE", 0.1)
-    monkeypatch.setattr(writer, "PATIENCE", 0.3)
-    monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(queue, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(queue, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(queue, "PATIENCE", 0.3)
+    monkeypatch.setattr(queue, "CLOSE_SECONDS", 0.5)
     monkeypatch.setattr(stores, "ANSWER_SECONDS", 0.8)
     monkeypatch.setattr(stores, "OPEN_SECONDS", 1.0)
     monkeypatch.setattr(stores, "FAILING_SECONDS", 0.2)
@@ -501,7 +501,7 @@ async def test_objects_that_wait_take_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Objects in the queue are packed as JSON, and are written whole when the database is back."""
-    monkeypatch.setattr(writer, "LOOSE", 2_000)
+    monkeypatch.setattr(queue, "LOOSE", 2_000)
     file = tmp_path / "store.db"
     store = made(file)
     old = await kept(store)
