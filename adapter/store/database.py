@@ -3,8 +3,8 @@
 SQLAlchemy's calls run in threads. Its asynchronous extension takes twice the CPU per row with
 SQLite, and compiles statements and decodes rows in the event loop.
 
-SQLite's log of changes keeps deleted text until a checkpoint empties it, which is impossible while somebody reads.
-A checkpoint waits for nobody, because it runs in the only thread that writes.
+SQLite's log of changes keeps deleted text until a checkpoint empties it, which is impossible while
+somebody reads. A checkpoint waits for nobody, because it runs in the only thread that writes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Stored chat completions as lines of a file for fine-tuning (no I/O).
 
-A line is an example in OpenAI's chat format, which TRL, axolotl and LLaMA-Factory read as well:
-the messages of the request, then the assistant's message of one choice.
+A line is an example in OpenAI's chat format, which TRL, axolotl and LLaMA-Factory read as well: the
+messages of the request, then the assistant's message of one choice.
 
-Objects are read some at a time, in the order of creation, each part in a transaction of its own. So memory is bounded, and a server that uses the
-same database is not delayed.
+Objects are read some at a time, in the order of creation, each part in a transaction of its own. So
+memory is bounded, and a server that uses the same database is not delayed.
 """
 
 from __future__ import annotations

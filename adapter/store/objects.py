@@ -1,9 +1,11 @@
 """Insert, find, change and delete objects, each in the transaction of the caller.
 
-A page of a list is in the order of creation. Each filter has an index in the order of the list. The filter with the fewest objects is read in
-this order, and the others are looked up for each of its objects.
+A page of a list is in the order of creation. Each filter has an index in the order of the list. The
+filter with the fewest objects is read in this order, and the others are looked up for each of its
+objects.
 
-Objects that continue one another are a chain. All objects of a tree have the same `used_at`, so that they are evicted together.
+Objects that continue one another are a chain. All objects of a tree have the same `used_at`, so
+that they are evicted together.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class OpenStore:
         return _checked(await self.read(work))
 
     async def chain(self, key: Key) -> list[Stored]:
-        """Return an object and those that it continues, the oldest first; see `objects.read_chain`."""
+        """Return an object and those that it continues, the oldest first."""
         found = await self.read(partial(objects.read_chain, files=self.files, key=key))
         for one in found:
             _checked(one)
