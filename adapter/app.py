@@ -40,8 +40,8 @@ from .service import (
     ReasoningField,
     Service,
 )
+from .store.config import MEMORY, place_of
 from .store.errors import StoreError, StoreUnavailable, in_words
-from .store.place import MEMORY, place_of
 from .store.store import Store
 
 log = logging.getLogger("latimer")

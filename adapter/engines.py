@@ -21,8 +21,8 @@ from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
 from .settings import ELSEWHERE, IN_PROCESS, STORING, BackendName, Settings, reason_of
+from .store.config import OFF, Place
 from .store.errors import StoreError, StoreUnavailable, in_words
-from .store.place import OFF, Place
 from .store.store import Store
 
 

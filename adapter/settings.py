@@ -29,7 +29,7 @@ from .errors import printable
 from .hosted import Limits
 from .origins import LocalRules
 from .service import KEEPALIVE
-from .store.place import LARGEST, MEMORY, Place, media_of, place_of, seconds_of, target_of
+from .store.config import LARGEST, MEMORY, Place, media_of, place_of, seconds_of, target_of
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 Words = Annotated[list[str], NoDecode]

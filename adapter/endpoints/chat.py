@@ -25,7 +25,7 @@ from ..generation.token_ids import in_model_vocabulary
 from ..hosted import CHAT_LIMITS, lacking
 from ..request import Exchange
 from ..service import Served, Service
-from ..store.ids import new_id
+from ..store.records import new_id
 from ..validation import (
     check_stream_options,
     notes,

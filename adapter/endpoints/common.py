@@ -25,8 +25,7 @@ from ..errors import InvalidRequest, StoreUnavailable, in_log
 from ..generation.constraints import grammar_of
 from ..request import Exchange
 from ..service import Served
-from ..store.ids import time_of
-from ..store.record import Record
+from ..store.records import Record, time_of
 from ..store.store import Store
 from ..validation import seeds_of, stops_of
 

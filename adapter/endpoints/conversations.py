@@ -19,8 +19,7 @@ from ..request import Exchange
 from ..responses.items import named
 from ..service import Service
 from ..store.errors import ConversationTooLarge, DuplicateItem
-from ..store.ids import time_of
-from ..store.record import CONVERSATION
+from ..store.records import CONVERSATION, time_of
 from ..store.store import Store
 from ..validation import note_unknown, parse, read, read_query
 from .stored import as_json, page_of, store_of, wrong_after

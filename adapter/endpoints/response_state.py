@@ -19,8 +19,7 @@ from ..responses.input import Unseal
 from ..responses.items import history, input_items, place_of, turn_items
 from ..responses.response import USABLE
 from ..service import Service
-from ..store.ids import time_of
-from ..store.record import Stored
+from ..store.records import Stored, time_of
 from ..store.store import Store
 from .common import LATE, LOGPROB, TEXT, nothing_is_stored, record_of
 from .conversations import duplicate, known, unknown

@@ -32,8 +32,7 @@ from ..responses.background import KEPT
 from ..responses.items import input_items
 from ..responses.output import replayed
 from ..service import Service
-from ..store.ids import time_of
-from ..store.record import Query, Stored
+from ..store.records import Query, Stored, time_of
 from ..store.store import Store
 from ..validation import note_unknown, read, read_query
 from .background import follow

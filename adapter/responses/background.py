@@ -10,8 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any
 
 from ...backends.errors import LatimerError
-from ..store.ids import time_of
-from ..store.record import Stored
+from ..store.records import Stored, time_of
 
 _END = b"\n\n"
 # Comments keep a connection open; they are not events of the response.

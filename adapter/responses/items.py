@@ -24,8 +24,7 @@ from ...schemas.openai.response_items import (
     Item,
 )
 from ..errors import InvalidRequest
-from ..store.ids import new_id
-from ..store.record import Stored
+from ..store.records import Stored, new_id
 
 # An id has 48 hexadecimal digits. Those of a response: the time, random digits, and a zero place.
 _RANDOM, _PLACE = 30, 4

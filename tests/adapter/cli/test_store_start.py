@@ -15,8 +15,8 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.cli import serve
 from latimer.adapter.engines import backend_of, describe_store
 from latimer.adapter.settings import Settings
+from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreError
-from latimer.adapter.store.place import place_of
 from latimer.adapter.store.store import Store
 from latimer.backends.llama_server import LlamaServer
 from support.postgresql import STRANGER, PostgreSQL

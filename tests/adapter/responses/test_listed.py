@@ -14,7 +14,7 @@ from latimer.adapter.responses.items import (
     place_of,
     turn_items,
 )
-from latimer.adapter.store.record import Stored
+from latimer.adapter.store.records import Stored
 
 
 def stored(given: Any, *output: dict[str, Any]) -> Stored:

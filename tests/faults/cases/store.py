@@ -17,7 +17,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from latimer.adapter.store.silence import SILENCE
 from support import postgresql, s3
 
 from faults.case import INSIDE, Act, Case
@@ -231,7 +230,7 @@ async def paused_server() -> AsyncIterator[tuple[Storing, Fault]]:
 
         async def fault(watch: Watch) -> None:
             with server.paused():
-                await watch.look(SILENCE + 8)
+                await watch.look(18)
 
         yield Storing(server.url()), fault
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from adapter.store.conftest import Opened
+from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreError, StoreUnavailable
-from latimer.adapter.store.place import place_of
 from latimer.adapter.store.store import Store
 
 
 async def test_the_migrated_schema_is_the_one_of_the_tables(opened: Opened) -> None:
     """The migrations make exactly the tables, columns, keys and indexes that `tables.py` has."""
-    from latimer.adapter.store.tables import schema
+    from latimer.adapter.store.schema import schema
     from sqlalchemy import Connection, inspect
 
     def found(connection: Connection) -> dict[str, tuple[set[Any], set[str], set[Any]]]:
@@ -45,7 +45,7 @@ async def test_the_migrated_schema_is_the_one_of_the_tables(opened: Opened) -> N
 
 async def test_a_database_is_migrated_once(opened: Opened) -> None:
     """A second start finds the newest schema and changes nothing."""
-    from latimer.adapter.store.migrations import NEWEST, migrate
+    from latimer.adapter.store.schema import NEWEST, migrate
 
     async with opened() as store:
         database = (await store.open()).database
@@ -55,7 +55,7 @@ async def test_a_database_is_migrated_once(opened: Opened) -> None:
 async def test_one_of_several_processes_migrates(target: str) -> None:
     """Of processes that open an empty database at once, one migrates and the others wait."""
     from latimer.adapter.store.database import Database
-    from latimer.adapter.store.migrations import NEWEST
+    from latimer.adapter.store.schema import NEWEST
 
     if target == "memory":
         pytest.skip("a store in memory belongs to one process")

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 
 from .errors import LATE, StoreUnavailable
-from .record import Record
-from .rows import pack
+from .records import Record, pack
 
 log = logging.getLogger("latimer")
 
@@ -73,7 +72,7 @@ class Writer:
 
     @property
     def state(self) -> str:
-        """See `record.Status`."""
+        """See `records.Status`."""
         if self._is_full:
             return "full"
         return "unavailable" if self._has_failed else "ok"

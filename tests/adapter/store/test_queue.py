@@ -7,10 +7,10 @@ import logging
 from collections.abc import Sequence
 
 import pytest
-from latimer.adapter.store import writer
+from latimer.adapter.store import queue as queues
 from latimer.adapter.store.errors import StoreUnavailable
-from latimer.adapter.store.record import Record
-from latimer.adapter.store.writer import Writer
+from latimer.adapter.store.queue import Writer
+from latimer.adapter.store.records import Record
 from support.stored import record
 
 
@@ -38,13 +38,13 @@ async def test_objects_are_written_in_one_batch_after_a_delay() -> None:
     queue = Writer(database.write)
     ids = [one.id for one in (record(), record(), record()) if queue.add(one)]
     assert database.batches == []
-    await asyncio.sleep(2 * writer.DELAY)
+    await asyncio.sleep(2 * queues.DELAY)
     assert database.batches == [ids]
 
 
 async def test_a_flush_waits_for_what_was_added_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flush ends when all objects before it are written, in batches of a bounded size."""
-    monkeypatch.setattr(writer, "BATCH", 2)
+    monkeypatch.setattr(queues, "BATCH", 2)
     database = Database()
     queue = Writer(database.write)
     ids = [one.id for one in [record() for _ in range(5)] if queue.add(one)]
@@ -58,7 +58,7 @@ async def test_a_failed_batch_stays_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Objects that the database cannot take are written later, and the log says both once."""
-    monkeypatch.setattr(writer, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(queues, "FIRST_PAUSE", 0.02)
     database = Database()
     database.error = StoreUnavailable("the disk is full", "SQLITE_FULL: disk is full")
     queue = Writer(database.write)
@@ -82,7 +82,7 @@ async def test_a_full_queue_takes_nothing_more(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Objects above the bounds are lost and counted; the log has one line and no text of them."""
-    monkeypatch.setattr(writer, "MOST", 2)
+    monkeypatch.setattr(queues, "MOST", 2)
     database = Database()
     database.gate.clear()
     queue = Writer(database.write)
@@ -98,7 +98,7 @@ async def test_a_full_queue_takes_nothing_more(
 
 async def test_the_queue_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large objects fill the queue earlier, and leave room when they are written."""
-    monkeypatch.setattr(writer, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(queues, "MOST_BYTES", 1_000)
     database = Database()
     queue = Writer(database.write)
     assert [queue.add(record("x" * 600)) for _ in range(2)] == [True, False]
@@ -129,8 +129,8 @@ async def test_an_answer_of_the_database_shortens_the_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """When a client gets an answer, what waits is tried again soon, not after the long pause."""
-    monkeypatch.setattr(writer, "FIRST_PAUSE", 60.0)
-    monkeypatch.setattr(writer, "LONGEST_PAUSE", 60.0)
+    monkeypatch.setattr(queues, "FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(queues, "LONGEST_PAUSE", 60.0)
     database = Database()
     database.error = StoreUnavailable("gone")
     queue = Writer(database.write)
@@ -139,7 +139,7 @@ async def test_an_answer_of_the_database_shortens_the_pause(
     with pytest.raises(StoreUnavailable):
         await queue.flush()
     database.error = None
-    monkeypatch.setattr(writer, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(queues, "FIRST_PAUSE", 0.02)
     for _ in range(2):
         queue.hurry()
         assert database.batches == []

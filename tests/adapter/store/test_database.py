@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from latimer.adapter.store import checkpoints
+from latimer.adapter.store import database
 from latimer.adapter.store.store import Store
 from support.stored import KIND, opened, record
 
@@ -17,7 +17,7 @@ SECRET = "Rumpelstiltskin"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "PAUSE", 0.1)
+    monkeypatch.setattr(database, "PAUSE", 0.1)
 
 
 async def kept(store: Store, text: str) -> str:
