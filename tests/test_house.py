@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import io
-import json
 import re
 import shutil
 import subprocess
 import sys
-import tokenize
 import zipfile
 from pathlib import Path
 
@@ -22,13 +19,7 @@ FLOORS = {"schemas": set(), "backends": {"schemas"}, "adapter": {"backends", "sc
 # The conformance suite is in the tests' folder and is installed as a package of its own.
 PACKAGES = {**{floor: floor for floor in FLOORS}, "tests/conformance": "conformance"}
 SOURCES = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
-SUITE = sorted((ROOT / "tests" / "conformance").rglob("*.py"))
-TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
-WRITTEN = [
-    *SOURCES,
-    *sorted((ROOT / "tests").rglob("*.py")),
-    *sorted((ROOT / "examples").rglob("*.py")),
-]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def imported_floors(path: Path) -> set[str]:
@@ -47,13 +38,14 @@ def imported_floors(path: Path) -> set[str]:
     return floors & FLOORS.keys()
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_run_one_way(path: Path) -> None:
+def test_imports_run_one_way() -> None:
     """The adapter may import backends and schemas, backends only schemas, and schemas neither."""
-    floor = path.relative_to(ROOT).parts[0]
-    assert imported_floors(path) <= FLOORS[floor]
+    for path in SOURCES:
+        floor = path.relative_to(ROOT).parts[0]
+        assert imported_floors(path) <= FLOORS[floor], path
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_rooms_are_small(path: Path) -> None:
     """No module is longer than 900 lines."""
@@ -126,19 +118,17 @@ def test_docstrings_and_comments_use_common_terms(path: Path) -> None:
     texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
     for text in texts:
         assert not ARCHAIC.search(text), text
+=======
+def test_rooms_are_small() -> None:
+    """No module is longer than 900 lines."""
+    for path in SOURCES + TESTS:
+        assert path.read_text().count("\n") <= 900, path
+>>>>>>> doubles
 
 
 def test_no_middleware_that_copies_streams() -> None:
     """No source uses BaseHTTPMiddleware, which costs more per request than the translation."""
     assert not [path for path in SOURCES if "BaseHTTPMiddleware" in path.read_text()]
-
-
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_test_says_what_it_promises(path: Path) -> None:
-    """Each test has a docstring that ends like a sentence."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:5] == "test_":
-            assert (ast.get_docstring(node) or "").endswith((".", "!", "?")), node.name
 
 
 def test_shared_code_does_not_know_engines() -> None:

@@ -21,7 +21,7 @@ from latimer.backends.http import (
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
-from support.peers import OK, Peer, ask, server
+from support.engines.wire import OK, Peer, ask, server
 from support.servers import llama_server
 
 

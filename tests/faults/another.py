@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from support.engines.koboldcpp import FakeKoboldcpp
+from support.engines.llama_server import FakeLlamaServer
+from support.engines.model import TEMPLATE, Model
+
 from faults.case import Act, Case
 from faults.client import ask, encoded
-from faults.fake_koboldcpp import FakeKoboldcpp
-from faults.fake_llama_server import FakeLlamaServer
 from faults.stage import Stage
-from faults.words import TEMPLATE, Model
 
 OTHER = "[OTHER]" + TEMPLATE
 

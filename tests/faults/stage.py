@@ -11,17 +11,17 @@ import time
 from typing import Any
 
 from latimer.backends.llama_cpp import DEMO_MODEL
+from support.engines.koboldcpp import FakeKoboldcpp
+from support.engines.llama_server import FakeLlamaServer
+from support.engines.wire import Engine
 from support.servers import llama_server
 
 from faults.canary import Canary
 from faults.case import FAKE_KOBOLD, FAKE_SERVER, FAKES, INSIDE, REAL, Case
 from faults.client import Reply, ask, encoded
-from faults.fake_koboldcpp import FakeKoboldcpp
-from faults.fake_llama_server import FakeLlamaServer
 from faults.judge import complete
 from faults.process import Latimer
 from faults.stored import Seen
-from faults.wire import Engine
 
 # Seconds without data after which Latimer gives up a response in these tests.
 TIMEOUT = 2

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import hypothesis
-from fuzz.edits import edit
-from fuzz.front import Front, fronting
+from fuzz.edits import edit, edited
 from hypothesis import HealthCheck, Phase, given, settings
 from latimer.backends.llama_cpp import DEMO_MODEL
+from support.engines.front import Front, fronting
 from support.servers import free_port, llama_server, llama_server_command, wait_for
 
 ENGINES = ("llama_cpp", "llama_server", "edited")
@@ -147,7 +147,7 @@ async def engine(
     else:
         with contextlib.ExitStack() as stack:
             address = stack.enter_context(llama_server(DEMO_MODEL, slots=4, context=512))
-            front = stack.enter_context(fronting(address))
-            port = int(front.address.rpartition(":")[2])
-            options = [front.address, "--backend", "llama-server", "--engine-timeout", "5"]
+            front = stack.enter_context(fronting(address, edited))
+            port = front.port
+            options = [front.url, "--backend", "llama-server", "--engine-timeout", "5"]
             yield options, port, Trouble(always=True), keep_editing(front, rng)

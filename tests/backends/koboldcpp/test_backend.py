@@ -23,9 +23,9 @@ from latimer.backends.errors import (
 )
 from latimer.backends.http import HttpUpstream, HttpxUpstream, Reply
 from latimer.backends.koboldcpp import KoboldCpp
+from support.engines.replay import Replay
 from support.jobs import run
 from support.recordings import DEMO_CHATML, body, exchange
-from support.replay import Replay
 
 GREEDY = Sampling(temperature=0.0)
 COUNT = Text(DEMO_CHATML.format("Count to 12."))
@@ -353,7 +353,7 @@ async def test_koboldcpp_work_ends_when_its_client_leaves(
     # Five tokens take half a second by themselves: the stream starts after 0.35 s.
     assert time.monotonic() - start < 1.5
     if replay is not None:
-        assert replay.aborted
+        assert replay.ended
     await backend.aclose()
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from support.engines.mistakes import BODIES, STAGES, VALUES
+
 from faults.acts import restarts, unreachable
 from faults.case import BROKEN, FAKE_KOBOLD, FAKE_SERVER, FAKES, GONE, RIGHT, SILENT, Case
 from faults.client import Reply
-from faults.mistakes import BODIES, STAGES, VALUES
 
 FAULT = "7 engine's fault"
 WAYS: dict[str, dict[str, Any]] = {

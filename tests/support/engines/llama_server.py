@@ -10,11 +10,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from faults import mistakes
-from faults.wire import Answer, Engine, Request, Send, replied
-from faults.words import CONTROL, EOS, SIZE, Model, Task
-
-SLOTS = 64
+from support.engines import mistakes
+from support.engines.model import CONTROL, EOS, SIZE, Model, Task
+from support.engines.wire import Answer, Engine, Request, Send, replied
 
 
 @dataclass
@@ -22,7 +20,12 @@ class FakeLlamaServer(Engine):
     """A server whose `model` can change with a restart."""
 
     model: Model = field(default_factory=Model)
+    slots: int = 64
     generations: tuple[str, ...] = ("/completion",)
+
+    def fault(self, name: str, answer: Answer) -> tuple[Send, Answer]:
+        """See `Engine.fault`."""
+        return mistakes.fault(name, answer)
 
     async def answer(self, request: Request) -> Answer:
         """See `Engine.answer`."""
@@ -34,7 +37,7 @@ class FakeLlamaServer(Engine):
                 return replied(self._props())
             case "/slots":
                 slot = {"n_ctx": self.model.context, "speculative": False, "is_processing": False}
-                return replied([{"id": index, **slot} for index in range(SLOTS)])
+                return replied([{"id": index, **slot} for index in range(self.slots)])
             case "/tokenize":
                 ids = self.model.ids(body["content"], body.get("parse_special", True))
                 return replied({"tokens": ids})
@@ -50,14 +53,10 @@ class FakeLlamaServer(Engine):
                 return self._completion(request)
         return replied(_error(404, "File Not Found", "not_found_error"), 404)
 
-    def fault(self, name: str, request: Request, answer: Answer) -> tuple[Send, Answer]:
-        """See `Engine.fault`."""
-        return mistakes.fault(name, answer)
-
     def _props(self) -> Any:
         return {
             "default_generation_settings": {"n_ctx": self.model.context, "params": {}},
-            "total_slots": SLOTS,
+            "total_slots": self.slots,
             "model_alias": self.model.name,
             "model_path": f"/models/{self.model.name}",
             "modalities": {"vision": False, "audio": False},
@@ -86,7 +85,7 @@ class FakeLlamaServer(Engine):
             self.seen[-1] = request.text
         task = Task.of(self.model.text(ids[-4096:]))
         if forced := _forced(body):
-            task = Task(self.model.text(forced), False, 0.0)
+            task = Task(self.model.text(forced))
         if body.get("stream"):
             return Answer(
                 self._events(body, task, len(ids)), kind=b"text/event-stream", streamed=True

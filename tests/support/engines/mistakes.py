@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from faults.wire import Answer, Send, Wire, finish, framed, head, plainly
+from support.engines.wire import Answer, Send, Wire, finish, framed, head, plainly
 
 MIB = 2**20
 

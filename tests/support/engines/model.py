@@ -1,4 +1,4 @@
-"""The texts that fake engines generate from a prompt, one token for each byte."""
+"""The model of a fake engine, with a token for each byte, and the texts that prompts ask for."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Task:
     """
 
     text: str
-    endless: bool
-    interval: float
+    endless: bool = False
+    interval: float = 0.0
 
     @classmethod
     def of(cls, prompt: str) -> Task:

@@ -1,4 +1,4 @@
-"""A raw HTTP/1.1 server that sends faulty responses and records its requests."""
+"""HTTP/1.1 servers on raw connections, which can break every rule of the protocol."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import json
 import re
 import socket
 import struct
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self, TypeVar
+
+from latimer.backends.http import HttpUpstream
 
 # `FAULT:name` in a prompt is a fault of its generation, `FAULT:name@/path` of another call.
 FAULT = re.compile(r"FAULT:([\w./+-]+?)(?:@(/\S+))?(?=\s|$)")
@@ -26,6 +30,9 @@ class Request:
     method: str
     path: str
     body: Any
+    # The path with its query, and the body, as received.
+    target: str = ""
+    data: bytes = b""
 
     @property
     def text(self) -> str:
@@ -43,6 +50,8 @@ class Answer:
         parts: the pieces of the body; the events of a stream.
         streamed: True to send the parts separately, without a length.
         chunked: True to send a streamed body in chunks; else it ends with the connection.
+        raw: the whole head as it is sent, instead of one that is made.
+        send: how it is sent, `plainly` unless given.
     """
 
     parts: AsyncGenerator[bytes, None]
@@ -50,6 +59,8 @@ class Answer:
     kind: bytes = b"application/json; charset=utf-8"
     streamed: bool = False
     chunked: bool = True
+    raw: bytes = b""
+    send: Send | None = None
 
 
 class Wire:
@@ -108,6 +119,8 @@ async def finish(wire: Wire, answer: Answer) -> None:
 
 def head(answer: Answer, length: int | None = None, extra: bytes = b"") -> bytes:
     """Return the head of a response."""
+    if answer.raw:
+        return answer.raw
     lines = b"HTTP/1.1 %d Reason\r\nServer: fake\r\nContent-Type: %s\r\n" % (
         answer.status,
         answer.kind,
@@ -135,6 +148,7 @@ class Engine(ABC):
 
     Args:
         faults: the fault of every call to a path, with any body.
+        idle: the seconds after which an idle connection is closed.
         sent: the bytes written to connections.
         open: the number of open connections; `most` is its maximum.
         working: the number of running generations.
@@ -145,6 +159,7 @@ class Engine(ABC):
     """
 
     faults: dict[str, str] = field(default_factory=dict)
+    idle: float | None = None
     sent: int = 0
     open: int = 0
     most: int = 0
@@ -184,6 +199,13 @@ class Engine(ABC):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
     async def restart(self) -> None:
         """Close every connection and listen again, like a restarted engine."""
         await self.stop()
@@ -204,9 +226,9 @@ class Engine(ABC):
     async def answer(self, request: Request) -> Answer:
         """Return the valid response to a request."""
 
-    @abstractmethod
-    def fault(self, name: str, request: Request, answer: Answer) -> tuple[Send, Answer]:
+    def fault(self, name: str, answer: Answer) -> tuple[Send, Answer]:
         """Return how a fault sends a response, and the response that it makes of the valid one."""
+        raise NotImplementedError(name)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -219,11 +241,12 @@ class Engine(ABC):
             if self.faults.get("accept") == "reset":
                 wire.reset()
             while wire.keep:
-                request = await _read(reader)
+                async with asyncio.timeout(self.idle):
+                    request = await _read(reader)
                 if request is None:
                     break
                 await self._serve(request, wire, reader)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         except asyncio.CancelledError:
             wire.reset()
@@ -258,7 +281,9 @@ class Engine(ABC):
 
     async def _send(self, request: Request, wire: Wire, name: str) -> None:
         answer = await self.answer(request)
-        send, answer = self.fault(name, request, answer) if name else (plainly, answer)
+        send = answer.send or plainly
+        if name:
+            send, answer = self.fault(name, answer)
         async with contextlib.aclosing(answer.parts):
             await send(wire, answer)
 
@@ -284,10 +309,11 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
     except asyncio.IncompleteReadError:
         return None
     lines = data.decode("latin-1").split("\r\n")
-    method, path, _ = lines[0].split(" ")
+    method, target, _ = lines[0].split(" ")
     length = next((int(one[15:]) for one in lines if one.lower().startswith("content-length:")), 0)
-    body = await reader.readexactly(length)
-    return Request(method, path.partition("?")[0], json.loads(body) if body else None)
+    data = await reader.readexactly(length)
+    body = json.loads(data) if data else None
+    return Request(method, target.partition("?")[0], body, target, data)
 
 
 async def one(data: bytes) -> AsyncGenerator[bytes, None]:
@@ -295,6 +321,93 @@ async def one(data: bytes) -> AsyncGenerator[bytes, None]:
     yield data
 
 
-def replied(value: Any, status: int = 200) -> Answer:
+def replied(value: Any, status: int = 200, chunked: bool = True) -> Answer:
     """Return a JSON response."""
-    return Answer(one(json.dumps(value).encode()), status)
+    return Answer(one(json.dumps(value).encode()), status, chunked=chunked)
+
+
+Started = TypeVar("Started", bound=Engine)
+
+
+@contextmanager
+def running(engine: Started) -> Iterator[Started]:
+    """Run a fake engine in a thread with its own event loop."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(engine.start(), loop).result(10)
+        yield engine
+    finally:
+        asyncio.run_coroutine_threadsafe(engine.stop(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+class Peer:
+    """A connection on the side of a server that answers byte for byte as a test defines."""
+
+    def __init__(
+        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.number = number
+        self.requests = 0
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        """Write data and flush."""
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self.writer.close()
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: text/plain\r\n\r\nok"
+
+
+@asynccontextmanager
+async def server(
+    answer: Callable[[Peer, bytes], Awaitable[None]],
+) -> AsyncIterator[tuple[HttpUpstream, list[Peer]]]:
+    """Run a server; yield a client of it and the list of its connections.
+
+    Args:
+        answer: called with the connection and the bytes of each request.
+    """
+    peers: list[Peer] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(len(peers), reader, writer)
+        peers.append(peer)
+        try:
+            while True:
+                request = await reader.readuntil(b"\r\n\r\n")
+                length = [h for h in request.split(b"\r\n") if h.lower()[:15] == b"content-length:"]
+                if length:
+                    request += await reader.readexactly(int(length[0].split(b":")[1]))
+                peer.requests += 1
+                await answer(peer, request)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    upstream = HttpUpstream(f"http://127.0.0.1:{port}/prefix/", {"X-Own": "1"}, 0.3, 0.3)
+    try:
+        yield upstream, peers
+    finally:
+        await upstream.aclose()
+        listening.close()
+        for peer in peers:
+            peer.writer.close()
+
+
+async def ask(upstream: HttpUpstream, body: bytes | None = b"{}") -> bytes:
+    """Send one request and return the body of its response."""
+    async with upstream.send("POST", "/x", body) as reply:
+        assert reply.status == 200
+        return await reply.read()
