@@ -45,85 +45,10 @@ def test_imports_run_one_way() -> None:
         assert imported_floors(path) <= FLOORS[floor], path
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_rooms_are_small(path: Path) -> None:
-    """No module is longer than 900 lines."""
-    assert path.read_text().count("\n") <= 900
-
-
-# Clauses that a docstring does not begin with: it begins with a verb or with a noun.
-CLAUSES = ("How", "What", "Where", "Whether", "Which", "Who", "Whose", "Why")
-
-
-@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_begin_with_a_verb_or_a_noun(path: Path) -> None:
-    """No docstring begins with a clause, such as "What is sent" or "Whether it is sent"."""
-    clauses = re.compile(rf"({'|'.join(CLAUSES)})\b")
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, documented):
-            docstring = ast.get_docstring(node) or ""
-            assert not clauses.match(docstring), docstring.splitlines()[0]
-
-
-# Words of the project's former voice: a user-facing text uses OpenAI's and llama.cpp's terms.
-BANNED = re.compile(
-    r"\b(is none|are none|beside|goes? on|made sure|told|tells|nearly|anew|stands (for|in)|thereby"
-    r"|whoever|whatever|leave (it )?out|ask again|tokenisers?)\b",
-    re.IGNORECASE,
-)
-
-
-@pytest.mark.parametrize("path", SOURCES + SUITE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_texts_use_common_terms(path: Path) -> None:
-    """No error message, help text, log line or promise of a check contains a banned word."""
-    tree = ast.parse(path.read_text())
-    # The value of an expression that is a statement: docstrings, and nothing else of text.
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            assert id(node) in docstrings or not BANNED.search(node.value), node.value
-
-
-NOTES = sorted((ROOT / "docs" / "conformance" / "notes").glob("*.json"))
-
-
-@pytest.mark.parametrize("path", NOTES, ids=lambda path: path.stem)
-def test_notes_of_the_reports_use_common_terms(path: Path) -> None:
-    """No explanation of a failed check contains a banned word or begins with a clause."""
-    notes = json.loads(path.read_text()).values()
-    clauses = re.compile(rf"({'|'.join(CLAUSES)})\b")
-    assert notes
-    assert not [note for note in notes if BANNED.search(note) or clauses.match(note)]
-
-
-# Words of the former voice that have no other meaning in the sources.
-ARCHAIC = re.compile(
-    r"\b(beside(?!:)|told|tells|goes? on|made sure|nearly|anew|thereby|whoever|whatever|however"
-    r"|tokenis\w+|blanks|leaves? out|left out|returns? whether"
-    r"|(?<!there )(?-i:(is|are) none)|(?<!there )is no(?! (longer|more)))\b",
-    re.IGNORECASE,
-)
-
-
-@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_and_comments_use_common_terms(path: Path) -> None:
-    """No docstring and no comment contains a word of the project's former voice."""
-    source = path.read_text()
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
-    texts = [ast.get_docstring(node) or "" for node in nodes]
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
-    for text in texts:
-        assert not ARCHAIC.search(text), text
-=======
 def test_rooms_are_small() -> None:
     """No module is longer than 900 lines."""
     for path in SOURCES + TESTS:
         assert path.read_text().count("\n") <= 900, path
->>>>>>> doubles
 
 
 def test_no_middleware_that_copies_streams() -> None:
