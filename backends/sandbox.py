@@ -46,15 +46,7 @@ def run(
     Raises:
         OSError: no process can be started.
     """
-    if not sys.executable:
-        raise OSError("Python is embedded in another program, so there is no interpreter to start")
-    process = subprocess.Popen(  # noqa: S603
-        # -P keeps the script's folder out of `sys.path`.
-        [sys.executable, "-P", __file__, str(script), str(cpu), str(memory), *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        # Ctrl-C in a terminal is for the server, which then drains its requests.
-        start_new_session=True,
-    )  # fmt: skip
+    process = _start(str(script), str(cpu), str(memory), *arguments)
     end = time.monotonic() + wait
     rest: bytes | None = data
     try:
@@ -76,6 +68,18 @@ def run(
                 # A pipe that the process has closed may have unwritten data.
                 with suppress(OSError):
                     pipe.close()
+
+
+def _start(*arguments: str) -> subprocess.Popen[bytes]:
+    if not sys.executable:
+        raise OSError("Python is embedded in another program, so there is no interpreter to start")
+    return subprocess.Popen(  # noqa: S603
+        # -P keeps the script's folder out of `sys.path`.
+        [sys.executable, "-P", __file__, *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        # Ctrl-C in a terminal is for the server, which then drains its requests.
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def _limit(cpu: int, memory: int) -> None:

@@ -1,26 +1,24 @@
 """Files in the input: text files are decoded, PDF files are read in other processes.
 
-A reader of PDF files (`pdf_reader`) has limits on time and memory.
+The reader of PDF files (`pdf_reader`) runs in a sandbox, with limits on time and memory.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
 import json
-import subprocess
-import sys
-from collections import OrderedDict
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
-from weakref import WeakKeyDictionary
 
-from ...backends import offload
+from ...backends import offload, sandbox
+from ...backends.offload import Memo
 from ...schemas import limits
 from ...schemas.limits import PDF_MEMORY, PDF_PAGES, PDF_SECONDS, PDF_TEXT
 from ...schemas.openai.response_items import InputFilePart, InputMessage
@@ -174,45 +172,32 @@ def _is_pdf(data: str) -> bool:
     return data.startswith((_IN_BASE64, *_PLAIN), comma + 1)
 
 
-_PROGRAM = Path(__file__).with_name("pdf_reader.py")
+_READER = Path(__file__).with_name("pdf_reader.py")
 # The number of processes at once.
 AT_ONCE = 2
-# The characters of texts that are kept, since each turn of a conversation sends its files again.
-_KEPT = 2 * PDF_TEXT.most
-_HEAVY = {"error": "heavy"}
 _REASONS = {
     "broken": "it is damaged. Send its text, or its pages as images.",
     "encrypted": "it needs a password. Send it without encryption, or send its text.",
     "empty": "it has no text. Send its pages as images.",
 }
 
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+# The texts that were used last, by the owner of the request and the file's hash: each turn of a
+# conversation sends its files again. The threads only wait for processes.
+_texts: Memo[tuple[str, bytes], str] = Memo(
+    2 * PDF_TEXT.most,
+    lambda _, text: len(text),
+    ThreadPoolExecutor(AT_ONCE, "latimer-pdf"),
+    seconds=None,
+)
 
 
-class _Texts:
-    """The texts that were used last, by the owner of the request and the file's hash."""
+class _Refused(Exception):
+    """The reader's `error` for a file; see `pdf_reader.read`."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._size = 0
-        self._texts: OrderedDict[tuple[str, bytes], str] = OrderedDict()
-
-    def get(self, key: tuple[str, bytes]) -> str | None:
-        text = self._texts.get(key)
-        if text is not None:
-            self._texts.move_to_end(key)
-        return text
-
-    def keep(self, key: tuple[str, bytes], text: str) -> None:
-        if key in self._texts:
-            return
-        self._texts[key] = text
-        self._size += len(text)
-        while self._size > self._most:
-            self._size -= len(self._texts.popitem(last=False)[1])
-
-
-_texts = _Texts(_KEPT)
+    def __init__(self, error: str, count: int = 0) -> None:
+        super().__init__(error)
+        self.error = error
+        self.count = count
 
 
 async def read_pdfs(
@@ -229,24 +214,39 @@ async def read_pdfs(
     Raises:
         InvalidRequest: a file has no text, cannot be read, or takes too much.
     """
-    loop = asyncio.get_running_loop()
     texts: dict[str, str] = {}
+    spent: list[float] = []
     for pdf in pdfs:
         if pdf.data in texts:
             continue
         data, digest = await offload.run(len(pdf.data), _content, pdf)
-        text = _texts.get((owner, digest))
-        if text is None:
-            async with _turns.setdefault(loop, asyncio.Semaphore(AT_ONCE)):
-                start = loop.time()
-                found = await _run(data, seconds, pdf.path)
-                seconds -= loop.time() - start
-            if "error" in found:
-                raise _refused(pdf.path, found)
-            text = found["text"]
-            _texts.keep((owner, digest), text)
-        texts[pdf.data] = text
+        reading = partial(_read, data, seconds - sum(spent), spent)
+        try:
+            texts[pdf.data] = await _texts.get((owner, digest), reading)
+        except _Refused as error:
+            raise _invalid(pdf.path, error) from None
+        except OSError:
+            message = f"This server cannot start a reader of PDF files. {AS_TEXT}"
+            raise unsupported(pdf.path, message) from None
     return texts
+
+
+def _read(data: bytes, seconds: float, spent: list[float]) -> str:
+    """Return the text of a PDF file, in a thread; add the seconds that it took to `spent`."""
+    start = time.monotonic()
+    ended = sandbox.run(
+        _READER, data, str(PDF_PAGES.most), str(PDF_TEXT.most),
+        cpu=PDF_SECONDS.most, memory=PDF_MEMORY.most << 20, wait=seconds,
+    )  # fmt: skip
+    spent.append(time.monotonic() - start)
+    if ended.status is None or ended.status < 0:
+        raise _Refused("heavy")
+    if ended.status:
+        raise OSError("the reader failed")
+    found = json.loads(ended.output)
+    if "error" in found:
+        raise _Refused(**found)
+    return str(found["text"])
 
 
 def _content(pdf: Pdf) -> tuple[bytes, bytes]:
@@ -254,9 +254,9 @@ def _content(pdf: Pdf) -> tuple[bytes, bytes]:
     return data, hashlib.sha256(data).digest()
 
 
-def _refused(path: str, found: Mapping[str, Any]) -> InvalidRequest:
+def _invalid(path: str, refused: _Refused) -> InvalidRequest:
     """Return the error for a file that the reader refused."""
-    reason = found["error"]
+    reason = refused.error
     if reason == "long":
         return too_long(path)
     if reason in _REASONS:
@@ -264,7 +264,7 @@ def _refused(path: str, found: Mapping[str, Any]) -> InvalidRequest:
         return InvalidRequest(f"Invalid '{path}': {message}", path, "invalid_value")
     if reason == "pages":
         message = (
-            f"the PDF file has {found['count']} pages; at most {PDF_PAGES.most} are allowed. Send "
+            f"the PDF file has {refused.count} pages; at most {PDF_PAGES.most} are allowed. Send "
             "fewer pages."
         )
     else:
@@ -273,57 +273,3 @@ def _refused(path: str, found: Mapping[str, Any]) -> InvalidRequest:
             "their text, or their pages as images."
         )
     return InvalidRequest(f"Invalid '{path}': {message}", path, "file_too_large")
-
-
-async def _run(data: bytes, seconds: float, path: str) -> Mapping[str, Any]:
-    """Return what the reader finds in a file (`pdf_reader.read`).
-
-    Raises:
-        InvalidRequest: no reader can be started here.
-    """
-    try:
-        process = await _started()
-    except (OSError, NotImplementedError):
-        # On Windows, some event loops cannot start processes.
-        raise _no_reader(path) from None
-    try:
-        async with asyncio.timeout(seconds):
-            output, _ = await process.communicate(data)
-    except TimeoutError:
-        return _HEAVY
-    finally:
-        await _ended(process)
-    if process.returncode:
-        if process.returncode > 0:
-            raise _no_reader(path)
-        return _HEAVY
-    found = await offload.run(len(output), json.loads, output)
-    assert isinstance(found, dict)
-    return found
-
-
-async def _started() -> asyncio.subprocess.Process:
-    if not sys.executable:
-        # Python is embedded in another program, so there is no interpreter to start.
-        raise OSError("no interpreter")
-    limits = (PDF_SECONDS, PDF_MEMORY, PDF_PAGES, PDF_TEXT)
-    return await asyncio.create_subprocess_exec(
-        # -P keeps the script's folder out of `sys.path`.
-        sys.executable, "-P", str(_PROGRAM), *(str(limit.most) for limit in limits),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        # Ctrl-C in a terminal is for the server, which then drains its requests.
-        start_new_session=True,
-    )  # fmt: skip
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Kill a process unless it has ended, and close its pipes."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            process.kill()
-        # Unread output would keep the pipe open.
-        await process.communicate()
-
-
-def _no_reader(path: str) -> InvalidRequest:
-    return unsupported(path, f"This server cannot start a reader of PDF files. {AS_TEXT}")
