@@ -121,8 +121,8 @@ class JsonCallParser:
     Arguments are returned unchanged and as they arrive, once the name is known.
 
     Args:
-        name, arguments: the keys.
         check: returns True if a function is offered; if given, arguments are checked, too.
+        name, arguments: the keys.
 
     Attributes:
         complete: see `CallParser`.
@@ -130,9 +130,9 @@ class JsonCallParser:
 
     def __init__(
         self,
+        check: Callable[[str], bool] | None = None,
         name: str = NAME,
         arguments: tuple[str, ...] = ARGUMENTS,
-        check: Callable[[str], bool] | None = None,
     ) -> None:
         self._name = name
         self._arguments = arguments
@@ -229,6 +229,13 @@ class JsonCallParser:
             raise Broken
         if given is None:
             self._fragment += b"{}"
+        self._check_whole()
+
+    def _object(self, byte: int) -> Steps:
+        """Parse arguments that are an object, whose first byte is given."""
+        if byte != ord("{"):
+            raise Broken
+        yield from self._value(byte, self._fragment)
         self._check_whole()
 
     def _check_whole(self) -> None:

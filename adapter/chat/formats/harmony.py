@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from ....backends.grammar import literal
 from ...generation.parts import Parser, Part
-from ..parsers import ARGUMENTS, BLANKS, Blanks, Broken, JsonCallParser, MarkerFinder, Steps
+from ..parsers import BLANKS, Blanks, Broken, JsonCallParser, MarkerFinder, Steps
 from .base import ToolCallFormat
 from .base import marker as marker_of
 
@@ -31,17 +31,14 @@ class BodyParser(JsonCallParser):
 
     def __init__(self, name: str, check: Callable[[str], bool] | None) -> None:
         self._own_name = name
-        super().__init__("", ARGUMENTS, check)
+        super().__init__(check)
 
     def _run(self) -> Steps:
         self._whole.clear()
         byte = yield from self._next()
         if self._check is not None and not self._check(self._own_name):
             raise Broken
-        if byte != ord("{"):
-            raise Broken
-        yield from self._value(byte, self._fragment)
-        self._check_whole()
+        yield from self._object(byte)
 
 
 class HarmonyParser(Parser):
@@ -200,10 +197,6 @@ class Harmony(ToolCallFormat):
     """The harmony format: a call is a message to a function in the commentary channel."""
 
     @override
-    def is_of(self, template: str) -> bool:
-        return all(one in template for one in (CHANNEL, "commentary", "functions."))
-
-    @override
     def parser(
         self, functions: Mapping[str, Any], special: frozenset[str], enforced: bool, forced: bool
     ) -> Parser:
@@ -226,6 +219,3 @@ class Harmony(ToolCallFormat):
         thought = f"!{over}*" if over.startswith("<") else "[^<]*"
         before = f'({channel} "analysis" {message} {thought} {over} {start} "assistant")?'
         return f'{before} {channel} "commentary to=functions."', "call"
-
-
-FORMAT = Harmony("harmony", MARKERS, answer=f"{CHANNEL}final{MESSAGE}", reasons=True)
