@@ -24,7 +24,7 @@ from ....backends.grammar import (
     unmarked,
 )
 from ...generation.parts import Parser
-from ..parsers import ARGUMENTS, INPUT, NAME, CallParser, Calls, JsonCallParser
+from ..parsers import ARGUMENTS, INPUT, NAME, CallParser, Calls
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -284,7 +284,7 @@ class ToolCallFormat:
         """
         if self.call_parser is not None:
             return self.call_parser(check)
-        return JsonCallParser(check, self.name, (self.arguments, *ARGUMENTS))
+        return CallParser(check, self.name, (self.arguments, *ARGUMENTS))
 
     def call_id(self, call_id: str, place: Place) -> str:
         """Return the id that the template gets for an earlier call and its result."""

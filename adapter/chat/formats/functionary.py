@@ -30,7 +30,7 @@ class FunctionParser(CodeParser):
 
     Args:
         after: the mark after the name.
-        check: see `JsonCallParser`.
+        check: see `CallParser`.
         interpreter: the name of the function that gets code; None for the one that is named.
     """
 

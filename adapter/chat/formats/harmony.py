@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from ....backends.grammar import literal
 from ...generation.parts import Parser, Part
-from ..parsers import BLANKS, Blanks, Broken, JsonCallParser, MarkerFinder, Steps
+from ..parsers import BLANKS, Blanks, Broken, CallParser, MarkerFinder, Steps
 from .base import ToolCallFormat
 from .base import marker as marker_of
 
@@ -26,7 +26,7 @@ _CHANNEL = re.compile(rb"<\|channel\|>\s*([a-z]+)")
 _OUTSIDE = {START.encode(), CHANNEL.encode()}
 
 
-class BodyParser(JsonCallParser):
+class BodyParser(CallParser):
     """A parser of a call's body, which contains only the arguments."""
 
     def __init__(self, name: str, check: Callable[[str], bool] | None) -> None:
@@ -62,7 +62,7 @@ class HarmonyParser(Parser):
         self._header: bytes | None = b""
         self._first = True
         self._kind = "content"
-        self._call: JsonCallParser | None = None
+        self._call: CallParser | None = None
         self._raw = b""
         self._settled = 0
         self._waiting: list[Part] = []
@@ -154,7 +154,7 @@ class HarmonyParser(Parser):
         self._kind = "reasoning" if channel is not None and channel[1] == b"analysis" else "content"
         return [Part("nothing", b"", len(header))]
 
-    def _calls(self, call: JsonCallParser, data: bytes) -> list[Part]:
+    def _calls(self, call: CallParser, data: bytes) -> list[Part]:
         self._raw += data
         if call.done:
             return []

@@ -12,7 +12,7 @@ import orjson
 from typing_extensions import override
 
 from ...generation.parts import Part
-from ..parsers import ARGUMENTS, LONGEST_NAME, Broken, CallParser, JsonCallParser, Steps
+from ..parsers import ARGUMENTS, LONGEST_NAME, Broken, CallParser, Steps
 from .base import Check, ToolCallFormat
 
 PYTHON_TAG = "<|python_tag|>"
@@ -21,7 +21,7 @@ INTERPRETERS = ("code_interpreter", "python", "ipython")
 _BUILT_IN = re.compile(r"([A-Za-z_][A-Za-z0-9_-]{0,63})\.call(\(.*\))", re.DOTALL)
 
 
-class CodeParser(JsonCallParser):
+class CodeParser(CallParser):
     """A parser of a call that can also be code, which extends to the end of the text."""
 
     _code: bytearray | None = None
@@ -95,7 +95,7 @@ ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
 _LONGEST = LONGEST_NAME + len(CALL_ID) + 64 + len(ARGS)
 
 
-class MistralParser(JsonCallParser):
+class MistralParser(CallParser):
     """A parser of a list of objects, or of `name[ARGS]{…}`, for some with `[CALL_ID]id` in between.
 
     See mistral-common's `tokens/tokenizers/instruct.py`: the list is of tokenizers v3 to v7.

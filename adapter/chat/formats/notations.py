@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from ....backends.grammar import MARK, as_gemma, as_python
-from ..parsers import BLANKS, LONGEST_NAME, Broken, Bytes, JsonCallParser, Steps
+from ..parsers import BLANKS, LONGEST_NAME, Broken, Bytes, CallParser, Steps
 from .base import Check, named_arguments
 
 _CLOSING = {ord("{"): ord("}"), ord("["): ord("]")}
@@ -30,12 +30,12 @@ _ESCAPED = {
 }
 
 
-class ValueParser(JsonCallParser):
+class ValueParser(CallParser):
     """A parser of values; subclasses parse strings, names, and what is around the values.
 
     Args:
         words: the JSON of each word.
-        check: see `JsonCallParser`.
+        check: see `CallParser`.
         python: True if a comma may follow the last value of a list or object, and tuples are lists.
     """
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from typing_extensions import override
 
 from ....backends.grammar import literal
-from ..parsers import BLANKS, LONGEST_NAME, Broken, CallParser, JsonCallParser, Steps
+from ..parsers import BLANKS, LONGEST_NAME, Broken, CallParser, Steps
 from .base import Check, Place, ToolCallFormat, as_json, marker
 
 _NAME = re.compile(r"([A-Za-z0-9_.-]+)")
@@ -36,7 +36,7 @@ class Markers(NamedTuple):
     end: str
 
 
-class SectionParser(JsonCallParser):
+class SectionParser(CallParser):
     """A parser of a section; its last marker may be missing, and so may that of the last call.
 
     Args:

@@ -10,7 +10,7 @@ import orjson
 from typing_extensions import override
 
 from ....backends.grammar import literal
-from ..parsers import LONGEST_NAME, Broken, Bytes, CallParser, JsonCallParser, Steps
+from ..parsers import LONGEST_NAME, Broken, Bytes, CallParser, Steps
 from .base import Check, FunctionSchema, Sign, ToolCallFormat, as_json, named_arguments
 from .tag_schemas import LINES, Arguments, Tags, Values, end_of, rules_of
 
@@ -35,7 +35,7 @@ class _Marks(NamedTuple):
     end: bytes
 
 
-class TagParser(JsonCallParser):
+class TagParser(CallParser):
     """A parser of functions with their arguments; an argument is returned when it is complete.
 
     Args:
