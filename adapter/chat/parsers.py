@@ -7,7 +7,7 @@ of the text that it accounts for, which places log-probabilities and stop sequen
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import orjson
 from typing_extensions import override
@@ -115,24 +115,25 @@ class Broken(Exception):
     at = 0
 
 
-class JsonCallParser:
+class CallParser:
     """A parser of an object `{"name": …, "arguments": {…}}`, or of a list of such objects.
 
-    Arguments are returned unchanged and as they arrive, once the name is known.
+    Arguments are returned unchanged and as they arrive, once the name is known. Subclasses parse
+    other calls.
 
     Args:
-        name, arguments: the keys.
         check: returns True if a function is offered; if given, arguments are checked, too.
+        name, arguments: the keys.
 
     Attributes:
-        complete: see `CallParser`.
+        complete: the number of parts so far up to the end of the last complete call.
     """
 
     def __init__(
         self,
+        check: Callable[[str], bool] | None = None,
         name: str = NAME,
         arguments: tuple[str, ...] = ARGUMENTS,
-        check: Callable[[str], bool] | None = None,
     ) -> None:
         self._name = name
         self._arguments = arguments
@@ -229,6 +230,13 @@ class JsonCallParser:
             raise Broken
         if given is None:
             self._fragment += b"{}"
+        self._check_whole()
+
+    def _object(self, byte: int) -> Steps:
+        """Parse arguments that are an object, whose first byte is given."""
+        if byte != ord("{"):
+            raise Broken
+        yield from self._value(byte, self._fragment)
         self._check_whole()
 
     def _check_whole(self) -> None:
@@ -366,29 +374,6 @@ def _loaded(raw: bytes) -> object:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
         raise Broken from None
-
-
-class CallParser(Protocol):
-    """A parser of the text after a marker (`JsonCallParser`).
-
-    Attributes:
-        complete: the number of parts so far up to the end of the last complete call.
-    """
-
-    done: bool
-    complete: int
-
-    def feed(self, data: bytes) -> tuple[int, list[Part]]:
-        """Return how many of the bytes belong to calls, and their parts."""
-        ...
-
-    def taken(self) -> list[Part]:
-        """Return the parsed parts that have not been returned yet."""
-        ...
-
-    def end(self) -> list[Part]:
-        """Return the parts that only the end of the text completes."""
-        ...
 
 
 class Calls(Parser):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import orjson
 
@@ -15,7 +15,6 @@ from ...backends.base import (
     Generation,
     Grammar,
     Media,
-    Model,
     Preamble,
     Prompt,
     Sampling,
@@ -24,7 +23,7 @@ from ...backends.base import (
 from ...backends.errors import check_length
 from ...backends.grammar import Unenforced
 from ...schemas import limits
-from ...schemas.openai.messages import Function, Message
+from ...schemas.openai.messages import Message
 from ..errors import InvalidRequest
 from ..generation.parts import Cutter, MessageFormat, Parser
 from ..service import Served
@@ -35,7 +34,6 @@ from .folding import Turn, folded, strictest
 from .formats import ToolCallFormat
 from .formats import grammar as calls_grammar
 from .formats.base import FunctionSchema
-from .instruct import InstructFormat, Opening, opening_of
 from .media import media_of
 from .message import Shape
 from .parsers import Plain
@@ -191,20 +189,86 @@ def _check_media(text: str, media: Sequence[Media]) -> None:
         )
 
 
-def _prompt(
+async def _prompt(
     turn: ChatTurn,
     served: Served,
     manner: Manner,
     variables: Mapping[str, Any],
     has_media: bool,
-) -> Awaitable[tuple[Rendered, Sequence[str]]]:
-    """Return the prompt, and the stop sequences of an instruct format."""
-    form = turn.format
-    if form is None and served.model.template is None:
+) -> tuple[Rendered, Sequence[str]]:
+    """Return the prompt, and the stop sequences of an instruct format.
+
+    Raises:
+        InvalidRequest: the template rejects the messages, or they must be folded under `strict`.
+    """
+    model, size, form = served.model, turn.size, turn.format
+    if form is None and model.template is None:
         form = instruct.FORMATS["alpaca"]
     functions = turn.tool_set.listed if turn.tool_set is not None else ()
-    given = Input(turn.messages, functions, form, variables, has_media, turn.size, turn.opening)
-    return rendered(given, served, manner)
+    order = manner.order_with_tools if functions else manner.order
+    null = manner.style.null
+
+    async def rendered(messages: Sequence[Turn]) -> Rendered:
+        conversation: Conversation = {"messages": messages, "variables": variables, "tools": tools}
+        return await _render(turn, served, form, conversation, has_media, messages is not turns)
+
+    arguments = model, turn.messages, functions, manner.style, manner.tags
+    if size <= offload.SMALL:
+        turns, tools = turns_of(*arguments)
+        messages = folded(turns, order, null)
+    else:
+        turns, tools = await offload.run(size, turns_of, *arguments)
+        messages = await offload.run(size, folded, turns, order, null)
+    markers = () if form is None else form.stops(messages)
+    try:
+        prompt = await rendered(messages)
+    except TemplateError:
+        # The template rejects an order that no sample conversation covers.
+        again = await offload.run(size, folded, turns, strictest(order), null)
+        if model.template is None or again is turns or again == messages:
+            raise
+        prompt = await rendered(again)
+    return prompt, markers
+
+
+async def _render(
+    turn: ChatTurn,
+    served: Served,
+    form: instruct.InstructFormat | None,
+    conversation: Conversation,
+    has_media: bool,
+    is_folded: bool,
+) -> Rendered:
+    messages = conversation["messages"]
+    if is_folded and served.policy.strict:
+        raise InvalidRequest(
+            "Invalid 'messages': the model's chat template does not accept them as they are, and "
+            "this server is strict and does not change them. Send at most one system message, as "
+            "the first one; let user and assistant messages alternate; send one call per message, "
+            "without content, and with a JSON object as its arguments.",
+            "messages",
+            "invalid_value",
+        )
+    if turn.opening is not None:
+        conversation["opening"] = turn.opening
+        if form is not None and turn.opening != instruct.opening_of(messages):
+            raise InvalidRequest(
+                "Invalid 'add_generation_prompt': an instruct format always begins the next turn, "
+                "or continues the assistant's last message. Omit it.",
+                "add_generation_prompt",
+                "invalid_value",
+            )
+
+    def show(given: Conversation) -> str:
+        return render(served.model, given) if form is None else form.render(given["messages"])
+
+    if served.policy.parse_content:
+        prompt = Rendered.of(await offload.run(turn.size, show, conversation))
+    else:
+        prompt = await prompt_of(
+            served.model, conversation, served.backend, show, has_media, turn.size
+        )
+    return prompt._replace(changed=True) if is_folded else prompt
 
 
 async def _special_of(
@@ -336,96 +400,3 @@ def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> Messag
         if tool_set is None
         else MessageFormat(parser, tool_set.called, tool_set.parallel)
     )
-
-
-Tools: TypeAlias = list[dict[str, Any]] | None
-
-
-@dataclass(slots=True)
-class Input:
-    """The messages of a request, and the other input of its prompt.
-
-    Args:
-        functions: the functions that the model sees.
-        format: the instruct format to use instead of the model's chat template, or None.
-        variables: the template's variables.
-        has_media: True if messages contain images or audio.
-        size: size of the request in bytes; the work on a large one runs in a thread.
-        opening: the end of the prompt, if the request names it.
-    """
-
-    messages: Sequence[Message]
-    functions: Sequence[Function]
-    format: InstructFormat | None
-    variables: Mapping[str, Any]
-    has_media: bool
-    size: int
-    opening: Opening | None = None
-
-
-async def rendered(given: Input, served: Served, manner: Manner) -> tuple[Rendered, Sequence[str]]:
-    """Return the prompt, and the stop sequences of an instruct format.
-
-    Raises:
-        InvalidRequest: the template rejects the messages, or they must be folded under `strict`.
-    """
-    model, size = served.model, given.size
-    order = manner.order_with_tools if given.functions else manner.order
-    null = manner.style.null
-    arguments = model, given.messages, given.functions, manner.style, manner.tags
-    if size <= offload.SMALL:
-        turns, tools = turns_of(*arguments)
-        messages = folded(turns, order, null)
-    else:
-        turns, tools = await offload.run(size, turns_of, *arguments)
-        messages = await offload.run(size, folded, turns, order, null)
-    markers = () if given.format is None else given.format.stops(messages)
-    try:
-        prompt = await _render_prompt(messages, tools, given, served, messages is not turns)
-    except TemplateError:
-        # The template rejects an order that no sample conversation covers.
-        again = await offload.run(size, folded, turns, strictest(order), null)
-        if model.template is None or again is turns or again == messages:
-            raise
-        prompt = await _render_prompt(again, tools, given, served, True)
-    return prompt, markers
-
-
-async def _render_prompt(
-    messages: Sequence[Turn], tools: Tools, given: Input, served: Served, is_folded: bool
-) -> Rendered:
-    if is_folded and served.policy.strict:
-        raise InvalidRequest(
-            "Invalid 'messages': the model's chat template does not accept them as they are, and "
-            "this server is strict and does not change them. Send at most one system message, as "
-            "the first one; let user and assistant messages alternate; send one call per message, "
-            "without content, and with a JSON object as its arguments.",
-            "messages",
-            "invalid_value",
-        )
-    conversation: Conversation = {
-        "messages": messages,
-        "variables": given.variables,
-        "tools": tools,
-    }
-    if given.opening is not None:
-        conversation["opening"] = given.opening
-        if given.format is not None and given.opening != opening_of(messages):
-            raise InvalidRequest(
-                "Invalid 'add_generation_prompt': an instruct format always begins the next turn, "
-                "or continues the assistant's last message. Omit it.",
-                "add_generation_prompt",
-                "invalid_value",
-            )
-    show = partial(_show, served.model, given.format)
-    if served.policy.parse_content:
-        prompt = Rendered.of(await offload.run(given.size, show, conversation))
-    else:
-        prompt = await prompt_of(
-            served.model, conversation, served.backend, show, given.has_media, given.size
-        )
-    return prompt._replace(changed=True) if is_folded else prompt
-
-
-def _show(model: Model, form: InstructFormat | None, conversation: Conversation) -> str:
-    return render(model, conversation) if form is None else form.render(conversation["messages"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, takewhile
 from typing import Literal, TypeAlias
+
+from pydantic import TypeAdapter
 
 from ...backends.base import Model
 from ...backends.errors import LatimerError
@@ -22,10 +24,114 @@ from ...schemas.openai.messages import (
     ToolMessage,
     UserMessage,
 )
-from .conversation import FUNCTION, Style, style_of, turns_of
+from .conversation import Style, turns_of
 from .folding import ANY, MODEL, Order
+from .formats import HERMES, format_of
 from .reasoning import Tags, tags_of
 from .templates import render
+
+IN_WORDS = (
+    Style(HERMES, results="tool"),
+    Style(HERMES),
+    Style(HERMES, block="user"),
+)
+
+
+def style_of(model: Model) -> Style:
+    """Return the first style in which a model's template shows tools, calls and results."""
+    if model.template is None:
+        return IN_WORDS[1]
+    form = format_of(model.template)
+    styles = list(IN_WORDS)
+    if form is not None:
+        # Gemma 4's first template takes results in the message of their calls.
+        is_nested = "tool_responses" in model.template and "tool_call_id" not in model.template
+        results: Literal["tool", "nested"] = "nested" if is_nested else "tool"
+        native = [
+            Style(form, True, True, null, results, texts=texts)
+            for texts in (False, True)
+            for null in (False, True)
+        ]
+        # Some templates omit calls. A marker is then enough to know their format.
+        written = [Style(form, True, results="tool")] if form.begin else []
+        styles = [*native, *written, *styles]
+    style = next((style for style in styles if _shows(model, style)), IN_WORDS[-1])
+    if style.native and "probe_question" not in _rendered(model, _PROBE[:1], style, ()):
+        style = style._replace(empty=True)
+    tags = tags_of(model.template)
+    return style._replace(
+        developer="developer" in model.template
+        and "probe_text" in _rendered(model, _DEVELOPER, style._replace(developer=True)),
+        framed=tags is not None and _is_framed(model, style, tags),
+    )
+
+
+_PROBE = TypeAdapter(list[Message]).validate_python(
+    [
+        {"role": "user", "content": "probe_question"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "call_probe0001", "type": "function",
+             "function": {"name": "probe_name", "arguments": '{"key": "probe_value"}'}}]},
+        {"role": "tool", "tool_call_id": "call_probe0001", "content": "probe_result"},
+    ]
+)  # fmt: skip
+_DEVELOPER = TypeAdapter(list[Message]).validate_python(
+    [{"role": "developer", "content": "probe_text"}, {"role": "user", "content": "probe_question"}]
+)
+FUNCTION = Function(
+    name="probe_name",
+    description="probe_description",
+    parameters={"type": "object", "properties": {"key": {"type": "string"}}},
+)
+_NEEDLES = ("probe_question", "probe_name", "probe_value", "probe_result", "probe_description")
+
+
+def _shows(model: Model, style: Style) -> bool:
+    """Return True if a prompt shows all of a sample conversation, and its call in the format."""
+    asked = _rendered(model, _PROBE[:1], style)
+    prompt = _rendered(model, _PROBE, style)
+    if not asked or not all(needle in prompt for needle in _NEEDLES):
+        return False
+    if not style.calls:
+        return True
+    form = style.form
+    said = prompt.removeprefix(asked) if form.bare else prompt[prompt.index("probe_question") :]
+    if form.bare:
+        return said != prompt and said.lstrip().startswith(("{", "[{", *form.markers))
+    return form.begin in said and any(name in said for name in form.spelled("probe_name"))
+
+
+def _is_framed(model: Model, style: Style, tags: Tags) -> bool:
+    """Return True if a prompt shows reasoning in the content of the latest answer only."""
+    said = AssistantMessage(
+        role="assistant", content=f"{tags.begin}probe_thought{tags.end}probe_answer"
+    )
+    latest = _rendered(model, [*_PROBE[:1], said, *_PROBE[:1]], style)
+    earlier = _rendered(model, [*_PROBE[:1], said, *_PROBE], style)
+    return (
+        "probe_thought" in latest and "probe_thought" not in earlier and "probe_answer" in earlier
+    )
+
+
+def _rendered(
+    model: Model,
+    messages: Sequence[Message],
+    style: Style,
+    functions: Sequence[Function] = (FUNCTION,),
+    own: Collection[str] = (),
+) -> str:
+    """Return a prompt; an empty one if the template rejects the messages.
+
+    Args:
+        own: the contents of messages that get the role `model`.
+    """
+    turns, tools = turns_of(model, messages, functions, style, None)
+    turns = [{**turn, "role": MODEL} if turn["content"] in own else turn for turn in turns]
+    try:
+        return render(model, {"messages": turns, "variables": {}, "tools": tools})
+    except LatimerError:
+        return ""
+
 
 # The samples for each field of `Order`, one letter per message. The roles are (S)ystem, (U)ser,
 # (A)ssistant, and a tool (R)esult. An assistant message can also be a (C)all, two (P)arallel calls,
@@ -101,10 +207,7 @@ def _accepts(
     """Return True if a prompt shows every message of a sample, in their order after the head."""
     if not sample:
         return False
-    try:
-        prompt = _rendered(model, style, functions, sample, roles)
-    except LatimerError:
-        return False
+    prompt = _sampled(model, style, functions, sample, roles)
     head = len(sample) - len(sample.lstrip("S"))
     # Some templates write the first system message before the last user message.
     if not all(_probe(index) in prompt for index in range(head)):
@@ -120,14 +223,11 @@ def _accepts(
 
 def _has_model(model: Model, style: Style, functions: Sequence[Function]) -> bool:
     """Return True if `model` is the assistant's role, too, and a call after it is in a turn."""
-    try:
-        own, usual = (
-            _rendered(model, style, functions, sample, _SYSTEM[0]) for sample in ("UGU", "UAU")
-        )
-    except LatimerError:
-        return False
+    own, usual = (_sampled(model, style, functions, one, _SYSTEM[0]) for one in ("UGU", "UAU"))
     shown = all(_accepts(model, style, functions, one, _SYSTEM[0]) for one in ("UGCR", "UCRGCR"))
-    return shown and own == usual and not _is_outside(model, style, functions, ("UCR", "UGCR"))
+    if not own or own != usual:
+        return False
+    return shown and not _is_outside(model, style, functions, ("UCR", "UGCR"))
 
 
 def _is_outside(
@@ -136,10 +236,7 @@ def _is_outside(
     """Return True if a turn ends, and none begins, before the second sample's last but one."""
     gaps = []
     for sample in pair:
-        try:
-            prompt = _rendered(model, style, functions, sample, _SYSTEM[0])
-        except LatimerError:
-            return False
+        prompt = _sampled(model, style, functions, sample, _SYSTEM[0])
         before = prompt.partition(_probe(len(sample) - 2))[0]
         gaps.append(before.rpartition(_probe(len(sample) - 3))[2])
     # What is before the message after the user's, and after the assistant's.
@@ -150,13 +247,12 @@ def _is_outside(
     return bool(end.strip()) and len(after_user) > len(after_text) and after_user.endswith(own)
 
 
-def _rendered(
+def _sampled(
     model: Model, style: Style, functions: Sequence[Function], sample: str, roles: Roles
 ) -> str:
-    turns, tools = turns_of(model, list(_messages(sample, roles)), functions, style, None)
-    texts = {_probe(index) for index, letter in enumerate(sample) if letter == "G"}
-    turns = [{**turn, "role": MODEL} if turn["content"] in texts else turn for turn in turns]
-    return render(model, {"messages": turns, "variables": {}, "tools": tools})
+    """Return the prompt of a sample; an empty one if the template rejects it."""
+    own = {_probe(index) for index, letter in enumerate(sample) if letter == "G"}
+    return _rendered(model, list(_messages(sample, roles)), style, functions, own)
 
 
 def _messages(sample: str, roles: Roles) -> Iterator[Message]:

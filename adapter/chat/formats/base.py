@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import orjson
+from typing_extensions import override
 
 from ....backends.base import Grammar, Preamble
 from ....backends.grammar import (
@@ -22,7 +24,7 @@ from ....backends.grammar import (
     unmarked,
 )
 from ...generation.parts import Parser
-from ..parsers import ARGUMENTS, INPUT, NAME, CallParser, Calls, JsonCallParser
+from ..parsers import ARGUMENTS, INPUT, NAME, CallParser, Calls
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -60,7 +62,7 @@ def marker(text: str, special: frozenset[str]) -> str:
     return token_or_text(text, Preamble("", "", False, special))
 
 
-def arguments(
+def argument_rules(
     function: FunctionSchema, name: str, prefix: str, index: int, notation: Notation = JSON
 ) -> Mapping[str, str]:
     """Return the rules for arguments as an object.
@@ -147,6 +149,8 @@ def without(schema: Any, path: Sequence[str | int], exactly: bool = False) -> bo
 
 
 Check: TypeAlias = Callable[[str], bool]
+# A text of a template, a pattern, or several texts of which one is enough.
+Sign: TypeAlias = str | re.Pattern[str] | tuple[str, ...]
 
 
 class Place(NamedTuple):
@@ -163,6 +167,22 @@ class Place(NamedTuple):
     in_message: int
 
 
+def as_json(value: Any) -> str:
+    """Write a value as JSON, with characters of every script."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def named_arguments(arguments: Any) -> Mapping[str, Any]:
+    """Return arguments as an object; those of an earlier call may be another value."""
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
+
+
+def _has(template: str, sign: Sign) -> bool:
+    if isinstance(sign, re.Pattern):
+        return sign.search(template) is not None
+    return sign in template if isinstance(sign, str) else any(one in template for one in sign)
+
+
 @dataclass(frozen=True, eq=False)
 class ToolCallFormat:
     """Tool calls as JSON objects, between markers or alone; subclasses implement other formats.
@@ -171,8 +191,14 @@ class ToolCallFormat:
         markers: the strings of the format that can be tokens of the model.
         begin, end: the markers around calls; empty if the whole answer is a call.
         name, arguments: the keys of a call's object.
-        in_list: True if a list of objects is between the markers, False for one object.
+        signs: what chat templates with such calls contain, if not `usual_signs`.
+        absent: what they do not contain.
+        block: `list` if a list of calls in brackets is between the markers, `section` if several
+            calls are, one after another; empty if only one is.
+        is_tight: True if calls follow the first marker directly, and end with the last one.
         bare: True if JSON at the beginning of an answer is a call.
+        optional_begin: the marker that a call may follow, if `begin` is empty.
+        call_parser: makes a parser of the text after a marker, for other calls than objects.
         id_size: the length of call ids that the template requires; None for any.
         answer: the text before the answer, if a turn of the model has several messages.
         recipient: the same text, if an answer always begins with it.
@@ -189,8 +215,14 @@ class ToolCallFormat:
     end: str = ""
     name: str = NAME
     arguments: str = ARGUMENTS[0]
-    in_list: bool = False
+    _: KW_ONLY
+    signs: tuple[Sign, ...] = ()
+    absent: tuple[Sign, ...] = ()
+    block: Literal["", "list", "section"] = ""
+    is_tight: bool = False
     bare: bool = False
+    optional_begin: str = ""
+    call_parser: Callable[[Check | None], CallParser] | None = None
     id_size: int | None = None
     answer: str = ""
     recipient: str = ""
@@ -201,10 +233,20 @@ class ToolCallFormat:
     interrupts: bool = False
     # The class of the parser that separates calls from content.
     calls: ClassVar[type[Calls]] = Calls
+    # GBNF for what may be between the calls of a section.
+    gap: ClassVar[str] = GAP
 
     def is_of(self, template: str) -> bool:
         """Return True if a chat template has calls in this format."""
-        return self.begin in template and "tools" in template
+        signs = self.signs or self.usual_signs
+        return all(_has(template, one) for one in signs) and not any(
+            _has(template, one) for one in self.absent
+        )
+
+    @property
+    def usual_signs(self) -> tuple[Sign, ...]:
+        """The signs of a format that names none."""
+        return self.begin, "tools"
 
     def parser(
         self, functions: Mapping[str, Any], special: frozenset[str], enforced: bool, forced: bool
@@ -231,7 +273,8 @@ class ToolCallFormat:
     @property
     def begins(self) -> tuple[str, ...]:
         """The markers that can begin a call."""
-        return (self.begin,) if self.begin else ()
+        begin = self.begin or self.optional_begin
+        return (begin,) if begin else ()
 
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
         """Return a parser of the text after a marker.
@@ -239,7 +282,9 @@ class ToolCallFormat:
         Args:
             check: returns True if a function is offered; None if a grammar guarantees it.
         """
-        return JsonCallParser(self.name, (self.arguments, *ARGUMENTS), check)
+        if self.call_parser is not None:
+            return self.call_parser(check)
+        return CallParser(check, self.name, (self.arguments, *ARGUMENTS))
 
     def call_id(self, call_id: str, place: Place) -> str:
         """Return the id that the template gets for an earlier call and its result."""
@@ -255,19 +300,22 @@ class ToolCallFormat:
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Write calls, each a name and arguments, as the model does."""
-        objects = [
-            json.dumps({self.name: name, self.arguments: arguments}, ensure_ascii=False)
-            for name, arguments in calls
-        ]
-        if self.in_list:
-            return f"{self.begin}[{', '.join(objects)}]{self.end}"
-        return "".join(f"{self.begin}{one}{self.end}" for one in objects)
+        each = [self.write(name, given, index) for index, (name, given) in enumerate(calls)]
+        if self.block == "list":
+            return f"{self.begin}[{', '.join(each)}]{self.end}"
+        if self.block == "section":
+            return f"{self.begin}{''.join(each)}{self.end}"
+        return "".join(f"{self.begin}{one}{self.end}" for one in each)
+
+    def write(self, name: str, arguments: Any, index: int) -> str:
+        """Write the call with an index, without the markers around it."""
+        return as_json({self.name: name, self.arguments: arguments})
 
     def rules(
         self, function: FunctionSchema, name: str, prefix: str, index: int
     ) -> Mapping[str, str]:
-        """Return GBNF rules for a function's arguments (`arguments`)."""
-        return arguments(function, name, prefix, index)
+        """Return GBNF rules for a function's arguments (`argument_rules`)."""
+        return argument_rules(function, name, prefix, index)
 
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
         """Return the GBNF of one call, without the markers around it.
@@ -282,11 +330,55 @@ class ToolCallFormat:
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
         """Return the GBNF of the marker that begins calls, and of everything after it."""
         if not self.begin:
-            return "", "call"
+            return "".join(f"{marker(one, special)}?" for one in self.begins), "call"
         begin = marker(self.begin, special)
-        end = f" {GAP} {marker(self.end, special)}" if self.end else ""
-        if self.in_list:
+        gap = self.gap if self.block == "section" else GAP
+        end = f" {gap} {marker(self.end, special)}" if self.end else ""
+        if self.block == "list":
             more = f' ({GAP} "," {GAP} call)*' if parallel else ""
             return begin, f'{GAP} "[" {GAP} call{more} {GAP} "]"{end}'
-        more = f" ({GAP} {begin} {GAP} call{end})*" if parallel else ""
-        return begin, f"{GAP} call{end}{more}"
+        if self.block == "section":
+            more = f" ({gap} call)*" if parallel else ""
+            return begin, f"{gap} call{more}{end}"
+        call = "call" if self.is_tight else f"{GAP} call{end}"
+        more = f" ({GAP} {begin} {call})*" if parallel else ""
+        return begin, f"{call}{more}"
+
+
+@dataclass(frozen=True, eq=False)
+class NamedFormat(ToolCallFormat):
+    """Calls as a name and arguments.
+
+    Args:
+        head: the text before the arguments, with `{}` for the name.
+        spellings: forms of the name and of text next to it; by default the head.
+        notation: the notation of the arguments.
+        write_arguments: writes arguments in this notation.
+    """
+
+    head: str = "{}"
+    spellings: tuple[str, ...] = ()
+    notation: Notation = JSON
+    write_arguments: Callable[[Any], str] = as_json
+
+    @override
+    def spelled(self, name: str) -> tuple[str, ...]:
+        return tuple(one.replace("{}", name) for one in self.spellings or (self.head,))
+
+    @override
+    def write(self, name: str, arguments: Any, index: int) -> str:
+        return f"{self.head.replace('{}', name)}{self.write_arguments(arguments)}"
+
+    @override
+    def rules(
+        self, function: FunctionSchema, name: str, prefix: str, index: int
+    ) -> Mapping[str, str]:
+        return argument_rules(function, name, prefix, index, self.notation)
+
+    @override
+    def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
+        before, _, after = self.head.partition("{}")
+        parts = [literal(before + name), marker(after, special) if after else "", arguments]
+        if self.is_tight and self.end:
+            parts.append(marker(self.end, special))
+        return " ".join(one for one in parts if one)

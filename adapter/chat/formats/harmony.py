@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from ....backends.grammar import literal
 from ...generation.parts import Parser, Part
-from ..parsers import ARGUMENTS, BLANKS, Blanks, Broken, JsonCallParser, MarkerFinder, Steps
+from ..parsers import BLANKS, Blanks, Broken, CallParser, MarkerFinder, Steps
 from .base import ToolCallFormat
 from .base import marker as marker_of
 
@@ -26,22 +26,19 @@ _CHANNEL = re.compile(rb"<\|channel\|>\s*([a-z]+)")
 _OUTSIDE = {START.encode(), CHANNEL.encode()}
 
 
-class BodyParser(JsonCallParser):
+class BodyParser(CallParser):
     """A parser of a call's body, which contains only the arguments."""
 
     def __init__(self, name: str, check: Callable[[str], bool] | None) -> None:
         self._own_name = name
-        super().__init__("", ARGUMENTS, check)
+        super().__init__(check)
 
     def _run(self) -> Steps:
         self._whole.clear()
         byte = yield from self._next()
         if self._check is not None and not self._check(self._own_name):
             raise Broken
-        if byte != ord("{"):
-            raise Broken
-        yield from self._value(byte, self._fragment)
-        self._check_whole()
+        yield from self._object(byte)
 
 
 class HarmonyParser(Parser):
@@ -65,7 +62,7 @@ class HarmonyParser(Parser):
         self._header: bytes | None = b""
         self._first = True
         self._kind = "content"
-        self._call: JsonCallParser | None = None
+        self._call: CallParser | None = None
         self._raw = b""
         self._settled = 0
         self._waiting: list[Part] = []
@@ -157,7 +154,7 @@ class HarmonyParser(Parser):
         self._kind = "reasoning" if channel is not None and channel[1] == b"analysis" else "content"
         return [Part("nothing", b"", len(header))]
 
-    def _calls(self, call: JsonCallParser, data: bytes) -> list[Part]:
+    def _calls(self, call: CallParser, data: bytes) -> list[Part]:
         self._raw += data
         if call.done:
             return []
@@ -200,10 +197,6 @@ class Harmony(ToolCallFormat):
     """The harmony format: a call is a message to a function in the commentary channel."""
 
     @override
-    def is_of(self, template: str) -> bool:
-        return all(one in template for one in (CHANNEL, "commentary", "functions."))
-
-    @override
     def parser(
         self, functions: Mapping[str, Any], special: frozenset[str], enforced: bool, forced: bool
     ) -> Parser:
@@ -226,6 +219,3 @@ class Harmony(ToolCallFormat):
         thought = f"!{over}*" if over.startswith("<") else "[^<]*"
         before = f'({channel} "analysis" {message} {thought} {over} {start} "assistant")?'
         return f'{before} {channel} "commentary to=functions."', "call"
-
-
-FORMAT = Harmony("harmony", MARKERS, answer=f"{CHANNEL}final{MESSAGE}", reasons=True)

@@ -1,4 +1,7 @@
-"""Tool calls whose arguments are not JSON: Python for LFM2, and the notation of Gemma 4."""
+"""Tool calls whose arguments are not JSON: Python for LFM2, and the notation of Gemma 4.
+
+If the system prompt asks for JSON, the list of LFM2 has objects, `{"name": …, "arguments": {…}}`.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,14 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
-from typing_extensions import override
 
-from ....backends.grammar import GEMMA, MARK, PYTHON_CALL, as_gemma, as_python, literal
-from ..parsers import BLANKS, LONGEST_NAME, Broken, Bytes, CallParser, JsonCallParser, Steps
-from .base import Check, FunctionSchema, ToolCallFormat
-from .base import arguments as arguments_of
+from ....backends.grammar import MARK, as_gemma, as_python
+from ..parsers import BLANKS, LONGEST_NAME, Broken, Bytes, CallParser, Steps
+from .base import Check, named_arguments
 
 _CLOSING = {ord("{"): ord("}"), ord("["): ord("]")}
 _TUPLE = {ord("("): ord(")")}
@@ -30,12 +30,12 @@ _ESCAPED = {
 }
 
 
-class ValueParser(JsonCallParser):
+class ValueParser(CallParser):
     """A parser of values; subclasses parse strings, names, and what is around the values.
 
     Args:
         words: the JSON of each word.
-        check: see `JsonCallParser`.
+        check: see `CallParser`.
         python: True if a comma may follow the last value of a list or object, and tuples are lists.
     """
 
@@ -51,7 +51,7 @@ class ValueParser(JsonCallParser):
         # Where in the fragment parentheses begin that have no comma yet, by their depth. Without
         # one, they are around a single value.
         self._plain: dict[int, int] = {}
-        super().__init__(check=check)
+        super().__init__(check)
 
     def _string_begins(self, byte: int) -> bool:
         """Return True if a string begins with a byte."""
@@ -151,8 +151,6 @@ class ValueParser(JsonCallParser):
         self._fragment += orjson.dumps(bytes(name).decode(errors="replace"))
 
 
-_LFM2_BEGIN, _LFM2_END = "<|tool_call_start|>", "<|tool_call_end|>"
-_LIST = "<|tool_list_start|>"
 _NAME_BYTES = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}".encode())
 _PYTHON_WORDS = {
     b"True": b"true", b"False": b"false", b"None": b"null",
@@ -318,50 +316,12 @@ class PythonCallParser(ValueParser):
             raise Broken
 
 
-@dataclass(frozen=True, eq=False)
-class Lfm2(ToolCallFormat):
-    """The format of LFM2; some of its templates mention only the tokens of the list of tools."""
-
-    @override
-    def is_of(self, template: str) -> bool:
-        """The template of LFM2.5 has none of the tokens."""
-        if "tools" not in template:
-            return False
-        return any(one in template for one in (_LFM2_BEGIN, _LIST, "List of tools: ["))
-
-    @override
-    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        return PythonCallParser(check)
-
-    @override
-    def spelled(self, name: str) -> tuple[str, ...]:
-        return (f"{name}(",)
-
-    @override
-    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        return f"{_LFM2_BEGIN}[{', '.join(_written(*one) for one in calls)}]{_LFM2_END}"
-
-    @override
-    def rules(
-        self, function: FunctionSchema, name: str, prefix: str, index: int
-    ) -> Mapping[str, str]:
-        return arguments_of(function, name, prefix, index, PYTHON_CALL)
-
-    @override
-    def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        return f"{literal(name)} {arguments}"
+def keywords(arguments: Any) -> str:
+    """Write arguments as those of a Python call."""
+    pairs = (f"{key}={as_python(value)}" for key, value in named_arguments(arguments).items())
+    return f"({', '.join(pairs)})"
 
 
-LFM2 = Lfm2("lfm2", (_LFM2_BEGIN, _LFM2_END), _LFM2_BEGIN, _LFM2_END, in_list=True, in_order=True)
-
-
-def _written(name: str, arguments: Any) -> str:
-    values = arguments if isinstance(arguments, dict) else {"arguments": arguments}
-    pairs = (f"{key}={as_python(value)}" for key, value in values.items())
-    return f"{name}({', '.join(pairs)})"
-
-
-_GEMMA4_BEGIN, _GEMMA4_END = "<|tool_call>", "<tool_call|>"
 CALL = "call:"
 _MARK = MARK.encode()
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}")
@@ -429,49 +389,6 @@ class Gemma4Parser(ValueParser):
         self._put_name(name.strip())
 
 
-@dataclass(frozen=True, eq=False)
-class Gemma4(ToolCallFormat):
-    """The format of Gemma 4."""
-
-    @override
-    def is_of(self, template: str) -> bool:
-        return _GEMMA4_BEGIN + CALL in template
-
-    @override
-    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        return Gemma4Parser(check)
-
-    @override
-    def spelled(self, name: str) -> tuple[str, ...]:
-        return (f"{CALL}{name}{{",)
-
-    @override
-    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        return "".join(
-            f"{_GEMMA4_BEGIN}{CALL}{name}{as_gemma(_as_object(arguments))}{_GEMMA4_END}"
-            for name, arguments in calls
-        )
-
-    @override
-    def rules(
-        self, function: FunctionSchema, name: str, prefix: str, index: int
-    ) -> Mapping[str, str]:
-        return arguments_of(function, name, prefix, index, GEMMA)
-
-    @override
-    def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        return f"{literal(CALL + name)} {arguments}"
-
-
-def _as_object(arguments: Any) -> Any:
-    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
-
-
-GEMMA4 = Gemma4(
-    "gemma4",
-    (_GEMMA4_BEGIN, _GEMMA4_END, MARK),
-    _GEMMA4_BEGIN,
-    _GEMMA4_END,
-    in_order=True,
-    again=CALL,
-)
+def as_gemma_arguments(arguments: Any) -> str:
+    """Write arguments in the notation of Gemma 4."""
+    return as_gemma(named_arguments(arguments))

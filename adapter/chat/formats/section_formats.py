@@ -1,29 +1,21 @@
-"""Tool calls in a section of calls: each a name and arguments as JSON, with markers around both.
-
-Its template shows calls, but no tools. They are described in the system message, as its model card
-says: https://huggingface.co/deepseek-ai/DeepSeek-V3.1. The calls of DeepSeek R1 and the first V3
-are fenced code between the same markers, which is another format.
-
-`functions.name:0`, the arguments as JSON, and so on; the number counts all calls of a conversation:
-https://huggingface.co/moonshotai/Kimi-K2-Instruct, `docs/tool_call_guidance.md`. The template shows
-a result with the id of its call.
-"""
+"""Tool calls in a section of calls: each a name and arguments as JSON, with markers around both."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from typing_extensions import override
 
 from ....backends.grammar import literal
-from ..parsers import BLANKS, LONGEST_NAME, Broken, CallParser, JsonCallParser, Steps
-from .base import GAP, Check, Place, ToolCallFormat
-from .base import marker as marker_of
+from ..parsers import BLANKS, LONGEST_NAME, Broken, CallParser, Steps
+from .base import Check, Place, ToolCallFormat, as_json, marker
 
+_NAME = re.compile(r"([A-Za-z0-9_.-]+)")
+# One of the prefix and the number may be missing.
+_NUMBERED = re.compile(r"(?=functions\.|.*:)(?:functions\.)?([A-Za-z0-9_.-]+)(?::[0-9]{1,6})?")
 # A name, and around it a prefix, a number, whitespace, and the marker after it.
 _LONGEST = LONGEST_NAME + 64
 
@@ -44,7 +36,7 @@ class Markers(NamedTuple):
     end: str
 
 
-class SectionParser(JsonCallParser):
+class SectionParser(CallParser):
     """A parser of a section; its last marker may be missing, and so may that of the last call.
 
     Args:
@@ -52,9 +44,9 @@ class SectionParser(JsonCallParser):
     """
 
     def __init__(self, markers: Markers, header: re.Pattern[str], check: Check | None) -> None:
-        self._markers = [marker.encode() for marker in markers]
+        self._markers = [one.encode() for one in markers]
         self._header = header
-        super().__init__(check=check)
+        super().__init__(check)
 
     def _run(self) -> Steps:
         _, call, _, call_end, end = self._markers
@@ -81,73 +73,60 @@ class SectionParser(JsonCallParser):
         if match is None:
             raise Broken
         self._begin(match[1])
-        byte = yield from self._next()
-        if byte != ord("{"):
-            raise Broken
-        yield from self._value(byte, self._fragment)
-        self._check_whole()
+        yield from self._object((yield from self._next()))
 
 
 @dataclass(frozen=True, eq=False)
 class Section(ToolCallFormat):
-    """A format with a section of calls, whose header is the name; `markers` are `Markers`."""
+    """A format with a section of calls; `markers` are `Markers`.
+
+    Args:
+        numbered: the calls that a number after the name counts; the text before the arguments is
+            then `functions.name:0`, and otherwise the name. It is also the id of an earlier call.
+    """
+
+    block: Literal["", "list", "section"] = field(default="section", kw_only=True)
+    numbered: Literal["", "message", "conversation"] = ""
 
     @property
     def _own(self) -> Markers:
         return Markers(*self.markers)
 
-    @property
-    def header(self) -> re.Pattern[str]:
-        """The pattern of the text before the arguments; its first group is the name."""
-        return re.compile(r"([A-Za-z0-9_.-]+)")
-
-    def header_of(self, name: str, index: int) -> str:
-        """Return the text before the arguments of the call with an index."""
-        return name
-
-    def header_rule(self, name: str) -> str:
-        """Return the GBNF of the text before the arguments."""
-        return literal(name)
-
     @override
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        return SectionParser(self._own, self.header, check)
+        return SectionParser(self._own, _NUMBERED if self.numbered else _NAME, check)
+
+    @override
+    def call_id(self, call_id: str, place: Place) -> str:
+        if not self.numbered:
+            return super().call_id(call_id, place)
+        in_message = self.numbered == "message"
+        return self._header(place.name, place.in_message if in_message else place.in_conversation)
 
     @override
     def spelled(self, name: str) -> tuple[str, ...]:
-        return (f"{name}{self._own.arguments}",)
+        return (f"functions.{name}:" if self.numbered else f"{name}{self._own.arguments}",)
 
     @override
-    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        begin, call, given, call_end, end = self._own
-        parts = [
-            f"{call}{self.header_of(name, index)}{given}"
-            f"{json.dumps(arguments, ensure_ascii=False)}{call_end}"
-            for index, (name, arguments) in enumerate(calls)
-        ]
-        return f"{begin}{''.join(parts)}{end}"
+    def write(self, name: str, arguments: Any, index: int) -> str:
+        own = self._own
+        given = f"{own.arguments}{as_json(arguments)}{own.call_end}"
+        return f"{own.call}{self._header(name, index)}{given}"
 
     @override
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
         own = self._own
-        begin, given = marker_of(own.call, special), marker_of(own.arguments, special)
-        end = marker_of(own.call_end, special)
-        return f"{begin} {self.header_rule(name)} {given} {arguments} {end}"
+        begin, given = marker(own.call, special), marker(own.arguments, special)
+        header = f"{literal(f'functions.{name}:')} [0-9]{{1,4}}" if self.numbered else literal(name)
+        return f"{begin} {header} {given} {arguments} {marker(own.call_end, special)}"
 
-    @override
-    def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        calls = f"call ({GAP} call)*" if parallel else "call"
-        return marker_of(self.begin, special), f"{GAP} {calls} {GAP} {marker_of(self.end, special)}"
+    def _header(self, name: str, index: int) -> str:
+        return f"functions.{name}:{index}" if self.numbered else name
 
 
-_DEEPSEEK = Markers(
-    begin="<｜tool▁calls▁begin｜>",
-    call="<｜tool▁call▁begin｜>",
-    arguments="<｜tool▁sep｜>",
-    call_end="<｜tool▁call▁end｜>",
-    end="<｜tool▁calls▁end｜>",
-)
-_PREFACE = """\
+# The template of DeepSeek V3.1 shows calls, but no tools. They are described in the system message,
+# as its model card says: https://huggingface.co/deepseek-ai/DeepSeek-V3.1.
+DEEPSEEK_PREFACE = """\
 {%- if tools -%}
 {%- set described -%}
 ## Tools
@@ -174,73 +153,3 @@ Where:
 {%- set messages = head + own + messages[head | length:] -%}
 {%- endif -%}
 """
-
-
-@dataclass(frozen=True, eq=False)
-class DeepSeek(Section):
-    """The format of DeepSeek V3.1."""
-
-    @override
-    def is_of(self, template: str) -> bool:
-        return _DEEPSEEK.arguments in template and "```json" not in template
-
-
-DEEPSEEK_V3_1 = DeepSeek(
-    "deepseek-v3.1", _DEEPSEEK, _DEEPSEEK.begin, _DEEPSEEK.end, in_order=True, preface=_PREFACE
-)
-
-
-_KIMI = Markers(
-    begin="<|tool_calls_section_begin|>",
-    call="<|tool_call_begin|>",
-    arguments="<|tool_call_argument_begin|>",
-    call_end="<|tool_call_end|>",
-    end="<|tool_calls_section_end|>",
-)
-_RESTARTS = re.compile(r"""[:]['"]\s*[+~]\s*\(?loop\.index0""")
-
-
-@dataclass(frozen=True, eq=False)
-class KimiK2(Section):
-    """The format of Kimi K2.
-
-    Args:
-        restarts: True if the template numbers the calls of each message from 0.
-    """
-
-    restarts: bool = False
-
-    @override
-    def is_of(self, template: str) -> bool:
-        if _KIMI.begin not in template or _KIMI.arguments not in template:
-            return False
-        return (_RESTARTS.search(template) is not None) == self.restarts
-
-    @override
-    def call_id(self, call_id: str, place: Place) -> str:
-        """The name of a call that the template shows by its id."""
-        number = place.in_message if self.restarts else place.in_conversation
-        return self.header_of(place.name, number)
-
-    @property
-    @override
-    def header(self) -> re.Pattern[str]:
-        # One of the prefix and the number may be missing.
-        return re.compile(r"(?=functions\.|.*:)(?:functions\.)?([A-Za-z0-9_.-]+)(?::[0-9]{1,6})?")
-
-    @override
-    def header_of(self, name: str, index: int) -> str:
-        return f"functions.{name}:{index}"
-
-    @override
-    def header_rule(self, name: str) -> str:
-        return f"{literal(f'functions.{name}:')} [0-9]{{1,4}}"
-
-    @override
-    def spelled(self, name: str) -> tuple[str, ...]:
-        return (f"functions.{name}:",)
-
-
-KIMI_K2 = KimiK2("kimi-k2", _KIMI, _KIMI.begin, _KIMI.end, in_order=True, interrupts=True)
-# The first template of July 2025.
-KIMI_K2_FIRST = KimiK2("kimi-k2-first", _KIMI, _KIMI.begin, _KIMI.end, restarts=True)

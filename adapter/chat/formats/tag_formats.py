@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 from typing_extensions import override
 
 from ....backends.grammar import literal
-from ..parsers import LONGEST_NAME, Broken, Bytes, CallParser, JsonCallParser, Steps
-from .base import GAP, Check, FunctionSchema, ToolCallFormat
-from .base import marker as marker_of
-from .tag_schemas import LINES, NO_TAGS, Arguments, Tags, Values, end_of, rules_of
+from ..parsers import LONGEST_NAME, Broken, Bytes, CallParser, Steps
+from .base import Check, FunctionSchema, Sign, ToolCallFormat, as_json, named_arguments
+from .tag_schemas import LINES, Arguments, Tags, Values, end_of, rules_of
 
 _WORD = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 # The longest name of an argument that no schema lists, in bytes.
@@ -37,7 +35,7 @@ class _Marks(NamedTuple):
     end: bytes
 
 
-class TagParser(JsonCallParser):
+class TagParser(CallParser):
     """A parser of functions with their arguments; an argument is returned when it is complete.
 
     Args:
@@ -53,7 +51,7 @@ class TagParser(JsonCallParser):
         self._read: dict[str, Arguments] = {}
         self._last = last.encode()
         self._enforced = enforced
-        super().__init__(check=functions.__contains__)
+        super().__init__(functions.__contains__)
 
     def _run(self) -> Steps:
         yield from self._marker(self._tags.function)
@@ -212,36 +210,53 @@ class TagParser(JsonCallParser):
 
 @dataclass(frozen=True, eq=False)
 class Tagged(ToolCallFormat):
-    """A format with tags; `in_list` is True if several calls are between two markers.
+    """A format with tags. A value is text as it is, or JSON: the schema says which, or the tag.
 
     Args:
         tags: the texts of a call.
     """
 
-    tags: Tags = NO_TAGS
+    tags: Tags = field(kw_only=True)
+    gap = LINES
 
+    @property
     @override
-    def is_of(self, template: str) -> bool:
+    def usual_signs(self) -> tuple[Sign, ...]:
         tags = self.tags
-        return all(one in template for one in (self.begin, tags.function, tags.key, tags.value))
+        return self.begin, tags.function, tags.key, tags.value
 
     @override
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        return TagParser(self.tags, functions, self.end if self.in_list else "", check is None)
+        return TagParser(self.tags, functions, self.end if self.block else "", check is None)
 
     @override
     def spelled(self, name: str) -> tuple[str, ...]:
-        before = self.tags.function or self.begin
-        return (f"{before}{name}{self.tags.named}",)
+        return (f"{self.tags.function or self.begin}{name}{self.tags.named}",)
 
     @override
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        each = [self._written(name, arguments) for name, arguments in calls]
-        if self.in_list:
+        each = [self.write(name, given, index) for index, (name, given) in enumerate(calls)]
+        if self.block:
             return "\n".join([self.begin, *each, self.end])
-        line = "\n" if self.tags.function else ""
-        end = "" if self._ends_itself else f"\n{self.end}"
-        return "\n".join(f"{self.begin}{line}{one}{end}" for one in each)
+        if self.is_tight:
+            return "\n".join(f"{self.begin}{one}" for one in each)
+        return "\n".join(f"{self.begin}\n{one}\n{self.end}" for one in each)
+
+    @override
+    def write(self, name: str, arguments: Any, index: int) -> str:
+        tags = self.tags
+        line = "\n" if tags.lines else ""
+        lines = [f"{tags.function}{name}{tags.named}"]
+        for key, value in named_arguments(arguments).items():
+            is_text = isinstance(value, str)
+            text = value if is_text else as_json(value)
+            if tags.value:
+                lines.append(f"{tags.key}{key}{tags.text}")
+                lines.append(f"{tags.value}{text}{tags.value_end}")
+            else:
+                after = tags.text if is_text else tags.json
+                lines.append(f"{tags.key}{key}{after}{line}{text}{line}{tags.value_end}")
+        return "\n".join([*lines, tags.end])
 
     @override
     def rules(
@@ -254,129 +269,3 @@ class Tagged(ToolCallFormat):
         tags = self.tags
         begin = literal(f"{tags.function}{name}{tags.named}")
         return f"{begin} {tags.gap} {arguments} {literal(tags.end)}"
-
-    @override
-    def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        begin, end = marker_of(self.begin, special), marker_of(self.end, special)
-        if self.in_list:
-            more = f" ({LINES} call)*" if parallel else ""
-            return begin, f"{LINES} call{more} {LINES} {end}"
-        first = f"{GAP} call" if self.tags.function else "call"
-        first = first if self._ends_itself else f"{first} {GAP} {end}"
-        return begin, f"{first} ({GAP} {begin} {first})*" if parallel else first
-
-    @property
-    def _ends_itself(self) -> bool:
-        """True if the marker after a call is its last tag."""
-        return self.tags.end == self.end
-
-    def _written(self, name: str, arguments: Any) -> str:
-        tags = self.tags
-        line = "\n" if tags.lines else ""
-        lines = [f"{tags.function}{name}{tags.named}"]
-        values = arguments if isinstance(arguments, dict) else {"arguments": arguments}
-        for key, value in values.items():
-            is_text = isinstance(value, str)
-            text = value if is_text else json.dumps(value, ensure_ascii=False)
-            if tags.value:
-                lines.append(f"{tags.key}{key}{tags.text}")
-                lines.append(f"{tags.value}{text}{tags.value_end}")
-            else:
-                after = tags.text if is_text else tags.json
-                lines.append(f"{tags.key}{key}{after}{line}{text}{line}{tags.value_end}")
-        return "\n".join([*lines, tags.end])
-
-
-_XML = Tags(
-    function="<function=",
-    named=">",
-    key="<parameter=",
-    text=">",
-    json=">",
-    value="",
-    value_end="</parameter>",
-    end="</function>",
-    lines=True,
-)
-_TOOL_CALL, _TOOL_CALL_END = "<tool_call>", "</tool_call>"
-
-XML = Tagged("xml", (_TOOL_CALL, _TOOL_CALL_END), _TOOL_CALL, _TOOL_CALL_END, tags=_XML)
-
-
-_BEGIN, _END = "<tool_call>", "</tool_call>"
-_GLM = Tags(
-    function="",
-    named="",
-    key="<arg_key>",
-    text="</arg_key>",
-    json="</arg_key>",
-    value="<arg_value>",
-    value_end="</arg_value>",
-    end=_END,
-)
-_GLM_MARKERS = (_BEGIN, _END, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-
-GLM = Tagged("glm", _GLM_MARKERS, _BEGIN, _END, in_order=True, interrupts=True, tags=_GLM)
-
-
-_MINIMAX = Tags(
-    function='<invoke name="',
-    named='">',
-    key='<parameter name="',
-    text='">',
-    json='">',
-    value="",
-    value_end="</parameter>",
-    end="</invoke>",
-)
-_MINIMAX_BEGIN, _MINIMAX_END = "<minimax:tool_call>", "</minimax:tool_call>"
-
-MINIMAX = Tagged(
-    "minimax",
-    (_MINIMAX_BEGIN, _MINIMAX_END),
-    _MINIMAX_BEGIN,
-    _MINIMAX_END,
-    in_list=True,
-    in_order=True,
-    tags=_MINIMAX,
-)
-
-
-_DSML = "｜DSML｜"
-_DSML_TAGS = Tags(
-    function=f'<{_DSML}invoke name="',
-    named='">',
-    key=f'<{_DSML}parameter name="',
-    text='" string="true">',
-    json='" string="false">',
-    value="",
-    value_end=f"</{_DSML}parameter>",
-    end=f"</{_DSML}invoke>",
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Dsml(Tagged):
-    """The format with a block of a version.
-
-    Args:
-        block: the name of the block.
-    """
-
-    block: str = ""
-
-    @override
-    def is_of(self, template: str) -> bool:
-        """Templates insert the token into the tags."""
-        return all(one in template for one in (_DSML, f"{self.block}>", "invoke name="))
-
-
-def _of(title: str, block: str) -> Dsml:
-    begin, end = f"<{_DSML}{block}>", f"</{_DSML}{block}>"
-    return Dsml(
-        title, (_DSML,), begin, end, in_list=True, in_order=True, tags=_DSML_TAGS, block=block
-    )
-
-
-DEEPSEEK_V3_2 = _of("deepseek-v3.2", "function_calls")
-DEEPSEEK_V4 = _of("deepseek-v4", "tool_calls")

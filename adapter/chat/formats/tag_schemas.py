@@ -531,6 +531,28 @@ class Tags(NamedTuple):
     end: str
     lines: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        call: str,
+        key: str,
+        value: str,
+        end: str,
+        *,
+        key_of_json: str = "",
+        lines: bool = False,
+    ) -> Tags:
+        """Make the texts from tags with `{}` for what is inside.
+
+        Args:
+            key_of_json: the tag before a value that is JSON, if it is another one.
+        """
+        function, _, named = call.partition("{}")
+        before, _, text = key.partition("{}")
+        json = (key_of_json or key).partition("{}")[2]
+        first, _, value_end = value.partition("{}")
+        return cls(function, named, before, text, json, first, value_end, end, lines)
+
     @property
     def gap(self) -> str:
         """The GBNF of the whitespace between tags."""
@@ -558,9 +580,6 @@ class Tags(NamedTuple):
     def closing(self) -> str:
         """The text after a value."""
         return f"\n{self.value_end}" if self.lines else self.value_end
-
-
-NO_TAGS = Tags("", "", "", "", "", "", "", "")
 
 
 def rules_of(
