@@ -1,4 +1,4 @@
-"""Raw servers for the upstream client, which answer byte for byte as a test defines."""
+"""Raw servers for the HTTP client, which answer byte for byte as a test defines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from latimer.backends.http import HttpUpstream
+from latimer.backends.http import ConnectionPool, HttpClient
 
 Answer = Callable[["Peer", bytes], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: text/plain\r\n\r\nok"
@@ -34,7 +34,7 @@ class Peer:
 
 
 @asynccontextmanager
-async def server(answer: Answer) -> AsyncIterator[tuple[HttpUpstream, list[Peer]]]:
+async def server(answer: Answer) -> AsyncIterator[tuple[HttpClient, list[Peer]]]:
     """Run a raw server; yield a client of it and the list of its connections."""
     peers: list[Peer] = []
 
@@ -54,18 +54,19 @@ async def server(answer: Answer) -> AsyncIterator[tuple[HttpUpstream, list[Peer]
 
     running = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = running.sockets[0].getsockname()[1]
-    upstream = HttpUpstream(f"http://127.0.0.1:{port}/prefix/", {"X-Own": "1"}, 0.3, 0.3)
+    url = f"http://127.0.0.1:{port}/prefix/"
+    client = HttpClient(url, {"X-Own": "1"}, ConnectionPool(url, 0.3, 0.3))
     try:
-        yield upstream, peers
+        yield client, peers
     finally:
-        await upstream.aclose()
+        await client.aclose()
         running.close()
         for peer in peers:
             peer.writer.close()
 
 
-async def ask(upstream: HttpUpstream, body: bytes | None = b"{}") -> bytes:
+async def ask(client: HttpClient, body: bytes | None = b"{}") -> bytes:
     """Send one request and return the body of its response."""
-    async with upstream.send("POST", "/x", body) as reply:
-        assert reply.status == 200
-        return await reply.read()
+    async with await client.send("POST", "/x", body) as response:
+        assert response.status == 200
+        return await response.aread()

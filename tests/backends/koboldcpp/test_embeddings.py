@@ -21,7 +21,6 @@ from latimer.backends.errors import (
     Refused,
     Unsupported,
 )
-from latimer.backends.http import HttpxUpstream
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.koboldcpp.embeddings import INEXACT
 from support.embeddings import MODELS, TEXTS, backend_of, cosine, is_unit
@@ -105,10 +104,8 @@ class Fake:
         self.computing = asyncio.Event()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        client = httpx2.AsyncClient(
-            transport=httpx2.MockTransport(self._answer), base_url="http://fake"
-        )
-        self.backend = KoboldCpp(HttpxUpstream(client))
+        client = httpx2.MockTransport(self._answer)
+        self.backend = KoboldCpp("http://fake", client=client)
 
     async def _answer(self, request: httpx2.Request) -> httpx2.Response:
         path = request.url.path
