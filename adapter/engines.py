@@ -14,7 +14,7 @@ import orjson
 
 from ..backends.base import Backend, Capabilities, Embedding, EmbeddingModel, Model, Ranking, Text
 from ..backends.errors import EngineError, EngineUnavailable, LatimerError, NotServed
-from ..backends.http import HttpUpstream, shown_address
+from ..backends.http import ConnectionPool, HttpClient, shown_address
 from ..backends.identity import Deferred
 from ..backends.koboldcpp import KoboldCpp
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
@@ -192,14 +192,15 @@ async def _probe(address: str, key: str | None) -> BackendName:
         EngineError: the server is not a known engine, or requires an API key.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    upstream = HttpUpstream(address, headers, _PROBE_SECONDS, _PROBE_SECONDS)
+    pool = ConnectionPool(address, _PROBE_SECONDS, _PROBE_SECONDS)
+    client = HttpClient(address, headers, pool)
     try:
         async with asyncio.timeout(_PROBE_SECONDS):
-            status, body = await _get(upstream, "/api/extra/version")
+            status, body = await _get(client, "/api/extra/version")
             if "KoboldCpp" in str(body.get("result", "")):
                 return "koboldcpp"
             if status != 503:
-                status, body = await _get(upstream, "/props")
+                status, body = await _get(client, "/props")
             if body.get("default_generation_settings"):
                 return "llama-server"
     except TimeoutError:
@@ -207,7 +208,7 @@ async def _probe(address: str, key: str | None) -> BackendName:
             f"The engine at {address} did not identify itself within {_PROBE_SECONDS:g} s."
         ) from None
     finally:
-        await upstream.aclose()
+        await client.aclose()
     if status == 503:
         raise EngineUnavailable(f"The engine at {address} is loading its model.")
     if status in (401, 403):
@@ -219,10 +220,10 @@ async def _probe(address: str, key: str | None) -> BackendName:
     raise EngineError(f"The server at {address} is neither llama-server nor koboldcpp.{hint}")
 
 
-async def _get(upstream: HttpUpstream, path: str) -> tuple[int, dict[str, Any]]:
+async def _get(client: HttpClient, path: str) -> tuple[int, dict[str, Any]]:
     """Return the status and the JSON object of a response, or an empty object if it has none."""
-    async with upstream.send("GET", path) as reply:
-        status, data = reply.status, await reply.read()
+    async with await client.send("GET", path) as response:
+        status, data = response.status, await response.aread()
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError:

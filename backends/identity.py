@@ -7,10 +7,12 @@ after that finds the engine.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 from typing_extensions import override
 
@@ -30,6 +32,8 @@ from .base import (
     TokenIds,
 )
 from .errors import Busy, EngineError, EngineSilent, EngineUnavailable, LatimerError
+
+Identity = TypeVar("Identity")
 
 
 class Checks:
@@ -72,7 +76,8 @@ class Fresh:
     """A check shared by concurrent callers and by callers shortly after it.
 
     Args:
-        check: asks the engine; its error is raised to every caller.
+        check: asks the engine; its error is raised to every caller. It is cancelled with its last
+            caller.
         seconds: how long a result is valid.
     """
 
@@ -80,6 +85,7 @@ class Fresh:
         self._check = check
         self._seconds = seconds
         self._task: asyncio.Task[None] | None = None
+        self._callers = 0
         self._ended = 0.0
 
     async def run(self) -> None:
@@ -89,8 +95,14 @@ class Fresh:
             task = self._task = asyncio.create_task(self._run())
             # Retrieves the error, since every caller may have been cancelled.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        # A cancelled caller must not cancel the check for the others.
-        await asyncio.shield(task)
+        self._callers += 1
+        try:
+            # A cancelled caller must not cancel the check for the others.
+            await asyncio.shield(task)
+        finally:
+            self._callers -= 1
+            if not self._callers:
+                task.cancel()
 
     def _holds(self, task: asyncio.Task[None]) -> bool:
         if not task.done():
@@ -104,51 +116,77 @@ class Fresh:
             self._ended = time.monotonic()
 
 
-class Watched(Protocol):
-    """A watch for changes of an engine's model."""
-
-    @property
-    def is_sure(self) -> bool:
-        """True if the engine was verified a moment ago and need not be asked."""
-        ...
-
-    async def check(self) -> None:
-        """Ask the engine; raise `EngineUnavailable` if it is gone or serves another model."""
-        ...
-
-
-class Job(Protocol):
-    """A job for one model; an empty fingerprint means any model."""
-
-    fingerprint: str
-
-
-class Known:
-    """The cached model of the engine at an address.
+class IdentityMonitor(ABC, Generic[Identity]):
+    """The model at an engine's address, and checks that it is still the same.
 
     Args:
-        watch: detects a change of the model.
-        read: asks the engine for everything about its model.
+        address: the engine's address, for errors.
+        read_model: asks the engine for everything about its model.
+        forget: called when the engine has another model, so that no earlier answer is valid.
+        holds: seconds for which a check is valid.
+
+    Attributes:
+        identity: what the engine reported at the last check; None if it is not known.
+        model: the cached model; None if it is not known.
     """
 
     def __init__(
-        self, address: str, watch: Watched, read: Callable[[], Coroutine[Any, Any, Model]]
+        self,
+        address: str,
+        read_model: Callable[[], Coroutine[Any, Any, Model]],
+        forget: Callable[[], None],
+        holds: float,
     ) -> None:
-        self._address = address
-        self._watch = watch
-        self._read = read
-        self._reading = asyncio.Lock()
+        self.address = address
+        self.identity: Identity | None = None
         self.model: Model | None = None
+        self._read_model = read_model
+        self._forget = forget
+        self._reading = asyncio.Lock()
+        self._checks = Checks(self._check)
+        self._holds = holds
+        self._checked_at = -math.inf
+
+    @property
+    def is_verified(self) -> bool:
+        """True if the engine was checked a moment ago and need not be asked."""
+        return time.monotonic() - self._checked_at < self._holds
+
+    def invalidate(self) -> None:
+        """Require a new check, since the engine was unavailable."""
+        self._checked_at = -math.inf
+
+    async def check(self) -> None:
+        """Ask the engine for its identity.
+
+        Raises:
+            EngineUnavailable: it is not reachable, not ready, or serves another model than before.
+            EngineError: it is another kind of engine.
+        """
+        await self._checks.run()
+
+    async def _check(self) -> None:
+        await self._compare()
+        self._checked_at = time.monotonic()
+
+    @abstractmethod
+    async def _compare(self) -> None:
+        """Ask the engine, and compare its identity with the last one."""
+
+    def lose(self, error: EngineUnavailable) -> None:
+        """Clear everything that is known about the model, since the engine has another one."""
+        self.identity = self.model = None
+        self._forget()
 
     async def get(self) -> Model:
-        """Return the model; ask the engine again unless it was verified a moment ago.
+        """Return the model; ask the engine again unless it was checked a moment ago.
 
         Raises:
             EngineUnavailable: the engine is unavailable.
         """
-        if self.model is not None and not self._watch.is_sure:
+        if self.model is not None and not self.is_verified:
             try:
-                await self._watch.check()
+                await self.check()
             except EngineUnavailable:
                 # If the check found another model, that one is read below.
                 if self.model is not None:
@@ -156,17 +194,17 @@ class Known:
         if self.model is None:
             async with self._reading:
                 if self.model is None:
-                    self.model = await self._read()
+                    self.model = await self._read_model()
         return self.model
 
-    async def get_for(self, job: Job) -> Model:
+    async def get_for(self, job: Generation | Embedding | Ranking) -> Model:
         """Return the model, if it is the one that a job was made for.
 
         Raises:
             EngineUnavailable: the engine serves another model now.
         """
         model = self.model
-        if model is None or not self._watch.is_sure:
+        if model is None or not self.is_verified:
             model = await self.get()
         if job.fingerprint and job.fingerprint != model.fingerprint:
             raise self.changed()
@@ -177,19 +215,12 @@ class Known:
         if self.model is not model:
             raise self.changed()
 
-    def changed(self) -> EngineUnavailable:
-        """Return the error for a request that was made for the previous model."""
+    def changed(self, now: str = "", before: str = "") -> EngineUnavailable:
+        """Return the error for a request that was made for another model than the engine's."""
+        names = f" ({now} instead of {before})" if now else ""
         return EngineUnavailable(
-            f"The engine at {self._address} has loaded another model. Send the request again."
+            f"The engine at {self.address} has loaded another model{names}. Send the request again."
         )
-
-
-def changed(address: str, now: str, before: str) -> EngineUnavailable:
-    """Return the error for a request that was made for the model `before`."""
-    return EngineUnavailable(
-        f"The engine at {address} has loaded another model ({now} instead of {before}). Send the "
-        "request again."
-    )
 
 
 # Seconds for which all calls raise the last failure, so that many calls cost one connection.

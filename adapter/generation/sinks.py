@@ -17,7 +17,7 @@ from ...backends.base import Backend, Batch, Finish, Generation, Piece
 from ...backends.errors import EngineError, LatimerError
 from ...backends.http import whole
 from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
-from ..errors import StoreUnavailable, error_event
+from ..errors import DONE, StoreUnavailable, error_event
 from ..request import EVENT_STREAM, Exchange
 from ..service import Observer, Served
 from ..validation import note_inexact
@@ -446,11 +446,17 @@ async def pass_native(exchange: Exchange, backend: Backend, job: Generation, str
             body = await whole(reply.status, reply.body)
             await exchange.reply(reply.status, body, content_type)
             return
+        exchange.fault = _last_event
         await exchange.start(reply.status, content_type)
         try:
             async for chunk in reply.body:
                 await exchange.chunk(chunk)
         except LatimerError as error:
-            await exchange.chunk(error_event(error), more=False)
+            await exchange.chunk(_last_event(error), more=False)
             return
     await exchange.chunk(b"", more=False)
+
+
+def _last_event(error: LatimerError) -> bytes:
+    """Return the event that ends a stream with an error; the engines' own have no `[DONE]`."""
+    return error_event(error).removesuffix(DONE)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -27,7 +27,7 @@ from ..base import (
 )
 from ..errors import NotServed, Unsupported, read_from
 from ..grammar import with_gbnf
-from ..http import HttpUpstream, Upstream
+from ..http import HttpClient
 from ..queue import QUEUE
 from ..streams import ended
 from . import tokens as tokens_of
@@ -36,27 +36,31 @@ from .embeddings import NO_RANKS, embed, embedding_model
 from .server import Server, new_genkey
 from .translate import CAPABILITIES, ENGINE, longest_call
 
+if TYPE_CHECKING:
+    from ..http import Client
+
 
 class KoboldCpp(Backend):
     """A running koboldcpp.
 
     Args:
-        upstream: the server's address (`http://127.0.0.1:5001`), or a custom `Upstream`.
+        url: the server's address (`http://127.0.0.1:5001`).
         key: the server's `--password`, if it has one.
         max_waiting: the largest number of waiting requests; others are rejected as busy.
         silence: seconds without an event after which the engine is asked if it still generates.
+        client: as of `LlamaServer`.
     """
 
     def __init__(
         self,
-        upstream: str | Upstream,
+        url: str,
         key: str | None = None,
         max_waiting: int = QUEUE,
         silence: float = 5.0,
+        client: Client | None = None,
     ) -> None:
-        if isinstance(upstream, str):
-            upstream = HttpUpstream(upstream, {"Authorization": f"Bearer {key}"} if key else {})
-        self.server = Server(upstream, max_waiting, silence)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.server = Server(HttpClient(url, headers, client), max_waiting, silence)
 
     @property
     @override
@@ -68,7 +72,7 @@ class KoboldCpp(Backend):
 
     @override
     def model(self) -> Coroutine[Any, Any, Model]:
-        return self.server.known.get()
+        return self.server.monitor.get()
 
     @override
     @asynccontextmanager
@@ -79,7 +83,7 @@ class KoboldCpp(Backend):
         if job.prompt.suffix is not None:
             raise Unsupported("suffix", ENGINE, CAPABILITIES.refused["suffix"])
         server.turns.check(job.party)
-        model = await server.known.get_for(job)
+        model = await server.monitor.get_for(job)
         if job.logprobs is not None and not server.reports_tokens:
             raise Unsupported(
                 "logprobs",
@@ -106,7 +110,7 @@ class KoboldCpp(Backend):
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
         server = self.server
         server.turns.check(job.party)
-        model = await server.known.get_for(job)
+        model = await server.monitor.get_for(job)
         with read_from(ENGINE, "its tokenizer"):
             prompt, count, _tokens = await counted(server, job, model)
         job = await with_gbnf(job)
@@ -121,8 +125,8 @@ class KoboldCpp(Backend):
         done = False
         try:
             await server.check_still(model)
-            async with server.upstream.send("POST", path, payload) as reply:
-                yield NativeReply(reply.status, reply.content_type, reply.chunks())
+            async with await server.client.send("POST", path, payload) as response:
+                yield NativeReply(response.status, response.content_type, aiter(response.stream))
             done = True
         finally:
             try:

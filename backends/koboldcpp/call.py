@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from typing import Literal
 
 import orjson
@@ -28,7 +28,7 @@ from ..errors import (
     text_of,
     whole_of,
 )
-from ..http import Reply
+from ..http import Response
 from ..queue import Party
 from ..sse import EventParser
 from . import tokens as tokens_of
@@ -183,7 +183,7 @@ class Run:
         self._prompt_tokens = prompt_tokens
         self._room, self._genkey = 0, ""
         self._generations: int | None = None
-        self._exchange: AbstractAsyncContextManager[Reply] | None = None
+        self._response: Response | None = None
         self._running = False
         self._party = job.party or Party()
         self._has_turn = False
@@ -280,16 +280,15 @@ class Run:
             bool(stream.text),
         )  # fmt: skip
         await self._server.check_still(self._model)
-        self._generations = self._server.watch.generations
-        exchange = self._server.upstream.send("POST", "/api/extra/generate/stream", payload)
-        reply = await exchange.__aenter__()
-        self._exchange = exchange
-        if reply.status != 200:
-            raise to_error(reply.status, await reply.read())
+        self._generations = self._server.monitor.generations
+        path = "/api/extra/generate/stream"
+        response = self._response = await self._server.client.send("POST", path, payload)
+        if response.status != 200:
+            raise to_error(response.status, await response.aread())
         self._running = True
         parser = EventParser()
         count, size, most = 0, 0, room + SLACK
-        async for chunk in self._chunks(reply):
+        async for chunk in self._chunks(response):
             for data in parser.feed(chunk):
                 event = stream.parse(data)
                 self._running = event["finish_reason"] is None
@@ -302,10 +301,10 @@ class Run:
                     return
         self._running = False
 
-    async def _chunks(self, reply: Reply) -> AsyncIterator[bytes]:
+    async def _chunks(self, response: Response) -> AsyncIterator[bytes]:
         """Yield the stream's chunks; raise an error if the engine goes idle before its end."""
         idle = 0
-        chunks = reply.chunks()
+        chunks = aiter(response.stream)
         while True:
             # A task, since a cancelled read cannot be resumed.
             reading = asyncio.ensure_future(anext(chunks, b""))
@@ -334,8 +333,8 @@ class Run:
 
     async def aclose(self) -> None:
         """End the open call, if any; aborting by key is half a second faster than closing."""
-        exchange, self._exchange = self._exchange, None
-        if exchange is None:
+        response, self._response = self._response, None
+        if response is None:
             return
         try:
             if self._running:
@@ -343,7 +342,7 @@ class Run:
         except LatimerError:
             pass  # The engine is gone, so nothing runs there.
         finally:
-            await exchange.__aexit__(None, None, None)
+            await response.aclose()
 
 
 async def payload_of(

@@ -70,7 +70,7 @@ TEST = ("1", "1 2 3")
 
 async def embedding_model(server: Server) -> EmbeddingModel | None:
     """Return the facts about the engine's embeddings, or None if it has none."""
-    model = await server.known.get()
+    model = await server.monitor.get()
     if server.embeds and server.embedder is None and server.turns.is_full:
         # Unknown until a place was free once.
         return EmbeddingModel(None, None, None, server.generates, INEXACT)
@@ -91,7 +91,7 @@ async def embed(server: Server, job: Embedding) -> Embeddings:
         Refused: the engine did not embed an input, but does embed short ones.
     """
     server.turns.check(job.party)
-    model = await server.known.get_for(job)
+    model = await server.monitor.get_for(job)
     party = job.party or Party()
     facts = await _embedder(server, model, party)
     if facts.hint:
@@ -149,7 +149,7 @@ async def _embedder(server: Server, model: Model, party: Party) -> Embedder:
             facts = Embedder(hint=NOT_POOLED)
         else:
             facts = Embedder(len(one))
-        server.known.check_is(model)
+        server.monitor.check_is(model)
         server.embedder = facts
     return facts
 

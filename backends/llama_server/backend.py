@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from typing_extensions import override
@@ -29,7 +29,7 @@ from ..base import (
 )
 from ..errors import check_ids
 from ..grammar import with_gbnf
-from ..http import HttpUpstream, Upstream
+from ..http import ConnectionPool, HttpClient
 from ..queue import QUEUE, Party
 from ..streams import ended, merged
 from .call import Call
@@ -39,6 +39,9 @@ from .scoring import prompt_tokens, speculative
 from .server import Server
 from .translate import CAPABILITIES, size_of, to_native
 
+if TYPE_CHECKING:
+    from ..http import Client
+
 TIMEOUT = 60.0
 
 
@@ -46,32 +49,34 @@ class LlamaServer(Backend):
     """A running llama-server.
 
     Args:
-        upstream: the server's address (`http://127.0.0.1:8080`), or a custom `Upstream`.
+        url: the server's address (`http://127.0.0.1:8080`).
         key: the server's `--api-key`, if it has one.
         timeout: seconds of silence within a response after which it counts as lost. The first token
             may take ten times as long, and at least ten minutes.
         max_waiting: the largest number of requests that wait for a slot; others are rejected as
             busy.
+        client: sends the requests instead of Latimer's own connections: a connection pool of
+            httpcore2, or a transport or a client of httpx2. Its user closes it.
     """
 
     capabilities: Capabilities = CAPABILITIES
 
     def __init__(
         self,
-        upstream: str | Upstream,
+        url: str,
         key: str | None = None,
         timeout: float = TIMEOUT,
         max_waiting: int = QUEUE,
+        client: Client | None = None,
     ) -> None:
-        if isinstance(upstream, str):
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
-            patience = max(10 * timeout, 600.0)
-            upstream = HttpUpstream(upstream, headers, timeout, patience, "/health")
-        self.server = Server(upstream, max_waiting)
+        if client is None:
+            client = ConnectionPool(url, timeout, max(10 * timeout, 600.0), "/health")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.server = Server(HttpClient(url, headers, client), max_waiting)
 
     @override
     def model(self) -> Coroutine[Any, Any, Model]:
-        return self.server.known.get()
+        return self.server.monitor.get()
 
     @override
     def open(self, job: Generation) -> Stream:
@@ -89,7 +94,7 @@ class LlamaServer(Backend):
     @asynccontextmanager
     async def _nothing(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
         """Run a job of no tokens without the server, which would generate one token."""
-        model = await self.server.known.get_for(job)
+        model = await self.server.monitor.get_for(job)
         _ids, count = await prompt_ids(self.server, job, model)
         yield ended(job, count)
 
@@ -98,7 +103,7 @@ class LlamaServer(Backend):
         """Run a job that scores its prompt before it generates."""
         server = self.server
         server.turns.check(job.party)
-        model = await server.known.get_for(job)
+        model = await server.monitor.get_for(job)
         ids, count = await prompt_ids(server, job, model)
         facts = await server.facts()
         if facts.speculative:
@@ -113,7 +118,7 @@ class LlamaServer(Backend):
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
         server = self.server
         server.turns.check(job.party)
-        model = await server.known.get_for(job)
+        model = await server.monitor.get_for(job)
         if job.sampling.logit_bias:
             await check_biases(server, job)
         prompt = await native_prompt(server, job, model)
@@ -122,9 +127,9 @@ class LlamaServer(Backend):
         data = await offload.run(size_of(prompt), orjson.dumps, payload)
         await server.turns.take(job.party)
         try:
-            server.known.check_is(model)
-            async with server.upstream.send("POST", "/completion", data) as reply:
-                yield NativeReply(reply.status, reply.content_type, reply.chunks())
+            server.monitor.check_is(model)
+            async with await server.client.send("POST", "/completion", data) as response:
+                yield NativeReply(response.status, response.content_type, aiter(response.stream))
         finally:
             server.turns.release()
 

@@ -177,7 +177,7 @@ async def embedding_model(server: Server) -> EmbeddingModel | None:
 
     Facts that need a place for a call are unknown, or assumed, until a place was free once.
     """
-    model = await server.known.get()
+    model = await server.monitor.get()
     if server.embedder is None and server.turns.is_full and await _served(server) is None:
         return EmbeddingModel(None, None, context_of(model))
     facts = await embedder(server, model, Party())
@@ -196,7 +196,7 @@ async def embed(server: Server, job: Embedding) -> Embeddings:
         ContextExceeded: an input is longer than the context or the server's batch.
     """
     server.turns.check(job.party)
-    model = await server.known.get_for(job)
+    model = await server.monitor.get_for(job)
     party = job.party or Party()
     facts = await embedder(server, model, party)
     if facts.hint:
@@ -218,7 +218,7 @@ async def embedder(server: Server, model: Model, party: Party) -> Embedder:
             facts = server.embedder
             if facts is None:
                 facts = await _read_embedder(server, party)
-                server.known.check_is(model)
+                server.monitor.check_is(model)
                 server.embedder = facts
     return facts
 
@@ -282,7 +282,7 @@ async def _generates(server: Server, model: Model) -> bool:
         if isinstance(error, EngineUnavailable):
             raise error
         generates = not isinstance(error, NotServed)
-        server.known.check_is(model)
+        server.monitor.check_is(model)
         server.generates = generates
     return generates
 
@@ -399,7 +399,7 @@ async def rank(server: Server, job: Ranking) -> Scores:
         ContextExceeded: query and document are longer than the context or the server's batch.
     """
     server.turns.check(job.party)
-    model = await server.known.get_for(job)
+    model = await server.monitor.get_for(job)
     party = job.party or Party()
     facts = await embedder(server, model, party)
     if not facts.ranks:

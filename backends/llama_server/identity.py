@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import orjson
+from typing_extensions import override
 
 from ..base import MediaKind, Model
 from ..errors import (
@@ -26,8 +27,8 @@ from ..errors import (
     text_of,
     whole_of,
 )
-from ..http import HttpUpstream, Upstream
-from ..identity import Checks, changed
+from ..http import Connection, HttpClient
+from ..identity import IdentityMonitor
 from .translate import ENGINE, to_error
 
 # The largest number of slots to accept.
@@ -145,11 +146,12 @@ def read_meta(models: Any) -> tuple[str, ...]:
     return tuple(f"{name} {meta[name]!s:.40}" for name in _META if name in meta)
 
 
-# Seconds for which an answer is valid with a user's own client, whose connections are unknown.
-WITH_OWN_CLIENT = 2.0
+# Seconds for which a check is valid while the connection of its answer is open, and with a user's
+# own client, whose connections are unknown.
+HOLDS, HOLDS_WITHOUT_POOL = 1.0, 2.0
 
 
-class Watch:
+class ServerMonitor(IdentityMonitor[Identity]):
     """The last known identity of a server, and the checks of it.
 
     Args:
@@ -158,76 +160,72 @@ class Watch:
     """
 
     def __init__(
-        self, upstream: Upstream, forget: Callable[[], None], restarted: Callable[[], None]
+        self,
+        client: HttpClient,
+        read_model: Callable[[], Coroutine[Any, Any, Model]],
+        forget: Callable[[], None],
+        restarted: Callable[[], None],
     ) -> None:
-        self._upstream = upstream
-        self._pool = upstream if isinstance(upstream, HttpUpstream) else None
-        self._forget = forget
+        pool = self._pool = client.pool
+        holds = HOLDS_WITHOUT_POOL if pool is None else HOLDS
+        super().__init__(client.address, read_model, forget, holds)
+        # Other connections prove nothing: llama-server closes those of streamed responses.
+        self.client = client.separate()
+        self._witness: Connection | None = None
         self._restarted = restarted
-        self._checks = Checks(self._look)
-        self._seen = -1e9
         self._props = b""
-        self.identity: Identity | None = None
-        if self._pool is not None:
-            self._pool.on_connect = self._connected
+        if pool is not None:
+            pool.on_connect = self._verify_connection
 
     @property
-    def is_sure(self) -> bool:
-        """True if the last answer is still valid."""
-        if self._pool is not None:
-            return self._pool.is_sure
-        return time.monotonic() - self._seen < WITH_OWN_CLIENT
+    @override
+    def is_verified(self) -> bool:
+        """True if the last check is still valid.
 
-    def doubt(self) -> None:
-        """Require a new check, since the server was unavailable."""
-        self._seen = -1e9
-        if self._pool is not None:
-            self._pool.doubt()
-
-    async def check(self) -> None:
-        """Ask the server for its identity.
-
-        Raises:
-            EngineUnavailable: it is not reachable, not ready, or serves another model than before.
-            EngineError: it is not a llama-server.
+        The open connection of its answer shows that the process is running. The time limit is
+        needed because a process that shuts down may keep its connections while another one listens.
         """
-        await self._checks.run()
+        witness = self._witness
+        if self._pool is not None and (witness is None or witness.closed):
+            return False
+        return time.monotonic() - self._checked_at < self._holds
 
+    @override
     def lose(self, error: EngineUnavailable) -> None:
         """Clear the identity and fail the requests for the old model that are not sent yet."""
-        self.identity, self._props = None, b""
-        self._forget()
+        self._props = b""
+        self.invalidate()
+        super().lose(error)
         if self._pool is not None:
-            self._pool.refuse(error)
+            self._pool.fail_pending(error)
 
-    async def get(self, path: str, witness: bool = False) -> bytes:
-        """Send a request that does not depend on the model; see `HttpUpstream.ask`."""
-        pool = self._pool
-        question = self._upstream.send("GET", path) if pool is None else pool.ask(path, witness)
-        async with question as reply:
-            data = await reply.read()
-            if reply.status != 200:
-                raise to_error(reply.status, data)
-            return data
+    async def ask(self, path: str) -> bytes:
+        """Send a request that does not depend on the model, on a connection of its own."""
+        return (await self._ask(path))[0]
 
-    async def _connected(self) -> None:
-        if self.identity is not None and not self.is_sure:
+    async def _ask(self, path: str) -> tuple[bytes, Connection | None]:
+        """Return the body of a response, and the connection that it came by if that is known."""
+        async with await self.client.send("GET", path) as response:
+            data = await response.aread()
+            if response.status != 200:
+                raise to_error(response.status, data)
+            stream = response.stream
+            return data, stream if isinstance(stream, Connection) else None
+
+    async def _verify_connection(self) -> None:
+        if self.identity is not None and not self.is_verified:
             await self.check()
 
-    async def _look(self) -> None:
-        await self._compare(await self.get("/props", witness=True))
-        self._seen = time.monotonic()
-        if self._pool is not None:
-            self._pool.trust()
-
-    async def _compare(self, data: bytes) -> None:
+    @override
+    async def _compare(self) -> None:
+        data, self._witness = await self._ask("/props")
         before = self.identity
         # The marker changes with each start, so equal bytes come from the same process.
         if before is not None and before.marker and data == self._props:
             return
         now = await self._read(data, before)
         if before is not None and not now.is_same(before):
-            error = changed(self._upstream.address, now.name, before.name)
+            error = self.changed(now.name, before.name)
             self.lose(error)
             raise error
         self.identity, self._props = now, data
@@ -238,14 +236,12 @@ class Watch:
         try:
             identity = read_identity(orjson.loads(data))
         except MALFORMED as error:
-            raise EngineError(
-                f"{self._upstream.address} is not {ENGINE}: {error!r:.200}"
-            ) from error
+            raise EngineError(f"{self.address} is not {ENGINE}: {error!r:.200}") from error
         if before is not None and before.marker and identity.marker == before.marker:
             return identity._replace(meta=before.meta)
         try:
             with read_from(ENGINE, "/v1/models"):
-                meta = read_meta(orjson.loads(await self.get("/v1/models")))
+                meta = read_meta(orjson.loads(await self.ask("/v1/models")))
         except (EngineUnavailable, EngineSilent):
             raise
         except (EngineError, RequestError):

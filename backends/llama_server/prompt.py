@@ -99,11 +99,11 @@ async def _markers(server: Server, model: Model) -> InfillTokens:
         ids = await server.tokenize(spelled, add_special=False, parse_special=True)
         before, after = [await server.plain(text) for text in INFILL_TEXTS]
         found = infill_tokens(ids, before, after)
-        server.known.check_is(model)
+        server.monitor.check_is(model)
         server.infill = found
     return found
 
 
 def _marker(server: Server) -> str:
     """Return the media placeholder of the server's prompts."""
-    return server.watch.identity.marker if server.watch.identity is not None else ""
+    return server.monitor.identity.marker if server.monitor.identity is not None else ""

@@ -248,7 +248,7 @@ async def _score(
         call = calls.pop(0)
         native = to_native(call, ids, top, facts.vocabulary, facts.rolls_back)
         payload = await offload.run(6 * len(ids), orjson.dumps, native)
-        server.known.check_is(facts.model)
+        server.monitor.check_is(facts.model)
         status, body = await server.call("/completion", payload, party)
         if status == 200:
             found, rest = await _read_scores(server, call, ids, top, body, facts)

@@ -27,10 +27,10 @@ from ..errors import (
     ids_of_text,
     read_from,
 )
-from ..http import Upstream
-from ..identity import Fresh, Known, changed
+from ..http import HttpClient
+from ..identity import Fresh
 from ..queue import Party, Turns
-from .identity import Watch
+from .identity import ServerMonitor
 from .translate import ENGINE, Vocabulary, read_pieces, to_error
 
 Ask = Callable[..., Awaitable[Any]]
@@ -247,9 +247,8 @@ class Server:
         max_waiting: the largest number of requests that wait for a place.
 
     Attributes:
-        known: the model that it serves.
+        monitor: the model that it serves, and the detector of another one at the address.
         turns: the queue of calls.
-        watch: the detector of another model at the address.
         names: the model's names in responses.
         infill: the model's infill tokens, once known.
         embedder: the facts about its embeddings, once known.
@@ -257,18 +256,17 @@ class Server:
         generates: True if it also generates text; None if not known yet.
     """
 
-    def __init__(self, upstream: Upstream, max_waiting: int) -> None:
-        self.upstream = upstream
+    def __init__(self, client: HttpClient, max_waiting: int) -> None:
+        self.client = client
         self.turns = Turns(max_waiting)
         self._batches = Turns(max_waiting)
         self._most_batches = 1
         # Calls made inside a call that already has a place, which must not wait for each other.
         self._asides = Turns(None)
         self._questions = Turns(None, QUESTIONS)
-        self.watch = Watch(upstream, self._forget, self._restarted)
+        self.monitor = ServerMonitor(client, self._read_model, self._forget, self._restarted)
         self._health = Fresh(self._ask_health)
         self.names: frozenset[str] = frozenset()
-        self.known = Known(upstream.address, self.watch, self._read_model)
         self._facts: Facts | None = None
         self.infill: InfillTokens | None = None
         self._specials: Sequence[Special] | None = None
@@ -294,11 +292,11 @@ class Server:
             await turns.take()
         try:
             if model is not None:
-                self.known.check_is(model)
-            async with self.upstream.send("POST", path, payload) as reply:
-                return reply.status, await reply.read()
+                self.monitor.check_is(model)
+            async with await self.client.send("POST", path, payload) as response:
+                return response.status, await response.aread()
         except EngineUnavailable:
-            self.watch.doubt()
+            self.monitor.invalidate()
             raise
         finally:
             turns.release()
@@ -343,7 +341,7 @@ class Server:
         if specials is None:
             facts = await self.facts()
             specials = await read_specials(facts.vocabulary, self.plain)
-            self.known.check_is(facts.model)
+            self.monitor.check_is(facts.model)
             self._specials = specials
         return specials
 
@@ -353,29 +351,30 @@ class Server:
 
     async def _ask_health(self) -> None:
         with read_from(ENGINE, "/health"):
-            orjson.loads(await self.watch.get("/health"))
+            orjson.loads(await self.monitor.ask("/health"))
 
     def served(self, name: str) -> EngineError:
         """Clear the cached facts and return the error for a response of another model."""
-        model = self.known.model
-        error = changed(self.upstream.address, name, "another" if model is None else model.name)
-        self.watch.lose(error)
+        model = self.monitor.model
+        error = self.monitor.changed(name, "another" if model is None else model.name)
+        self.monitor.lose(error)
         return EngineError(error.message)
 
     def _forget(self) -> None:
         """Clear everything read about the model, since the server has another one."""
-        self.known.model = self._facts = self.infill = self._specials = None
+        self._facts = self.infill = self._specials = None
         self.embedder = self.generates = None
 
     def _restarted(self) -> None:
         """Clear facts that a restart can change: slots, draft model and embeddings."""
         self._facts = self.embedder = self.generates = None
-        if self.watch.identity is not None:
-            self._resize(self.watch.identity.slots)
+        if self.monitor.identity is not None:
+            self._resize(self.monitor.identity.slots)
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self.upstream.aclose()
+        await self.client.aclose()
+        await self.monitor.client.aclose()
 
     async def plain(self, text: str) -> TokenIds:
         """Return the ids of a text without parsing control tokens in it."""
@@ -400,38 +399,38 @@ class Server:
         """Send a question and return status and body; at most `QUESTIONS` run concurrently."""
         async with self._questions:
             try:
-                async with self.upstream.send(method, path, body) as reply:
-                    return reply.status, await reply.read()
+                async with await self.client.send(method, path, body) as response:
+                    return response.status, await response.aread()
             except EngineUnavailable:
-                self.watch.doubt()
+                self.monitor.invalidate()
                 raise
 
     async def _read_model(self) -> Model:
-        await self.watch.check()
+        await self.monitor.check()
         adds_bos = bool(await self.ids(""))
-        identity = self.watch.identity
+        identity = self.monitor.identity
         if identity is None:
-            raise self.known.changed()
+            raise self.monitor.changed()
         self.names = identity.names
         self._resize(identity.slots)
         return identity.model(adds_bos)
 
     async def vocabulary_size(self) -> int:
         """Return the number of tokens in the vocabulary."""
-        size = self.watch.identity.vocabulary if self.watch.identity is not None else None
+        size = self.monitor.identity.vocabulary if self.monitor.identity is not None else None
         return size if size is not None else len((await self.facts()).vocabulary)
 
     async def facts(self) -> Facts:
         """Return the facts that reporting tokens needs; the first call reads them."""
         facts = self._facts
         if facts is None:
-            model = await self.known.get()
+            model = await self.monitor.get()
             async with self._learning:
                 facts = self._facts
                 if facts is None:
-                    slots = self.watch.identity.slots if self.watch.identity is not None else 1
+                    slots = self.monitor.identity.slots if self.monitor.identity is not None else 1
                     with read_from(ENGINE, "its vocabulary"):
                         facts = await read_facts(self.reply, self.ask, model, slots)
-                    self.known.check_is(model)
+                    self.monitor.check_is(model)
                     self._facts = facts
         return facts

@@ -96,6 +96,24 @@ async def test_an_answer_holds_for_a_moment() -> None:
     assert engine.asked == 3
 
 
+async def test_a_check_ends_with_its_last_caller() -> None:
+    """A check is cancelled when all of its callers have left, and the next caller runs another."""
+    engine = Engine()
+    fresh = Fresh(engine.look)
+    tasks = [asyncio.create_task(fresh.run()) for _ in range(3)]
+    await asyncio.sleep(0)
+    checking = fresh._task
+    assert checking is not None
+    for task in tasks:
+        assert not checking.cancelled()
+        task.cancel()
+        await asyncio.sleep(0.01)
+    assert checking.cancelled()
+    engine.go.set()
+    await fresh.run()
+    assert engine.asked == 2
+
+
 LOADING = b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'
 
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import uvicorn
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
-from latimer.backends.http import HttpUpstream
+from latimer.backends.http import ConnectionPool
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
@@ -92,11 +92,12 @@ def backend_of(engine: str, address: str) -> Backend:
     if engine == "llama_cpp":
         return LlamaCpp(context=512, parallel=8, threads=1, cache_memory=16 << 20, embeddings=True)
     if engine == "llama_server":
-        return LlamaServer(HttpUpstream(address, {}, SILENCE, PATIENCE, "/health"))
+        pool = ConnectionPool(address, SILENCE, PATIENCE, "/health")
+        return LlamaServer(address, client=pool)
     times = EDITED_SILENCE, EDITED_PATIENCE
     if engine == "llama_server_edited":
-        return LlamaServer(HttpUpstream(address, {}, *times, "/health"))
-    return KoboldCpp(HttpUpstream(address, {}, *times), silence=0.5)
+        return LlamaServer(address, client=ConnectionPool(address, *times, "/health"))
+    return KoboldCpp(address, silence=0.5, client=ConnectionPool(address, *times))
 
 
 class Served:

@@ -10,7 +10,6 @@ import orjson
 import pytest
 from latimer.backends.base import Finish, Generation, Prompt, Text
 from latimer.backends.errors import EngineError
-from latimer.backends.http import HttpxUpstream
 from latimer.backends.koboldcpp import KoboldCpp
 from support.jobs import run
 from support.recordings import body
@@ -81,10 +80,8 @@ class Engine:
 
     async def finish(self, job: Generation = JOB) -> tuple[bytes, Finish]:
         """Return the text and the finish of a job."""
-        client = httpx2.AsyncClient(
-            transport=httpx2.MockTransport(self._respond), base_url="http://fake"
-        )
-        texts, finishes = await run(KoboldCpp(HttpxUpstream(client)), job)
+        client = httpx2.MockTransport(self._respond)
+        texts, finishes = await run(KoboldCpp("http://fake", client=client), job)
         return texts[0], finishes[0]
 
 

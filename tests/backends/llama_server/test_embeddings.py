@@ -7,7 +7,6 @@ import json
 import urllib.request
 from array import array
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -23,7 +22,6 @@ from latimer.backends.errors import (
     NotServed,
     UnknownToken,
 )
-from latimer.backends.http import HttpxUpstream
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
 from latimer.backends.llama_server.embeddings import around, parted, read_scores
@@ -64,29 +62,25 @@ async def test_vectors_are_those_of_the_server(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["spm", "bpe", "bert-mean", "last"])
-async def test_many_texts_have_the_tokens_of_single_ones(name: str) -> None:
+async def test_many_texts_have_the_tokens_of_single_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Texts of one call have the ids of separate calls, with the model's special tokens, and the
     count omits these."""
     options = ("--embeddings", "--pooling", "last")
     async with backend_of(MODELS / f"{name}.gguf", *options) as (backend, _address):
         sent: list[Any] = []
-        inner = backend.server.upstream
-
-        class Watched:
-            address = inner.address
-            aclose = inner.aclose
-
-            @asynccontextmanager
-            async def send(self, method: str, path: str, data: Any = None) -> AsyncIterator[Any]:
-                if path == "/embedding":
-                    sent.extend(orjson.loads(data)["content"])
-                async with inner.send(method, path, data) as reply:
-                    yield reply
-
         await backend.embed(Embedding([Text("x")]))
-        backend.server.upstream = Watched()
+        send = backend.server.client.send
+
+        def watched(method: str, path: str, data: Any = None) -> Any:
+            if path == "/embedding":
+                sent.extend(orjson.loads(data)["content"])
+            return send(method, path, data)
+
+        monkeypatch.setattr(backend.server.client, "send", watched)
         found = await backend.embed(Embedding([Text(text) for text in TEXTS]))
-        backend.server.upstream = inner
+        monkeypatch.undo()
         for text, ids in zip(TEXTS, sent, strict=True):
             single = await backend.tokenize(text, add_special=True, parse_special=False)
             assert tuple(ids) == single, text
@@ -252,7 +246,7 @@ async def test_a_restart_changes_what_is_served() -> None:
 
 async def _recovered(backend: LlamaServer) -> EmbeddingModel | None:
     """Return the facts once the backend has noticed a restart."""
-    backend.server.watch.doubt()
+    backend.server.monitor.invalidate()
     return await backend.embedding_model()
 
 
@@ -289,8 +283,8 @@ def fake(change: Answer, slots: int = 4, queue: int = 8) -> LlamaServer:
             return httpx2.Response(200, json=rows)
         return httpx2.Response(501, json={"error": {"message": "no", "type": "x"}})
 
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
-    return LlamaServer(HttpxUpstream(client), max_waiting=queue)
+    client = httpx2.MockTransport(answer)
+    return LlamaServer("http://fake", client=client, max_waiting=queue)
 
 
 def only(path: str, content: bytes, status: int = 200) -> Answer:

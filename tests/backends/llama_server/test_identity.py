@@ -15,7 +15,6 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError, EngineUnavailable
-from latimer.backends.http import HttpxUpstream
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
 from support.jobs import run
@@ -149,10 +148,8 @@ class Recorded:
         self.props: dict[str, Any] = dict(PROPS)
         self.stream = body("llama_server", "greedy-stream")
         self.asked: list[str] = []
-        client = httpx2.AsyncClient(
-            transport=httpx2.MockTransport(self._answer), base_url="http://fake"
-        )
-        self.backend = LlamaServer(HttpxUpstream(client))
+        client = httpx2.MockTransport(self._answer)
+        self.backend = LlamaServer("http://fake", client=client)
 
     def _answer(self, request: httpx2.Request) -> httpx2.Response:
         self.asked.append(request.url.path)
@@ -189,7 +186,7 @@ async def test_a_users_own_client_is_asked_after_a_while(monkeypatch: pytest.Mon
     old = await server.backend.model()
     server.props["chat_template"] = "another"
     assert await server.backend.model() is old
-    server.backend.server.watch._seen -= 2.1
+    server.backend.server.monitor._checked_at -= 2.1
     new = await server.backend.model()
     assert (new.template, new.fingerprint != old.fingerprint) == ("another", True)
 
@@ -200,14 +197,14 @@ async def test_connections_that_are_kept_cost_no_questions(place: Swapped) -> No
     backend = LlamaServer(place.address)
     await backend.model()
     looked = 0
-    check = backend.server.watch.check
+    check = backend.server.monitor.check
 
     async def counted() -> None:
         nonlocal looked
         looked += 1
         await check()
 
-    backend.server.watch.check = counted  # type: ignore[method-assign]
+    backend.server.monitor.check = counted  # type: ignore[method-assign]
     for _ in range(150):
         await run(backend, Generation(Prompt((5,)), 1, sampling=GREEDY))
     assert looked <= 3
