@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TypedDict
 
 import orjson
-from typing_extensions import Unpack
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute, Match, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing_extensions import Unpack, override
 
 from ..backends.base import Backend
 from ..backends.errors import LatimerError, shortened
@@ -17,19 +22,19 @@ from .auth import Keys
 from .chat.instruct import FORMATS
 from .errors import (
     InvalidRequest,
-    MethodNotAllowed,
     ShuttingDown,
     WebSocketRefused,
     in_log,
+    of_http,
     printable,
     render,
     unexpected,
 )
 from .hosted import NAMES, Limits
-from .origins import Access, LocalRules
-from .request import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
+from .origins import ANY, LocalRules, OriginMiddleware
+from .request import EXCHANGE, JSON, Disconnected, Exchange
 from .responses.sealed import Seal
-from .routes import Found, Routes
+from .routes import ApiRoute, routes_of
 from .service import (
     DEFAULT_MAX_BODY,
     KEEPALIVE,
@@ -45,8 +50,6 @@ from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store
 
 log = logging.getLogger("latimer")
-
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Options(TypedDict, total=False):
@@ -120,8 +123,108 @@ class Options(TypedDict, total=False):
     store_required: bool
 
 
-class OpenAIAdapter:
-    """An ASGI app that serves OpenAI's API over a backend.
+class ErrorMiddleware:
+    """Pure ASGI middleware that makes the exchange of a request, and answers with its errors.
+
+    Every error becomes OpenAI's error object. An unexpected exception is logged and becomes a 500.
+
+    Args:
+        keys: finds the owner of the request; None below the middleware of users, which see the
+            responses with errors because a second `ErrorMiddleware` makes them there.
+        share_prefixes: see `Options`.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        service: Service,
+        keys: Keys | None = None,
+        share_prefixes: bool = False,
+    ) -> None:
+        self._app = app
+        self._service = service
+        self._keys = keys
+        self._shares = share_prefixes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange: Exchange
+        if self._keys is None:
+            exchange = scope[EXCHANGE]
+            exchange.through(receive, send)
+        else:
+            exchange = scope[EXCHANGE] = Exchange(scope, receive, send, self._service.max_body)
+            owner = self._keys.find(exchange) if self._keys.needed else ""
+            scope.setdefault("state", {})["key_digest"] = owner
+            exchange.key = owner or ""
+            exchange.owner = "" if self._shares else exchange.key
+        try:
+            if self._service.has_ended:
+                raise ShuttingDown
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                exchange.unwatch()
+        except Disconnected:
+            pass
+        except asyncio.CancelledError:
+            if exchange.is_left and not _is_cancelling():
+                return
+            if not self._service.has_ended:
+                raise
+            await _shut_down(exchange)
+        except Exception as error:
+            if exchange.started and isinstance(error, LatimerError):
+                raise
+            await _fail(exchange, error)
+        finally:
+            if self._keys is not None:
+                # The exchange refers to the scope.
+                scope.pop(EXCHANGE, None)
+
+
+def _is_cancelling() -> bool:
+    """Undo one cancellation of the task; return True if there is another."""
+    task = asyncio.current_task()
+    return task is not None and task.uncancel() > 0
+
+
+async def _shut_down(exchange: Exchange) -> None:
+    """Send the shutdown error to the client of a cancelled request, if the response allows it."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+    if not exchange.started:
+        await exchange.error(ShuttingDown())
+    elif exchange.streams:
+        await exchange.chunk(exchange.fault(ShuttingDown()), more=False)
+
+
+async def _fail(exchange: Exchange, error: Exception) -> None:
+    """Answer with an error; raise it again if the response has started."""
+    if isinstance(error, LatimerError):
+        await exchange.error(error)
+        return
+    if isinstance(error, HTTPException):
+        # Raised by a route or a middleware of the user.
+        status, body = error.status_code, of_http(error.status_code, error.detail)
+        headers = [(name.encode(), value.encode()) for name, value in (error.headers or {}).items()]
+        await exchange.reply(status, orjson.dumps(body), headers=headers)
+        return
+    # Text from a request must not control the terminal that shows the log.
+    trace = printable("".join(traceback.format_exception(error)), keep="\n")
+    user = f" of user {in_log(exchange.end_user)}" if exchange.end_user else ""
+    log.error("request %s%s failed\n%s", exchange.request_id, user, trace)
+    if exchange.started:
+        raise error
+    status, body = unexpected()
+    await exchange.reply(status, orjson.dumps(body))
+
+
+class OpenAIAdapter(Router):
+    """A Starlette router that serves OpenAI's API over a backend.
 
     Serve it on its own, or mount it under any prefix of another app. The first request starts the
     backend. The end of the app's lifespan, or `aclose`, releases it.
@@ -129,6 +232,10 @@ class OpenAIAdapter:
     Args:
         backend: the backend that handles the requests.
         prefixes: the path prefixes of the API; an empty prefix also serves `/health`.
+        routes: more routes, after those of the API. They need no API key, unless they call
+            `auth.require_key`.
+        middleware: middleware around all routes. `request.state.key_digest` is the digest of the
+            API key there; what it raises becomes OpenAI's error object.
         options: see `Options`.
     """
 
@@ -136,6 +243,8 @@ class OpenAIAdapter:
         self,
         backend: Backend,
         prefixes: Sequence[str] = ("/v1", ""),
+        routes: Sequence[BaseRoute] = (),
+        middleware: Sequence[Middleware] = (),
         **options: Unpack[Options],
     ) -> None:
         name = options.get("chat_format")
@@ -170,80 +279,60 @@ class OpenAIAdapter:
             store=None if place is None else Store(place),
             seal=Seal(options.get("reasoning_key")),
         )
-        self._keys = Keys(options.get("api_keys", ()))
-        self._shares = options.get("share_prefixes", False)
-        self._routes = Routes(prefixes)
-        self._access = Access(options.get("cors_origins", ("*",)), options.get("local_rules"))
-        self._has_ended = False
+        own = [
+            Middleware(
+                ErrorMiddleware,
+                self._service,
+                Keys(options.get("api_keys", ())),
+                options.get("share_prefixes", False),
+            ),
+            Middleware(
+                OriginMiddleware,
+                options.get("cors_origins", (ANY,)),
+                options.get("local_rules"),
+            ),
+        ]
+        if middleware:
+            own += [*middleware, Middleware(ErrorMiddleware, self._service)]
+        super().__init__(
+            [*routes_of(self._service, prefixes), *routes],
+            redirect_slashes=False,
+            default=_unknown_path,
+            lifespan=self._lifespan,
+            middleware=own,
+        )
+        self._plain: Mapping[str, ApiRoute] = {}
+        self._indexed: list[BaseRoute] = []
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run an endpoint; every error becomes OpenAI's error object.
+    @override
+    def app(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
+        """Pass a request to its route; paths without parameters are found in a table."""
+        if scope["type"] == "http":
+            if self._indexed != self.routes:
+                self._index()
+            path, root = scope["path"], scope.get("root_path")
+            if root and path.startswith(root + "/"):
+                path = path[len(root) :]
+            route = self._plain.get(path)
+            if route is not None:
+                scope["router"], scope["route"] = self, route
+                return route.handle(scope, receive, send)
+        return super().app(scope, receive, send)
 
-        An unexpected exception is logged and becomes a 500.
-        """
-        if scope["type"] != "http":
-            await self._other(scope, receive, send)
-            return
-        exchange = Exchange(scope, receive, send)
-        try:
-            if self._has_ended:
-                raise ShuttingDown
-            scheme = scope.get("scheme", "http")
-            verdict = self._access.judge(scope["method"], scheme, scope["headers"])
-            if verdict is not None:
-                exchange.headers += verdict.headers
-                if verdict.error is not None:
-                    raise verdict.error
-                if verdict.is_preflight:
-                    await exchange.reply(200, b"OK", b"text/plain")
-                    return
-            found = self._find(scope)
-            if found is None:
-                asked = shortened(f"{scope['method']} {scope['path']}")
-                raise InvalidRequest(f"Invalid URL ({asked})", status=404)
-            if found.guarded:
-                exchange.key = self._keys.check(exchange)
-                exchange.owner = "" if self._shares else exchange.key
-            method = scope["method"]
-            endpoint = found.methods.get(method)
-            if endpoint is None:
-                if (exchange.raw_header(b"upgrade") or b"").lower() == b"websocket":
-                    raise WebSocketRefused(scope["path"])
-                raise MethodNotAllowed(method, scope["path"], found.methods)
-            if method == "POST":
-                await exchange.receive(self._service.max_body)
-            work = endpoint(exchange, self._service, *found.values)
-            await unless_disconnected(exchange, work)
-        except Disconnected:
-            pass
-        except LatimerError as error:
-            if exchange.started:
-                raise
-            await exchange.error(error)
-        except asyncio.CancelledError:
-            if not self._has_ended:
-                raise
-            await _shut_down(exchange)
-        except Exception:
-            # Text from a request must not control the terminal that shows the log.
-            trace = printable(traceback.format_exc(), keep="\n")
-            user = f" of user {in_log(exchange.end_user)}" if exchange.end_user else ""
-            log.error("request %s%s failed\n%s", exchange.request_id, user, trace)
-            if exchange.started:
-                raise
-            status, body = unexpected()
-            await exchange.reply(status, orjson.dumps(body))
+    def _index(self) -> None:
+        """Note the paths that no route of the user precedes."""
+        found: dict[str, ApiRoute] = {}
+        for route in self.routes:
+            if not isinstance(route, ApiRoute):
+                break
+            if not route.param_convertors:
+                found.setdefault(route.path, route)
+        self._plain, self._indexed = found, [*self.routes]
 
     def serves(self, scope: Scope) -> bool:
-        """Return True if the app serves the path of a request."""
-        return self._find(scope) is not None
-
-    def _find(self, scope: Scope) -> Found | None:
-        """Return the route of a path, relative to the app's mount point; None if unknown."""
-        path, root = scope["path"], scope.get("root_path", "")
-        if root and path.startswith(root + "/"):
-            path = path[len(root) :]
-        return self._routes.find(path)
+        """Return True if the app serves the path of a request, or of a handshake."""
+        request = {**scope, "type": "http", "method": "GET"}
+        return any(route.matches(request)[0] is not Match.NONE for route in self.routes)
 
     async def open_store(self) -> None:
         """Open a durable store now, instead of when the first request needs it.
@@ -268,44 +357,27 @@ class OpenAIAdapter:
 
     def end(self) -> None:
         """Reject new requests, and let requests that are cancelled from now on send an error."""
-        self._has_ended = True
+        self._service.has_ended = True
 
-    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif "websocket.http.response" in (scope.get("extensions") or ()):
-            await _refuse_websocket(scope["path"], send)
-        else:
-            await send({"type": "websocket.close", "code": 1000})
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "lifespan.startup":
-                await send({"type": "lifespan.startup.complete"})
-            else:
-                await self.aclose()
-                await send({"type": "lifespan.shutdown.complete"})
-                return
+    @asynccontextmanager
+    async def _lifespan(self, _app: object) -> AsyncIterator[None]:
+        yield
+        await self.aclose()
 
 
-async def _refuse_websocket(path: str, send: Send) -> None:
-    """Answer a handshake with an error, by which a client knows that it can use HTTP."""
-    status, body, headers = render(WebSocketRefused(path))
-    head = [(b"content-type", b"application/json"), *headers]
+async def _unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request for an unknown path, or a handshake of a WebSocket."""
+    if scope["type"] == "http":
+        asked = shortened(f"{scope['method']} {scope['path']}")
+        raise InvalidRequest(f"Invalid URL ({asked})", status=404)
+    if "websocket.http.response" not in (scope.get("extensions") or ()):
+        await send({"type": "websocket.close", "code": 1000})
+        return
+    # A client knows by this answer that it can use HTTP.
+    status, body, headers = render(WebSocketRefused(scope["path"]))
+    head = [(b"content-type", JSON), *headers]
     await send({"type": "websocket.http.response.start", "status": status, "headers": head})
     await send({"type": "websocket.http.response.body", "body": orjson.dumps(body)})
-
-
-async def _shut_down(exchange: Exchange) -> None:
-    """Send the shutdown error to the client of a cancelled request, if the response allows it."""
-    task = asyncio.current_task()
-    if task is not None:
-        task.uncancel()
-    if not exchange.started:
-        await exchange.error(ShuttingDown())
-    elif exchange.streams:
-        await exchange.chunk(exchange.fault(ShuttingDown()), more=False)
 
 
 def _fetch() -> Fetch:
@@ -339,9 +411,9 @@ class OpenAIMiddleware:
             await self._outer(scope, receive, send)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def release(message: dict[str, object]) -> None:
+        async def release(message: Message) -> None:
             if str(message["type"]).startswith("lifespan.shutdown."):
                 await self._adapter.aclose()
             await send(message)
 
-        await self._outer(scope, receive, release)  # type: ignore[arg-type]
+        await self._outer(scope, receive, release)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from .request import Exchange
+    from starlette.requests import Request
 
 
 class UnusableKey(ValueError):
@@ -76,7 +76,11 @@ _MISSING = (
 
 
 class Keys:
-    """The API keys that requests may use; without any, no key is needed."""
+    """The API keys that requests may use.
+
+    Attributes:
+        needed: True if requests need a key: there is one.
+    """
 
     def __init__(self, keys: Iterable[str]) -> None:
         # Digests have equal lengths, so comparing them does not reveal a key's length.
@@ -86,31 +90,47 @@ class Keys:
                 continue
             owner = owner_of(key)
             self._owners += [(_digest(spelling), owner) for spelling in _spellings(key)]
+        self.needed = bool(self._owners)
 
-    def check(self, exchange: Exchange) -> str:
-        """Return the owner of a request's key, as a digest; empty if no key is needed.
+    def find(self, request: Request) -> str | None:
+        """Return the owner of a request's key, as a digest; None if it has no known key.
 
         Every key is compared, even after a match.
-
-        Raises:
-            InvalidRequest: OpenAI's 401, for a missing or unknown key.
         """
-        if not self._owners:
-            return ""
-        scheme, _, key = (exchange.raw_header(b"authorization") or b"").partition(b" ")
-        key = key.strip(b" \t")
-        if scheme.lower() != b"bearer" or not key:
-            raise InvalidRequest(_MISSING, status=401)
+        key = _key_of(request)
+        if key is None:
+            return None
         digest = _digest(key)
         matches = [owner for known, owner in self._owners if hmac.compare_digest(digest, known)]
-        if not matches:
-            raise InvalidRequest(
-                f"Incorrect API key provided: {_redacted(key)}. Ask the operator of this server "
-                "for a valid key.",
-                code="invalid_api_key",
-                status=401,
-            )
-        return matches[0]
+        return matches[0] if matches else None
+
+
+def require_key(request: Request) -> str:
+    """Return the owner of a request's key, as a digest; empty if no key is needed.
+
+    Raises:
+        InvalidRequest: OpenAI's 401, for a missing or unknown key.
+    """
+    key: str | None = request.state.key_digest
+    if key is not None:
+        return key
+    sent = _key_of(request)
+    if sent is None:
+        raise InvalidRequest(_MISSING, status=401)
+    raise InvalidRequest(
+        f"Incorrect API key provided: {_redacted(sent)}. Ask the operator of this server for a "
+        "valid key.",
+        code="invalid_api_key",
+        status=401,
+    )
+
+
+def _key_of(request: Request) -> bytes | None:
+    """Return the key that a request sends, or None."""
+    value = request.headers.get("authorization", "").encode("latin-1")
+    scheme, _, key = value.partition(b" ")
+    key = key.strip(b" \t")
+    return key if scheme.lower() == b"bearer" and key else None
 
 
 def _spellings(key: str) -> list[bytes]:

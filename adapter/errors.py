@@ -162,6 +162,11 @@ def unexpected() -> tuple[int, ErrorReply]:
     return 500, _body(message, "server_error", None, None)
 
 
+def of_http(status: int, message: str) -> ErrorReply:
+    """Return the body for an error that has only a status and a message."""
+    return _body(message, "invalid_request_error" if status < 500 else "server_error", None, None)
+
+
 def _body(message: str, kind: str, param: str | None, code: str | None) -> ErrorReply:
     message = shortened(message, MOST_MESSAGE)
     param = None if param is None else shortened(param)

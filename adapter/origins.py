@@ -5,17 +5,22 @@ website. Two headers identify such requests, and no page can forge them. `Origin
 `Host` is the name by which the browser reached the server: checking it stops DNS rebinding, where a
 website's own name resolves to this machine.
 
-Sans-I/O: `Access.judge` reads the method and the headers of a request, before its body is read.
+`OriginMiddleware.judge` reads only the method and the headers of a request, and does no I/O.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+from typing_extensions import override
+
 from .errors import Header, InvalidRequest, as_ascii
+from .request import EXCHANGE, Exchange
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # The scheme, the host in lower case, and the port (for http and https only).
@@ -213,12 +218,13 @@ def _is_private(address: Address) -> bool:
     return any(address in network for network in _PRIVATE)
 
 
-METHODS = (b"GET", b"HEAD", b"POST", b"DELETE")
+METHODS = ("GET", "HEAD", "POST", "DELETE")
 EXPOSED = (
-    b"x-request-id, openai-processing-ms, x-latimer-ignored, x-latimer-inexact, retry-after-ms"
-)
+    "x-request-id", "openai-processing-ms", "x-latimer-ignored", "x-latimer-inexact",
+    "retry-after-ms",
+)  # fmt: skip
 # Seconds that a browser may cache the answer to a preflight.
-MAX_AGE = b"600"
+MAX_AGE = 600
 # The headers with which a public page asks for access to a local server. The specification has used
 # both names. Current browsers (Local Network Access) ask the user and send neither.
 _NETWORKS = {
@@ -227,11 +233,6 @@ _NETWORKS = {
 }
 _NAMES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z, \t-]*")
 _VARY = (b"vary", b"Origin")
-_VARY_OF_PREFLIGHTS = (
-    b"vary",
-    b"Origin, Access-Control-Request-Method, Access-Control-Request-Headers, "
-    b"Access-Control-Request-Private-Network, Access-Control-Request-Local-Network",
-)
 _REQUEST_METHOD = b"access-control-request-method"
 # The most `Host` values to remember as allowed, and the longest of them in bytes.
 _MOST_KNOWN, _LONGEST_KNOWN = 64, 255
@@ -251,8 +252,11 @@ class Verdict(NamedTuple):
     is_preflight: bool = False
 
 
-class Access:
-    """The rules for web pages that call the API.
+class OriginMiddleware(CORSMiddleware):
+    """Starlette's CORS, and the rules for a server without a key; all errors are OpenAI's.
+
+    It decides before a body is read. It adds headers to the exchange instead of wrapping `send`,
+    which would cost a call for each token.
 
     Args:
         origins: the origins of pages that may read responses; `*` for all. Requests of other
@@ -261,11 +265,45 @@ class Access:
             not allow are rejected.
     """
 
-    def __init__(self, origins: Iterable[str], rules: LocalRules | None = None) -> None:
-        self._origins = frozenset(origins)
+    def __init__(
+        self, app: ASGIApp, origins: Iterable[str] = (), rules: LocalRules | None = None
+    ) -> None:
+        if rules is not None:
+            origins = [ANY] if rules.any_origin else []
+        super().__init__(
+            app,
+            allow_origins=frozenset(origins),
+            allow_methods=METHODS,
+            allow_headers=["*"],
+            allow_private_network=True,
+            expose_headers=EXPOSED,
+            max_age=MAX_AGE,
+        )
         self._rules = rules
-        self._answers_all = rules.any_origin if rules is not None else ANY in self._origins
         self._known: set[bytes] = set()
+        self._exposed = _header("access-control-expose-headers", ", ".join(EXPOSED))
+        preflight = self.preflight_headers
+        self._preflight = [
+            _header("access-control-allow-methods", preflight["Access-Control-Allow-Methods"]),
+            _header("access-control-max-age", preflight["Access-Control-Max-Age"]),
+            _header("vary", preflight["Vary"] + ", Access-Control-Request-Local-Network"),
+        ]
+
+    @override
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
+        # Most clients of a server with a key, or inside another app, are not browsers.
+        if scope["type"] == "http" and (
+            self._rules is not None or b"origin" in dict(scope["headers"])
+        ):
+            verdict = self.judge(scope["method"], scope.get("scheme", "http"), scope["headers"])
+            if verdict is not None:
+                exchange: Exchange = scope[EXCHANGE]
+                exchange.response_headers += verdict.headers
+                if verdict.error is not None:
+                    raise verdict.error
+                if verdict.is_preflight:
+                    return exchange.reply(200, b"OK", b"text/plain")
+        return self.app(scope, receive, send)
 
     def judge(self, method: str, scheme: str, headers: Sequence[Header]) -> Verdict | None:
         """Return the verdict on a request, or None if it needs no check and no headers."""
@@ -290,22 +328,21 @@ class Access:
             self._remember(hosts[0])
         if origin is None:
             return None
-        is_preflight = method == "OPTIONS" and any(name == _REQUEST_METHOD for name, _ in headers)
+        is_preflight = method == "OPTIONS" and _REQUEST_METHOD in found
         if not is_allowed and (is_preflight or self._rules is not None):
             return Verdict(granted, _origin_error(origin, self._rules is not None))
-        return _preflight(headers, granted) if is_preflight else Verdict(granted)
+        return self._answer(found, granted) if is_preflight else Verdict(granted)
 
     def _allows(self, origin: str, scheme: str, host: str | None) -> bool:
         if self._rules is not None:
             return self._rules.allows_origin(origin, scheme, host)
-        return self._answers_all or origin in self._origins
+        return self.is_allowed_origin(origin)
 
     def _granted(self, origin: bytes) -> list[Header]:
         """Return the headers that allow a page to read the response."""
-        exposed = (b"access-control-expose-headers", EXPOSED)
-        if not self._answers_all:
-            return [(b"access-control-allow-origin", origin), exposed, _VARY]
-        granted = [(b"access-control-allow-origin", b"*"), exposed]
+        if not self.allow_all_origins:
+            return [(b"access-control-allow-origin", origin), self._exposed, _VARY]
+        granted = [(b"access-control-allow-origin", b"*"), self._exposed]
         # The rules still reject the origin `null`.
         return granted if self._rules is None else [*granted, _VARY]
 
@@ -313,38 +350,34 @@ class Access:
         if len(self._known) < _MOST_KNOWN and len(host) <= _LONGEST_KNOWN:
             self._known.add(host)
 
+    def _answer(self, asked: Mapping[bytes, bytes], granted: Sequence[Header]) -> Verdict:
+        """Return the verdict on a preflight from an allowed origin."""
+        method = asked[_REQUEST_METHOD].decode("latin-1")
+        if method not in self.allow_methods:
+            error = InvalidRequest(
+                f"The method '{as_ascii(method)}' is not allowed for cross-origin requests. "
+                f"Allowed methods are {', '.join(self.allow_methods)}.",
+                code="method_not_allowed",
+            )
+            return Verdict(granted, error)
+        names = asked.get(b"access-control-request-headers")
+        if names is not None and not _NAMES.fullmatch(names):
+            error = InvalidRequest(
+                "The header 'Access-Control-Request-Headers' is malformed. Expected header names, "
+                "separated by commas.",
+                code="header_not_allowed",
+            )
+            return Verdict(granted, error)
+        found = [header for header in granted if header[0] != b"vary"] + self._preflight
+        if names is not None:
+            # A `*` would not cover `authorization`.
+            found.append((b"access-control-allow-headers", names))
+        found += [(allow, b"true") for request, allow in _NETWORKS.items() if request in asked]
+        return Verdict(found, is_preflight=True)
 
-def _preflight(headers: Sequence[Header], granted: Sequence[Header]) -> Verdict:
-    """Return the verdict on a preflight."""
-    asked = dict(headers)
-    method = asked[_REQUEST_METHOD]
-    if method not in METHODS:
-        allowed = b", ".join(METHODS).decode()
-        error = InvalidRequest(
-            f"The method '{as_ascii(method.decode('latin-1'))}' is not allowed for cross-origin "
-            f"requests. Allowed methods are {allowed}.",
-            code="method_not_allowed",
-        )
-        return Verdict(granted, error)
-    names = asked.get(b"access-control-request-headers")
-    if names is not None and not _NAMES.fullmatch(names):
-        error = InvalidRequest(
-            "The header 'Access-Control-Request-Headers' is malformed. Expected header names, "
-            "separated by commas.",
-            code="header_not_allowed",
-        )
-        return Verdict(granted, error)
-    found = [header for header in granted if header[0] != b"vary"]
-    found += [
-        (b"access-control-allow-methods", b", ".join(METHODS)),
-        (b"access-control-max-age", MAX_AGE),
-        _VARY_OF_PREFLIGHTS,
-    ]
-    if names is not None:
-        # A `*` would not cover `authorization`.
-        found.append((b"access-control-allow-headers", names))
-    found += [(allow, b"true") for request, allow in _NETWORKS.items() if request in asked]
-    return Verdict(found, is_preflight=True)
+
+def _header(name: str, value: str) -> Header:
+    return name.encode(), value.encode()
 
 
 def _origin_error(origin: str, is_keyless: bool) -> InvalidRequest:

@@ -6,11 +6,14 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_to_bytes
 
 import orjson
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
 
 from ..backends import offload
 from ..backends.errors import LatimerError, RequestError
@@ -18,16 +21,14 @@ from ..schemas import limits
 from .dialects import Draft
 from .errors import Header, InvalidRequest, as_ascii, error_event, render, with_names
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
 T = TypeVar("T")
 
 MAX_NESTING = limits.NESTING.most
 # Seconds of work before the server begins to watch for a disconnect.
 WATCH_AFTER = 0.02
 
+# The name of the exchange in the scope of its request.
+EXCHANGE = "latimer.exchange"
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
@@ -50,39 +51,46 @@ class Disconnected(Exception):
     """A disconnect of the client while its request was read."""
 
 
-class Exchange:
-    """An HTTP request and its response."""
+class Exchange(Request):
+    """An HTTP request and its response.
 
-    __slots__ = (
-        "_body", "_receive", "_send", "_started_at", "draft", "end_user", "fault", "headers",
-        "key", "owner", "request_id", "scope", "size", "started", "streams", "to_store",
-    )  # fmt: skip
+    Attributes:
+        request_id: the id of the request, which its response names.
+        response_headers: headers of the response that are known before it starts.
+        started: True if the response has started.
+        streams: True if the response is a stream of events.
+        fault: formats an error that ends the stream.
+        key: the digest of the API key; empty if no key is needed, or none that is known was sent.
+        owner: the owner of the request's prefixes in prompt caches; empty if all share them.
+        end_user: the end user that the request names, or an empty text; logs show its hash.
+        draft: the replaced fields of other servers, if the request has any.
+        to_store: the body of a request that is stored or runs in the background, as it was sent.
+        size: the size of the request body in bytes, as far as it has been read.
+        max_body: the largest size of the body.
+        is_left: True if the work was cancelled because the client disconnected.
+    """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope = scope
-        self._receive = receive
-        self._send = send
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, max_body: int = limits.BODY.most
+    ) -> None:
+        super().__init__(scope, receive, send)
         self._started_at = time.perf_counter()
         self.request_id = f"req_{random.getrandbits(128):032x}"
-        self.headers: list[Header] = []
-        self.started = False
-        # True if the response is a stream of events.
-        self.streams = False
-        # Formats an error that ends the stream.
+        self.response_headers: list[Header] = []
+        self.started = self.streams = self.is_left = False
         self.fault: Callable[[LatimerError], bytes] = error_event
-        # The digest of the API key; empty if no key is needed.
-        self.key = ""
-        # The owner of the request's prefixes in prompt caches; empty if all share them.
-        self.owner = ""
-        # The end user that the request names, or an empty text; logs show its hash (`end_user.py`).
-        self.end_user = ""
-        # The replaced fields of other servers, if the request has any.
+        self.key = self.owner = self.end_user = ""
         self.draft: Draft | None = None
-        # The body of a request that is stored or runs in the background, as the client sent it.
         self.to_store: Mapping[str, Any] | None = None
-        self._body: list[bytes] = []
-        # The size of the request body in bytes, as far as it has been read.
         self.size = 0
+        self.max_body = max_body
+        self._parts: list[bytes] | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    def through(self, receive: Receive, send: Send) -> None:
+        """Exchange messages through a middleware from now on."""
+        self._receive, self._send = receive, send
 
     def detached(self, send: Send) -> Exchange:
         """Return an exchange for work that outlives this one; it streams to `send`."""
@@ -93,44 +101,38 @@ class Exchange:
         found.started = found.streams = True
         return found
 
-    def header(self, name: bytes) -> str | None:
-        """Return a header of the request, or None if it is missing."""
-        value = self.raw_header(name)
-        return None if value is None else value.decode("latin-1")
-
-    def raw_header(self, name: bytes) -> bytes | None:
-        """Return the raw bytes of a request header, or None if it is missing."""
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return value  # type: ignore[no-any-return]
-        return None
-
-    async def receive(self, limit: int) -> None:
-        """Read the body.
+    async def read_body(self) -> list[bytes]:
+        """Return the parts of the body; watch for a disconnect from then on.
 
         Raises:
-            InvalidRequest: the content type is not JSON; 413 for more than `limit` bytes.
+            InvalidRequest: the content type is not JSON; 413 for more than `max_body` bytes.
             Disconnected: the client disconnected before the end of the body.
         """
+        if self._parts is not None:
+            return self._parts
         for key, value in self.scope["headers"]:
             if key == b"content-type":
                 if value != JSON:
                     _check_type(value)
-            elif key == b"content-length" and value.isdigit() and int(value[:20]) > limit:
-                raise _too_large(limit)
+            elif key == b"content-length" and value.isdigit() and int(value[:20]) > self.max_body:
+                raise _too_large(self.max_body)
+        parts: list[bytes] = []
         more = True
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise Disconnected
             part: bytes = message.get("body", b"")
-            self._body.append(part)
+            parts.append(part)
             self.size += len(part)
-            if self.size > limit:
-                raise _too_large(limit)
+            if self.size > self.max_body:
+                raise _too_large(self.max_body)
             more = message.get("more_body", False)
+        self._parts = parts
+        self.watch()
+        return parts
 
-    async def json(self, read: Callable[[dict[str, Any]], T]) -> T:
+    async def read_json(self, read: Callable[[dict[str, Any]], T]) -> T:
         """Parse the body as a JSON object and return the result of `read` for it.
 
         Large bodies are parsed in a thread. Numbers must be finite, text must be valid UTF-8, and
@@ -139,15 +141,47 @@ class Exchange:
         Raises:
             InvalidRequest: the body is invalid (contract 1.2).
         """
-        parts, self._body = self._body, []
+        parts = await self.read_body()
+        # Only the value is kept.
+        self._parts = []
         if self.size <= offload.SMALL:
-            return _read(parts, read)
+            return read(_object(parts))
         return await offload.run(self.size, _read, parts, read)
 
-    async def until_disconnect(self) -> None:
-        """Return when the client has disconnected."""
+    def watch(self) -> None:
+        """Cancel the current task if the client disconnects before `unwatch`; the body is read.
+
+        A task that waits for the disconnect costs as much as a short request. It therefore starts
+        only after `WATCH_AFTER`, and one timer of the event loop starts the tasks of several
+        requests.
+        """
+        loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task(loop)
+        watched = _watched.get(loop)
+        if watched is None:
+            watched = _watched[loop] = []
+            loop.call_later(WATCH_AFTER, _start_watchers, loop)
+        watched.append(self)
+
+    def unwatch(self) -> None:
+        """Stop watching."""
+        self._task = None
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            # The watcher's traceback refers to this object. A reference back would make a cycle
+            # that keeps the whole request until the garbage collector runs.
+            watcher.cancel()
+
+    def start_watcher(self) -> None:
+        """Start the task that waits for a disconnect, unless the work has ended."""
+        if self._task is not None:
+            self._watcher = self._task.get_loop().create_task(self._wait(self._task))
+
+    async def _wait(self, task: asyncio.Task[Any]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self.is_left = True
+        task.cancel()
 
     async def reply(
         self,
@@ -159,7 +193,7 @@ class Exchange:
         """Send a complete response."""
         length = (b"content-length", str(len(body)).encode())
         await self.start(status, content_type, [length, *headers])
-        if self.scope.get("method") == "HEAD":
+        if self.scope["method"] == "HEAD":
             body = b""
         await self._send({"type": "http.response.body", "body": body})
 
@@ -167,7 +201,7 @@ class Exchange:
         """Send a complete response of JSON with one send for each part of its body."""
         length = str(sum(map(len, parts))).encode()
         await self.start(200, JSON, [(b"content-length", length)])
-        for part in parts if self.scope.get("method") != "HEAD" else ():
+        for part in parts if self.scope["method"] != "HEAD" else ():
             await self.chunk(part)
         await self.chunk(b"", more=False)
 
@@ -187,7 +221,7 @@ class Exchange:
             (b"x-request-id", self.request_id.encode()),
             (b"openai-processing-ms", str(milliseconds).encode()),
             (b"openai-version", b"2020-10-01"),
-            *self.headers,
+            *self.response_headers,
             *headers,
         ]
         self.streams = content_type.startswith(b"text/event-stream")
@@ -206,62 +240,13 @@ class Exchange:
         return self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-async def unless_disconnected(exchange: Exchange, work: Awaitable[None]) -> None:
-    """Await the work, and cancel it if the client disconnects first."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task(loop)
-    assert task is not None
-    watch = _Watch(exchange, task)
-    watches = _watches.get(loop)
-    if watches is None:
-        watches = _watches[loop] = []
-        loop.call_later(WATCH_AFTER, _start_watches, loop)
-    watches.append(watch)
-    try:
-        await work
-    except asyncio.CancelledError:
-        # A cancellation from outside is raised again; the one by the watch ends here.
-        if not watch.gone or task.uncancel() > 0:
-            raise
-    finally:
-        watch.done = True
-        watcher, watch.watcher = watch.watcher, None
-        if watcher is not None:
-            # The watcher's traceback refers to the watch. A reference back would make a cycle that
-            # keeps the whole request until the garbage collector runs.
-            watcher.cancel()
+# The exchanges that the next timer of each event loop starts to watch.
+_watched: dict[asyncio.AbstractEventLoop, list[Exchange]] = {}
 
 
-class _Watch:
-    """A watch that cancels a request if its client disconnects.
-
-    A task that waits for the disconnect costs as much as a short request. It therefore starts only
-    after `WATCH_AFTER`, and one timer of the event loop starts the tasks of several requests.
-    """
-
-    __slots__ = ("_exchange", "_task", "done", "gone", "watcher")
-
-    def __init__(self, exchange: Exchange, task: asyncio.Task[Any]) -> None:
-        self._exchange = exchange
-        self._task = task
-        self.watcher: asyncio.Task[None] | None = None
-        self.gone = False
-        self.done = False
-
-    async def wait(self) -> None:
-        await self._exchange.until_disconnect()
-        self.gone = True
-        self._task.cancel()
-
-
-# The watches that the next timer of each event loop starts.
-_watches: dict[asyncio.AbstractEventLoop, list[_Watch]] = {}
-
-
-def _start_watches(loop: asyncio.AbstractEventLoop) -> None:
-    for watch in _watches.pop(loop, ()):
-        if not watch.done:
-            watch.watcher = loop.create_task(watch.wait())
+def _start_watchers(loop: asyncio.AbstractEventLoop) -> None:
+    for exchange in _watched.pop(loop, ()):
+        exchange.start_watcher()
 
 
 def _check_type(content_type: bytes) -> None:
@@ -349,7 +334,9 @@ def parameters(query: bytes) -> dict[str, Any]:
         InvalidRequest: the query is not UTF-8.
     """
     try:
-        pairs = parse_qsl(query.decode(), keep_blank_values=True, errors="strict")
+        # Starlette replaces bytes that are not UTF-8.
+        unquote_to_bytes(query).decode()
+        pairs = QueryParams(query.decode()).multi_items()
     except UnicodeDecodeError:
         raise InvalidRequest(
             "Invalid query string: it is not UTF-8. Encode it as UTF-8, and then percent-encode "

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, TypeAlias
+
+from starlette.datastructures import URLPath
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from ..backends.errors import shortened
+from .auth import require_key
 from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
 from .endpoints.conversations import (
@@ -40,8 +46,8 @@ from .endpoints.stored import (
     retrieve_response,
     update_chat_completion,
 )
-from .errors import InvalidRequest
-from .request import Exchange
+from .errors import InvalidRequest, MethodNotAllowed, WebSocketRefused
+from .request import EXCHANGE, Exchange
 from .service import Service
 
 # An endpoint also gets the values of the parameters in its path, in their order.
@@ -49,20 +55,20 @@ Endpoint: TypeAlias = Callable[..., Awaitable[None]]
 Methods: TypeAlias = Mapping[str, Endpoint]
 
 
-async def refuse(exchange: Exchange, _service: Service, *_values: str) -> None:
+async def refuse(exchange: Exchange, _service: Service) -> None:
     """Refuse a request; with 404, because clients repeat it after an error of the server.
 
     Raises:
         InvalidRequest: always.
     """
-    asked = shortened(f"{exchange.scope['method']} {exchange.scope['path']}")
+    await exchange.read_body()
+    asked = shortened(f"{exchange.method} {exchange.scope['path']}")
     raise InvalidRequest(
         f"This server does not serve {asked}.", code="unsupported_endpoint", status=404
     )
 
 
 # Paths without the prefix `/v1`, which is optional: many clients misconfigure their base URL.
-# `{name}` matches one segment of a path, and `{name:path}` the rest of it.
 ROUTES: Mapping[str, Methods] = {
     "/chat/completions": {"GET": list_chat_completions, "POST": create_chat_completion},
     "/chat/completions/{id}": {
@@ -99,90 +105,96 @@ ROUTES: Mapping[str, Methods] = {
 # Routes that need no API key; they have no prefix.
 OPEN_ROUTES: Mapping[str, Methods] = {"/health": {"GET": health}}
 
-_SLASHES = re.compile("/{2,}")
 _PARAMETER = re.compile(r"\{\w+(?P<rest>:path)?\}")
 
 
-class Found(NamedTuple):
-    """The route of a path.
+class ApiRoute(Route):
+    """A path of the API, with an endpoint for each of its methods.
+
+    A request with another method gets OpenAI's 405. Base URLs are often written with a slash too
+    many, so doubled and trailing slashes are ignored, except in the values of parameters.
 
     Args:
-        methods: the endpoint of each method; `HEAD` has the endpoint of `GET`.
-        guarded: True if requests need an API key.
-        values: the values of the parameters in the path.
+        path: `{name}` matches one segment of a path, and `{name:path}` the rest of it.
+        endpoints: the endpoint of each method; `HEAD` has the endpoint of `GET`.
+        is_open: True if requests need no API key.
+
+    Attributes:
+        names: the names for `url_path_for`: those of the endpoints.
     """
 
-    methods: Methods
-    guarded: bool
-    values: Sequence[str] = ()
+    def __init__(
+        self, path: str, endpoints: Methods, service: Service, is_open: bool = False
+    ) -> None:
+        super().__init__(path, next(iter(endpoints.values())))
+        # Every method matches, so that another route cannot take one of them.
+        self.methods = None
+        self.path_regex = _pattern(path)
+        self.names = frozenset(endpoint.__name__ for endpoint in endpoints.values())
+        self.endpoints: dict[str, Endpoint] = {}
+        for method, endpoint in endpoints.items():
+            self.endpoints[method] = endpoint
+            if method == "GET":
+                self.endpoints["HEAD"] = endpoint
+        self._service = service
+        self._is_open = is_open
+
+    @override
+    def url_path_for(self, name: str, /, **path_params: Any) -> URLPath:
+        return super().url_path_for(self.name if name in self.names else name, **path_params)
+
+    @override
+    def handle(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
+        exchange: Exchange = scope[EXCHANGE]
+        if not self._is_open and scope["state"]["key_digest"] is None:
+            require_key(exchange)
+        method = scope["method"]
+        endpoint = self.endpoints.get(method)
+        if endpoint is None:
+            if exchange.headers.get("upgrade", "").lower() == "websocket":
+                raise WebSocketRefused(scope["path"])
+            raise MethodNotAllowed(method, scope["path"], self.endpoints)
+        if method != "POST":
+            exchange.watch()
+        if not self.param_convertors:
+            return endpoint(exchange, self._service)
+        values = [scope["path_params"][name] for name in self.param_convertors]
+        return endpoint(exchange, self._service, *values)
 
 
-class Routes:
-    """The routes below several prefixes.
+def routes_of(
+    service: Service, prefixes: Sequence[str], table: Mapping[str, Methods] = ROUTES
+) -> list[BaseRoute]:
+    """Return the routes of the API.
 
     Args:
-        prefixes: the prefixes of the API's paths; an empty prefix also adds `OPEN_ROUTES`.
+        prefixes: the prefixes of its paths; an empty prefix also adds `OPEN_ROUTES`.
     """
-
-    def __init__(self, prefixes: Sequence[str], routes: Mapping[str, Methods] = ROUTES) -> None:
-        self._plain: dict[str, Found] = {}
-        self._patterns: list[tuple[re.Pattern[str], Found]] = []
-        starts: list[str] = []
-        for prefix in prefixes:
-            for path, methods in routes.items():
-                found = Found(_with_head(methods), guarded=True)
-                start, brace, _ = (prefix + path).partition("{")
-                if brace:
-                    starts.append(start)
-                    self._patterns.append((_pattern(prefix + path), found))
-                else:
-                    self._plain[start] = found
-        if "" in prefixes:
-            for path, methods in OPEN_ROUTES.items():
-                self._plain[path] = Found(_with_head(methods), guarded=False)
-        self._starts = tuple(starts)
-
-    def find(self, path: str) -> Found | None:
-        """Return the route of a path, or None.
-
-        Base URLs are often written with a slash too many, so doubled and trailing slashes are
-        ignored, except in the values of parameters.
-        """
-        found = self._plain.get(path)
-        if found is not None:
-            return found
-        single = _SLASHES.sub("/", path)
-        found = self._plain.get(single.rstrip("/"))
-        if found is None and single.startswith(self._starts):
-            for pattern, route in self._patterns:
-                match = pattern.fullmatch(path)
-                if match is not None:
-                    return route._replace(values=match.groups())
-        return found
-
-
-def _with_head(methods: Methods) -> Methods:
-    found: dict[str, Endpoint] = {}
-    for method, endpoint in methods.items():
-        found[method] = endpoint
-        if method == "GET":
-            found["HEAD"] = endpoint
-    return found
+    routes: list[BaseRoute] = [
+        ApiRoute(prefix + path, endpoints, service)
+        for prefix in prefixes
+        for path, endpoints in table.items()
+    ]
+    if "" in prefixes:
+        for path, endpoints in OPEN_ROUTES.items():
+            routes.append(ApiRoute(path, endpoints, service, is_open=True))
+    return routes
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """Return the pattern of a path with parameters.
+    """Return the pattern of a path with any number of slashes instead of each.
 
     The value of a parameter for the rest of a path may begin with a slash, since the name of a
     model can be a path.
     """
     pattern, end = "", 0
     for match in _PARAMETER.finditer(path):
-        pattern += re.escape(path[end : match.start()]).replace("/", "/+")
+        pattern += re.escape(path[end : match.start()]).replace("/", "/++")
+        name = match[0][1:-1].partition(":")[0]
         if match["rest"]:
-            pattern = pattern.removesuffix("+") + "(.*[^/])"
+            pattern = f"{pattern.removesuffix('++')}(?P<{name}>.*[^/])"
         else:
-            pattern += "([^/]+)"
+            pattern += f"(?P<{name}>[^/]++)"
         end = match.end()
-    pattern += re.escape(path[end:]).replace("/", "/+")
-    return re.compile(pattern + "/*", re.DOTALL)
+    pattern += re.escape(path[end:]).replace("/", "/++")
+    return re.compile(rf"{pattern}/*\Z", re.DOTALL)

@@ -145,6 +145,8 @@ class Service:
         self.store = store
         self.seal = seal or Seal()
         self.background = Background()
+        # True if no more requests are accepted.
+        self.has_ended = False
 
     @property
     def strict(self) -> bool:

@@ -56,7 +56,7 @@ def read(
 
     Fields of other servers are replaced by Latimer's own (`dialects`).
     """
-    return exchange.json(partial(_read, exchange, adapter, limits))
+    return exchange.read_json(partial(_read, exchange, adapter, limits))
 
 
 def _read(
@@ -90,7 +90,7 @@ def read_query(exchange: Exchange, adapter: TypeAdapter[R], strict: bool) -> R:
     Raises:
         InvalidRequest: the query is invalid; with OpenAI's message.
     """
-    query = parse(adapter, (), parameters(exchange.scope.get("query_string", b"")))
+    query = parse(adapter, (), parameters(exchange.scope["query_string"]))
     note_unknown(exchange, query, strict)
     return query
 
@@ -112,7 +112,8 @@ def parse(adapter: TypeAdapter[T], limits: Sequence[HostedLimit], body: Mapping[
         InvalidRequest: the body is invalid; with OpenAI's message.
     """
     try:
-        request = adapter.validate_python(body)
+        # The validator itself: its wrapper in `TypeAdapter` is a call that each request would pay.
+        request: T = adapter.validator.validate_python(body)
     except ValidationError as invalid:
         raise _invalid(invalid, adapter, limits, body) from None
     exceeded = refused(limits, body) if limits else None
@@ -296,7 +297,7 @@ async def notes(
     if unserved or harmless:
         ignored = sorted((*ignored, *unserved, *harmless))
     if ignored:
-        exchange.headers.append((b"x-latimer-ignored", _listed(ignored)))
+        exchange.response_headers.append((b"x-latimer-ignored", _listed(ignored)))
     if approximated:
         note_inexact(exchange, approximated, capabilities, strict)
 
@@ -307,7 +308,7 @@ def note_unknown(exchange: Exchange, request: Request, strict: bool) -> None:
     if strict:
         _refuse_unknown(ignored)
     if ignored:
-        exchange.headers.append((b"x-latimer-ignored", _listed(ignored)))
+        exchange.response_headers.append((b"x-latimer-ignored", _listed(ignored)))
 
 
 def _foreign(request: Request, draft: dialects.Draft | None) -> list[str]:
@@ -345,7 +346,7 @@ def note_inexact(
             capabilities.engine,
             "This engine only approximates it, and --strict rejects approximations.",
         )
-    exchange.headers.append((b"x-latimer-inexact", _listed(listed)))
+    exchange.response_headers.append((b"x-latimer-inexact", _listed(listed)))
 
 
 def _listed(names: list[str]) -> bytes:

@@ -133,7 +133,7 @@ async def store_reply(
         if not await store.commit(record):
             raise StoreUnavailable(LATE)
     elif not store.keep(record) and not exchange.started:
-        exchange.headers.append((b"x-latimer-ignored", b"store"))
+        exchange.response_headers.append((b"x-latimer-ignored", b"store"))
 
 
 def record_of(

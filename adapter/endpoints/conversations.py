@@ -39,6 +39,7 @@ class Given(NamedTuple):
 
 async def create_conversation(exchange: Exchange, service: Service) -> None:
     """Create a conversation, empty or with its first items."""
+    await exchange.read_body()
     store = store_of(exchange, service)
     items, metadata = await given(exchange, service, _CREATE)
     with refusals():
@@ -57,6 +58,7 @@ async def retrieve_conversation(exchange: Exchange, service: Service, name: str)
 
 async def update_conversation(exchange: Exchange, service: Service, name: str) -> None:
     """Replace the metadata of a conversation, and return it."""
+    await exchange.read_body()
     store = store_of(exchange, service)
     update = await read(exchange, _UPDATE)
     note_unknown(exchange, update, service.strict)
@@ -77,7 +79,7 @@ async def delete_conversation(exchange: Exchange, service: Service, name: str) -
 
 async def given(exchange: Exchange, service: Service, adapter: TypeAdapter[G]) -> Given:
     """Return the items and the metadata of a request; unknown fields are listed in a header."""
-    return await exchange.json(partial(_given, exchange, service.strict, adapter))
+    return await exchange.read_json(partial(_given, exchange, service.strict, adapter))
 
 
 def _given(
@@ -138,6 +140,7 @@ _SIZE = offload.SMALL + 1
 
 async def append_items(exchange: Exchange, service: Service, name: str) -> None:
     """Append items to a conversation, and return them as a list."""
+    await exchange.read_body()
     store = store_of(exchange, service)
     items, _ = await given(exchange, service, _ADD)
     with refusals():

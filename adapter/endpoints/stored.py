@@ -72,6 +72,7 @@ async def retrieve_chat_completion(exchange: Exchange, service: Service, name: s
 
 async def update_chat_completion(exchange: Exchange, service: Service, name: str) -> None:
     """Replace the metadata of a stored chat completion, and return it."""
+    await exchange.read_body()
     store = store_of(exchange, service)
     update = await read(exchange, _UPDATE)
     note_unknown(exchange, update, service.strict)
@@ -112,7 +113,7 @@ def store_of(exchange: Exchange, service: Service) -> Store:
         InvalidRequest: this server stores nothing.
     """
     if service.store is None:
-        asked = shortened(f"{exchange.scope['method']} {exchange.scope['path']}")
+        asked = shortened(f"{exchange.method} {exchange.scope['path']}")
         raise InvalidRequest(
             f"This server does not serve {asked}, because it runs with --store off. Start it with "
             "--store memory, or with a file.",
@@ -362,6 +363,7 @@ async def delete_response(exchange: Exchange, service: Service, name: str) -> No
 
 async def cancel_response(exchange: Exchange, service: Service, name: str) -> None:
     """End a response in the background, and return it; one that has ended is returned as it is."""
+    await exchange.read_body()
     job = service.background.find(exchange.key, name)
     if job is not None:
         await job.cancel()

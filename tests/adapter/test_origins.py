@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latimer.adapter.cli.serve import local_rules
-from latimer.adapter.origins import Access, LocalRules
+from latimer.adapter.origins import LocalRules, OriginMiddleware
 from latimer.adapter.settings import Settings
+from starlette.routing import Router
 from support.browser import chromium, needs_chromium
 from support.servers import command
 
@@ -172,7 +173,8 @@ NAMES = [b"host", b"origin", b"access-control-request-method", b"access-control-
 )
 def test_no_header_raises(headers: list[tuple[bytes, bytes]]) -> None:
     """No combination of header values raises an exception."""
-    for access in (Access(["*"]), Access(["https://a.example"]), Access([], LocalRules())):
+    for origins, rules in ((["*"], None), (["https://a.example"], None), ([], LocalRules())):
+        access = OriginMiddleware(Router(), origins, rules)
         for method in ("GET", "OPTIONS"):
             access.judge(method, "http", headers)
 

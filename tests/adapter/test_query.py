@@ -18,7 +18,7 @@ UPDATE = TypeAdapter(MetadataUpdate)
 
 def exchange_of(query: bytes) -> Exchange:
     """Return an exchange with a query."""
-    return Exchange({"query_string": query, "headers": []}, None, None)  # type: ignore[arg-type]
+    return Exchange({"type": "http", "query_string": query, "headers": []}, None, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_unknown_parameters_are_listed() -> None:
     """Unknown parameters are ignored and listed in a header; under `strict` they are an error."""
     exchange = exchange_of(b"limit=1&foo=1&b%20r[x]=2")
     assert read_query(exchange, QUERY, strict=False).limit == 1
-    assert exchange.headers == [(b"x-latimer-ignored", b"b%20r, foo")]
+    assert exchange.response_headers == [(b"x-latimer-ignored", b"b%20r, foo")]
     with pytest.raises(InvalidRequest, match="Unknown parameter: 'b r'"):
         read_query(exchange_of(b"limit=1&foo=1&b%20r[x]=2"), QUERY, strict=True)
 

@@ -79,6 +79,9 @@ class Prepared:
 
         yield batches()
 
+    async def embedding_model(self) -> None:
+        """Return None, because it has no embeddings."""
+
     async def specials(self) -> tuple[()]:
         """Return no control tokens."""
         return ()

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import httpx2
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.auth import Keys
+from latimer.adapter.auth import require_key
 from latimer.adapter.cli.protocol import MOST_HEAD
 from latimer.adapter.errors import (
     ShuttingDown,
@@ -23,8 +23,7 @@ from latimer.adapter.errors import (
     render,
     unexpected,
 )
-from latimer.adapter.origins import Access, LocalRules
-from latimer.adapter.request import Exchange
+from latimer.adapter.origins import LocalRules, OriginMiddleware
 from latimer.adapter.service import DEFAULT_MAX_BODY
 from latimer.backends.errors import (
     Busy,
@@ -35,6 +34,7 @@ from latimer.backends.errors import (
     TooComplex,
 )
 from latimer.backends.llama_cpp import LlamaCpp
+from starlette.requests import Request
 
 from support.pdf_files import pdf, pdf_url
 from support.projector import listener, png, projector
@@ -147,7 +147,7 @@ def _requests() -> Iterator[tuple[str, bytes, dict[str, str]]]:
 
 def _rejected() -> Iterator[LatimerError]:
     """Yield the errors of requests without permission."""
-    access = Access([], LocalRules())
+    access = OriginMiddleware(OpenAIAdapter(LlamaCpp()), [], LocalRules())
     host, origin = (b"host", b"latimer.example"), (b"origin", b"https://page.example")
     local, method = (b"origin", b"http://localhost"), b"access-control-request-method"
     names = (b"access-control-request-headers", b"a b;")
@@ -162,8 +162,9 @@ def _rejected() -> Iterator[LatimerError]:
         assert verdict.error is not None
         yield verdict.error
     for headers in ([], [(b"authorization", b"Bearer wrong")]):
+        scope = {"type": "http", "headers": headers, "state": {"key_digest": None}}
         try:
-            Keys(["right"]).check(Exchange({"headers": headers}, None, None))  # type: ignore[arg-type]
+            require_key(Request(scope))
         except LatimerError as error:
             yield error
 

@@ -71,7 +71,7 @@ async def streamed(shape: Shape, batches: Sequence[Batch]) -> list[Any]:
     if shape.chat:
         frames = ChatFrames(HEAD, False, shape=message.Shape(shape.form is not None))
     plan = Plan([job], 3, usage_of, form=shape.form)
-    exchange = Exchange({"headers": []}, receive, send)
+    exchange = Exchange({"type": "http", "method": "POST", "headers": []}, receive, send)
     served = Served(Echo(batches), MODEL, Policy())
     sink = Streamed(exchange, served, Answer(whole), frames)
     await run(served.backend, plan, sink)

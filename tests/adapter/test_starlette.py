@@ -1,0 +1,189 @@
+"""Tests of what users of Starlette expect from a router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from benchmarks.calls import Prepared
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.auth import require_key
+from latimer.backends.errors import Busy
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount, NoMatchFound, Route, Router, WebSocketRoute
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocket
+
+HI = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+CHAT = "/v1/chat/completions"
+KEY = {"authorization": "Bearer sk-one"}
+DIGEST = "456f1612bd25c6c8455039437bf441f4"
+
+
+def adapter(**options: Any) -> OpenAIAdapter:
+    """Return an adapter of a backend that needs no model."""
+    return OpenAIAdapter(Prepared(burst=True), **options)  # type: ignore[arg-type]
+
+
+class Noted:
+    """A middleware that notes keys and statuses, and adds a header."""
+
+    def __init__(self, app: Any, notes: list[object]) -> None:
+        self.app, self.notes = app, notes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        self.notes.append(Request(scope).state.key_digest)
+
+        async def note(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self.notes.append(message["status"])
+                message["headers"] = [*message["headers"], (b"x-noted", b"yes")]
+            await send(message)
+
+        await self.app(scope, receive, note)
+
+
+async def home(request: Request) -> JSONResponse:
+    """Respond with the parameters of the path."""
+    return JSONResponse(request.path_params)
+
+
+def test_the_adapter_is_a_router() -> None:
+    """`app.routes` has every path with its name, and `url_path_for` finds each by an endpoint."""
+    app = adapter()
+    assert isinstance(app, Router)
+    paths = {route.path for route in app.routes if isinstance(route, Route)}
+    assert {CHAT, "/chat/completions", "/v1/models/{name:path}", "/health"} <= paths
+    assert app.url_path_for("create_chat_completion") == CHAT
+    assert app.url_path_for("list_chat_completions") == CHAT
+    assert app.url_path_for("retrieve_model", name="org/model") == "/v1/models/org/model"
+    outer = Starlette(routes=[Mount("/ai", app, name="ai")])
+    assert outer.url_path_for("ai:create_chat_completion") == f"/ai{CHAT}"
+    with pytest.raises(NoMatchFound):
+        app.url_path_for("create_chat_completion", name="x")
+
+
+def test_routes_can_be_added() -> None:
+    """Routes of the user are served after those of the API, or before them if put at the front."""
+    app = adapter(routes=[Route("/v1/mine/{id:int}", home)])
+    app.add_route("/late", home)
+    with TestClient(app) as client:
+        assert client.get("/v1/mine/5").json() == {"id": 5}
+        assert client.get("/late").json() == {}
+        assert client.post(CHAT, json=HI).is_success
+        app.routes.append(Route(CHAT, home, methods=["PUT"]))
+        assert client.put(CHAT, json={}).status_code == 405
+        app.routes.insert(0, Route(CHAT, home, methods=["PUT"]))
+        assert client.put(CHAT, json={}).json() == {}
+        assert client.post(CHAT, json=HI).is_success
+        del app.routes[0]
+        assert client.put(CHAT, json={}).status_code == 405
+        assert client.post(f"/{CHAT}/", json=HI).is_success
+
+
+def test_a_websocket_can_be_added() -> None:
+    """A `WebSocketRoute` of the user is served."""
+
+    async def echo(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.send_text(await socket.receive_text())
+        await socket.close()
+
+    with (
+        TestClient(adapter(routes=[WebSocketRoute("/echo", echo)])) as client,
+        client.websocket_connect("/echo") as socket,
+    ):
+        socket.send_text("Hi")
+        assert socket.receive_text() == "Hi"
+
+
+def test_middleware_sees_keys_and_responses() -> None:
+    """Middleware knows the digest of the key, and sees all responses, also those with errors."""
+    notes: list[object] = []
+    app = adapter(api_keys=["sk-one"], middleware=[Middleware(Noted, notes)])
+    with TestClient(app) as client:
+        for path, headers, digest, status in (
+            (CHAT, KEY, DIGEST, 200),
+            (CHAT, {}, None, 401),
+            ("/v1/none", {}, None, 404),
+            ("/v1/models", KEY, DIGEST, 405),
+        ):
+            reply = client.post(path, json=HI, headers=headers)
+            assert (reply.status_code, reply.headers["x-noted"]) == (status, "yes")
+            assert notes[-2:] == [digest, status]
+    with TestClient(adapter(middleware=[Middleware(Noted, notes)])) as client:
+        assert client.post(CHAT, json=HI).is_success
+        assert notes[-2:] == ["", 200]
+
+
+async def _passed_on(request: Request, call_next: Callable[[Request], Any]) -> Response:
+    response: Response = await call_next(request)
+    return response
+
+
+@pytest.mark.parametrize(
+    "middleware",
+    [Middleware(GZipMiddleware, minimum_size=1), Middleware(BaseHTTPMiddleware, _passed_on)],
+    ids=["gzip", "base"],
+)
+def test_starlettes_middleware_works(middleware: Middleware) -> None:
+    """Middleware of Starlette works with plain responses, streams and errors."""
+    with TestClient(adapter(middleware=[middleware])) as client:
+        assert client.post(CHAT, json=HI).json()["usage"]["prompt_tokens"] == 12
+        assert client.post(CHAT, json={**HI, "stream": True}).text.endswith("data: [DONE]\n\n")
+        assert client.post(CHAT, json={}).json()["error"]["param"] == "messages"
+
+
+def test_errors_of_users_have_openais_format() -> None:
+    """What a middleware or a route of the user raises becomes OpenAI's error object."""
+
+    class Limit:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http" and scope["path"] == CHAT:
+                raise Busy("Enough.", retry_after=2)
+            await self.app(scope, receive, send)
+
+    async def teapot(_: Request) -> Response:
+        raise HTTPException(418, "Short.", headers={"x-tea": "yes"})
+
+    async def mine(request: Request) -> Response:
+        return PlainTextResponse(require_key(request))
+
+    app = adapter(
+        api_keys=["sk-one"],
+        routes=[Route("/tea", teapot), Route("/mine", mine)],
+        middleware=[Middleware(Limit)],
+    )
+    with TestClient(app) as client:
+        reply = client.post(CHAT, json=HI, headers=KEY)
+        assert (reply.status_code, reply.headers["retry-after"]) == (429, "2")
+        assert reply.json()["error"]["code"] == "rate_limit_exceeded"
+        reply = client.get("/tea")
+        assert (reply.status_code, reply.headers["x-tea"]) == (418, "yes")
+        assert reply.json()["error"] == {
+            "message": "Short.", "type": "invalid_request_error", "param": None, "code": None,
+        }  # fmt: skip
+        assert client.get("/mine", headers=KEY).text == DIGEST
+        assert client.get("/mine").json()["error"]["message"].startswith("You didn't provide")
+
+
+def test_an_adapter_in_an_adapter() -> None:
+    """An adapter that is mounted in another has its own keys, and the outer one keeps its own."""
+    inner = adapter(api_keys=["sk-one"])
+    with TestClient(adapter(routes=[Mount("/{tenant}", inner)])) as client:
+        assert client.post(f"/inner{CHAT}", json=HI).status_code == 401
+        assert client.get("/inner/v1/models/m", headers=KEY).json()["id"] == "m"
+        assert client.post(CHAT, json=HI).is_success
