@@ -32,17 +32,15 @@ from .printable import printable
 from .routes import Found, Routes
 from .sealed import Seal
 from .service import (
-    DEFAULT_MAX_BODY,
-    KEEPALIVE,
-    REASONING_FIELDS,
     Fetch,
     Listing,
     Policy,
     ReasoningField,
     Service,
 )
+from .settings import Settings
 from .store.errors import StoreError, StoreUnavailable, in_words
-from .store.place import MEMORY, place_of
+from .store.place import place_of
 from .store.store import Store
 
 log = logging.getLogger("latimer")
@@ -121,6 +119,10 @@ class Options(TypedDict, total=False):
     store_required: bool
 
 
+# The defaults of `latimer serve`, without rules for local pages.
+DEFAULTS = Options(local_rules=None, **Settings.model_construct().arguments("adapter"))
+
+
 class OpenAIAdapter:
     """An ASGI app that serves OpenAI's API over a backend.
 
@@ -139,42 +141,42 @@ class OpenAIAdapter:
         prefixes: Sequence[str] = ("/v1", ""),
         **options: Unpack[Options],
     ) -> None:
-        name = options.get("chat_format")
+        options = {**DEFAULTS, **options}
+        name = options["chat_format"]
         if name is not None and name not in FORMATS:
             raise KeyError(name)
         policy = Policy(
-            strict=options.get("strict", False),
-            parse_content=options.get("parse_content", False),
-            fetch=_fetch() if options.get("fetch_images") else None,
+            strict=options["strict"],
+            parse_content=options["parse_content"],
+            fetch=_fetch() if options["fetch_images"] else None,
             chat_format=name,
-            vocabulary=options.get("logit_bias_vocabulary"),
-            keepalive=options.get("keepalive", KEEPALIVE),
-            reasoning=options.get("reasoning_field", REASONING_FIELDS[0]),
-            matryoshka=options.get("matryoshka", False),
+            vocabulary=options["logit_bias_vocabulary"],
+            keepalive=options["keepalive"],
+            reasoning=options["reasoning_field"],
+            matryoshka=options["matryoshka"],
         )
-        limits = options.get("limits", "engine")
+        limits = options["limits"]
         if limits not in NAMES:
             raise ValueError(f"limits must be one of {', '.join(NAMES)}, not {limits!r}")
         place = place_of(
-            options.get("store", MEMORY),
-            options.get("store_age"),
-            options.get("store_size"),
-            options.get("store_media"),
-            options.get("store_required", False),
+            options["store"],
+            options["store_age"],
+            options["store_size"],
+            options["store_media"],
+            options["store_required"],
         )
-        names, any_model = tuple(options.get("model_names", ())), options.get("any_model", False)
-        listing = Listing(backend, names, any_model, policy)
+        listing = Listing(backend, tuple(options["model_names"]), options["any_model"], policy)
         self._service = Service(
             [listing],
-            options.get("max_body", DEFAULT_MAX_BODY),
+            options["max_body"],
             hosted=limits == "openai" or policy.strict,
             store=None if place is None else Store(place),
-            seal=Seal(options.get("reasoning_key")),
+            seal=Seal(options["reasoning_key"]),
         )
-        self._keys = Keys(options.get("api_keys", ()))
-        self._shares = options.get("share_prefixes", False)
+        self._keys = Keys(options["api_keys"])
+        self._shares = options["share_prefixes"]
         self._routes = Routes(prefixes)
-        self._access = Access(options.get("cors_origins", ("*",)), options.get("local_rules"))
+        self._access = Access(options["cors_origins"], options["local_rules"])
         self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
