@@ -31,21 +31,19 @@ from .errors import (
     unexpected,
 )
 from .hosted import NAMES, Limits
-from .origins import ANY, LocalRules, OriginMiddleware
+from .origins import LocalRules, OriginMiddleware
 from .request import EXCHANGE, JSON, Disconnected, Exchange
 from .responses.sealed import Seal
 from .routes import ApiRoute, routes_of
 from .service import (
-    DEFAULT_MAX_BODY,
-    KEEPALIVE,
-    REASONING_FIELDS,
     Fetch,
     Listing,
     Policy,
     ReasoningField,
     Service,
 )
-from .store.config import MEMORY, place_of
+from .settings import Settings
+from .store.config import place_of
 from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store
 
@@ -121,6 +119,10 @@ class Options(TypedDict, total=False):
     store_size: int | None
     store_media: str | None
     store_required: bool
+
+
+# The defaults of `latimer serve`, without rules for local pages.
+DEFAULTS = Options(local_rules=None, **Settings.model_construct().arguments("adapter"))
 
 
 class ErrorMiddleware:
@@ -247,49 +249,49 @@ class OpenAIAdapter(Router):
         middleware: Sequence[Middleware] = (),
         **options: Unpack[Options],
     ) -> None:
-        name = options.get("chat_format")
+        options = {**DEFAULTS, **options}
+        name = options["chat_format"]
         if name is not None and name not in FORMATS:
             raise KeyError(name)
         policy = Policy(
-            strict=options.get("strict", False),
-            parse_content=options.get("parse_content", False),
-            fetch=_fetch() if options.get("fetch_images") else None,
+            strict=options["strict"],
+            parse_content=options["parse_content"],
+            fetch=_fetch() if options["fetch_images"] else None,
             chat_format=name,
-            vocabulary=options.get("logit_bias_vocabulary"),
-            keepalive=options.get("keepalive", KEEPALIVE),
-            reasoning=options.get("reasoning_field", REASONING_FIELDS[0]),
-            matryoshka=options.get("matryoshka", False),
+            vocabulary=options["logit_bias_vocabulary"],
+            keepalive=options["keepalive"],
+            reasoning=options["reasoning_field"],
+            matryoshka=options["matryoshka"],
         )
-        limits = options.get("limits", "engine")
+        limits = options["limits"]
         if limits not in NAMES:
             raise ValueError(f"limits must be one of {', '.join(NAMES)}, not {limits!r}")
         place = place_of(
-            options.get("store", MEMORY),
-            options.get("store_age"),
-            options.get("store_size"),
-            options.get("store_media"),
-            options.get("store_required", False),
+            options["store"],
+            options["store_age"],
+            options["store_size"],
+            options["store_media"],
+            options["store_required"],
         )
-        names, any_model = tuple(options.get("model_names", ())), options.get("any_model", False)
-        listing = Listing(backend, names, any_model, policy)
+        listing = Listing(backend, tuple(options["model_names"]), options["any_model"], policy)
         self._service = Service(
             [listing],
-            options.get("max_body", DEFAULT_MAX_BODY),
+            options["max_body"],
             hosted=limits == "openai" or policy.strict,
             store=None if place is None else Store(place),
-            seal=Seal(options.get("reasoning_key")),
+            seal=Seal(options["reasoning_key"]),
         )
         own = [
             Middleware(
                 ErrorMiddleware,
                 self._service,
-                Keys(options.get("api_keys", ())),
-                options.get("share_prefixes", False),
+                Keys(options["api_keys"]),
+                options["share_prefixes"],
             ),
             Middleware(
                 OriginMiddleware,
-                options.get("cors_origins", (ANY,)),
-                options.get("local_rules"),
+                options["cors_origins"],
+                options["local_rules"],
             ),
         ]
         if middleware:

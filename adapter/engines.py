@@ -20,7 +20,7 @@ from ..backends.koboldcpp import KoboldCpp
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
-from .settings import ELSEWHERE, IN_PROCESS, STORING, BackendName, Settings, reason_of
+from .settings import BackendName, Need, Settings, reason_of
 from .store.config import OFF, Place
 from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store
@@ -65,26 +65,8 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
     if not all(map(find_spec, EXTRA)):
         raise WrongSetup(MISSING)
     try:
-        return LlamaCpp(
-            DEMO_MODEL if model is None else model,
-            context=settings.context,
-            parallel=settings.parallel,
-            batch=settings.batch,
-            threads=settings.threads,
-            gpu_layers=settings.gpu_layers,
-            cache_type=settings.cache_type,
-            cache_memory=settings.cache_bytes,
-            flash_attention=settings.flash_attention,
-            mmap=settings.mmap,
-            mlock=settings.mlock,
-            lora=settings.adapters(),
-            mmproj=settings.mmproj,
-            exact=settings.exact,
-            embeddings=settings.embeddings,
-            pooling=settings.pooling,
-            max_waiting=settings.queue,
-            progress=progress,
-        )
+        arguments = settings.arguments("llama-cpp")
+        return LlamaCpp(DEMO_MODEL if model is None else model, **arguments, progress=progress)
     except EngineError as error:
         raise WrongSetup(error.message) from error
 
@@ -96,18 +78,15 @@ def is_elsewhere(settings: Settings) -> bool:
 
 def unused(settings: Settings) -> list[str]:
     """Return a line for each reason why settings have no effect, with their names."""
-    engine = (
-        (IN_PROCESS, "only for a GGUF file")
+    reasons: list[tuple[Need, str]] = [
+        ("a GGUF file", "only for a GGUF file")
         if is_elsewhere(settings)
-        else (ELSEWHERE, "only for an engine at a URL")
-    )
-    without = ((STORING, "the store is off"),) if settings.store == OFF else ()
-    lines = []
-    for names, why in (engine, *without):
-        given = [settings.place(name) for name in names if name in settings.model_fields_set]
-        if given:
-            lines.append(f"Ignored: {', '.join(given)} ({why}).")
-    return lines
+        else ("an engine at a URL", "only for an engine at a URL")
+    ]
+    if settings.store == OFF:
+        reasons.append(("a store", "the store is off"))
+    unused = [(settings.unused(need), why) for need, why in reasons]
+    return [f"Ignored: {', '.join(places)} ({why})." for places, why in unused if places]
 
 
 def _name(settings: Settings) -> str:
@@ -172,11 +151,8 @@ def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]
     async def find() -> Backend:
         kind = settings.backend if settings.backend != "auto" else await _probe(address, key)
         if kind not in made:
-            made[kind] = (
-                KoboldCpp(address, key, settings.queue)
-                if kind == "koboldcpp"
-                else LlamaServer(address, key, settings.engine_timeout, settings.queue)
-            )
+            engine = KoboldCpp if kind == "koboldcpp" else LlamaServer
+            made[kind] = engine(address, **settings.arguments(kind))
         return made[kind]
 
     return find

@@ -19,8 +19,6 @@ DEFAULT_MAX_BODY = limits.BODY.most
 # The fields that clients read reasoning from.
 ReasoningField: TypeAlias = Literal["reasoning_content", "reasoning"]
 REASONING_FIELDS: tuple[ReasoningField, ...] = ("reasoning_content", "reasoning")
-# Seconds of silence after which a stream sends a comment.
-KEEPALIVE = 10.0
 
 # A function that returns the body at a URL; its second argument is the request's field, for errors.
 Fetch: TypeAlias = Callable[[str, str], Awaitable[bytes]]
@@ -48,7 +46,7 @@ class Policy:
     fetch: Fetch | None = None
     chat_format: str | None = None
     vocabulary: str | None = None
-    keepalive: float = KEEPALIVE
+    keepalive: float = 0
     reasoning: ReasoningField | None = "reasoning_content"
     matryoshka: bool = False
 

@@ -1,15 +1,24 @@
-"""Settings from flags, the environment (`LATIMER_…`) and a TOML file, in this order."""
+"""The settings of the commands, from flags, the environment (`LATIMER_…`) and a TOML file.
+
+A field of `Settings` is the only place of a setting. The options of the commands
+(`cli/options.py`), the tables in docs/serving.md, and the arguments of `OpenAIAdapter` and of the
+engines are made from the fields.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args, get_origin
 
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
@@ -20,30 +29,24 @@ from pydantic_settings import (
 )
 
 from ..backends.base import Pooling
-from ..backends.llama_cpp.options import CacheType
+from ..backends.llama_cpp.options import BATCH, PARALLEL, CacheType
 from ..backends.queue import QUEUE
 from ..schemas.limits import BODY
 from .auth import UnusableKey, check_key, keys_of
 from .chat.instruct import FORMATS
 from .errors import printable
-from .hosted import Limits
 from .origins import LocalRules
-from .service import KEEPALIVE
 from .store.config import LARGEST, MEMORY, Place, media_of, place_of, seconds_of, target_of
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 Words = Annotated[list[str], NoDecode]
+# What a setting has no effect without.
+Need: TypeAlias = Literal["a GGUF file", "an engine at a URL", "a store"]
 
 ENVIRONMENT = "LATIMER_"
-# Settings for the in-process engine only, and settings for an engine at a URL only.
-IN_PROCESS: tuple[str, ...] = (
-    "context", "parallel", "threads", "batch", "gpu_layers", "cache_type", "cache_memory",
-    "flash_attention", "mmap", "mlock", "mmproj", "lora", "exact", "share_prefixes", "embeddings",
-    "pooling",
-)  # fmt: skip
-ELSEWHERE: tuple[str, ...] = ("engine_key", "engine_timeout")
-# Settings for a store that is not off.
-STORING: tuple[str, ...] = ("store_age", "store_size", "store_media")
+# The groups of settings, in the order of the help.
+ENGINE, IN_PROCESS, STORE = "Engine", "In-process engine", "Store"
+CLIENTS, REQUESTS, SERVER = "Clients", "Requests", "Server"
 # The largest settings file, in bytes.
 MOST_FILE = 2**20
 # A day, in seconds: event loops do not support much longer timers.
@@ -52,20 +55,115 @@ DAY = 86_400
 SHORTEST = 0.1
 
 
-# The functions that raise an error for a wrong value.
-_STORED: Mapping[str, Callable[[str], object]] = {
-    "store": target_of,
-    "store_age": seconds_of,
-    "store_media": media_of,
-}
-
-
 class WrongSettings(ValueError):
     """Settings that cannot be used; the message is one line and shows no secret."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """The properties of a setting that are not properties of a pydantic field.
+
+    Args:
+        group: the group of settings that it belongs to.
+        needs: what it has no effect without.
+        to: what gets its value: `adapter` (`OpenAIAdapter`), or the names of engines.
+        argument: the keyword argument that gets it; by default its own name.
+        value: returns the value of the argument; by default its own.
+        metavar: its value in the help.
+        default: its default in the help; by default the field's.
+        type: the type of its flag, if not the field's.
+        choices: the values of its flag, if not the field's.
+        convert: returns the value for a word, such as -1 for `all`.
+        check: raises a ValueError if a value is wrong.
+        expected: the values that it may have, for errors.
+        is_secret: True if no error and no repr shows its value.
+    """
+
+    group: str
+    needs: Need | None = None
+    to: tuple[str, ...] = ()
+    argument: str | None = None
+    value: Callable[[Any], object] | None = None
+    metavar: str | None = None
+    default: str | None = None
+    type: type | None = None
+    choices: tuple[str, ...] = ()
+    convert: Callable[[Any], Any] | None = None
+    check: Callable[[Any], object] | None = None
+    expected: str | None = None
+    is_secret: bool = False
+
+
+_OPTION = frozenset(Option.__dataclass_fields__)
+
+
+def setting(initial: Any, description: str, **properties: Any) -> Any:
+    """Return the field of a setting.
+
+    Args:
+        initial: its default.
+        description: its help, which ends with a full stop.
+        properties: of its `Option`, and of pydantic's `Field`, such as `ge`.
+    """
+    option = Option(**{name: properties.pop(name) for name in _OPTION & properties.keys()})
+    if option.is_secret:
+        properties["repr"] = False
+    extra: Any = {"option": option}
+    return Field(initial, description=description, json_schema_extra=extra, **properties)
+
+
+engine_setting = partial(setting, group=ENGINE)
+process_setting = partial(setting, group=IN_PROCESS, needs="a GGUF file", to=("llama-cpp",))
+store_setting = partial(setting, group=STORE, to=("adapter",))
+client_setting = partial(setting, group=CLIENTS)
+request_setting = partial(setting, group=REQUESTS, to=("adapter",))
+server_setting = partial(setting, group=SERVER)
+
+
+def option_of(field: FieldInfo) -> Option:
+    """Return the properties of a setting that are not pydantic's."""
+    return cast("dict[str, Option]", field.json_schema_extra)["option"]
+
+
+def type_of(field: FieldInfo) -> Any:
+    """Return the type of a setting, or of the elements of its list, without None."""
+    kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType]
+    is_wrapped = is_list(field) or NoneType in get_args(field.annotation)
+    return kinds[0] if is_wrapped else field.annotation
+
+
+def is_list(field: FieldInfo) -> bool:
+    """Return True if a setting is a list."""
+    return get_origin(field.annotation) is list
+
+
+def _check_names(names: list[str]) -> None:
+    if not all(name.strip() for name in names):
+        raise ValueError("a model name is empty")
+
+
+def _check_origins(origins: list[str]) -> None:
+
+    LocalRules(origins=origins)
+
+
+def _check_hosts(hosts: list[str]) -> None:
+
+    LocalRules(hosts=hosts)
+
+
+def _check_format(name: str) -> None:
+    if name not in FORMATS:
+        raise ValueError(f"unknown format {name!r}; supported formats are {', '.join(FORMATS)}")
+
+
+def _check_interval(seconds: float) -> None:
+    if 0 < seconds < SHORTEST:
+        raise ValueError(f"expected 0 for never, or at least {SHORTEST} seconds, not {seconds}")
+
+
 class Settings(BaseSettings):
-    """The settings of `latimer serve` and `latimer check`.
+    """The settings of `latimer serve` and `latimer check`, in the order of their help.
 
     Lists are comma-separated in the environment and arrays in the file.
     """
@@ -81,159 +179,259 @@ class Settings(BaseSettings):
     _given: frozenset[str] = PrivateAttr(frozenset())
 
     # A URL can contain a password.
-    model: str | None = Field(None, repr=False, description="A GGUF file, or the URL of an engine.")
-    backend: BackendName = Field("auto", description="The engine; detected by default.")
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    model_name: Words = Field(default_factory=list, description="Model names for clients.")
-    any_model: bool = False
-    api_key: Annotated[list[SecretStr], NoDecode] = Field(default_factory=list)
-    api_key_file: Path | None = Field(None, description="A file with one API key per line.")
-    cors_origin: Words = Field(
-        default_factory=list, description="Origins of web pages that may call the server."
+    model: str | None = engine_setting(
+        None, "A GGUF file, or the URL of an engine.", metavar="[MODEL.gguf | URL]", repr=False
     )
-    allowed_host: Words = Field(
-        default_factory=list, description="Other host names of this server, without an API key."
-    )
-    max_body: Annotated[int, Field(ge=1)] = BODY.most
-    strict: bool = False
-    limits: Limits = Field(
-        "engine", description="The limits for requests: the engine's or OpenAI's."
-    )
-    parse_content: bool = False
-    fetch_images: bool = False
-    chat_format: str | None = Field(None, description="The name of an instruct format.")
-    share_prefixes: bool = False
-    drain: Annotated[int, Field(ge=0, le=DAY)] = Field(
-        30, description="Seconds that running requests get after SIGTERM."
-    )
-    wait: bool = Field(False, description="Wait for the engine before accepting requests.")
-    engine_key: SecretStr | None = Field(None, description="API key of the engine.")
-    engine_timeout: Annotated[float, Field(gt=0, le=DAY, allow_inf_nan=False)] = Field(
-        60.0, description="Seconds without data before a response of llama-server fails."
-    )
-    queue: Annotated[int, Field(ge=0, le=2**20)] = Field(
-        QUEUE, description="Requests that may wait for the engine."
-    )
-    keepalive: Annotated[float, Field(ge=0, le=DAY, allow_inf_nan=False)] = Field(
-        KEEPALIVE, description="Seconds of silence before a stream sends a comment; 0 for never."
-    )
-    reasoning_key: SecretStr | None = Field(
+    backend: BackendName = engine_setting("auto", "The engine; detected by default.", default="")
+    engine_key: SecretStr | None = engine_setting(
         None,
-        min_length=1,
-        description="The secret that seals the reasoning which clients of Responses keep.",
+        "API key of the engine.",
+        needs="an engine at a URL",
+        to=("llama-server", "koboldcpp"),
+        argument="key",
     )
-    reasoning_field: Literal["reasoning_content", "reasoning", "none"] = Field(
-        "reasoning_content", description="The field of messages for reasoning; none to omit it."
+    engine_timeout: float = engine_setting(
+        60.0,
+        "llama-server: seconds without data before a response fails.",
+        needs="an engine at a URL",
+        to=("llama-server",),
+        argument="timeout",
+        metavar="SECONDS",
+        gt=0,
+        le=DAY,
+        allow_inf_nan=False,
     )
-    # A URL can contain a password.
-    store: str = Field(MEMORY, repr=False, description="memory, a file, a URL, or off.")
-    store_age: str | None = Field(None, description="A duration such as 24h, or forever.")
-    store_size: Annotated[int, Field(ge=1, le=LARGEST)] | None = Field(
-        None, description="The most that stored objects may take, in MiB."
+
+    context: int | None = process_setting(
+        None, "size of the KV cache in tokens, shared by parallel choices.", ge=1, le=2**24
     )
-    store_media: str | None = Field(None, description="A folder, or s3://BUCKET/PREFIX.")
-    store_required: bool = Field(False, description="Reject a request that cannot be stored.")
-    context: Annotated[int, Field(ge=1, le=2**24)] | None = None
-    parallel: Annotated[int, Field(ge=1, le=256)] = 16
+    parallel: int = process_setting(PARALLEL, "choices that run in parallel.", ge=1, le=256)
     # llama.cpp aborts with more than 512 threads (GGML_MAX_N_THREADS).
-    threads: Annotated[int, Field(ge=1, le=512)] | None = None
-    batch: Annotated[int, Field(ge=1, le=2**20)] = 512
-    gpu_layers: Annotated[int, Field(ge=-1, le=2**20)] = -1
-    cache_type: CacheType | None = None
-    cache_memory: Annotated[int, Field(ge=0, le=2**30)] | None = Field(
-        None, description="Host memory for saved prompts, in MiB."
+    threads: int | None = process_setting(None, "number of CPU threads.", ge=1, le=512)
+    batch: int = process_setting(BATCH, "batch size in tokens.", ge=1, le=2**20)
+    gpu_layers: int = process_setting(
+        -1,
+        "number of layers on the GPU, or all.",
+        default="all",
+        type=str,
+        convert=lambda value: -1 if value == "all" else value,
+        expected="a whole number of layers, or all",
+        ge=-1,
+        le=2**20,
     )
-    flash_attention: bool | None = None
-    mmap: bool | None = None
-    mlock: bool = False
-    mmproj: Path | None = Field(None, description="Multimodal projector, for images or audio.")
-    lora: Words = Field(default_factory=list, description="LoRA adapters, FILE or FILE=SCALE.")
-    exact: bool = False
-    embeddings: bool | None = Field(
-        None, description="Serve embeddings; by default only for a model that is made for them."
+    cache_type: CacheType | None = process_setting(
+        None,
+        "KV cache type: f32, f16, bf16, q8_0, q4_0 …",
+        metavar="TYPE",
+        default="f16",
+        type=str,
     )
-    pooling: Pooling | None = Field(None, description="The model's pooling; the file's by default.")
-    matryoshka: bool = Field(
-        False, description="The model was trained for vectors of fewer dimensions."
+    cache_memory: int | None = process_setting(
+        None,
+        "host memory for saved prompts.",
+        metavar="MIB",
+        default="a quarter of the free memory, at most 8192",
+        value=lambda self: None if self.cache_memory is None else self.cache_memory << 20,
+        ge=0,
+        le=2**30,
     )
-    logit_bias_vocabulary: str | None = Field(
-        None, description="Vocabulary of the token ids in requests: cl100k_base, o200k_base …"
+    flash_attention: bool | None = process_setting(
+        None,
+        "flash attention.",
+        choices=("auto", "on", "off"),
+        default="auto",
+        convert=lambda value: None if value == "auto" else value,
+        expected="auto, on or off",
+    )
+    mmap: bool | None = process_setting(
+        None, "memory-map the model file.", default="where it helps"
+    )
+    mlock: bool = process_setting(False, "lock the weights in RAM.")
+    mmproj: Path | None = process_setting(
+        None, "multimodal projector, for images or audio.", metavar="FILE"
+    )
+    lora: Words = process_setting(
+        [],
+        "LoRA adapter; repeatable.",
+        metavar="FILE[=SCALE]",
+        value=lambda self: self.adapters(),
+    )
+    embeddings: bool | None = process_setting(
+        None, "serve embeddings.", default="for models made for them"
+    )
+    pooling: Pooling | None = process_setting(
+        None, "pooling of embeddings.", default="the model's own"
+    )
+    exact: bool = process_setting(False, "logprobs that are independent of other requests; slower.")
+
+    # A URL can contain a password.
+    store: str = store_setting(
+        MEMORY,
+        "Where responses, conversations, and chat completions with store: true are kept: memory, a "
+        "file such as FILE.db, postgresql://USER:PASSWORD@HOST/NAME, or off.",
+        metavar="STORE",
+        check=target_of,
+        is_secret=True,
+    )
+    store_age: str | None = store_setting(
+        None,
+        "How long they are kept: 90s, 15m, 24h, 30d, forever.",
+        needs="a store",
+        metavar="DURATION",
+        default="in memory 24h, else forever",
+        convert=lambda value: str(value) if type(value) is int else value,
+        check=seconds_of,
+        expected="a duration such as 90s, 15m, 24h or 30d, or forever",
+    )
+    store_size: int | None = store_setting(
+        None,
+        "Size of all of them, media included; the oldest are deleted.",
+        needs="a store",
+        metavar="MIB",
+        default="in memory 64, else no limit",
+        ge=1,
+        le=LARGEST,
+    )
+    store_media: str | None = store_setting(
+        None,
+        "Where their images and audio are kept: a folder, or s3://BUCKET/PREFIX.",
+        needs="a store",
+        metavar="PLACE",
+        default="FILE.media next to FILE.db",
+        check=media_of,
+    )
+    store_required: bool = store_setting(False, "Reject a request that cannot be stored.")
+
+    host: str = client_setting("127.0.0.1", "Address to listen on.")
+    port: int = client_setting(8000, "Port to listen on.", ge=0, le=65535)
+    model_name: Words = client_setting(
+        [],
+        "Model name for clients; repeatable.",
+        to=("adapter",),
+        argument="model_names",
+        check=_check_names,
+    )
+    any_model: bool = client_setting(False, "Accept every model name.", to=("adapter",))
+    api_key: Annotated[list[SecretStr], NoDecode] = client_setting(
+        [],
+        "API key that clients must send; repeatable.",
+        to=("adapter",),
+        argument="api_keys",
+        value=lambda self: self.keys(),
+    )
+    api_key_file: Path | None = client_setting(None, "File with one API key per line.")
+    cors_origin: Words = client_setting(
+        [],
+        "Origin of web pages that may call the server: https://chat.example, null, *; repeatable.",
+        to=("adapter",),
+        argument="cors_origins",
+        value=lambda self: self.cors_origin or ["*"],
+        metavar="ORIGIN",
+        default="local pages and apps; with an API key: all",
+        check=_check_origins,
+    )
+    allowed_host: Words = client_setting(
+        [],
+        "Without an API key: another host name of this server; repeatable.",
+        metavar="NAME",
+        check=_check_hosts,
+    )
+    max_body: int = client_setting(
+        BODY.most, "Largest request body in bytes.", to=("adapter",), ge=1
     )
 
-    @field_validator("model_name", "cors_origin", "allowed_host", "api_key", "lora", mode="before")
+    strict: bool = request_setting(
+        False,
+        "Reject unknown fields, and fields that the engine only approximates; implies --limits "
+        "openai.",
+    )
+    limits: Literal["engine", "openai"] = request_setting(
+        "engine", "Allow what the engine can do, or only what OpenAI's service allows."
+    )
+    chat_format: str | None = request_setting(
+        None,
+        "Instruct format to use instead of the chat template: alpaca, chatml, llama-3 …",
+        metavar="NAME",
+        check=_check_format,
+    )
+    parse_content: bool = request_setting(
+        False, "Parse control tokens in messages; by default they are text."
+    )
+    fetch_images: bool = request_setting(
+        False, "Fetch images from http and https URLs with public addresses."
+    )
+    logit_bias_vocabulary: str | None = request_setting(
+        None,
+        "Vocabulary of the token ids in requests: cl100k_base, o200k_base …",
+        metavar="NAME",
+    )
+    matryoshka: bool = request_setting(
+        False, "Cut vectors to the dimensions of a request; only for models trained for it."
+    )
+    share_prefixes: bool = request_setting(
+        False, "share the prompt cache across API keys.", needs="a GGUF file"
+    )
+
+    queue: int = server_setting(
+        QUEUE,
+        "Requests that may wait for the engine; more get status 429.",
+        to=("llama-cpp", "llama-server", "koboldcpp"),
+        argument="max_waiting",
+        metavar="N",
+        ge=0,
+        le=2**20,
+    )
+    reasoning_key: SecretStr | None = server_setting(
+        None,
+        "Secret that seals the reasoning which clients of Responses keep.",
+        to=("adapter",),
+        metavar="SECRET",
+        default="random",
+        min_length=1,
+    )
+    reasoning_field: Literal["reasoning_content", "reasoning", "none"] = server_setting(
+        "reasoning_content",
+        "Field of messages for reasoning; none to omit it.",
+        to=("adapter",),
+        value=lambda self: None if self.reasoning_field == "none" else self.reasoning_field,
+    )
+    keepalive: float = server_setting(
+        10.0,
+        "Seconds of silence before a stream sends a comment; 0 for never.",
+        to=("adapter",),
+        metavar="SECONDS",
+        check=_check_interval,
+        ge=0,
+        le=DAY,
+        allow_inf_nan=False,
+    )
+    drain: int = server_setting(
+        30, "Seconds that running requests get after SIGTERM.", ge=0, le=DAY
+    )
+    wait: bool = server_setting(
+        False,
+        "Accept requests only when the engine is ready; by default respond with 503 until then.",
+    )
+
+    @field_validator("*", mode="before")
     @classmethod
-    def _split(cls, value: Any) -> Any:
-        if isinstance(value, str):
+    def _convert(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the value of a word or of a list of words."""
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, str) and is_list(field):
             return [word.strip() for word in value.split(",") if word.strip()]
-        return value
-
-    @field_validator(
-        "port", "max_body", "drain", "engine_timeout", "keepalive", "context", "parallel",
-        "threads", "batch", "cache_memory", "gpu_layers", "store_age", "store_size", mode="before",
-    )  # fmt: skip
-    @classmethod
-    def _number(cls, value: Any) -> Any:
-        if isinstance(value, bool):
+        if isinstance(value, bool) and type_of(field) in (int, float):
             raise PydanticCustomError("int_type", "expected a number, but got a boolean")
+        convert = option_of(field).convert
+        return value if convert is None else convert(value)
+
+    @field_validator("*")
+    @classmethod
+    def _check(cls, value: Any, info: ValidationInfo) -> Any:
+        check = option_of(cls.model_fields[info.field_name or ""]).check
+        if check is not None and value is not None:
+            check(value)
         return value
-
-    @field_validator("keepalive")
-    @classmethod
-    def _interval(cls, value: float) -> float:
-        if 0 < value < SHORTEST:
-            raise ValueError(f"expected 0 for never, or at least {SHORTEST} seconds, not {value}")
-        return value
-
-    @field_validator("chat_format")
-    @classmethod
-    def _known(cls, value: str | None) -> str | None:
-        if value is not None and value not in FORMATS:
-            raise ValueError(
-                f"unknown format {value!r}; supported formats are {', '.join(FORMATS)}"
-            )
-        return value
-
-    @field_validator("store_age", mode="before")
-    @classmethod
-    def _seconds(cls, value: Any) -> Any:
-        return str(value) if type(value) is int else value
-
-    @field_validator("store", "store_age", "store_media")
-    @classmethod
-    def _stored(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None:
-            _STORED[info.field_name or ""](value)
-        return value
-
-    @field_validator("model_name")
-    @classmethod
-    def _named(cls, value: list[str]) -> list[str]:
-        if not all(name.strip() for name in value):
-            raise ValueError("a model name is empty")
-        return value
-
-    @field_validator("cors_origin")
-    @classmethod
-    def _origins(cls, value: list[str]) -> list[str]:
-        LocalRules(origins=value)
-        return value
-
-    @field_validator("allowed_host")
-    @classmethod
-    def _hosts(cls, value: list[str]) -> list[str]:
-        LocalRules(hosts=value)
-        return value
-
-    @field_validator("flash_attention", mode="before")
-    @classmethod
-    def _where_possible(cls, value: Any) -> Any:
-        return None if value == "auto" else value
-
-    @field_validator("gpu_layers", mode="before")
-    @classmethod
-    def _all(cls, value: Any) -> Any:
-        return -1 if value == "all" else value
 
     @classmethod
     def settings_customise_sources(
@@ -244,8 +442,11 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources: flags, then the environment; `load` adds the file after them."""
-        return init_settings, env_settings
+        """Return the sources: flags, then the environment, then the file in `config`."""
+        flags = cast("InitSettingsSource", init_settings)
+        file = flags.init_kwargs.pop("config", None)
+        values = {} if file is None else read_file(file)
+        return flags, env_settings, InitSettingsSource(settings_cls, values)
 
     @classmethod
     def load(cls, file: Path | None, **flags: Any) -> Settings:
@@ -256,27 +457,41 @@ class Settings(BaseSettings):
                 key.
         """
         given = {name: value for name, value in flags.items() if value is not None and value != ()}
-        values = {} if file is None else read_file(file)
-
-        class WithFile(cls):  # type: ignore[valid-type, misc]
-            @classmethod
-            def settings_customise_sources(
-                cls, settings_cls: type[BaseSettings], *sources: Any, **named: Any
-            ) -> tuple[PydanticBaseSettingsSource, ...]:
-                first = super().settings_customise_sources(settings_cls, *sources, **named)
-                return *first, InitSettingsSource(settings_cls, values)
-
-        def place(name: str) -> str:
-            return _place(name, frozenset(given), file)
-
         try:
-            settings: Settings = WithFile(**given)
+            settings = cls(config=file, **given)
         except ValidationError as error:
-            message = in_words(error, place, cls.model_fields, str(file))
+
+            def place(name: str) -> str:
+                return _place(name, frozenset(given), file)
+
+            message = in_words(error, place, file)
             raise WrongSettings(f"{message}.") from None
         settings._file, settings._given = file, frozenset(given)
         settings.store_place()
         return settings
+
+    def arguments(self, of: str) -> dict[str, Any]:
+        """Return keyword arguments of `OpenAIAdapter` (`adapter`), or of an engine's class.
+
+        Raises:
+            ValueError: a setting is wrong, which `keys` and `adapters` find.
+        """
+        found = {}
+        for name, field in Settings.model_fields.items():
+            option = option_of(field)
+            if of in option.to:
+                value = getattr(self, name) if option.value is None else option.value(self)
+                is_secret = isinstance(value, SecretStr)
+                found[option.argument or name] = value.get_secret_value() if is_secret else value
+        return found
+
+    def unused(self, need: Need) -> list[str]:
+        """Return where those settings were set that have no effect without something."""
+        return [
+            self.place(name)
+            for name, field in Settings.model_fields.items()
+            if option_of(field).needs == need and name in self.model_fields_set
+        ]
 
     def place(self, name: str) -> str:
         """Return the flag, the variable, or the file and key that set a setting, for messages."""
@@ -295,16 +510,6 @@ class Settings(BaseSettings):
         except ValueError as error:
             name, _, reason = str(error).partition(": ")
             raise WrongSettings(f"{self.place(name)}: {reason}.") from None
-
-    @property
-    def reasoning_secret(self) -> str | None:
-        """`reasoning_key`, which no message may show."""
-        return None if self.reasoning_key is None else self.reasoning_key.get_secret_value()
-
-    @property
-    def cache_bytes(self) -> int | None:
-        """`cache_memory` in bytes."""
-        return None if self.cache_memory is None else self.cache_memory << 20
 
     def adapters(self) -> list[tuple[str, float]]:
         """Return the file and the scale of each LoRA adapter.
@@ -329,11 +534,17 @@ class Settings(BaseSettings):
         Raises:
             UnusableKey: a key, or the engine's key, cannot be sent in a header, or a setting for
                 keys contains none.
-            OSError: the file cannot be read.
+            WrongSettings: the file cannot be read.
         """
+        # `latimer serve --help` needs the settings, but none of their keys.
+
         keys = [key.get_secret_value() for key in self.api_key]
-        if self.api_key_file is not None:
-            keys += keys_of(self.api_key_file)
+        file = self.api_key_file
+        try:
+            keys += [] if file is None else keys_of(file)
+        except (OSError, UnicodeError) as error:
+            where, reason = self.place("api_key_file"), reason_of(error)
+            raise WrongSettings(f"{where}: {file} cannot be read: {reason}.") from None
         if not keys and "api_key" in self.model_fields_set:
             # `LATIMER_API_KEY=$UNSET` must not result in a server without keys.
             raise UnusableKey("api_key: no key is set. Omit it to serve without API keys.")
@@ -381,17 +592,10 @@ def _place(name: str, given: frozenset[str], file: Path | None) -> str:
     return name if file is None else f"{file}: {name}"
 
 
-# Settings whose values are never shown.
-SECRET = frozenset({"api_key", "engine_key", "store"})
 # The most errors to describe.
 _MOST = 3
 _LONGEST = 60
 
-_EXPECTED = {
-    "flash_attention": "auto, on or off",
-    "gpu_layers": "a whole number of layers, or all",
-    "store_age": "a duration such as 90s, 15m, 24h or 30d, or forever",
-}
 _KINDS: Mapping[str, str] = {
     "bool": "true or false",
     "dict": "a table",
@@ -419,49 +623,45 @@ def reason_of(error: Exception) -> str:
     return str(error)
 
 
-def in_words(
-    error: ValidationError, place: Callable[[str], str], known: Collection[str], file: str
-) -> str:
+def in_words(error: ValidationError, place: Callable[[str], str], file: Path | None) -> str:
     """Return one line that describes the errors in settings.
 
     Args:
         place: returns the flag, the variable or the key in the file that a setting came from.
-        known: the names of all settings.
         file: the file that unknown settings came from.
     """
     details = error.errors(include_url=False)
-    lines = [_line(detail, place, known, file) for detail in details[:_MOST]]
+    lines = [_line(detail, place, file) for detail in details[:_MOST]]
     if len(details) > _MOST:
         lines.append(f"and {len(details) - _MOST} more")
     return "; ".join(lines)
 
 
-def _line(
-    detail: Mapping[str, Any], place: Callable[[str], str], known: Collection[str], file: str
-) -> str:
+def _line(detail: Mapping[str, Any], place: Callable[[str], str], file: Path | None) -> str:
     name, kind, value = str(detail["loc"][0]), detail["type"], detail["input"]
-    if kind == "extra_forbidden":
-        near = difflib.get_close_matches(name, known, 1)
+    field = Settings.model_fields.get(name)
+    if field is None:
+        near = difflib.get_close_matches(name, Settings.model_fields, 1)
         hint = f" (did you mean '{near[0]}'?)" if near else ""
         return f"{file}: unknown setting '{printable(name[:_LONGEST])}'{hint}"
-    where = place(name) + "".join(
-        f"[{step}]" for step in detail["loc"][1:] if isinstance(step, int)
-    )
+    indices = [f"[{step}]" for step in detail["loc"][1:] if isinstance(step, int)]
+    where = place(name) + "".join(indices)
     if kind == "value_error":
         return f"{where}: {detail['ctx']['error']}"
-    return f"{where} must be {_expected(name, kind, detail)}{_shown(name, value)}"
+    is_secret = option_of(field).is_secret or type_of(field) is SecretStr
+    shown = "" if is_secret else _shown(value)
+    return f"{where} must be {_expected(field, kind, detail.get('ctx') or {})}{shown}"
 
 
-def _expected(name: str, kind: str, detail: Mapping[str, Any]) -> str:
+def _expected(field: FieldInfo, kind: str, context: Mapping[str, Any]) -> str:
     """Describe the values that a setting may have."""
-    context = detail.get("ctx") or {}
     if kind in _BOUNDS:
         bound = next(value for key, value in context.items() if key in ("gt", "ge", "lt", "le"))
         return f"{_BOUNDS[kind]} {bound}"
-    if name in _EXPECTED:
-        return _EXPECTED[name]
+    if expected := option_of(field).expected:
+        return expected
     if kind == "literal_error":
-        return "one of " + str(context["expected"]).replace("'", "").replace(" or ", ", ")
+        return "one of " + ", ".join(get_args(type_of(field)))
     if kind == "string_unicode":
         return "valid UTF-8"
     if kind == "int_parsing_size":
@@ -469,9 +669,9 @@ def _expected(name: str, kind: str, detail: Mapping[str, Any]) -> str:
     return _KINDS.get(kind.partition("_")[0], "another value")
 
 
-def _shown(name: str, value: Any) -> str:
-    """Return the value that was given, or an empty string if it is long or secret."""
-    if name in SECRET or value is None:
+def _shown(value: Any) -> str:
+    """Return the value that was given, or an empty string if it is long."""
+    if value is None:
         return ""
     if isinstance(value, dict):
         return ", not a table"

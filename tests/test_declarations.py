@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latimer.adapter.cli.commands import CONFORMANCE
+from latimer.adapter.cli import CONFORMANCE
 from latimer.backends.llama_cpp.options import EXTRA
 
 ROOT = Path(__file__).parent.parent

@@ -1,5 +1,95 @@
-"""The commands `latimer serve`, `latimer check`, `latimer conform` and `latimer store`."""
+"""The commands `latimer serve`, `latimer check`, `latimer conform` and `latimer store`.
 
-from .commands import main
+Exit codes: 0 success, 1 a failed check, 2 wrong usage, 3 failed to start.
+"""
 
-__all__ = ["main"]
+from __future__ import annotations
+
+import signal
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from . import terminal
+
+# The modules of the extra that `latimer conform` needs.
+CONFORMANCE = frozenset({"jsonschema", "openai"})
+
+
+class _Commands(click.Group):
+    """A group of commands that end without a traceback, even if the terminal is gone."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        terminal.secure()
+        return super().main(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; Ctrl-C is exit code 130, as in a shell."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+
+
+class _Lazy(click.Command):
+    """A command of the same name in a module that is imported on use.
+
+    Args:
+        module: its name, relative to this package.
+    """
+
+    def __init__(self, name: str, module: str, short_help: str) -> None:
+        super().__init__(name, short_help=short_help)
+        self._module = module
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        command: click.Command = getattr(import_module(self._module, __name__), self.name or "")
+        return command.make_context(*args, **kwargs)
+
+
+class _Conform(_Lazy):
+    """The command of the conformance package, which needs an extra."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        if not all(map(find_spec, CONFORMANCE)):
+            click.echo(
+                "'latimer conform' requires the extra 'conformance': run pip install "
+                "'.[conformance]' in a clone of Latimer.",
+                err=True,
+            )
+            sys.exit(terminal.EXIT_START)
+        return super().make_context(*args, **kwargs)
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="latimer")
+def main() -> None:
+    """Every OpenAI client over local LLM engines, through their native interfaces.
+
+    \b
+    Examples:
+      latimer serve                                 the bundled demo model, in process
+      latimer serve model.gguf --gpu-layers all     your own model, in process
+      latimer serve http://127.0.0.1:8080           in front of llama-server
+      latimer serve http://127.0.0.1:5001           in front of koboldcpp
+      latimer check http://127.0.0.1:8080           what this engine supports
+      latimer conform http://127.0.0.1:8080/v1      how well it conforms to OpenAI's API
+      latimer store stats --store latimer.db        what a store contains
+    """
+
+
+for _command in (
+    _Lazy("serve", ".commands", "Serve OpenAI's API over a model or an engine."),
+    _Lazy("check", ".commands", "Show the capabilities of an engine, and the store, as a table."),
+    _Conform(
+        "conform", "...conformance.command", "Test any server for conformance with OpenAI's API."
+    ),
+    _Lazy("store", ".store", "Migrate, measure, export or prune a store."),
+):
+    main.add_command(_command)

@@ -12,30 +12,24 @@ import sys
 import threading
 from collections.abc import Coroutine, Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import click
 import uvicorn
 from typing_extensions import override
 
+from ...backends.base import Backend
 from ...backends.errors import LatimerError
 from ...backends.offload import Abandoned
 from ..app import OpenAIAdapter
 from ..engines import backend_of, is_elsewhere, unused
-from ..errors import InvalidRequest, printable
+from ..errors import InvalidRequest
 from ..generation.token_ids import load
 from ..origins import LocalRules, is_loopback
-from ..settings import WrongSettings
+from ..settings import Settings, WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from .protocol import Protocol
-from .terminal import EXIT_START, end_at_once
-
-if TYPE_CHECKING:
-    import socket
-
-    from ...backends.base import Backend
-    from ..settings import Settings
-
+from .terminal import EXIT_START, end_at_once, fail, say
 
 # The listen backlog; uvicorn's default.
 _BACKLOG = 2048
@@ -63,12 +57,6 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         uvloop.run(work)
 
 
-def fail(message: str) -> NoReturn:
-    """Print why the server cannot start, and end the process."""
-    _say(f"Latimer cannot start: {message}")
-    sys.exit(EXIT_START)
-
-
 async def serve(settings: Settings) -> None:
     """Serve until a signal ends the server.
 
@@ -85,7 +73,7 @@ async def serve(settings: Settings) -> None:
             _load_vocabulary(settings)
         backend = backend_of(settings, _Progress() if sys.stderr.isatty() else None)
         for line in unused(settings):
-            _say(line)
+            say(line)
         app = adapter_of(settings, backend)
         opening = await _open_store(app, settings)
         if not is_elsewhere(settings):
@@ -136,9 +124,9 @@ async def _open_store(app: OpenAIAdapter, settings: Settings) -> asyncio.Task[No
     except StoreUnavailable as error:
         if place.kind == "sqlite" or place.required:
             fail(f"{where}: {in_words(error)}")
-        _say(f"The store is not available yet: {where}: {in_words(error)}")
+        say(f"The store is not available yet: {where}: {in_words(error)}")
         return asyncio.create_task(_open_later(app, where))
-    _say(_stores(where))
+    say(_stores(where))
     return None
 
 
@@ -151,9 +139,9 @@ async def _open_later(app: OpenAIAdapter, where: str) -> None:
         except StoreUnavailable:
             continue
         except StoreError as error:
-            _say(f"The store cannot be used: {where}: {error}")
+            say(f"The store cannot be used: {where}: {error}")
         else:
-            _say(_stores(where))
+            say(_stores(where))
         return
 
 
@@ -186,13 +174,13 @@ def _hide_ends_of_work() -> None:
 
 def _sockets(settings: Settings) -> list[socket.socket]:
     try:
-        return bound(settings.host, settings.port)
+        sockets = bound(settings.host, settings.port)
     except OSError as error:
-        reason = error.strerror or str(error)
+        fail(_unusable(settings, error.strerror or str(error)))
     except ValueError:
         # The host has empty or overlong labels, so it cannot be resolved.
-        reason = "it is not a valid host name"
-    fail(_unusable(settings, reason))
+        fail(_unusable(settings, "it is not a valid host name"))
+    return sockets
 
 
 def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
@@ -247,13 +235,13 @@ async def _listen_when_ready(
             except LatimerError as error:
                 reason = error.message
         if not said and settings.wait:
-            _say(f"Latimer waits for the engine before it accepts requests. {reason}")
+            say(f"Latimer waits for the engine before it accepts requests. {reason}")
         elif not said:
             until = "responds with 503 until the engine is ready"
-            _say(f"Latimer listens at {address} and {until}. {reason}")
+            say(f"Latimer listens at {address} and {until}. {reason}")
             listens.set()
         elif reason != said:
-            _say(reason)
+            say(reason)
         said = reason
         if asking.done():
             await asyncio.sleep(_AGAIN)
@@ -264,9 +252,9 @@ async def _listen_when_ready(
     )
     if settings.wait:
         _listen(settings, sockets)
-    _say(f"Latimer serves {names} ({engine}) at {address}")
+    say(f"Latimer serves {names} ({engine}) at {address}")
     if settings.reasoning_key is None:
-        _say(_RANDOM_KEY)
+        say(_RANDOM_KEY)
     listens.set()
 
 
@@ -280,32 +268,12 @@ async def _task(settings: Settings, backend: Backend) -> str:
 
 def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
     """Return the app that serves a backend with these settings."""
-    keys, pages = settings.keys(), settings.cors_origin
-    return OpenAIAdapter(
-        backend,
-        model_names=settings.model_name,
-        any_model=settings.any_model,
-        api_keys=keys,
-        share_prefixes=settings.share_prefixes,
-        cors_origins=pages or ("*",),
-        local_rules=None if keys else local_rules(settings.host, pages, settings.allowed_host),
-        max_body=settings.max_body,
-        strict=settings.strict,
-        limits=settings.limits,
-        parse_content=settings.parse_content,
-        fetch_images=settings.fetch_images,
-        chat_format=settings.chat_format,
-        logit_bias_vocabulary=settings.logit_bias_vocabulary,
-        keepalive=settings.keepalive,
-        matryoshka=settings.matryoshka,
-        store=settings.store,
-        store_age=settings.store_age,
-        store_size=settings.store_size,
-        store_media=settings.store_media,
-        store_required=settings.store_required,
-        reasoning_field=None if settings.reasoning_field == "none" else settings.reasoning_field,
-        reasoning_key=settings.reasoning_secret,
-    )
+    arguments = settings.arguments("adapter")
+    if not arguments["api_keys"]:
+        arguments["local_rules"] = local_rules(
+            settings.host, settings.cors_origin, settings.allowed_host
+        )
+    return OpenAIAdapter(backend, **arguments)
 
 
 class _Server(uvicorn.Server):
@@ -345,7 +313,7 @@ class _Server(uvicorn.Server):
             requests = "1 request" if running == 1 else f"{running} requests"
             end = f"at most {self._drain} s; a second signal stops it"
             line = f"Latimer waits for {requests}, {end}."
-            self._loop.call_soon_threadsafe(_say, line)
+            self._loop.call_soon_threadsafe(say, line)
         self.should_exit = True
 
     @override
@@ -383,10 +351,6 @@ class _Progress:
             self._percent = percent
             end = "\n" if percent == 100 else ""
             click.echo(f"\rLoading the model … {percent:3d} %{end}", nl=False, err=True)
-
-
-def _say(line: str) -> None:
-    click.echo(printable(line), err=True)
 
 
 def local_rules(host: str, origins: Iterable[str], hosts: Iterable[str]) -> LocalRules:

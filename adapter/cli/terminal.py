@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import click
 
@@ -39,6 +39,17 @@ class WrongUse(click.ClickException):
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
+
+
+def say(line: str) -> None:
+    """Print a line for people, on standard error."""
+    click.echo(printable(line), err=True)
+
+
+def fail(message: str) -> NoReturn:
+    """Print why the server cannot start, and end the process."""
+    say(f"Latimer cannot start: {message}")
+    sys.exit(EXIT_START)
 
 
 def end_at_once() -> None:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import re
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
-from latimer.adapter.app import Options
+from latimer.adapter.app import DEFAULTS, Options
 from latimer.adapter.cli.commands import check, serve
-from latimer.adapter.settings import Settings, WrongSettings
+from latimer.adapter.cli.options import option
+from latimer.adapter.settings import SERVER, Settings, WrongSettings, option_of
+from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+from support.documents import blocks
 
-MOUNTING = Path(__file__).parents[2] / "docs" / "mounting.md"
+ROOT = Path(__file__).parents[2]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+MOUNTING, SERVING = ROOT / "docs" / "mounting.md", ROOT / "docs" / "serving.md"
+ENGINES = {"llama-cpp": LlamaCpp, "llama-server": LlamaServer, "koboldcpp": KoboldCpp}
+# A vertical bar in a cell of a table.
+BAR = r"\|"
 
 
 @pytest.fixture
@@ -184,8 +198,60 @@ def test_every_setting_is_a_flag() -> None:
     assert {one.name for one in check.params} <= flags | {"config"}
 
 
+def test_every_argument_of_an_engine_is_a_setting() -> None:
+    """The settings have the arguments of the engines' classes, with the same defaults."""
+    for engine, kind in ENGINES.items():
+        arguments = Settings.model_construct().arguments(engine)
+        known = inspect.signature(kind).parameters
+        assert known.keys() - arguments.keys() <= {"path", "progress", "upstream", "silence"}
+        for name, value in arguments.items():
+            assert value == (list(known[name].default) if value == [] else known[name].default)
+
+
 def test_every_option_of_the_adapter_is_documented() -> None:
     """The table in docs/mounting.md and the help of `Options` have every option."""
+    assert Options.__annotations__.keys() == DEFAULTS.keys()
     for name in Options.__annotations__:
         assert f"\n        {name}: " in (Options.__doc__ or ""), name
         assert re.search(rf"^\| `{name}=.*` \|", MOUNTING.read_text(), re.MULTILINE), name
+
+
+def table(settings: type[Settings], group: str) -> str:
+    """Return the settings of a group as a table in Markdown, with the words of the help."""
+    rows = [f"### {group}", "", "| option | default | effect |", "|---|---|---|"]
+    for name, field in settings.model_fields.items():
+        if option_of(field).group == group and name != "model":
+            (parameter,) = click.command()(option(name, field)(lambda: None)).params
+            flag, text = parameter.get_help_record(click.Context(click.Command(""))) or ("", "")
+            effect, _, default = text.partition("  [")
+            cells = (f"`{flag}`", default.removesuffix("]"), effect)
+            rows.append(f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def test_the_documentation_has_every_setting() -> None:
+    """docs/serving.md has the tables of the settings; LATIMER_SNAPSHOT=1 writes them again."""
+    groups = dict.fromkeys(option_of(field).group for field in Settings.model_fields.values())
+    tables = "\n".join(table(Settings, group) for group in groups)
+    before, begin, rest = SERVING.read_text().partition("<!-- settings -->\n\n")
+    _, end, after = rest.partition("\n<!-- end of settings -->")
+    if os.environ.get("LATIMER_SNAPSHOT"):
+        SERVING.write_text(before + begin + tables + end + after)
+    assert begin + tables + end in SERVING.read_text()
+
+
+def test_the_setting_for_developers_works(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting of CONTRIBUTING.md is a flag, a variable, a key, and a row of the tables."""
+    (block,) = (one for one in blocks(CONTRIBUTING) if "server_setting" in one.text)
+    names: dict[str, Any] = {"__name__": "example", "__package__": "latimer.adapter"}
+    exec(block.text, names)  # noqa: S102
+    toy: type[Settings] = names["MySettings"]
+    file.write_text('greeting = "file"\n')
+    assert toy.load(None).model_dump()["greeting"] == "Hello."
+    assert toy.load(file).model_dump()["greeting"] == "file"
+    monkeypatch.setenv("LATIMER_GREETING", "variable")
+    assert toy.load(file).model_dump()["greeting"] == "variable"
+    assert toy.load(file, greeting="flag").model_dump()["greeting"] == "flag"
+    assert "| `--greeting TEXT` | Hello. | Line that the server prints at its start. |" in table(
+        toy, SERVER
+    )
