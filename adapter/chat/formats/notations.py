@@ -151,7 +151,6 @@ class ValueParser(CallParser):
         self._fragment += orjson.dumps(bytes(name).decode(errors="replace"))
 
 
-_NAME_BYTES = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}".encode())
 _PYTHON_WORDS = {
     b"True": b"true", b"False": b"false", b"None": b"null",
     b"true": b"true", b"false": b"false", b"null": b"null",
@@ -188,13 +187,7 @@ class PythonCallParser(ValueParser):
                 return
 
     def _one(self, byte: int) -> Steps:
-        name = bytearray()
-        while byte != ord("("):
-            name.append(byte)
-            if _NAME_BYTES.fullmatch(name) is None:
-                raise Broken
-            byte = yield
-        self._begin(name.decode())
+        self._begin((yield from self._function_name(byte, ord("("))))
         self._fragment += b"{"
         byte = yield from self._next()
         names: set[bytes] = set()
