@@ -62,8 +62,12 @@ class ValueParser(CallParser):
         raise NotImplementedError
 
     def _key(self, byte: int) -> Steps:
-        """Parse the name of a property up to the colon, and add it to the arguments as JSON."""
-        raise NotImplementedError
+        """Parse the name of a property and the colon, and add the name to the arguments as JSON."""
+        if not self._string_begins(byte):
+            raise Broken
+        yield from self._text(byte)
+        if (yield from self._next()) != ord(":"):
+            raise Broken
 
     def _number(self, word: bytes) -> bytes | None:
         """Return the JSON of a number, or None for another word."""
@@ -301,13 +305,6 @@ class PythonCallParser(ValueParser):
             raise Broken from None
         return (yield)
 
-    def _key(self, byte: int) -> Steps:
-        if not self._string_begins(byte):
-            raise Broken
-        yield from self._text(byte)
-        if (yield from self._next()) != ord(":"):
-            raise Broken
-
 
 def keywords(arguments: Any) -> str:
     """Write arguments as those of a Python call."""
@@ -369,9 +366,7 @@ class Gemma4Parser(ValueParser):
 
     def _key(self, byte: int) -> Steps:
         if self._string_begins(byte):
-            yield from self._text(byte)
-            if (yield from self._next()) != ord(":"):
-                raise Broken
+            yield from super()._key(byte)
             return
         name = bytearray()
         while byte != ord(":"):

@@ -585,7 +585,7 @@ class Tags(NamedTuple):
 def rules_of(
     tags: Tags, function: FunctionSchema, name: str, prefix: str, index: int
 ) -> Mapping[str, str]:
-    """Return the rules for arguments in tags (`base.arguments`)."""
+    """Return the rules for arguments in tags (`base.argument_rules`)."""
     if function.input is not None:
         text = f"{prefix}text"
         opening = tags.opening(literal(INPUT), True)
