@@ -1,4 +1,4 @@
-"""Tool calls as JSON that is not always JSON: those of Llama 3 and of Mistral's models."""
+"""Parsers of the calls of Llama 3 and of Mistral's models, which are JSON or another syntax."""
 
 from __future__ import annotations
 
