@@ -157,7 +157,7 @@ class _Fold:
             self._put(_user(*self._waiting))
         self._close()
         if not self._order.alone and all(turn["role"] != "user" for turn in self._turns):
-            head = sum(1 for _ in takewhile(_is_system, self._turns))
+            head = sum(1 for _ in takewhile(lambda turn: turn["role"] in SYSTEM, self._turns))
             self._turns.insert(head, _user())
         return self._turns
 
@@ -243,16 +243,14 @@ class _Fold:
             merged.pop("name", None)
         self._turns[-1] = merged
         if not _counts(merged):
-            self._counted = self._last_counted()
+            counted = (turn["role"] for turn in reversed(self._turns) if _counts(turn))
+            self._counted = next(counted, None)
 
     def _close(self) -> None:
         """Join the texts of the last message, once for all that were merged into it."""
         for key, texts in self._texts.items():
             self._turns[-1][key] = _joined(*texts) or texts[-1]
         self._texts = {}
-
-    def _last_counted(self) -> str | None:
-        return next((turn["role"] for turn in reversed(self._turns) if _counts(turn)), None)
 
 
 def _one_by_one(turns: Sequence[Turn], blank: str | None) -> Iterator[Turn]:
@@ -301,10 +299,6 @@ def _with_objects(turn: Turn) -> Turn:
             function = {**function, "arguments": {"arguments": function["arguments"]}}
         calls.append({**call, "function": function})
     return turn if calls == turn["tool_calls"] else {**turn, "tool_calls": calls}
-
-
-def _is_system(turn: Turn) -> bool:
-    return turn["role"] in SYSTEM
 
 
 def _is_answer(turn: Turn) -> bool:

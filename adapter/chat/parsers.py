@@ -95,6 +95,7 @@ ARGUMENTS = ("arguments", "parameters")
 INPUT = "input"
 # The longest name of a function: that of a namespace, `__`, and a name in it.
 LONGEST_NAME = 128 + 2 + 128
+NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 _BLANK_BYTES = frozenset(BLANKS)
 _DELIMITERS = _BLANK_BYTES | frozenset(b",]}")
@@ -287,6 +288,16 @@ class CallParser:
         while byte is None or byte in _BLANK_BYTES:
             byte = yield
         return byte
+
+    def _function_name(self, byte: int, end: int) -> Generator[None, int, str]:
+        """Return the name of a function up to a byte after it; its first byte is given."""
+        name = bytearray()
+        while byte != end:
+            name.append(byte)
+            if byte not in NAME_BYTES or len(name) > LONGEST_NAME:
+                raise Broken
+            byte = yield
+        return name.decode()
 
     def _marker(self, *markers: bytes) -> Generator[None, int, bytes]:
         """Parse whitespace and one of several markers, and return it; an empty one needs no text.

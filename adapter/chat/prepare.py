@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,6 @@ from ...backends.base import (
     MEDIA,
     Generation,
     Grammar,
-    Media,
     Preamble,
     Prompt,
     Sampling,
@@ -31,7 +30,6 @@ from . import instruct
 from .conversation import Style, turns_of
 from .custom import enforceable, unenforced
 from .folding import Turn, folded, strictest
-from .formats import ToolCallFormat
 from .formats import grammar as calls_grammar
 from .formats.base import FunctionSchema
 from .media import media_of
@@ -142,7 +140,12 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     variables, dropped = variables_of(turn.variables, turn.reasoning, model)
     prompt, markers = await _prompt(turn, served, manner, variables, bool(media))
     check_length(len(prompt.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
-    _check_media(prompt.text, media)
+    if media and prompt.text.count(MEDIA) != len(media):
+        raise InvalidRequest(
+            "The model's chat template omits some of the images or audio of these messages. Send "
+            "them in a user message.",
+            "messages",
+        )
     stops = tuple(dict.fromkeys((*turn.stops, *markers)))
     inexact = ["messages"] if prompt.changed else []
     grammar, form = turn.answer, None
@@ -179,16 +182,6 @@ def _cutter(form: MessageFormat, stops: Sequence[str]) -> Cutter:
     return Cutter(form.parser(), stops)
 
 
-def _check_media(text: str, media: Sequence[Media]) -> None:
-    """Reject images and audio that the chat template omits."""
-    if media and text.count(MEDIA) != len(media):
-        raise InvalidRequest(
-            "The model's chat template omits some of the images or audio of these messages. Send "
-            "them in a user message.",
-            "messages",
-        )
-
-
 async def _prompt(
     turn: ChatTurn,
     served: Served,
@@ -208,9 +201,9 @@ async def _prompt(
     order = manner.order_with_tools if functions else manner.order
     null = manner.style.null
 
-    async def rendered(messages: Sequence[Turn]) -> Rendered:
+    def rendered(messages: Sequence[Turn]) -> Awaitable[Rendered]:
         conversation: Conversation = {"messages": messages, "variables": variables, "tools": tools}
-        return await _render(turn, served, form, conversation, has_media, messages is not turns)
+        return _render(turn, served, form, conversation, has_media, messages is not turns)
 
     arguments = model, turn.messages, functions, manner.style, manner.tags
     if size <= offload.SMALL:
@@ -294,18 +287,14 @@ async def _special_of(
     if not style.native:
         # A model that reads about tools in the prompt may write the token, or spell it as text.
         tokens = tokens - set(style.form.markers)
+    is_free = turn.tool_set is not None and turn.tool_set.mode == "auto" and turn.answer is None
+    interrupts = style.form.begins if style.form.interrupts and is_free else ()
     return replace(
         found,
         tokens=frozenset(tokens),
         preserved_tokens=tuple(sorted(spelled)),
-        interrupts=_interrupts(turn, style.form) & tokens,
+        interrupts=frozenset(interrupts) & tokens,
     )
-
-
-def _interrupts(turn: ChatTurn, form: ToolCallFormat) -> frozenset[str]:
-    """Return the markers of calls that may end the reasoning."""
-    is_free = turn.tool_set is not None and turn.tool_set.mode == "auto" and turn.answer is None
-    return frozenset(form.begins if form.interrupts and is_free else ())
 
 
 def _functions(tool_set: ToolSet, inputs: Mapping[str, Grammar]) -> tuple[FunctionSchema, ...]:
@@ -343,7 +332,7 @@ async def _grammar(
             "invalid_value",
         )
     alone = answer is None or forced
-    if not forced and alone and not _is_lazy(form, served):
+    if not forced and alone and not (form.begin and served.capabilities.free_grammars):
         return None, False
     param = "functions" if tool_set.legacy else "tools"
     beside = None if answer is None or alone else answer._replace(after=None)
@@ -372,18 +361,12 @@ async def _grammar(
     return Grammar("gbnf", text, param, after, is_own=True), True
 
 
-def _is_lazy(form: ToolCallFormat, served: Served) -> bool:
-    """Return True if a grammar can constrain calls that the model is free not to make."""
-    return bool(form.begin) and served.capabilities.free_grammars
-
-
 def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> MessageFormat | None:
     """Return the format that splits an answer into parts; None if all of it is content."""
     if tool_set is None and special.tags is None and not special.style.is_one_of_several:
         return None
-    schemas = (
-        {one.name: one.parameters for _, one in tool_set.functions} if tool_set is not None else {}
-    )
+    functions = tool_set.functions if tool_set is not None else ()
+    schemas = {one.name: one.parameters for _, one in functions}
     forced = enforced and tool_set is not None and tool_set.mode != "auto"
 
     def parser() -> Parser:
@@ -395,8 +378,6 @@ def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> Messag
             return own
         return Thinking(tags, special.is_open, special.tokens, own, special.interrupts)
 
-    return (
-        MessageFormat(parser)
-        if tool_set is None
-        else MessageFormat(parser, tool_set.called, tool_set.parallel)
-    )
+    if tool_set is None:
+        return MessageFormat(parser)
+    return MessageFormat(parser, tool_set.called, tool_set.parallel)

@@ -106,11 +106,8 @@ def _rendered_if_plain(
     conversation: Conversation, render: Callable[[Conversation], str]
 ) -> str | None:
     """Render a conversation; return None if it contains characters of control tokens."""
-    return None if _may_spell(conversation) else render(conversation)
-
-
-def _may_spell(conversation: Conversation) -> bool:
-    return LIKELY.search("\n".join(_texts(conversation))) is not None
+    text = "\n".join(_texts(conversation))
+    return None if LIKELY.search(text) else render(conversation)
 
 
 def _spelled(conversation: Conversation, pattern: re.Pattern[str]) -> set[str]:
@@ -235,7 +232,9 @@ class _Cutter:
 
     async def ids(self, text: str) -> TokenIds:
         """Return the ids of a prompt; only the template's control tokens are parsed as such."""
-        specials = await offload.run(len(text), self._found, text)
+        pattern = self._specials.pattern
+        # None is the end of the text.
+        specials = await offload.run(len(text), lambda: [*pattern.finditer(text), None])
         found: list[TokenIds] = []
         clean, start, before = "", 0, ""
         for index, mark in enumerate(specials):
@@ -251,11 +250,7 @@ class _Cutter:
                 clean += run + after
             start, before = mark.end() if mark is not None else len(text), after
         found.append(await self._tokenized(clean, True))
-        return await offload.run(sum(map(len, found)), _joined, found)
-
-    def _found(self, text: str) -> list[re.Match[str] | None]:
-        """Return the matches of the template's control tokens, and None for the end."""
-        return [*self._specials.pattern.finditer(text), None]
+        return await offload.run(sum(map(len, found)), lambda: tuple(chain.from_iterable(found)))
 
     async def _plain(self, run: str, before: str, after: str) -> list[TokenIds]:
         """Return the ids of text between two control tokens, with its spellings restored."""
@@ -323,7 +318,3 @@ class _Cutter:
         # With an engine in process, nothing else here yields to the event loop.
         await asyncio.sleep(0)
         return await self._backend.tokenize(text, add_special=False, parse_special=parse_special)
-
-
-def _joined(runs: Sequence[TokenIds]) -> TokenIds:
-    return tuple(chain.from_iterable(runs))

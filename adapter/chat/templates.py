@@ -246,7 +246,7 @@ def _environment() -> _Environment:
     environment.filters["tojson"] = _tojson
     environment.filters["safe"] = _safe
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
     return environment
 
 
@@ -263,7 +263,3 @@ def _safe(text: str) -> str:
 
 def _raise_exception(message: str) -> None:
     raise _Raised(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)

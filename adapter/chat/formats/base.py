@@ -188,9 +188,9 @@ class ToolCallFormat:
     """Tool calls as JSON objects, between markers or alone; subclasses implement other formats.
 
     Args:
-        markers: the strings of the format that can be tokens of the model.
         begin, end: the markers around calls; empty if the whole answer is a call.
         name, arguments: the keys of a call's object.
+        tokens: the strings of the format that can be tokens of the model, if not `begin` and `end`.
         signs: what chat templates with such calls contain, if not `usual_signs`.
         absent: what they do not contain.
         block: `list` if a list of calls in brackets is between the markers, `section` if several
@@ -199,6 +199,7 @@ class ToolCallFormat:
         bare: True if JSON at the beginning of an answer is a call.
         optional_begin: the marker that a call may follow, if `begin` is empty.
         call_parser: makes a parser of the text after a marker, for other calls than objects.
+        notation: the notation of the arguments.
         id_size: the length of call ids that the template requires; None for any.
         answer: the text before the answer, if a turn of the model has several messages.
         recipient: the same text, if an answer always begins with it.
@@ -210,12 +211,12 @@ class ToolCallFormat:
     """
 
     title: str
-    markers: tuple[str, ...] = ()
     begin: str = ""
     end: str = ""
     name: str = NAME
     arguments: str = ARGUMENTS[0]
     _: KW_ONLY
+    tokens: tuple[str, ...] = ()
     signs: tuple[Sign, ...] = ()
     absent: tuple[Sign, ...] = ()
     block: Literal["", "list", "section"] = ""
@@ -223,6 +224,7 @@ class ToolCallFormat:
     bare: bool = False
     optional_begin: str = ""
     call_parser: Callable[[Check | None], CallParser] | None = None
+    notation: Notation = JSON
     id_size: int | None = None
     answer: str = ""
     recipient: str = ""
@@ -271,6 +273,11 @@ class ToolCallFormat:
         )
 
     @property
+    def markers(self) -> tuple[str, ...]:
+        """The strings of the format that can be tokens of the model."""
+        return self.tokens or tuple(one for one in (self.begin, self.end) if one)
+
+    @property
     def begins(self) -> tuple[str, ...]:
         """The markers that can begin a call."""
         begin = self.begin or self.optional_begin
@@ -315,7 +322,7 @@ class ToolCallFormat:
         self, function: FunctionSchema, name: str, prefix: str, index: int
     ) -> Mapping[str, str]:
         """Return GBNF rules for a function's arguments (`argument_rules`)."""
-        return argument_rules(function, name, prefix, index)
+        return argument_rules(function, name, prefix, index, self.notation)
 
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
         """Return the GBNF of one call, without the markers around it.
@@ -352,13 +359,11 @@ class NamedFormat(ToolCallFormat):
     Args:
         head: the text before the arguments, with `{}` for the name.
         spellings: forms of the name and of text next to it; by default the head.
-        notation: the notation of the arguments.
-        write_arguments: writes arguments in this notation.
+        write_arguments: writes arguments in the notation.
     """
 
     head: str = "{}"
     spellings: tuple[str, ...] = ()
-    notation: Notation = JSON
     write_arguments: Callable[[Any], str] = as_json
 
     @override
@@ -368,12 +373,6 @@ class NamedFormat(ToolCallFormat):
     @override
     def write(self, name: str, arguments: Any, index: int) -> str:
         return f"{self.head.replace('{}', name)}{self.write_arguments(arguments)}"
-
-    @override
-    def rules(
-        self, function: FunctionSchema, name: str, prefix: str, index: int
-    ) -> Mapping[str, str]:
-        return argument_rules(function, name, prefix, index, self.notation)
 
     @override
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:

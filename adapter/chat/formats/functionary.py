@@ -7,8 +7,7 @@ v3.2: every part of a turn begins with its recipient after `>>>`, which the prom
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +16,11 @@ from typing_extensions import override
 
 from ....backends.grammar import literal
 from ...generation.parts import Parser, Part
-from ..parsers import LONGEST_NAME, Broken, CallParser, Calls, Steps
+from ..parsers import Broken, CallParser, Calls, Steps
 from .base import Check, NamedFormat
 from .json_formats import INTERPRETERS, PYTHON_TAG, CodeParser
 
 CONTENT = "all"
-_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}".encode())
 
 
 class FunctionParser(CodeParser):
@@ -50,7 +48,7 @@ class FunctionParser(CodeParser):
     def _run(self) -> Steps:
         name = self._interpreter
         if name is None:
-            name = yield from self._header()
+            name = yield from self._function_name((yield), self._after)
             if name == CONTENT and self._after == ord("\n"):
                 return
         self._begin(name)
@@ -58,14 +56,6 @@ class FunctionParser(CodeParser):
         if byte != ord("{") and name not in INTERPRETERS:
             raise Broken
         yield from self._object(byte) if byte == ord("{") else self._rest(byte)
-
-    def _header(self) -> Generator[None, int, str]:
-        name = bytearray()
-        while (byte := (yield)) != self._after:
-            name.append(byte)
-            if _NAME.fullmatch(name) is None:
-                raise Broken
-        return name.decode()
 
 
 class _Marked(Calls):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from sys import getsizeof
 from typing import NamedTuple
 
@@ -70,57 +69,50 @@ def grammar(request: GrammarRequest) -> str:
         InvalidGrammar: the grammar of the answer is invalid.
         TooLarge: the grammar is larger than `MAX_SIZE`.
     """
-    form, functions, parallel, forced, special, answer = request
-    text = _grammar(form, functions, parallel, forced, special)
+    text = _grammar(request)
     if len(text) > WELL_FOLLOWED:
-        loose = _loosened(form, functions, len(text) - WELL_FOLLOWED)
-        text = _grammar(form, loose, parallel, forced, special)
+        text = _grammar(_loosened(request, len(text) - WELL_FOLLOWED))
     if len(text) > MAX_SIZE:
         raise TooLarge
-    return text if answer is None else beside(text, as_gbnf(answer), form.recipient)
+    if request.answer is None:
+        return text
+    return beside(text, as_gbnf(request.answer), request.form.recipient)
 
 
-def _loosened(
-    form: ToolCallFormat, functions: Sequence[FunctionSchema], excess: int
-) -> list[FunctionSchema]:
-    """Return the functions without the largest schemas, as far as they are not strict.
+def _loosened(request: GrammarRequest, excess: int) -> GrammarRequest:
+    """Return the request without the largest schemas, as far as they are not strict.
 
     Args:
         excess: the number of characters by which their grammar is too long.
     """
 
     def size(function: FunctionSchema) -> int:
-        rules = form.rules(function, "arguments-0", "f0-", 0)
+        rules = request.form.rules(function, "arguments-0", "f0-", 0)
         return sum(len(name) + len(rule) + len(" ::= \n") for name, rule in rules.items())
 
     any_size = size(FunctionSchema("", _ANY, False))
-    sizes = {index: size(one) for index, one in enumerate(functions) if not one.strict}
-    loose = list(functions)
+    loose = list(request.functions)
+    sizes = {index: size(one) for index, one in enumerate(loose) if not one.strict}
     for index in sorted(sizes, key=lambda index: -sizes[index]):
         if excess <= 0:
             break
         excess -= sizes[index] - any_size
         loose[index] = loose[index]._replace(schema=_ANY)
-    return loose
+    return request._replace(functions=tuple(loose))
 
 
-def _grammar(
-    form: ToolCallFormat,
-    functions: Sequence[FunctionSchema],
-    parallel: bool,
-    forced: bool,
-    special: frozenset[str],
-) -> str:
+def _grammar(request: GrammarRequest) -> str:
+    form, special = request.form, request.special
     rules = {"ws": WS}
     names = []
-    for index, function in enumerate(functions):
+    for index, function in enumerate(request.functions):
         own = f"arguments-{index}"
         rules |= form.rules(function, own, f"f{index}-", index)
         rules[f"call-{index}"] = form.call(function.name, own, special)
         names.append(f"call-{index}")
     rules["call"] = " | ".join(names)
-    begin, rest = form.around(parallel, special)
-    if forced:
+    begin, rest = form.around(request.parallel, special)
+    if request.forced:
         rules["root"] = f"{begin} {rest}"
     elif begin.startswith("<"):
         rules["root"] = f"!{begin}* ({begin} {rest})?"

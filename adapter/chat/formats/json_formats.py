@@ -1,4 +1,4 @@
-"""Tool calls as JSON that is not always JSON: those of Llama 3 and of Mistral's models."""
+"""Parsers of the calls of Llama 3 and of Mistral's models, which are JSON or another syntax."""
 
 from __future__ import annotations
 
@@ -113,10 +113,6 @@ class MistralParser(CallParser):
             if len(header) > _LONGEST or byte in b'{}"':
                 raise Broken
             byte = yield
-        self._begin(_name(header))
+        text = header.decode(errors="replace").removesuffix(ARGS)
+        self._begin(text.split(CALL_ID)[0].strip())
         yield from self._object(byte if byte not in b" \n" else (yield from self._next()))
-
-
-def _name(header: bytearray) -> str:
-    text = header.decode(errors="replace").removesuffix(ARGS)
-    return text.split(CALL_ID)[0].strip()

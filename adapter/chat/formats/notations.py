@@ -62,8 +62,12 @@ class ValueParser(CallParser):
         raise NotImplementedError
 
     def _key(self, byte: int) -> Steps:
-        """Parse the name of a property up to the colon, and add it to the arguments as JSON."""
-        raise NotImplementedError
+        """Parse the name of a property and the colon, and add the name to the arguments as JSON."""
+        if not self._string_begins(byte):
+            raise Broken
+        yield from self._text(byte)
+        if (yield from self._next()) != ord(":"):
+            raise Broken
 
     def _number(self, word: bytes) -> bytes | None:
         """Return the JSON of a number, or None for another word."""
@@ -151,7 +155,6 @@ class ValueParser(CallParser):
         self._fragment += orjson.dumps(bytes(name).decode(errors="replace"))
 
 
-_NAME_BYTES = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}".encode())
 _PYTHON_WORDS = {
     b"True": b"true", b"False": b"false", b"None": b"null",
     b"true": b"true", b"false": b"false", b"null": b"null",
@@ -188,13 +191,7 @@ class PythonCallParser(ValueParser):
                 return
 
     def _one(self, byte: int) -> Steps:
-        name = bytearray()
-        while byte != ord("("):
-            name.append(byte)
-            if _NAME_BYTES.fullmatch(name) is None:
-                raise Broken
-            byte = yield
-        self._begin(name.decode())
+        self._begin((yield from self._function_name(byte, ord("("))))
         self._fragment += b"{"
         byte = yield from self._next()
         names: set[bytes] = set()
@@ -308,13 +305,6 @@ class PythonCallParser(ValueParser):
             raise Broken from None
         return (yield)
 
-    def _key(self, byte: int) -> Steps:
-        if not self._string_begins(byte):
-            raise Broken
-        yield from self._text(byte)
-        if (yield from self._next()) != ord(":"):
-            raise Broken
-
 
 def keywords(arguments: Any) -> str:
     """Write arguments as those of a Python call."""
@@ -376,9 +366,7 @@ class Gemma4Parser(ValueParser):
 
     def _key(self, byte: int) -> Steps:
         if self._string_begins(byte):
-            yield from self._text(byte)
-            if (yield from self._next()) != ord(":"):
-                raise Broken
+            yield from super()._key(byte)
             return
         name = bytearray()
         while byte != ord(":"):

@@ -78,7 +78,7 @@ class SectionParser(CallParser):
 
 @dataclass(frozen=True, eq=False)
 class Section(ToolCallFormat):
-    """A format with a section of calls; `markers` are `Markers`.
+    """A format with a section of calls; `tokens` are `Markers`.
 
     Args:
         numbered: the calls that a number after the name counts; the text before the arguments is
@@ -90,7 +90,7 @@ class Section(ToolCallFormat):
 
     @property
     def _own(self) -> Markers:
-        return Markers(*self.markers)
+        return Markers(*self.tokens)
 
     @override
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:

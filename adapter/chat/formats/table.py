@@ -37,7 +37,6 @@ _RESTARTS = re.compile(r"""[:]['"]\s*[+~]\s*\(?loop\.index0""")
 # Other formats have other content between the same tags.
 HERMES = ToolCallFormat(
     "hermes",
-    ("<tool_call>", "</tool_call>"),
     "<tool_call>",
     "</tool_call>",
     signs=("<tool_call>", ('"name"', '\\"name\\"')),
@@ -49,7 +48,7 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     # gpt-oss: https://cookbook.openai.com/articles/openai-harmony.
     Harmony(
         "harmony",
-        MARKERS,
+        tokens=MARKERS,
         signs=(CHANNEL, "commentary", "functions."),
         answer=f"{CHANNEL}final{MESSAGE}",
         reasons=True,
@@ -57,56 +56,47 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     # Qwen3-Coder: https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct.
     Tagged(
         "xml",
-        ("<tool_call>", "</tool_call>"),
         "<tool_call>",
         "</tool_call>",
         tags=Tags.of(
-            call="<function={}>",
-            key="<parameter={}>",
-            value="{}</parameter>",
-            end="</function>",
-            lines=True,
+            "<function={}>", "<parameter={}>", "{}</parameter>", "</function>", lines=True
         ),
     ),
     # GLM 4.5 and its successors, on lines of their own up to GLM 4.6:
     # https://huggingface.co/zai-org/GLM-4.6 and https://huggingface.co/zai-org/GLM-4.7-Flash.
     Tagged(
         "glm",
-        ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         "<tool_call>",
         "</tool_call>",
+        tokens=(
+            "<tool_call>",
+            "</tool_call>",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+        ),
         is_tight=True,
         in_order=True,
         interrupts=True,
-        tags=Tags.of(
-            call="{}",
-            key="<arg_key>{}</arg_key>",
-            value="<arg_value>{}</arg_value>",
-            end="</tool_call>",
-        ),
+        tags=Tags.of("{}", "<arg_key>{}</arg_key>", "<arg_value>{}</arg_value>", "</tool_call>"),
     ),
     # https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/tool_calling_guide.md.
     Tagged(
         "minimax",
-        ("<minimax:tool_call>", "</minimax:tool_call>"),
         "<minimax:tool_call>",
         "</minimax:tool_call>",
         block="section",
         in_order=True,
-        tags=Tags.of(
-            call='<invoke name="{}">',
-            key='<parameter name="{}">',
-            value="{}</parameter>",
-            end="</invoke>",
-        ),
+        tags=Tags.of('<invoke name="{}">', '<parameter name="{}">', "{}</parameter>", "</invoke>"),
     ),
     # The calls of DeepSeek R1 and the first V3 are fenced code between the same markers, which is
     # another format.
     Section(
         "deepseek-v3.1",
-        _DEEPSEEK,
         _DEEPSEEK[0],
         _DEEPSEEK[-1],
+        tokens=_DEEPSEEK,
         signs=(_DEEPSEEK[2],),
         absent=("```json",),
         in_order=True,
@@ -117,9 +107,9 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     *(
         Tagged(
             title,
-            (_DSML,),
             f"<{_DSML}{block}>",
             f"</{_DSML}{block}>",
+            tokens=(_DSML,),
             signs=(_DSML, f"{block}>", "invoke name="),
             block="section",
             in_order=True,
@@ -130,8 +120,8 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     # Tokenizers v11 and later: https://docs.mistral.ai/capabilities/function_calling.
     NamedFormat(
         "mistral-args",
-        ("[TOOL_CALLS]", ARGS),
         "[TOOL_CALLS]",
+        tokens=("[TOOL_CALLS]", ARGS),
         signs=("[TOOL_CALLS]", ARGS),
         is_tight=True,
         call_parser=MistralParser,
@@ -141,7 +131,6 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     ),
     ToolCallFormat(
         "mistral",
-        ("[TOOL_CALLS]",),
         "[TOOL_CALLS]",
         signs=("[TOOL_CALLS]",),
         block="list",
@@ -150,11 +139,14 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     ),
     # Phi-4 mini, Granite 3.3.
     ToolCallFormat(
-        "tool-call-list", ("<|tool_call|>",), "<|tool_call|>", "<|/tool_call|>", block="list"
+        "tool-call-list",
+        "<|tool_call|>",
+        "<|/tool_call|>",
+        tokens=("<|tool_call|>",),
+        block="list",
     ),
     ToolCallFormat(
         "command-r7b",
-        ("<|START_ACTION|>", "<|END_ACTION|>"),
         "<|START_ACTION|>",
         "<|END_ACTION|>",
         "tool_name",
@@ -165,9 +157,9 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     # tag as version 3.1.
     Functionary31(
         "functionary-v3.1",
-        (PYTHON_TAG,),
         "<function=",
         "</function>",
+        tokens=(PYTHON_TAG,),
         absent=("<parameter=",),
         is_tight=True,
         in_order=True,
@@ -187,9 +179,9 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     # https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4.
     NamedFormat(
         "gemma4",
-        ("<|tool_call>", "<tool_call|>", MARK),
         "<|tool_call>",
         "<tool_call|>",
+        tokens=("<|tool_call>", "<tool_call|>", MARK),
         signs=("<|tool_call>call:",),
         call_parser=Gemma4Parser,
         in_order=True,
@@ -202,9 +194,9 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     # https://huggingface.co/moonshotai/Kimi-K2-Instruct, `docs/tool_call_guidance.md`.
     Section(
         "kimi-k2",
-        _KIMI_K2,
         _KIMI_K2[0],
         _KIMI_K2[-1],
+        tokens=_KIMI_K2,
         signs=(_KIMI_K2[0], _KIMI_K2[2]),
         absent=(_RESTARTS,),
         in_order=True,
@@ -214,9 +206,9 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     # The first template, of July 2025.
     Section(
         "kimi-k2-first",
-        _KIMI_K2,
         _KIMI_K2[0],
         _KIMI_K2[-1],
+        tokens=_KIMI_K2,
         signs=(_KIMI_K2[0], _KIMI_K2[2], _RESTARTS),
         numbered="message",
     ),
@@ -224,7 +216,6 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     # the list of tools, and that of LFM2.5 has no tokens.
     NamedFormat(
         "lfm2",
-        ("<|tool_call_start|>", "<|tool_call_end|>"),
         "<|tool_call_start|>",
         "<|tool_call_end|>",
         signs=("tools", ("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: [")),
@@ -238,7 +229,7 @@ FORMATS: tuple[ToolCallFormat, ...] = (
     # https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/.
     Llama3(
         "llama3",
-        (PYTHON_TAG,),
+        tokens=(PYTHON_TAG,),
         arguments="parameters",
         signs=("tools", '"name"', '"parameters"', (PYTHON_TAG, "<|start_header_id|>")),
         absent=("<function=",),

@@ -10,11 +10,10 @@ import orjson
 from typing_extensions import override
 
 from ....backends.grammar import literal
-from ..parsers import LONGEST_NAME, Broken, Bytes, CallParser, Steps
+from ..parsers import LONGEST_NAME, NAME_BYTES, Broken, Bytes, CallParser, Steps
 from .base import Check, FunctionSchema, Sign, ToolCallFormat, as_json, named_arguments
 from .tag_schemas import LINES, Arguments, Tags, Values, end_of, rules_of
 
-_WORD = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 # The longest name of an argument that no schema lists, in bytes.
 _LONGEST = 256
 _QUOTE, _BACKSLASH = b'"\\'
@@ -92,7 +91,7 @@ class TagParser(CallParser):
         """Parse the name of a function, which ends at the first byte that no name has."""
         name = bytearray()
         byte = yield from self._next()
-        while byte in _WORD and len(name) < LONGEST_NAME:
+        while byte in NAME_BYTES and len(name) < LONGEST_NAME:
             name.append(byte)
             byte = yield
         self._peeked = byte

@@ -80,14 +80,14 @@ class Values(NamedTuple):
         return self.may_be_text and not (self.plain or self.ruled or self.listed)
 
     @property
-    def is_none(self) -> bool:
-        """True if no value is allowed."""
-        return not (self.may_be_text or self.plain or self.ruled or self.listed)
+    def ruled_types(self) -> frozenset[str]:
+        """The types of the values that schemas restrict."""
+        return frozenset().union(*(one.types for one in self.ruled))
 
     @property
     def opens(self) -> tuple[str, ...]:
         """The first characters of JSON that can contain the tag after it."""
-        types = frozenset().union(*(one.types for one in self.ruled))
+        types = self.ruled_types
         if self.texts is not None:
             types |= self.plain.union(*(types_of_value(one) for one in self.listed))
         return tuple(_FIRST[kind] for kind in sorted(types & {"array", "object"}))
@@ -95,8 +95,8 @@ class Values(NamedTuple):
     @property
     def begins(self) -> str:
         """The first characters that any text cannot have, because JSON with limits has them."""
-        types = frozenset().union(*(one.types for one in self.ruled))
-        return "".join(dict.fromkeys("".join(_FIRST.get(one, "") for one in sorted(types))))
+        first = "".join(_FIRST.get(one, "") for one in sorted(self.ruled_types))
+        return "".join(dict.fromkeys(first))
 
     def has(self, text: str) -> bool:
         """Return True if a text is one of the values that are not text."""
@@ -104,10 +104,9 @@ class Values(NamedTuple):
             value = orjson.loads(text)
         except orjson.JSONDecodeError:
             return False
-        types = self.plain.union(*(one.types for one in self.ruled))
-        return bool(types_of_value(value) & types) or _identity(value) in map(
-            _identity, self.listed
-        )
+        if types_of_value(value) & (self.plain | self.ruled_types):
+            return True
+        return _identity(value) in map(_identity, self.listed)
 
     def apart(self, end: str) -> list[str]:
         """Return the listed texts that cannot be mistaken for JSON, or begin with JSON and `end`.
@@ -130,19 +129,20 @@ class Values(NamedTuple):
 ANY = Values(None, OTHERS)
 
 
+_TYPES = {
+    type(None): frozenset({"null"}),
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    str: frozenset({"string"}),
+    list: frozenset({"array"}),
+    dict: frozenset({"object"}),
+}
+
+
 def types_of_value(value: object) -> frozenset[str]:
     """Return the JSON types of a value."""
-    if value is None:
-        return frozenset({"null"})
-    if isinstance(value, bool):
-        return frozenset({"boolean"})
-    if isinstance(value, int):
-        return frozenset({"integer", "number"})
-    if isinstance(value, float):
-        return frozenset({"number"})
-    if isinstance(value, str):
-        return frozenset({"string"})
-    return frozenset({"array" if isinstance(value, list) else "object"})
+    return _TYPES[type(value)]
 
 
 def values_of(schema: Any, root: Any, path: Path, strict: bool = False) -> Values:
@@ -585,7 +585,7 @@ class Tags(NamedTuple):
 def rules_of(
     tags: Tags, function: FunctionSchema, name: str, prefix: str, index: int
 ) -> Mapping[str, str]:
-    """Return the rules for arguments in tags (`base.arguments`)."""
+    """Return the rules for arguments in tags (`base.argument_rules`)."""
     if function.input is not None:
         text = f"{prefix}text"
         opening = tags.opening(literal(INPUT), True)
@@ -700,7 +700,7 @@ class _Values:
         """Return GBNF for the values that are JSON and the tag after them, or nothing."""
         parts = []
         if not values.may_be_text:
-            if values.is_none:
+            if not (values.plain or values.ruled or values.listed):
                 return ""
             parts.append(self._rule(Json(argument.schema, argument.path, OTHERS)))
         else:

@@ -26,7 +26,7 @@ PUBLISHED = {
 }
 TEMPLATES = {**PUBLISHED, **STRICT}
 MANNERS: dict[str, Manner] = {}
-# Letters as in `order._SAMPLES`, with "Q" for parallel calls with content.
+# Letters as in `profile._SAMPLES`, with "Q" for parallel calls with content.
 UNUSUAL = (
     "S", "SS", "SA", "A", "AU", "SAU", "SSU", "SDU", "UU", "UAAU", "UAUU", "USU", "SUS", "SUASU",
     "SUAUS", "SUCRU", "SUCRS", "SUCRSA", "SUACRAU", "SUCRASUAU", "UPRR", "SUPRRSU", "UPRRAPRRU",
