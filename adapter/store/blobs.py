@@ -332,11 +332,13 @@ class Files:
 
     Attributes:
         unused: the hashes of media whose bytes can be deleted after the transaction.
+        has_evicted: True after objects were deleted to make room, until a checkpoint is planned.
     """
 
     def __init__(self, blobs: Blobs | None) -> None:
-        self._blobs = blobs
+        self.blobs = blobs
         self.unused: set[str] = set()
+        self.has_evicted = False
 
     def add(self, connection: Connection, found: Sequence[tuple[str, Medium]]) -> int:
         """Store the media of objects; return the bytes that were not stored before."""
@@ -391,10 +393,10 @@ class Files:
         A row that is inserted makes other processes that store the same medium wait.
         """
         names = sorted(self.unused)
-        if self._blobs is None or not names:
+        if self.blobs is None or not names:
             return set()
         free = [name for name in names if self._reserve(connection, name, 0)]
-        self._blobs.delete(free)
+        self.blobs.delete(free)
         for start in range(0, len(free), MANY):
             some = free[start : start + MANY]
             connection.execute(media.delete().where(media.c.hash.in_(some)))
@@ -434,11 +436,11 @@ class Files:
 
     def _add(self, connection: Connection, name: str, data: bytes) -> int:
         """Store a medium and lock its row; return its size if it was not stored before."""
-        inside = data if self._blobs is None else None
+        inside = data if self.blobs is None else None
         for _ in range(3):
             if self._reserve(connection, name, len(data), inside):
-                if self._blobs is not None:
-                    self._blobs.put(name, data)
+                if self.blobs is not None:
+                    self.blobs.put(name, data)
                 return len(data)
             lock = select(media.c.hash).where(media.c.hash == name).with_for_update()
             if connection.scalar(lock) is not None:
@@ -472,7 +474,7 @@ class Files:
         gone = [name for name in sizes if name not in kept]
         if gone:
             connection.execute(media.delete().where(media.c.hash.in_(gone)))
-            if self._blobs is not None:
+            if self.blobs is not None:
                 self.unused.update(gone)
         return [sizes[name] for name in gone]
 
@@ -482,8 +484,8 @@ class Files:
         ).one_or_none()
         if row is None:
             return None
-        if row.data is None and self._blobs is not None:
-            return self._blobs.get(name)
+        if row.data is None and self.blobs is not None:
+            return self.blobs.get(name)
         data: bytes | None = row.data
         return data
 

@@ -15,25 +15,27 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import QueuePool
 
+from .blobs import Files, of
 from .config import Place
-from .errors import Deadlock, StoreError, StoreUnavailable, errors, opening
+from .errors import Deadlock, Rejected, StoreError, StoreUnavailable, damage, errors, opening
 from .schema import NEWEST, check, migrate, schema, version_of
 
 log = logging.getLogger("latimer")
 
 T = TypeVar("T")
-Work = Callable[[Connection], T]
+P = ParamSpec("P")
+Work = Callable[Concatenate[Connection, P], T]
 
 # One thread writes, so that batches, updates and evictions of a process never wait for a lock.
 READERS = 3
@@ -61,10 +63,16 @@ _MEMORY = (*_EVERY, "PRAGMA journal_mode=MEMORY", "PRAGMA synchronous=OFF")
 
 
 class Database:
-    """A database of stored objects; nothing is opened before `open`."""
+    """A database of stored objects; nothing is opened before `open`.
+
+    Attributes:
+        files: the media of the objects, and what transactions leave to be deleted.
+    """
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.files = Files(None if place.media is None else of(place.media))
+        self.checkpoints = Checkpoints(self.checkpoint)
         self._lock = threading.Lock()
         self._is_closed = False
         self._engine: Engine | None = None
@@ -72,11 +80,6 @@ class Database:
         self._anchor: Connection | None = None
         self._writer = ThreadPoolExecutor(1, "latimer-store-write")
         self._readers = ThreadPoolExecutor(READERS, "latimer-store-read")
-
-    @property
-    def is_open(self) -> bool:
-        """True after `open`."""
-        return self._engine is not None
 
     async def open(self) -> tuple[int, int]:
         """Connect, and run the missing migrations; return the schema's versions before and after.
@@ -91,17 +94,35 @@ class Database:
         """Return the version of the schema, 0 if there is none, and change nothing; see `open`."""
         return await self._in(self._readers, self._look)
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: Work[P, T], *values: P.args, **named: P.kwargs) -> T:
         """Return the result of a function that reads, in a transaction.
 
         If the caller is cancelled, a function that has not begun never begins.
 
-        Raises:
-            StoreUnavailable: the database cannot answer.
-        """
-        return await self._in(self._readers, partial(self._run, work, False))
+        Args:
+            work: gets the connection, and then the values.
 
-    async def write(self, work: Work[T]) -> T:
+        Raises:
+            StoreUnavailable: the database cannot answer, or what it has is damaged.
+        """
+        with damage():
+            bound = _bound(work, *values, **named)
+            return await self._in(self._readers, partial(self._run, bound, False))
+
+    async def change(self, work: Work[P, T], *values: P.args, **named: P.kwargs) -> T:
+        """Return the result of a function that changes what is stored; see `write`.
+
+        Raises:
+            StoreUnavailable: the database cannot answer, what it has is damaged, or it can never
+                take the change.
+        """
+        try:
+            with damage():
+                return await self.write(work, *values, **named)
+        except Rejected as error:
+            raise StoreUnavailable("the database does not take the change", str(error)) from None
+
+    async def write(self, work: Work[P, T], *values: P.args, **named: P.kwargs) -> T:
         """Return the result of a function that writes, in a transaction; see `read`.
 
         A transaction that has begun can be committed after the caller was cancelled.
@@ -109,10 +130,49 @@ class Database:
         Raises:
             Rejected: the database can never take these rows.
         """
-        return await self._in(self._writer, partial(self._run, work, True))
+        bound = _bound(work, *values, **named)
+        return await self._in(self._writer, partial(self._run, bound, True))
+
+    async def steps(
+        self, work: Work[P, T | None], *values: P.args, **named: P.kwargs
+    ) -> AsyncIterator[T]:
+        """Yield the results of a function that deletes, in one transaction for each.
+
+        After each there is a pause as long as it took, for the other processes that write.
+
+        Args:
+            work: returns a result that is not empty, or something empty at the end.
+
+        Raises:
+            StoreUnavailable: the database cannot answer.
+        """
+        began = time.monotonic()
+        while result := await self.change(work, *values, **named):
+            await self.clean()
+            yield result
+            await asyncio.sleep(time.monotonic() - began)
+            began = time.monotonic()
+
+    async def forget(self) -> None:
+        """Delete what a deletion left: media, and text in the log of changes."""
+        await self.clean()
+        await self.checkpoints.now()
+
+    async def clean(self) -> None:
+        """Delete the bytes of the media that no object has any more, and soon evicted text."""
+        if self.files.has_evicted:
+            self.files.has_evicted = False
+            self.checkpoints.soon()
+        if self.files.unused:
+            try:
+                await self.write(self.files.clean)
+            except StoreUnavailable as error:
+                # They are deleted after the next deletion.
+                log.warning("unused media were not deleted: %s", error.detail)
 
     async def aclose(self) -> None:
         """Close every connection; one that waits for its database is closed later."""
+        self.checkpoints.cancel()
         self._is_closed = True
         with suppress(RuntimeError):
             closing = asyncio.get_running_loop().run_in_executor(self._writer, self._close)
@@ -193,7 +253,7 @@ class Database:
         check(version)
         return version
 
-    def _run(self, work: Work[T], writes: bool) -> T:
+    def _run(self, work: Callable[[Connection], T], writes: bool) -> T:
         engine = self._ready()
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -362,6 +422,11 @@ PAUSE = 3.0
 _SHORT = 0.05
 
 BUSY = "another process or request reads the file"
+
+
+def _bound(work: Work[P, T], *values: P.args, **named: P.kwargs) -> Callable[[Connection], T]:
+    """Return a function of the connection alone."""
+    return lambda connection: work(connection, *values, **named)
 
 
 class Checkpoints:

@@ -31,7 +31,7 @@ async def test_the_migrated_schema_is_the_one_of_the_tables(opened: Opened) -> N
         }
 
     async with opened() as store:
-        database = (await store.open()).database
+        database = await store.open()
         tables = await database.read(found)
     for name, table in schema.tables.items():
         columns, key, indexes = tables.pop(name)
@@ -48,7 +48,7 @@ async def test_a_database_is_migrated_once(opened: Opened) -> None:
     from latimer.adapter.store.schema import NEWEST, migrate
 
     async with opened() as store:
-        database = (await store.open()).database
+        database = await store.open()
         assert await database.write(migrate) == (NEWEST, NEWEST)
 
 
@@ -73,7 +73,7 @@ async def test_a_newer_schema_is_refused(opened: Opened, target: str) -> None:
     if target == "memory":
         pytest.skip("a store in memory has no other version")
     async with opened() as store:
-        database = (await store.open()).database
+        database = await store.open()
         change = "UPDATE latimer_schema SET version = 99"
         await database.write(lambda connection: connection.exec_driver_sql(change) and None)
     async with opened() as store:
