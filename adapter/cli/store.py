@@ -182,6 +182,7 @@ async def opened(place: Place) -> AsyncIterator[Database]:
             "migrate' first."
         )
     try:
+        await found.open()
         yield found
     finally:
         await found.aclose()

@@ -13,7 +13,6 @@ import asyncio
 import logging
 import secrets
 import sqlite3
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +72,6 @@ class Database:
         self.place = place
         self.files = Files(None if place.media is None else of(place.media))
         self.checkpoints = Checkpoints(self.checkpoint)
-        self._lock = threading.Lock()
         self._is_closed = False
         self._engine: Engine | None = None
         # In memory, the database exists as long as one connection is open.
@@ -202,16 +200,11 @@ class Database:
         return await running
 
     def _open(self) -> tuple[int, int]:
-        with self._lock:
-            if self._is_closed:
-                raise StoreUnavailable(CLOSED)
-            return (NEWEST, NEWEST) if self._engine is not None else self._connect()
+        if self._is_closed:
+            raise StoreUnavailable(CLOSED)
+        return (NEWEST, NEWEST) if self._engine is not None else self._connect()
 
     def _ready(self) -> Engine:
-        try:
-            self._open()
-        except StoreError as error:
-            raise StoreUnavailable("it cannot be opened", str(error)) from None
         engine = self._engine
         if engine is None:
             raise StoreUnavailable(CLOSED)
