@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, case, func, select
 
@@ -23,6 +23,7 @@ from .records import (
     ItemPage,
     ItemRow,
     Key,
+    Query,
     Record,
     Stored,
     bytes_of,
@@ -36,14 +37,6 @@ from .schema import items, objects
 
 # The places of media of a conversation: its items have them.
 _PLACES = "[]"
-
-
-class Ask(NamedTuple):
-    """The part of a list of items that a client asks for; see `records.Query`."""
-
-    after: str | None
-    limit: int
-    descending: bool
 
 
 def write(
@@ -181,23 +174,23 @@ def use(connection: Connection, key: Key, now: int) -> None:
     )
 
 
-def page(connection: Connection, files: Files, key: Key, ask: Ask) -> ItemPage | None:
+def page(connection: Connection, files: Files, key: Key, query: Query) -> ItemPage | None:
     """Return a page of the items of a conversation, or None if there is no conversation."""
     if find(connection, key) is None:
         return None
     wanted = _live(key)
     position = items.c.position
-    if ask.after is not None:
+    if query.after is not None:
         # An id can be that of a deleted item, and of one that was appended later.
-        same = items.c.conversation == key.id, items.c.id == column_of(ask.after)
+        same = items.c.conversation == key.id, items.c.id == column_of(query.after)
         after = connection.scalar(select(func.max(position)).where(*same))
         if after is None:
             return ItemPage([], False, is_known=False)
-        wanted = wanted.where(position < after if ask.descending else position > after)
-    wanted = wanted.order_by(position.desc() if ask.descending else position.asc())
-    rows = connection.execute(wanted.limit(ask.limit + 1)).all()
-    found = [_restored(connection, files, row) for row in rows[: ask.limit]]
-    return ItemPage(found, len(rows) > ask.limit)
+        wanted = wanted.where(position < after if query.descending else position > after)
+    wanted = wanted.order_by(position.desc() if query.descending else position.asc())
+    rows = connection.execute(wanted.limit(query.limit + 1)).all()
+    found = [_restored(connection, files, row) for row in rows[: query.limit]]
+    return ItemPage(found, len(rows) > query.limit)
 
 
 def everything(connection: Connection, files: Files, key: Key) -> list[dict[str, Any]] | None:

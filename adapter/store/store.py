@@ -263,11 +263,12 @@ class Store:
         """
         key = self._key(owner, CONVERSATION, id)
 
-        async def read(database: Database) -> ItemPage | None:
-            ask = conversations.Ask(after, limit, descending)
-            return await database.read(conversations.page, database.files, key, ask)
-
-        return await self._ask(read, None, id)
+        query = Query(after, limit, descending)
+        return await self._ask(
+            lambda database: database.read(conversations.page, database.files, key, query),
+            None,
+            id,
+        )
 
     async def all_items(self, owner: str, id: str) -> list[dict[str, Any]] | None:  # noqa: A002
         """Return all items of a conversation, the oldest first; None if there is no conversation.
