@@ -48,6 +48,13 @@ CLOSED = "it is closed"
 # Attempts for a transaction that PostgreSQL ends because of a deadlock.
 ATTEMPTS = 3
 
+# Seconds from a deletion for room to the checkpoint after it, and between two attempts.
+PAUSE = 3.0
+# Seconds between the attempts of a command that waits for one.
+_SHORT = 0.05
+
+BUSY = "another process or request reads the file"
+
 _BUSY_TIMEOUT = f"PRAGMA busy_timeout={LOCK_SECONDS * 1000}"
 _EVERY = ("PRAGMA foreign_keys=OFF", _BUSY_TIMEOUT)
 # A new file can give its free pages back without a VACUUM, which would write all of it again.
@@ -59,6 +66,77 @@ _FILE = (
     "PRAGMA secure_delete=ON", "PRAGMA journal_size_limit=67108864",
 )  # fmt: skip
 _MEMORY = (*_EVERY, "PRAGMA journal_mode=MEMORY", "PRAGMA synchronous=OFF")
+
+
+class Checkpoints:
+    """The checkpoints of a database; one that fails is tried again until it succeeds.
+
+    Args:
+        checkpoint: empties the log; returns False if somebody reads.
+    """
+
+    def __init__(self, checkpoint: Callable[[], Awaitable[bool]]) -> None:
+        self._checkpoint = checkpoint
+        self._is_due = self._has_warned = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def now(self) -> None:
+        """Empty the log, or try it again later."""
+        if await self._try() is not None:
+            self.soon()
+
+    def soon(self) -> None:
+        """Empty the log some seconds later."""
+        self._is_due = True
+        loop = asyncio.get_running_loop()
+        task = self._task
+        # A task of an event loop that ended is never done.
+        if task is None or task.done() or task.get_loop() is not loop:
+            self._task = loop.create_task(self._later())
+
+    async def within(self, seconds: float) -> bool:
+        """Empty the log; return False if somebody reads all the time."""
+        end = time.monotonic() + seconds
+        while await self._try() is not None:
+            if time.monotonic() > end:
+                return False
+            await asyncio.sleep(_SHORT)
+        return True
+
+    def cancel(self) -> None:
+        """Try nothing any more."""
+        task, self._task = self._task, None
+        if task is not None:
+            # The event loop of the task may have ended.
+            with suppress(RuntimeError):
+                task.cancel()
+
+    async def _later(self) -> None:
+        while self._is_due:
+            await asyncio.sleep(PAUSE)
+            reason = await self._try() if self._is_due else None
+            if reason is not None and not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "deleted text is still in the log of changes of the store: %s; "
+                    "there is an attempt every %g s",
+                    reason,
+                    PAUSE,
+                )
+
+    async def _try(self) -> str | None:
+        """Return why the log was not emptied, or None."""
+        # What is deleted during the attempt is due again.
+        self._is_due = False
+        try:
+            reason = None if await self._checkpoint() else BUSY
+        except StoreUnavailable as error:
+            reason = error.detail
+        if reason is None:
+            self._has_warned = False
+        else:
+            self._is_due = True
+        return reason
 
 
 class Database:
@@ -407,87 +485,6 @@ def _url(place: Place) -> tuple[URL, tuple[str, ...]]:
     return URL.create("sqlite", database=str(path)), _FILE
 
 
-log = logging.getLogger("latimer")
-
-# Seconds from a deletion for room to the checkpoint after it, and between two attempts.
-PAUSE = 3.0
-# Seconds between the attempts of a command that waits for one.
-_SHORT = 0.05
-
-BUSY = "another process or request reads the file"
-
-
 def _bound(work: Work[P, T], *values: P.args, **named: P.kwargs) -> Callable[[Connection], T]:
     """Return a function of the connection alone."""
     return lambda connection: work(connection, *values, **named)
-
-
-class Checkpoints:
-    """The checkpoints of a database; one that fails is tried again until it succeeds.
-
-    Args:
-        checkpoint: empties the log; returns False if somebody reads.
-    """
-
-    def __init__(self, checkpoint: Callable[[], Awaitable[bool]]) -> None:
-        self._checkpoint = checkpoint
-        self._is_due = self._has_warned = False
-        self._task: asyncio.Task[None] | None = None
-
-    async def now(self) -> None:
-        """Empty the log, or try it again later."""
-        if await self._try() is not None:
-            self.soon()
-
-    def soon(self) -> None:
-        """Empty the log some seconds later."""
-        self._is_due = True
-        loop = asyncio.get_running_loop()
-        task = self._task
-        # A task of an event loop that ended is never done.
-        if task is None or task.done() or task.get_loop() is not loop:
-            self._task = loop.create_task(self._later())
-
-    async def within(self, seconds: float) -> bool:
-        """Empty the log; return False if somebody reads all the time."""
-        end = time.monotonic() + seconds
-        while await self._try() is not None:
-            if time.monotonic() > end:
-                return False
-            await asyncio.sleep(_SHORT)
-        return True
-
-    def cancel(self) -> None:
-        """Try nothing any more."""
-        task, self._task = self._task, None
-        if task is not None:
-            # The event loop of the task may have ended.
-            with suppress(RuntimeError):
-                task.cancel()
-
-    async def _later(self) -> None:
-        while self._is_due:
-            await asyncio.sleep(PAUSE)
-            reason = await self._try() if self._is_due else None
-            if reason is not None and not self._has_warned:
-                self._has_warned = True
-                log.warning(
-                    "deleted text is still in the log of changes of the store: %s; "
-                    "there is an attempt every %g s",
-                    reason,
-                    PAUSE,
-                )
-
-    async def _try(self) -> str | None:
-        """Return why the log was not emptied, or None."""
-        # What is deleted during the attempt is due again.
-        self._is_due = False
-        try:
-            reason = None if await self._checkpoint() else BUSY
-        except StoreUnavailable as error:
-            reason = error.detail
-        if reason is None:
-            self._has_warned = False
-        else:
-            self._is_due = True
-        return reason
