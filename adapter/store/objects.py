@@ -343,11 +343,6 @@ def use_chain(connection: Connection, chain: str, now: int) -> None:
     )
 
 
-def ids_of_chains(connection: Connection, chains: Sequence[str]) -> list[str]:
-    """Return the ids of all objects of chains."""
-    return [*connection.scalars(select(objects.c.id).where(objects.c.chain.in_(chains)))]
-
-
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The objects that have all of these values; without values, every object.
