@@ -28,8 +28,8 @@ from . import options
 from .terminal import EXIT_START, Output, Progress, WrongUse, end_at_once
 
 if TYPE_CHECKING:
-    from ..store.maintenance import Statistics
-    from ..store.open_store import OpenStore
+    from ..store.database import Database
+    from ..store.statistics import Statistics
 
 Work = Callable[..., Coroutine[Any, Any, None]]
 Command = Callable[..., None]
@@ -160,17 +160,17 @@ def say(text: str) -> None:
 
 
 @asynccontextmanager
-async def opened(place: Place) -> AsyncIterator[OpenStore]:
-    """Yield a store that exists, without a change to its schema.
+async def opened(place: Place) -> AsyncIterator[Database]:
+    """Yield the database of a store that exists, without a change to its schema.
 
     Raises:
         StoreError: it does not exist, or has another schema than this program.
     """
-    from ..store.open_store import OpenStore
+    from ..store.database import Database
     from ..store.schema import NEWEST
 
-    found = OpenStore(place)
-    version = await found.database.look()
+    found = Database(place)
+    version = await found.look()
     if not version:
         raise StoreError("Nothing was ever stored there. Check --store.")
     if version < NEWEST:
@@ -179,6 +179,7 @@ async def opened(place: Place) -> AsyncIterator[OpenStore]:
             "migrate' first."
         )
     try:
+        await found.open()
         yield found
     finally:
         await found.aclose()
@@ -218,11 +219,11 @@ async def stats(place: Place, as_json: bool) -> None:
 
     It reads a row of every object: about a second for a million objects on a fast disk.
     """
-    from ..store.maintenance import statistics
+    from ..store.statistics import statistics
 
     async with opened(place) as found:
         file = Path(place.target) if place.kind == "sqlite" else None
-        figures = await found.read(functools.partial(statistics, file=file))
+        figures = await found.read(statistics, file)
     if as_json:
         click.echo(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     else:
@@ -314,7 +315,7 @@ async def prune(
       latimer store prune --store latimer.db --older-than 30d
       latimer store prune --store latimer.db --max-size 1024 --dry-run
     """
-    from ..store import maintenance as pruning
+    from ..store import retention
     from ..store.objects import Selection
 
     most = None if max_size is None else bytes_of(max_size)
@@ -323,20 +324,20 @@ async def prune(
     if older_than is None and most is None:
         raise WrongUse("--older-than or --max-size is needed, such as --older-than 30d.")
     before = None if older_than is None else int((time.time() - older_than) * 1_000_000)
-    limits = pruning.Limits(Selection(model=model, metadata=metadata), before, most)
+    limits = retention.Limits(Selection(model=model, metadata=metadata), before, most)
     verb = "Would delete" if dry_run else "Deleted"
     async with opened(place) as found:
         if dry_run:
-            freed = await found.read(functools.partial(pruning.plan, limits=limits))
+            freed = await found.read(retention.plan, limits)
         else:
             with Progress("deleted") as progress:
-                freed = await pruning.prune(found, limits, progress)
+                freed = await retention.prune(found, limits, progress)
         say(f"{verb} {counted(freed.objects, 'object')} with {size(freed.bytes)}.")
-        unused = await pruning.remove_unused(found, not dry_run)
+        unused = await retention.remove_unused(found, not dry_run)
         if unused.objects:
             say(f"{verb} {unused.objects:,} media of no object with {size(unused.bytes)}.")
         if vacuum and not dry_run:
-            await found.database.vacuum()
+            await found.vacuum()
         if not dry_run and not await found.checkpoints.within(LOG_SECONDS):
             say("SQLite's log still has deleted text, because another process reads the store.")
 

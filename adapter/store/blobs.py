@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 from sqlalchemy import Connection, Row, exists, func, select
@@ -37,31 +37,6 @@ class Blob(NamedTuple):
     size: int
 
 
-class Blobs(Protocol):
-    """Blobs by their hash. Calls block, so they belong in a thread; any thread may call.
-
-    Every method but `describe` raises `StoreUnavailable` if the storage fails.
-    """
-
-    def put(self, digest: str, data: bytes) -> None:
-        """Store a blob durably, or make it new again if it is stored."""
-
-    def get(self, digest: str) -> bytes | None:
-        """Return a blob, or None if it is not stored."""
-
-    def delete(self, hashes: Iterable[str]) -> None:
-        """Delete blobs; those that are not stored are ignored."""
-
-    def hashes(self) -> Iterator[Blob]:
-        """Yield every stored blob, in any order."""
-
-    def check(self) -> None:
-        """Try the storage without a change to it."""
-
-    def describe(self) -> str:
-        """Return the place of the blobs in a few words, without secrets."""
-
-
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 # The beginning of the names of files that are being written, and the seconds after which such a
 # file is of a process that was killed.
@@ -69,12 +44,17 @@ UNFINISHED, ABANDONED = ".unfinished-", 3600.0
 
 
 class Folder:
-    """Blobs in the files `ab/cd/abcd…` of a folder."""
+    """Blobs in the files `ab/cd/abcd…` of a folder.
+
+    Calls block, so they belong in a thread; any thread may call. Every method raises
+    `StoreUnavailable` if the storage fails.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
 
     def put(self, digest: str, data: bytes) -> None:
+        """Store a blob durably, or make it new again if it is stored."""
         path = self._path(digest)
         with _folder_errors():
             if _is_whole(path, len(data)):
@@ -85,6 +65,7 @@ class Folder:
             self._write(path, data)
 
     def get(self, digest: str) -> bytes | None:
+        """Return a blob, or None if it is not stored."""
         with _folder_errors():
             try:
                 return self._path(digest).read_bytes()
@@ -92,6 +73,7 @@ class Folder:
                 return None
 
     def delete(self, hashes: Iterable[str]) -> None:
+        """Delete blobs; those that are not stored are ignored."""
         with _folder_errors():
             for path in map(self._path, hashes):
                 # Its folders stay, because another thread may be writing into them.
@@ -111,15 +93,6 @@ class Folder:
                             yield Blob(name, age, status.st_size)
                         elif name.startswith(UNFINISHED) and age > ABANDONED:
                             path.unlink()
-
-    def check(self) -> None:
-        with _folder_errors():
-            known = next(one for one in (self.path, *self.path.parents) if one.exists())
-        if not (known.is_dir() and os.access(known, os.R_OK | os.W_OK | os.X_OK)):
-            raise StoreUnavailable("the folder of media cannot be written")
-
-    def describe(self) -> str:
-        return f"folder {self.path}"
 
     def _path(self, name: str) -> Path:
         if not HASH.fullmatch(name):
@@ -204,7 +177,10 @@ _CODE = re.compile(r"\w{1,64}", re.ASCII)
 
 
 class S3:
-    """Blobs as objects `PREFIX/HASH` of a bucket. Other objects of the bucket are ignored."""
+    """Blobs as objects `PREFIX/HASH` of a bucket; see `Folder`.
+
+    boto3 finds the endpoint and the credentials. Other objects of the bucket are ignored.
+    """
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         if find_spec("boto3") is None:
@@ -215,12 +191,14 @@ class S3:
         self._known: Any = None
 
     def put(self, digest: str, data: bytes) -> None:
+        """Store a blob durably, or make it new again if it is stored."""
         # Also if it is stored: its age begins again, so that no removal of unused objects takes it.
         key = self._key(digest)
         with self._calls() as client:
             client.put_object(Bucket=self._bucket, Key=key, Body=data)
 
     def get(self, digest: str) -> bytes | None:
+        """Return a blob, or None if it is not stored."""
         key = self._key(digest)
         with self._calls() as client:
             try:
@@ -232,6 +210,7 @@ class S3:
             return data
 
     def delete(self, hashes: Iterable[str]) -> None:
+        """Delete blobs; those that are not stored are ignored."""
         keys = [{"Key": self._key(one)} for one in hashes]
         with self._calls() as client:
             for at in range(0, len(keys), DELETED):
@@ -241,6 +220,7 @@ class S3:
                     raise StoreUnavailable(_answered(error.get("Code", "")))
 
     def hashes(self) -> Iterator[Blob]:
+        """Yield every stored blob, in any order."""
         with self._calls() as client:
             pages = client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix
@@ -252,13 +232,6 @@ class S3:
                     if HASH.fullmatch(name):
                         age = (now - known["LastModified"]).total_seconds()
                         yield Blob(name, age, known["Size"])
-
-    def check(self) -> None:
-        with self._calls() as client:
-            client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
-
-    def describe(self) -> str:
-        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     def _key(self, name: str) -> str:
         if not HASH.fullmatch(name):
@@ -307,6 +280,24 @@ def _answered(code: str) -> str:
     return f"S3 answered {code}" if _CODE.fullmatch(code) else "S3 answered with an error"
 
 
+Blobs: TypeAlias = Folder | S3
+
+
+def of(place: str) -> Blobs:
+    """Return the storage at a place: a folder, or `s3://BUCKET/PREFIX`.
+
+    Raises:
+        StoreError: the place is not valid, or S3 requires an extra that is not installed.
+    """
+    scheme, separator, rest = place.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if separator and scheme == "s3" and bucket:
+        return S3(bucket, prefix)
+    if separator or not place:
+        raise StoreError("Media can be stored in a folder or in s3://BUCKET/PREFIX.")
+    return Folder(Path(place).expanduser())
+
+
 # The largest number of values in one statement.
 MANY = 500
 
@@ -332,11 +323,13 @@ class Files:
 
     Attributes:
         unused: the hashes of media whose bytes can be deleted after the transaction.
+        has_evicted: True after objects were deleted to make room, until a checkpoint is planned.
     """
 
     def __init__(self, blobs: Blobs | None) -> None:
-        self._blobs = blobs
+        self.blobs = blobs
         self.unused: set[str] = set()
+        self.has_evicted = False
 
     def add(self, connection: Connection, found: Sequence[tuple[str, Medium]]) -> int:
         """Store the media of objects; return the bytes that were not stored before."""
@@ -391,10 +384,10 @@ class Files:
         A row that is inserted makes other processes that store the same medium wait.
         """
         names = sorted(self.unused)
-        if self._blobs is None or not names:
+        if self.blobs is None or not names:
             return set()
         free = [name for name in names if self._reserve(connection, name, 0)]
-        self._blobs.delete(free)
+        self.blobs.delete(free)
         for start in range(0, len(free), MANY):
             some = free[start : start + MANY]
             connection.execute(media.delete().where(media.c.hash.in_(some)))
@@ -434,11 +427,11 @@ class Files:
 
     def _add(self, connection: Connection, name: str, data: bytes) -> int:
         """Store a medium and lock its row; return its size if it was not stored before."""
-        inside = data if self._blobs is None else None
+        inside = data if self.blobs is None else None
         for _ in range(3):
             if self._reserve(connection, name, len(data), inside):
-                if self._blobs is not None:
-                    self._blobs.put(name, data)
+                if self.blobs is not None:
+                    self.blobs.put(name, data)
                 return len(data)
             lock = select(media.c.hash).where(media.c.hash == name).with_for_update()
             if connection.scalar(lock) is not None:
@@ -472,7 +465,7 @@ class Files:
         gone = [name for name in sizes if name not in kept]
         if gone:
             connection.execute(media.delete().where(media.c.hash.in_(gone)))
-            if self._blobs is not None:
+            if self.blobs is not None:
                 self.unused.update(gone)
         return [sizes[name] for name in gone]
 
@@ -482,8 +475,8 @@ class Files:
         ).one_or_none()
         if row is None:
             return None
-        if row.data is None and self._blobs is not None:
-            return self._blobs.get(name)
+        if row.data is None and self.blobs is not None:
+            return self.blobs.get(name)
         data: bytes | None = row.data
         return data
 
@@ -497,21 +490,3 @@ def _whole(found: Restored) -> dict[str, Any]:
             detail = f"{detail}, and {len(hashes) - 1} more of the same request"
         raise StoreUnavailable(MISSING_MEDIUM, detail)
     return found.request
-
-
-__all__ = ["S3", "Blobs", "Folder", "of"]
-
-
-def of(place: str) -> Blobs:
-    """Return the storage at a place: a folder, or `s3://BUCKET/PREFIX`.
-
-    Raises:
-        StoreError: the place is not valid, or S3 requires an extra that is not installed.
-    """
-    scheme, separator, rest = place.partition("://")
-    bucket, _, prefix = rest.partition("/")
-    if separator and scheme == "s3" and bucket:
-        return S3(bucket, prefix)
-    if separator or not place:
-        raise StoreError("Media can be stored in a folder or in s3://BUCKET/PREFIX.")
-    return Folder(Path(place).expanduser())

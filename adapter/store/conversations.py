@@ -1,4 +1,4 @@
-"""The items of conversations, each function in the transaction of the caller.
+"""Write records, and the items of conversations, each function in the transaction of the caller.
 
 Everyone who changes the items of a conversation locks its row first. So items are appended in one
 order, without gaps between those that are appended together.
@@ -6,25 +6,32 @@ order, without gaps between those that are appended together.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, case, func, select
 
+from . import retention
 from .blobs import MANY, Files
-from .errors import DuplicateItem
+from .errors import ConversationTooLarge, DuplicateItem, Withdrawn
 from .media import loads
-from .objects import Key, count, find, lock
+from .objects import count, find, insert, lock, stored_of, touch_chains
 from .records import (
     CONVERSATION,
     ITEM_ROW,
     ItemPage,
     ItemRow,
+    Key,
+    Query,
     Record,
     Stored,
+    bytes_of,
     column_of,
     item_of,
+    item_rows,
     items_of,
+    rows_of,
 )
 from .schema import items, objects
 
@@ -32,12 +39,33 @@ from .schema import items, objects
 _PLACES = "[]"
 
 
-class Ask(NamedTuple):
-    """The part of a list of items that a client asks for; see `records.Query`."""
+def write(
+    connection: Connection, files: Files, records: Sequence[Record], most: int | None
+) -> list[Record]:
+    """Insert records, and append their items; return those that are larger than the whole store.
 
-    after: str | None
-    limit: int
-    descending: bool
+    Args:
+        most: the bytes that the store may have; the oldest objects are deleted for it.
+
+    Raises:
+        Withdrawn: a record was withdrawn meanwhile.
+    """
+    large: list[Record] = []
+    if most is not None:
+        for record in records:
+            record.rows = rows_of(record)
+        large = [record for record in records if bytes_of(record) > most]
+        records = [record for record in records if record not in large]
+    # Every process locks objects first, then media, and the totals last.
+    locked = lock_all(connection, records)
+    touch_chains(connection, records)
+    size = insert(connection, files, records)
+    size += append_all(connection, files, records, locked)
+    count(connection, len(records), size)
+    retention.make_room(connection, files, most)
+    if any(record.is_withdrawn for record in records):
+        raise Withdrawn
+    return large
 
 
 def lock_all(connection: Connection, records: Iterable[Record]) -> dict[str, Row[Any] | None]:
@@ -75,19 +103,40 @@ def append_all(
 
 
 def append_new(
-    connection: Connection, files: Files, row: Row[Any], rows: Sequence[ItemRow], now: int
-) -> int:
-    """Append items whose ids must be new to a conversation; see `append`.
+    connection: Connection,
+    files: Files,
+    key: Key,
+    given: Sequence[Mapping[str, Any]],
+    most: int | None,
+    record: Record | None = None,
+) -> Stored | None:
+    """Append items whose ids must be new to a conversation; return the conversation, or None.
+
+    Args:
+        most: the bytes that the store may have.
+        record: the conversation, if it is to be made.
 
     Raises:
         DuplicateItem: the conversation has an item with the same id, or two items have it.
+        ConversationTooLarge: there is no room for the items.
     """
+    if record is not None:
+        write(connection, files, [record], most)
+    row = lock(connection, key)
+    if row is None:
+        return None
+    rows = item_rows(given)
     known = _known(connection, row.id, [one.values["id"] for one in rows])
     for one in rows:
         if one.values["id"] in known:
             raise DuplicateItem(one.values["id"])
         known.add(one.values["id"])
-    return append(connection, files, row, rows, now)
+    size = append(connection, files, row, rows, time.time_ns() // 1_000)
+    count(connection, 0, size)
+    if retention.make_room(connection, files, most) and find(connection, key) is None:
+        # It was used last, so it is deleted last. The transaction now deletes nothing.
+        raise ConversationTooLarge
+    return stored_of(row, {})
 
 
 def append(
@@ -108,8 +157,8 @@ def append(
     media = [(row.id, medium) for one in rows for medium in one.media]
     if rows:
         places = [{"conversation": row.id, "position": first + i} for i in range(len(rows))]
-        values = [place | one.values for place, one in zip(places, rows, strict=True)]
-        connection.execute(items.insert(), values)
+        inserted = [place | one.values for place, one in zip(places, rows, strict=True)]
+        connection.execute(items.insert(), inserted)
     added = files.add(connection, media) if media else 0
     size: int = sum(one.values["size"] for one in rows)
     change = objects.update().where(objects.c.id == row.id)
@@ -125,23 +174,23 @@ def use(connection: Connection, key: Key, now: int) -> None:
     )
 
 
-def page(connection: Connection, files: Files, key: Key, ask: Ask) -> ItemPage | None:
+def page(connection: Connection, files: Files, key: Key, query: Query) -> ItemPage | None:
     """Return a page of the items of a conversation, or None if there is no conversation."""
     if find(connection, key) is None:
         return None
     wanted = _live(key)
     position = items.c.position
-    if ask.after is not None:
+    if query.after is not None:
         # An id can be that of a deleted item, and of one that was appended later.
-        same = items.c.conversation == key.id, items.c.id == column_of(ask.after)
+        same = items.c.conversation == key.id, items.c.id == column_of(query.after)
         after = connection.scalar(select(func.max(position)).where(*same))
         if after is None:
             return ItemPage([], False, is_known=False)
-        wanted = wanted.where(position < after if ask.descending else position > after)
-    wanted = wanted.order_by(position.desc() if ask.descending else position.asc())
-    rows = connection.execute(wanted.limit(ask.limit + 1)).all()
-    found = [_restored(connection, files, row) for row in rows[: ask.limit]]
-    return ItemPage(found, len(rows) > ask.limit)
+        wanted = wanted.where(position < after if query.descending else position > after)
+    wanted = wanted.order_by(position.desc() if query.descending else position.asc())
+    rows = connection.execute(wanted.limit(query.limit + 1)).all()
+    found = [_restored(connection, files, row) for row in rows[: query.limit]]
+    return ItemPage(found, len(rows) > query.limit)
 
 
 def everything(connection: Connection, files: Files, key: Key) -> list[dict[str, Any]] | None:

@@ -13,27 +13,28 @@ import asyncio
 import logging
 import secrets
 import sqlite3
-import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import QueuePool
 
+from .blobs import Files, of
 from .config import Place
-from .errors import Deadlock, StoreError, StoreUnavailable, errors, opening
+from .errors import Deadlock, Rejected, StoreError, StoreUnavailable, damage, errors, opening
 from .schema import NEWEST, check, migrate, schema, version_of
 
 log = logging.getLogger("latimer")
 
 T = TypeVar("T")
-Work = Callable[[Connection], T]
+P = ParamSpec("P")
+Work = Callable[Concatenate[Connection, P], T]
 
 # One thread writes, so that batches, updates and evictions of a process never wait for a lock.
 READERS = 3
@@ -46,6 +47,13 @@ CLOSE_SECONDS = 2.0
 CLOSED = "it is closed"
 # Attempts for a transaction that PostgreSQL ends because of a deadlock.
 ATTEMPTS = 3
+
+# Seconds from a deletion for room to the checkpoint after it, and between two attempts.
+PAUSE = 3.0
+# Seconds between the attempts of a command that waits for one.
+_SHORT = 0.05
+
+BUSY = "another process or request reads the file"
 
 _BUSY_TIMEOUT = f"PRAGMA busy_timeout={LOCK_SECONDS * 1000}"
 _EVERY = ("PRAGMA foreign_keys=OFF", _BUSY_TIMEOUT)
@@ -60,23 +68,94 @@ _FILE = (
 _MEMORY = (*_EVERY, "PRAGMA journal_mode=MEMORY", "PRAGMA synchronous=OFF")
 
 
+class Checkpoints:
+    """The checkpoints of a database; one that fails is tried again until it succeeds.
+
+    Args:
+        checkpoint: empties the log; returns False if somebody reads.
+    """
+
+    def __init__(self, checkpoint: Callable[[], Awaitable[bool]]) -> None:
+        self._checkpoint = checkpoint
+        self._is_due = self._has_warned = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def now(self) -> None:
+        """Empty the log, or try it again later."""
+        if await self._try() is not None:
+            self.soon()
+
+    def soon(self) -> None:
+        """Empty the log some seconds later."""
+        self._is_due = True
+        loop = asyncio.get_running_loop()
+        task = self._task
+        # A task of an event loop that ended is never done.
+        if task is None or task.done() or task.get_loop() is not loop:
+            self._task = loop.create_task(self._later())
+
+    async def within(self, seconds: float) -> bool:
+        """Empty the log; return False if somebody reads all the time."""
+        end = time.monotonic() + seconds
+        while await self._try() is not None:
+            if time.monotonic() > end:
+                return False
+            await asyncio.sleep(_SHORT)
+        return True
+
+    def cancel(self) -> None:
+        """Try nothing any more."""
+        task, self._task = self._task, None
+        if task is not None:
+            # The event loop of the task may have ended.
+            with suppress(RuntimeError):
+                task.cancel()
+
+    async def _later(self) -> None:
+        while self._is_due:
+            await asyncio.sleep(PAUSE)
+            reason = await self._try() if self._is_due else None
+            if reason is not None and not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "deleted text is still in the log of changes of the store: %s; "
+                    "there is an attempt every %g s",
+                    reason,
+                    PAUSE,
+                )
+
+    async def _try(self) -> str | None:
+        """Return why the log was not emptied, or None."""
+        # What is deleted during the attempt is due again.
+        self._is_due = False
+        try:
+            reason = None if await self._checkpoint() else BUSY
+        except StoreUnavailable as error:
+            reason = error.detail
+        if reason is None:
+            self._has_warned = False
+        else:
+            self._is_due = True
+        return reason
+
+
 class Database:
-    """A database of stored objects; nothing is opened before `open`."""
+    """A database of stored objects; nothing is opened before `open`.
+
+    Attributes:
+        files: the media of the objects, and what transactions leave to be deleted.
+    """
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._lock = threading.Lock()
+        self.files = Files(None if place.media is None else of(place.media))
+        self.checkpoints = Checkpoints(self.checkpoint)
         self._is_closed = False
         self._engine: Engine | None = None
         # In memory, the database exists as long as one connection is open.
         self._anchor: Connection | None = None
         self._writer = ThreadPoolExecutor(1, "latimer-store-write")
         self._readers = ThreadPoolExecutor(READERS, "latimer-store-read")
-
-    @property
-    def is_open(self) -> bool:
-        """True after `open`."""
-        return self._engine is not None
 
     async def open(self) -> tuple[int, int]:
         """Connect, and run the missing migrations; return the schema's versions before and after.
@@ -91,17 +170,35 @@ class Database:
         """Return the version of the schema, 0 if there is none, and change nothing; see `open`."""
         return await self._in(self._readers, self._look)
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: Work[P, T], *values: P.args, **named: P.kwargs) -> T:
         """Return the result of a function that reads, in a transaction.
 
         If the caller is cancelled, a function that has not begun never begins.
 
-        Raises:
-            StoreUnavailable: the database cannot answer.
-        """
-        return await self._in(self._readers, partial(self._run, work, False))
+        Args:
+            work: gets the connection, and then the values.
 
-    async def write(self, work: Work[T]) -> T:
+        Raises:
+            StoreUnavailable: the database cannot answer, or what it has is damaged.
+        """
+        with damage():
+            bound = _bound(work, *values, **named)
+            return await self._in(self._readers, partial(self._run, bound, False))
+
+    async def change(self, work: Work[P, T], *values: P.args, **named: P.kwargs) -> T:
+        """Return the result of a function that changes what is stored; see `write`.
+
+        Raises:
+            StoreUnavailable: the database cannot answer, what it has is damaged, or it can never
+                take the change.
+        """
+        try:
+            with damage():
+                return await self.write(work, *values, **named)
+        except Rejected as error:
+            raise StoreUnavailable("the database does not take the change", str(error)) from None
+
+    async def write(self, work: Work[P, T], *values: P.args, **named: P.kwargs) -> T:
         """Return the result of a function that writes, in a transaction; see `read`.
 
         A transaction that has begun can be committed after the caller was cancelled.
@@ -109,10 +206,49 @@ class Database:
         Raises:
             Rejected: the database can never take these rows.
         """
-        return await self._in(self._writer, partial(self._run, work, True))
+        bound = _bound(work, *values, **named)
+        return await self._in(self._writer, partial(self._run, bound, True))
+
+    async def steps(
+        self, work: Work[P, T | None], *values: P.args, **named: P.kwargs
+    ) -> AsyncIterator[T]:
+        """Yield the results of a function that deletes, in one transaction for each.
+
+        After each there is a pause as long as it took, for the other processes that write.
+
+        Args:
+            work: returns a result that is not empty, or something empty at the end.
+
+        Raises:
+            StoreUnavailable: the database cannot answer.
+        """
+        began = time.monotonic()
+        while result := await self.change(work, *values, **named):
+            await self.clean()
+            yield result
+            await asyncio.sleep(time.monotonic() - began)
+            began = time.monotonic()
+
+    async def forget(self) -> None:
+        """Delete what a deletion left: media, and text in the log of changes."""
+        await self.clean()
+        await self.checkpoints.now()
+
+    async def clean(self) -> None:
+        """Delete the bytes of the media that no object has any more, and soon evicted text."""
+        if self.files.has_evicted:
+            self.files.has_evicted = False
+            self.checkpoints.soon()
+        if self.files.unused:
+            try:
+                await self.write(self.files.clean)
+            except StoreUnavailable as error:
+                # They are deleted after the next deletion.
+                log.warning("unused media were not deleted: %s", error.detail)
 
     async def aclose(self) -> None:
         """Close every connection; one that waits for its database is closed later."""
+        self.checkpoints.cancel()
         self._is_closed = True
         with suppress(RuntimeError):
             closing = asyncio.get_running_loop().run_in_executor(self._writer, self._close)
@@ -142,16 +278,11 @@ class Database:
         return await running
 
     def _open(self) -> tuple[int, int]:
-        with self._lock:
-            if self._is_closed:
-                raise StoreUnavailable(CLOSED)
-            return (NEWEST, NEWEST) if self._engine is not None else self._connect()
+        if self._is_closed:
+            raise StoreUnavailable(CLOSED)
+        return (NEWEST, NEWEST) if self._engine is not None else self._connect()
 
     def _ready(self) -> Engine:
-        try:
-            self._open()
-        except StoreError as error:
-            raise StoreUnavailable("it cannot be opened", str(error)) from None
         engine = self._engine
         if engine is None:
             raise StoreUnavailable(CLOSED)
@@ -193,7 +324,7 @@ class Database:
         check(version)
         return version
 
-    def _run(self, work: Work[T], writes: bool) -> T:
+    def _run(self, work: Callable[[Connection], T], writes: bool) -> T:
         engine = self._ready()
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -354,82 +485,6 @@ def _url(place: Place) -> tuple[URL, tuple[str, ...]]:
     return URL.create("sqlite", database=str(path)), _FILE
 
 
-log = logging.getLogger("latimer")
-
-# Seconds from a deletion for room to the checkpoint after it, and between two attempts.
-PAUSE = 3.0
-# Seconds between the attempts of a command that waits for one.
-_SHORT = 0.05
-
-BUSY = "another process or request reads the file"
-
-
-class Checkpoints:
-    """The checkpoints of a database; one that fails is tried again until it succeeds.
-
-    Args:
-        checkpoint: empties the log; returns False if somebody reads.
-    """
-
-    def __init__(self, checkpoint: Callable[[], Awaitable[bool]]) -> None:
-        self._checkpoint = checkpoint
-        self._is_due = self._has_warned = False
-        self._task: asyncio.Task[None] | None = None
-
-    async def now(self) -> None:
-        """Empty the log, or try it again later."""
-        if await self._try() is not None:
-            self.soon()
-
-    def soon(self) -> None:
-        """Empty the log some seconds later."""
-        self._is_due = True
-        loop = asyncio.get_running_loop()
-        task = self._task
-        # A task of an event loop that ended is never done.
-        if task is None or task.done() or task.get_loop() is not loop:
-            self._task = loop.create_task(self._later())
-
-    async def within(self, seconds: float) -> bool:
-        """Empty the log; return False if somebody reads all the time."""
-        end = time.monotonic() + seconds
-        while await self._try() is not None:
-            if time.monotonic() > end:
-                return False
-            await asyncio.sleep(_SHORT)
-        return True
-
-    def cancel(self) -> None:
-        """Try nothing any more."""
-        task, self._task = self._task, None
-        if task is not None:
-            # The event loop of the task may have ended.
-            with suppress(RuntimeError):
-                task.cancel()
-
-    async def _later(self) -> None:
-        while self._is_due:
-            await asyncio.sleep(PAUSE)
-            reason = await self._try() if self._is_due else None
-            if reason is not None and not self._has_warned:
-                self._has_warned = True
-                log.warning(
-                    "deleted text is still in the log of changes of the store: %s; "
-                    "there is an attempt every %g s",
-                    reason,
-                    PAUSE,
-                )
-
-    async def _try(self) -> str | None:
-        """Return why the log was not emptied, or None."""
-        # What is deleted during the attempt is due again.
-        self._is_due = False
-        try:
-            reason = None if await self._checkpoint() else BUSY
-        except StoreUnavailable as error:
-            reason = error.detail
-        if reason is None:
-            self._has_warned = False
-        else:
-            self._is_due = True
-        return reason
+def _bound(work: Work[P, T], *values: P.args, **named: P.kwargs) -> Callable[[Connection], T]:
+    """Return a function of the connection alone."""
+    return lambda connection: work(connection, *values, **named)

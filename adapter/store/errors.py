@@ -86,6 +86,10 @@ class Deadlock(Exception):
     """A transaction that PostgreSQL ended in favour of another one."""
 
 
+class Withdrawn(Exception):
+    """A record of a batch was withdrawn before the batch was committed."""
+
+
 class Refused(StoreUnavailable):
     """A database that answers and refuses, until its operator changes it or the settings."""
 

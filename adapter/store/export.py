@@ -10,15 +10,14 @@ memory is bounded, and a server that uses the same database is not delayed.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import Connection, Row, select
 
 from .blobs import Files
+from .database import Database
 from .objects import Mark, Selection, some_after, stored_of
-from .open_store import OpenStore
 from .records import Stored
 from .schema import objects
 
@@ -103,16 +102,16 @@ class Read(NamedTuple):
     missing: int
 
 
-async def read(store: OpenStore, selection: Selection) -> AsyncIterator[Sequence[Read]]:
+async def read(database: Database, selection: Selection) -> AsyncIterator[Sequence[Read]]:
     """Yield the objects of a selection, some at a time, the oldest first.
 
     Raises:
         StoreUnavailable: the database cannot answer.
     """
     mark: Mark | None = None
-    while rows := await store.read(partial(some_after, mark=mark, most=SIZES, selection=selection)):
+    while rows := await database.read(some_after, mark, SIZES, selection):
         for some in _parts(rows):
-            yield await store.read(partial(_whole, files=store.files, ids=[row.id for row in some]))
+            yield await database.read(_whole, database.files, [row.id for row in some])
         mark = Mark(rows[-1].created_at, rows[-1].id)
 
 

@@ -37,6 +37,7 @@ from .blobs import MANY, Files
 from .media import Medium
 from .records import (
     CONVERSATION,
+    Key,
     Page,
     Query,
     Record,
@@ -59,19 +60,6 @@ _COUNT = totals.update().values(
 
 
 T = TypeVar("T")
-
-
-class Key(NamedTuple):
-    """The owner, kind and id of an object.
-
-    Args:
-        since: microseconds since 1970; an object that was last used earlier counts as deleted.
-    """
-
-    owner: str
-    kind: str
-    id: str
-    since: int = 0
 
 
 def insert(connection: Connection, files: Files, records: Iterable[Record]) -> int:
@@ -220,7 +208,14 @@ def _drop_pairs(connection: Connection, rows: Iterable[Row[Any]]) -> None:
 
 
 def stored_of(row: Row[Any], request: dict[str, Any]) -> Stored:
-    """Return the object of a row of `objects`, with a request that is whole or not."""
+    """Return the object of a row of `objects`, with a request that is whole or not.
+
+    Raises:
+        ValueError, TypeError: the row is damaged.
+    """
+    metadata, reply = orjson.loads(row.metadata), orjson.loads(row.reply)
+    if not all(type(part) is dict for part in (metadata, request, reply)):
+        raise TypeError
     return Stored(
         row.id,
         row.kind,
@@ -228,9 +223,9 @@ def stored_of(row: Row[Any], request: dict[str, Any]) -> Stored:
         row.created_at,
         row.model,
         row.request_id,
-        orjson.loads(row.metadata),
+        metadata,
         request,
-        orjson.loads(row.reply),
+        reply,
         row.parent,
         row.chain,
     )
@@ -346,11 +341,6 @@ def use_chain(connection: Connection, chain: str, now: int) -> None:
         .where(objects.c.chain == chain, objects.c.used_at < now)
         .values(used_at=now)
     )
-
-
-def ids_of_chains(connection: Connection, chains: Sequence[str]) -> list[str]:
-    """Return the ids of all objects of chains."""
-    return [*connection.scalars(select(objects.c.id).where(objects.c.chain.in_(chains)))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,19 @@ class Record:
     appended: Sequence[str] = field(default=(), init=False)
 
 
+class Key(NamedTuple):
+    """The owner, kind and id of an object.
+
+    Args:
+        since: microseconds since 1970; an object that was last used earlier counts as deleted.
+    """
+
+    owner: str
+    kind: str
+    id: str
+    since: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """An object as the store returns it; see `Record`.

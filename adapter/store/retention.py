@@ -5,18 +5,24 @@ An object is used when it is created, and when another one continues it. A chain
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, select
+from sqlalchemy import ColumnElement, Connection, Row, func, or_, select
 
 from .blobs import MANY, Files
+from .database import Database
 from .objects import ALL, Selection, remove_rows, total
 from .records import ROW
-from .schema import objects
+from .schema import media, objects, uses
 
 # The bytes of objects and media that are deleted in one transaction, about.
 BYTES = 32 << 20
+# Seconds after which bytes without a row are not those of a request that is being stored.
+AGE = 3600.0
 
 _NAMES = ("id", "owner", "kind", "created_at", "chain", "metadata", "size")
 _COLUMNS = [*(objects.c[name] for name in _NAMES), objects.c.media.is_not(None).label("has_media")]
@@ -27,6 +33,21 @@ class Freed(NamedTuple):
 
     objects: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The objects to delete.
+
+    Args:
+        selection: only these objects are deleted, the oldest first.
+        before: microseconds since 1970; older objects are deleted.
+        most: the bytes that the store may have afterwards.
+    """
+
+    selection: Selection
+    before: int | None = None
+    most: int | None = None
 
 
 def expire(
@@ -55,6 +76,24 @@ def evict(
     """
     excess = total(connection, "bytes") - most
     return _remove_oldest(connection, files, selection.where(), excess) if excess > 0 else None
+
+
+def make_room(connection: Connection, files: Files, most: int | None) -> bool:
+    """Delete objects until the store has at most this many bytes; return True if any was deleted.
+
+    Args:
+        most: None for no limit.
+    """
+    evicted = False
+    while most is not None and evict(connection, files, most):
+        files.has_evicted = evicted = True
+    return evicted
+
+
+async def delete_old(database: Database, before: int) -> None:
+    """Delete the objects that were last used before a time, in microseconds since 1970."""
+    if (await prune(database, Limits(ALL, before), lambda _number: None)).objects:
+        await database.forget()
 
 
 def _remove_oldest(
@@ -99,3 +138,79 @@ def _first(rows: Sequence[Row[Any]], media: dict[str, int], limit: int) -> list[
         some.append(row)
         limit -= row.size + media.get(row.id, 0)
     return some
+
+
+async def prune(database: Database, limits: Limits, show: Callable[[int], object]) -> Freed:
+    """Delete the objects beyond the limits; return their number and bytes.
+
+    Each step is a short transaction, and there is a pause after it. So a server that uses the same
+    database can write meanwhile.
+
+    Args:
+        show: gets the number of deleted objects from time to time.
+
+    Raises:
+        StoreUnavailable: the database cannot answer; what was deleted before stays deleted.
+    """
+    steps: list[AsyncIterator[Freed]] = []
+    if limits.before is not None:
+        steps.append(database.steps(expire, database.files, limits.before, limits.selection))
+    if limits.most is not None:
+        steps.append(database.steps(evict, database.files, limits.most, limits.selection))
+    number = size = 0
+    for step in steps:
+        async for freed in step:
+            number, size = number + freed.objects, size + freed.bytes
+            show(number)
+    return Freed(number, size)
+
+
+def plan(connection: Connection, limits: Limits) -> Freed:
+    """Return what `prune` would delete; media that several objects share are not counted."""
+    alone = (
+        select(func.min(uses.c.id).label("id"), uses.c.hash)
+        .group_by(uses.c.hash)
+        .having(func.count() == 1)
+        .subquery()
+    )
+    of_media = (
+        select(alone.c.id, func.sum(media.c.size).label("size"))
+        .join(media, media.c.hash == alone.c.hash)
+        .group_by(alone.c.id)
+        .subquery()
+    )
+    size = objects.c.size + func.coalesce(of_media.c.size, 0)
+    until = func.sum(size).over(order_by=(objects.c.used_at, objects.c.id))
+    ordered = (
+        select(objects.c.used_at, size.label("size"), (until - size).label("earlier"))
+        .outerjoin(of_media, of_media.c.id == objects.c.id)
+        .where(*limits.selection.where())
+        .subquery()
+    )
+    excess = 0 if limits.most is None else total(connection, "bytes") - limits.most
+    beyond = or_(ordered.c.used_at < (limits.before or 0), ordered.c.earlier < excess)
+    number, freed = connection.execute(
+        select(func.count(), func.sum(ordered.c.size)).where(beyond)
+    ).one()
+    return Freed(number, int(freed or 0))
+
+
+async def remove_unused(database: Database, delete: bool = True) -> Freed:
+    """Delete the media outside the database that no object has; return their number and bytes.
+
+    Args:
+        delete: False to count them only.
+
+    Raises:
+        StoreUnavailable: the database or the storage of media cannot answer.
+    """
+    number = size = 0
+    blobs = iter(()) if database.files.blobs is None else database.files.blobs.hashes()
+    while some := await asyncio.to_thread(list, islice(blobs, MANY)):
+        sizes = {blob.hash: blob.size for blob in some if blob.age > AGE}
+        unused = {*sizes} - await database.read(database.files.known, [*sizes])
+        if unused and delete:
+            database.files.unused.update(unused)
+            unused &= await database.write(database.files.clean)
+        number, size = number + len(unused), size + sum(sizes[name] for name in unused)
+    return Freed(number, size)

@@ -5,7 +5,7 @@ Text of JSON is kept as text, so that an operator can read it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import (
     BigInteger,
@@ -87,6 +87,8 @@ pairs = Table(
     Column("value", Text, primary_key=True),
     Column("created_at", BigInteger, primary_key=True),
     Column("id", Text, primary_key=True),
+    # SQLite keeps such a table in the order of its primary key, without an index.
+    sqlite_with_rowid=False,
 )
 
 # One row for each image or audio file; `data` is null if the bytes are outside the database.
@@ -105,6 +107,7 @@ uses = Table(
     Column("hash", Text, primary_key=True),
     Column("id", Text, primary_key=True),
     Index("latimer_object_media_by_object", "id"),
+    sqlite_with_rowid=False,
 )
 
 # The number of objects, and the bytes of objects and media, kept by every transaction.
@@ -116,84 +119,15 @@ totals = Table(
 )
 
 # The number of the last migration.
-versions = Table("latimer_schema", schema, Column("version", Integer, primary_key=True))
+versions = Table("latimer_schema", schema, Column("version", Integer, nullable=False))
 
-
-# The statements of each migration, from version 1. A released migration never changes.
-MIGRATIONS: Sequence[Sequence[str]] = (
-    (
-        """CREATE TABLE latimer_objects (
-            id TEXT NOT NULL PRIMARY KEY,
-            kind TEXT NOT NULL,
-            owner TEXT NOT NULL,
-            created_at BIGINT NOT NULL,
-            used_at BIGINT NOT NULL,
-            parent TEXT,
-            chain TEXT,
-            model TEXT NOT NULL,
-            request_id TEXT NOT NULL,
-            size BIGINT NOT NULL,
-            metadata TEXT NOT NULL,
-            media TEXT,
-            request TEXT NOT NULL,
-            reply TEXT NOT NULL,
-            input TEXT NOT NULL
-        )""",
-        """CREATE INDEX latimer_objects_by_time
-            ON latimer_objects (owner, kind, created_at, id)""",
-        """CREATE INDEX latimer_objects_by_model
-            ON latimer_objects (owner, kind, model, created_at, id)""",
-        "CREATE INDEX latimer_objects_by_age ON latimer_objects (created_at, id)",
-        "CREATE INDEX latimer_objects_by_use ON latimer_objects (used_at, id)",
-        """CREATE INDEX latimer_objects_by_chain
-            ON latimer_objects (chain) WHERE chain IS NOT NULL""",
-        """CREATE TABLE latimer_items (
-            conversation TEXT NOT NULL,
-            position BIGINT NOT NULL,
-            id TEXT NOT NULL,
-            size BIGINT NOT NULL,
-            media TEXT,
-            item TEXT NOT NULL,
-            PRIMARY KEY (conversation, position)
-        )""",
-        "CREATE INDEX latimer_items_by_id ON latimer_items (conversation, id)",
-        """CREATE TABLE latimer_metadata (
-            owner TEXT NOT NULL,
-            kind TEXT NOT NULL,
-            key TEXT NOT NULL,
-            value TEXT NOT NULL,
-            created_at BIGINT NOT NULL,
-            id TEXT NOT NULL,
-            PRIMARY KEY (owner, kind, key, value, created_at, id)
-        ){clustered}""",
-        """CREATE TABLE latimer_media (
-            hash TEXT NOT NULL PRIMARY KEY,
-            size BIGINT NOT NULL,
-            data {bytes}
-        )""",
-        """CREATE TABLE latimer_object_media (
-            hash TEXT NOT NULL,
-            id TEXT NOT NULL,
-            PRIMARY KEY (hash, id)
-        ){clustered}""",
-        "CREATE INDEX latimer_object_media_by_object ON latimer_object_media (id)",
-        """CREATE TABLE latimer_totals (
-            name TEXT NOT NULL PRIMARY KEY,
-            value BIGINT NOT NULL
-        )""",
-        "INSERT INTO latimer_totals (name, value) VALUES ('objects', 0), ('bytes', 0)",
-    ),
-)
-
-_WORDS = {
-    # SQLite keeps a table with this clause in the order of its primary key, without an index.
-    "sqlite": {"bytes": "BLOB", "clustered": " WITHOUT ROWID"},
-    "postgresql": {"bytes": "BYTEA", "clustered": ""},
-}
+# The changes from each version to the next, from version 1. A released migration never changes. An
+# empty database gets the tables above, which are those of the newest version.
+MIGRATIONS: Sequence[Callable[[Connection], None]] = ()
 # The key of PostgreSQL's advisory lock: "latimer" in ASCII.
 _LOCK = int.from_bytes(b"latimer", "big")
 
-NEWEST = len(MIGRATIONS)
+NEWEST = 1 + len(MIGRATIONS)
 # The beginning of the names of all tables.
 OWN = "latimer_"
 
@@ -225,13 +159,15 @@ def migrate(connection: Connection) -> tuple[int, int]:
     check(before)
     if before == NEWEST:
         return before, before
-    if not before:
-        connection.execute(text("CREATE TABLE latimer_schema (version INTEGER NOT NULL)"))
+    if before:
+        for migration in MIGRATIONS[before - 1 :]:
+            migration(connection)
+    else:
+        schema.create_all(connection, checkfirst=False)
+        connection.execute(
+            totals.insert(), [{"name": "objects", "value": 0}, {"name": "bytes", "value": 0}]
+        )
         connection.execute(versions.insert(), {"version": 0})
-    words = _WORDS[connection.dialect.name]
-    for statements in MIGRATIONS[before:]:
-        for statement in statements:
-            connection.exec_driver_sql(statement.format(**words))
     connection.execute(versions.update().values(version=NEWEST))
     return before, NEWEST
 

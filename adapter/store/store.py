@@ -1,7 +1,7 @@
-"""The store of an adapter: it opens its database when it is first needed.
+"""The store of an adapter: objects and conversations, behind a queue.
 
-A conversation is an object of its own kind with items. It is retrieved, updated and deleted like
-other objects.
+It opens its database when it is first needed. A conversation is an object of its own kind with
+items. It is retrieved, updated and deleted like other objects.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .config import Place
-from .errors import LATE, ConversationTooLarge, StoreError, StoreUnavailable
+from .errors import LATE, ConversationTooLarge, StoreError, StoreUnavailable, Withdrawn
 from .queue import DELAY, MEMORY_DELAY, QUIET, Writer
-from .records import CONVERSATION, ItemPage, Page, Query, Record, Status, Stored, new_id
+from .records import CONVERSATION, ItemPage, Key, Page, Query, Record, Status, Stored, new_id
 
 if TYPE_CHECKING:
-    from .open_store import OpenStore
+    from . import conversations, objects, retention
+    from .database import Database
 
 log = logging.getLogger("latimer")
 
@@ -40,119 +41,7 @@ FAILING_SECONDS = 10.0
 TIDY_SECONDS = 60.0
 
 
-class Conversations(ABC):
-    """The conversations of a store.
-
-    Every operation raises `StoreUnavailable` if the database cannot answer.
-    """
-
-    @abstractmethod
-    async def _ask(
-        self,
-        work: Callable[[OpenStore], Awaitable[T]],
-        nothing: T,
-        id: str | None = None,  # noqa: A002
-        makes: bool = False,
-    ) -> T:
-        """See `Store`."""
-
-    async def create_conversation(
-        self,
-        owner: str,
-        request_id: str,
-        metadata: Mapping[str, str],
-        items: Sequence[Mapping[str, Any]] = (),
-    ) -> Stored:
-        """Create a conversation with items, and return it; see `append`."""
-        name, created_at = new_id("conv_", _RANDOM)
-        reply = {
-            "id": name,
-            "object": CONVERSATION,
-            "created_at": created_at // 1_000_000,
-            "metadata": dict(metadata),
-        }
-        record = Record(name, CONVERSATION, owner, created_at, "", request_id, {}, reply, metadata)
-        nothing: Stored | None = None
-        made = await self._ask(lambda opened: opened.create(record, items), nothing, makes=True)
-        if made is None:
-            raise ConversationTooLarge
-        return made
-
-    async def append(
-        self,
-        owner: str,
-        id: str,  # noqa: A002
-        items: Sequence[Mapping[str, Any]],
-    ) -> bool:
-        """Append items to a conversation of an owner; return False if there is none.
-
-        They are appended together or not at all. The conversation is kept longer, because it is
-        used.
-
-        Args:
-            items: items with ids.
-
-        Raises:
-            DuplicateItem: the conversation has an item with the same id, or two items have it.
-            ConversationTooLarge: it would be larger than the whole store may be.
-        """
-        nothing: Stored | None = None
-        found = await self._ask(
-            lambda opened: opened.append(opened.key(owner, CONVERSATION, id), items), nothing, id
-        )
-        return found is not None
-
-    async def items(
-        self,
-        owner: str,
-        id: str,  # noqa: A002
-        after: str | None = None,
-        limit: int = 20,
-        descending: bool = True,
-    ) -> ItemPage | None:
-        """Return a page of the items of a conversation; None if there is no conversation.
-
-        Args:
-            after: the id of the item before the page, also of a deleted one; None for the first
-                page.
-        """
-        nothing: ItemPage | None = None
-        return await self._ask(
-            lambda opened: opened.items(
-                opened.key(owner, CONVERSATION, id), after, limit, descending
-            ),
-            nothing,
-            id,
-        )
-
-    async def all_items(self, owner: str, id: str) -> list[dict[str, Any]] | None:  # noqa: A002
-        """Return all items of a conversation, the oldest first; None if there is no conversation.
-
-        The conversation is kept longer, because it is used.
-        """
-        nothing: list[dict[str, Any]] | None = None
-        return await self._ask(
-            lambda opened: opened.all_items(opened.key(owner, CONVERSATION, id)), nothing, id
-        )
-
-    async def item(self, owner: str, id: str, item: str) -> dict[str, Any] | None:  # noqa: A002
-        """Return an item of a conversation; None if one of them does not exist."""
-        nothing: dict[str, Any] | None = None
-        return await self._ask(
-            lambda opened: opened.item(opened.key(owner, CONVERSATION, id), item), nothing, id
-        )
-
-    async def remove_item(self, owner: str, id: str, item: str) -> Stored | None:  # noqa: A002
-        """Delete an item; return its conversation, or None if one of them does not exist."""
-        nothing: Stored | None = None
-        return await self._ask(
-            lambda opened: opened.remove_items(opened.key(owner, CONVERSATION, id), [item]),
-            nothing,
-            id,
-        )
-
-
-class Store(Conversations):
+class Store:
     """A store of objects, such as chat completions, and of conversations.
 
     Nothing is opened, and no database library is imported, before `open` or the first object.
@@ -163,8 +52,8 @@ class Store(Conversations):
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._writer = Writer(self._write, DELAY if place.durable else MEMORY_DELAY)
-        self._opened: OpenStore | None = None
+        self._writer = Writer(self.write, DELAY if place.durable else MEMORY_DELAY)
+        self._database: Database | None = None
         self._opening = asyncio.Lock()
         # False after the last attempt to open it failed.
         self._can_open = True
@@ -173,27 +62,27 @@ class Store(Conversations):
         self._tidying: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def open(self) -> OpenStore:
-        """Open the database and run the missing migrations, once.
+    async def open(self) -> Database:
+        """Open the database and run the missing migrations, once; return the database.
 
         Raises:
             StoreError: the schema is newer than this program, or the place cannot be used.
             StoreUnavailable: the database does not answer now.
         """
-        if self._opened is not None:
-            return self._opened
+        if self._database is not None:
+            return self._database
         async with self._opening:
-            if self._opened is None:
-                opened = await self._made()
+            if self._database is None:
+                database = await asyncio.to_thread(_database, self.place)
                 try:
-                    await opened.database.open()
+                    await database.open()
                 except (StoreError, StoreUnavailable):
                     self._can_open = False
                     raise
-                self._opened, self._can_open = opened, True
+                self._database, self._can_open = database, True
                 if self.place.age is not None:
                     self._tidy()
-        return self._opened
+        return self._database
 
     async def look(self) -> bool:
         """Check that the database can be opened; return False if `open` would make its tables.
@@ -203,8 +92,8 @@ class Store(Conversations):
         Raises:
             StoreError, StoreUnavailable: see `open`.
         """
-        opened = await self._made()
-        return await opened.database.look() > 0
+        database = await asyncio.to_thread(_database, self.place)
+        return await database.look() > 0
 
     def keep(self, record: Record) -> bool:
         """Queue an object without waiting for the database; return False if the queue is full."""
@@ -233,7 +122,7 @@ class Store(Conversations):
 
         The end of a response cannot wait for the first import of the database's libraries.
         """
-        if self._opened is None and self._can_open:
+        if self._database is None and self._can_open:
             with suppress(StoreUnavailable):
                 await self._open_to_answer()
 
@@ -257,9 +146,14 @@ class Store(Conversations):
         Raises:
             StoreUnavailable: the database cannot answer.
         """
-        return await self._ask(
-            lambda opened: opened.find(opened.key(owner, kind, id), whole), None, id
-        )
+        key = self._key(owner, kind, id)
+
+        async def find(database: Database) -> Stored | None:
+            if whole:
+                return await database.read(objects.find_whole, database.files, key)
+            return await database.read(objects.find, key)
+
+        return await self._ask(find, None, id)
 
     async def page(
         self, owner: str, kind: str, query: Query, show: Callable[[Stored], T]
@@ -270,7 +164,11 @@ class Store(Conversations):
             show: returns what the page has of each object; it runs in a thread.
         """
         nothing: Page[T] = Page([], False)
-        return await self._ask(lambda opened: opened.page(owner, kind, query, show), nothing)
+
+        return await self._ask(
+            lambda database: database.read(objects.page, owner, kind, query, self._since, show),
+            nothing,
+        )
 
     async def chain(self, owner: str, kind: str, id: str) -> list[Stored]:  # noqa: A002
         """Return an object of an owner and those that it continues, the oldest first; see `get`.
@@ -278,10 +176,15 @@ class Store(Conversations):
         Their requests are whole. The list is empty if one of them does not exist. All of them are
         kept longer, because they are used.
         """
-        nothing: list[Stored] = []
-        return await self._ask(
-            lambda opened: opened.chain(opened.key(owner, kind, id)), nothing, id
-        )
+        key = self._key(owner, kind, id)
+
+        async def read(database: Database) -> list[Stored]:
+            chain = await database.read(objects.read_chain, database.files, key)
+            if chain and chain[-1].chain is not None:
+                await database.change(objects.use_chain, chain[-1].chain, _now())
+            return chain
+
+        return await self._ask(read, [], id)
 
     async def update(
         self,
@@ -291,13 +194,110 @@ class Store(Conversations):
         metadata: Mapping[str, str],
     ) -> Stored | None:
         """Replace the metadata of an object of an owner; return the object, or None; see `get`."""
+        key = self._key(owner, kind, id)
         return await self._ask(
-            lambda opened: opened.change(opened.key(owner, kind, id), metadata), None, id
+            lambda database: database.change(objects.change, key, metadata),
+            None,
+            id,
         )
 
     async def delete(self, owner: str, kind: str, id: str) -> bool:  # noqa: A002
         """Delete an object of an owner; return False if there is none; see `get`."""
-        return await self._ask(lambda opened: opened.remove(opened.key(owner, kind, id)), False, id)
+        key = self._key(owner, kind, id)
+        return await self._ask(partial(_delete, key=key), False, id)
+
+    async def create_conversation(
+        self,
+        owner: str,
+        request_id: str,
+        metadata: Mapping[str, str],
+        items: Sequence[Mapping[str, Any]] = (),
+    ) -> Stored:
+        """Create a conversation with items, and return it; see `append`."""
+        name, created_at = new_id("conv_", _RANDOM)
+        reply = {
+            "id": name,
+            "object": CONVERSATION,
+            "created_at": created_at // 1_000_000,
+            "metadata": dict(metadata),
+        }
+        record = Record(name, CONVERSATION, owner, created_at, "", request_id, {}, reply, metadata)
+        made = await self._append(self._key(owner, CONVERSATION, name), items, record)
+        if made is None:
+            raise ConversationTooLarge
+        return made
+
+    async def append(
+        self,
+        owner: str,
+        id: str,  # noqa: A002
+        items: Sequence[Mapping[str, Any]],
+    ) -> bool:
+        """Append items to a conversation of an owner; return False if there is none.
+
+        They are appended together or not at all. The conversation is kept longer, because it is
+        used.
+
+        Args:
+            items: items with ids.
+
+        Raises:
+            DuplicateItem: the conversation has an item with the same id, or two items have it.
+            ConversationTooLarge: it would be larger than the whole store may be.
+        """
+        return await self._append(self._key(owner, CONVERSATION, id), items) is not None
+
+    async def items(
+        self,
+        owner: str,
+        id: str,  # noqa: A002
+        after: str | None = None,
+        limit: int = 20,
+        descending: bool = True,
+    ) -> ItemPage | None:
+        """Return a page of the items of a conversation; None if there is no conversation.
+
+        Args:
+            after: the id of the item before the page, also of a deleted one; None for the first
+                page.
+        """
+        key = self._key(owner, CONVERSATION, id)
+
+        query = Query(after, limit, descending)
+        return await self._ask(
+            lambda database: database.read(conversations.page, database.files, key, query),
+            None,
+            id,
+        )
+
+    async def all_items(self, owner: str, id: str) -> list[dict[str, Any]] | None:  # noqa: A002
+        """Return all items of a conversation, the oldest first; None if there is no conversation.
+
+        The conversation is kept longer, because it is used.
+        """
+        key = self._key(owner, CONVERSATION, id)
+
+        async def read(database: Database) -> list[dict[str, Any]] | None:
+            every = await database.read(conversations.everything, database.files, key)
+            if every is not None:
+                await database.change(conversations.use, key, _now())
+            return every
+
+        return await self._ask(read, None, id)
+
+    async def item(self, owner: str, id: str, item: str) -> dict[str, Any] | None:  # noqa: A002
+        """Return an item of a conversation; None if one of them does not exist."""
+        key = self._key(owner, CONVERSATION, id)
+        return await self._ask(
+            lambda database: database.read(conversations.one, database.files, key, item),
+            None,
+            id,
+        )
+
+    async def remove_item(self, owner: str, id: str, item: str) -> Stored | None:  # noqa: A002
+        """Delete an item; return its conversation, or None if one of them does not exist."""
+        key = self._key(owner, CONVERSATION, id)
+        return await self._ask(partial(_delete_items, key=key, names=[item]), None, id)
 
     def status(self) -> Status:
         """Return the state of the store, for `/health`."""
@@ -317,20 +317,69 @@ class Store(Conversations):
             with suppress(RuntimeError, ValueError):
                 tidying.cancel()
                 await asyncio.wait([tidying])
-        opened, self._opened = self._opened, None
+        database, self._database = self._database, None
         # A lock belongs to the event loop that waited for it.
         self._opening = asyncio.Lock()
-        if opened is not None:
-            await opened.aclose()
+        if database is not None:
+            await database.aclose()
 
-    async def _made(self) -> OpenStore:
-        # SQLAlchemy's import takes 0.3 s and 27 MB.
-        module = await asyncio.to_thread(import_module, ".open_store", __package__)
-        made: OpenStore = module.OpenStore(self.place)
-        return made
+    async def write(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Write records in one transaction; return those that the database can never take.
 
-    async def _for_reading(self, id: str | None = None) -> OpenStore | None:  # noqa: A002
-        """Write what waits, and return the open store; None if nothing was ever stored.
+        A record that is withdrawn meanwhile is not written.
+
+        Raises:
+            StoreUnavailable: the database cannot answer.
+        """
+        database = await self._open_to_answer()
+        wanted = [record for record in records if not record.is_withdrawn]
+        for record in wanted:
+            record.is_tried = True
+        rejected = await _insert(database, wanted) if wanted else []
+        for record in records:
+            if record.is_withdrawn and record.is_tried:
+                # Its response has said that it is not stored.
+                await self._withdraw(database, record)
+        self._fails_until = 0.0
+        return rejected
+
+    async def _withdraw(self, database: Database, record: Record) -> None:
+        """Delete an object, and the items that it has appended to its conversation."""
+        await _delete(database, self._key(record.owner, record.kind, record.id))
+        if record.conversation is not None and record.appended:
+            key = self._key(record.owner, CONVERSATION, record.conversation)
+            await _delete_items(database, key, record.appended)
+
+    async def _append(
+        self, key: Key, items: Sequence[Mapping[str, Any]], record: Record | None = None
+    ) -> Stored | None:
+        """Append items to a conversation, and return it; None if there is none.
+
+        Args:
+            record: the conversation, if it is to be made.
+        """
+
+        async def append(database: Database) -> Stored | None:
+            made = await database.change(
+                conversations.append_new, database.files, key, items, self.place.size, record
+            )
+            await database.clean()
+            return made
+
+        return await self._ask(append, None, key.id, makes=record is not None)
+
+    @property
+    def _since(self) -> int | None:
+        """The time from which objects are kept, in microseconds since 1970; None for all."""
+        age = self.place.age
+        return None if age is None else int((time.time() - age) * 1_000_000)
+
+    def _key(self, owner: str, kind: str, id: str) -> Key:  # noqa: A002
+        """Return the key of an object that is not too old."""
+        return Key(owner, kind, id, self._since or 0)
+
+    async def _for_reading(self, id: str | None = None) -> Database | None:  # noqa: A002
+        """Write what waits, and return the open database; None if nothing was ever stored.
 
         Args:
             id: the object to find; others may wait if the database takes nothing now.
@@ -340,13 +389,13 @@ class Store(Conversations):
         except StoreUnavailable:
             if id is None or self._writer.has(id):
                 raise
-        if self._opened is None and not self.place.durable:
+        if self._database is None and not self.place.durable:
             return None
         return await self._open_to_answer()
 
-    async def _open_to_answer(self) -> OpenStore:
-        if self._opened is not None:
-            return self._opened
+    async def _open_to_answer(self) -> Database:
+        if self._database is not None:
+            return self._database
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 return await self.open()
@@ -357,20 +406,20 @@ class Store(Conversations):
 
     async def _ask(
         self,
-        work: Callable[[OpenStore], Awaitable[T]],
+        work: Callable[[Database], Awaitable[T]],
         nothing: T,
         id: str | None = None,  # noqa: A002
         makes: bool = False,
     ) -> T:
-        """Return the answer of the open store in time; `nothing` if nothing was ever stored.
+        """Return the answer of the open database in time; `nothing` if nothing was ever stored.
 
         Args:
             makes: True for work that needs nothing of what is stored.
         """
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                opened = await (self._open_to_answer() if makes else self._for_reading(id))
-                found = nothing if opened is None else await work(opened)
+                database = await (self._open_to_answer() if makes else self._for_reading(id))
+                found = nothing if database is None else await work(database)
         except TimeoutError:
             error = StoreUnavailable(LATE)
         except StoreUnavailable as known:
@@ -391,19 +440,6 @@ class Store(Conversations):
             self._silent_until = now + QUIET
         self._fails_until = now + FAILING_SECONDS
 
-    async def _write(self, records: Sequence[Record]) -> Sequence[Record]:
-        opened = await self._open_to_answer()
-        wanted = [record for record in records if not record.is_withdrawn]
-        for record in wanted:
-            record.is_tried = True
-        rejected = await opened.write(wanted) if wanted else []
-        for record in records:
-            if record.is_withdrawn and record.is_tried:
-                # Its response has said that it is not stored.
-                await opened.withdraw(record)
-        self._fails_until = 0.0
-        return rejected
-
     def _tidy(self) -> None:
         """Delete the objects that are too old, now and from time to time."""
         loop = asyncio.get_running_loop()
@@ -414,7 +450,63 @@ class Store(Conversations):
 
     async def _expire(self) -> None:
         try:
-            if self._opened is not None:
-                await self._opened.expire()
+            if self._database is not None and self._since is not None:
+                await retention.delete_old(self._database, self._since)
         except StoreUnavailable as error:
             log.warning("old objects were not deleted: %s", error.detail)
+
+
+def _database(place: Place) -> Database:
+    """Return a database, and import the modules that need SQLAlchemy.
+
+    That takes 0.3 s and 27 MB, so it runs in a thread, and only when a store is used.
+    """
+    for name in ("conversations", "objects", "retention"):
+        globals()[name] = import_module(f".{name}", __package__)
+    module = import_module(".database", __package__)
+    made: Database = module.Database(place)
+    return made
+
+
+async def _insert(database: Database, records: Sequence[Record]) -> list[Record]:
+    """Write records in one transaction; return those that can never be written."""
+    try:
+        large = await database.write(
+            conversations.write, database.files, records, database.place.size
+        )
+    except Withdrawn:
+        return await _insert(database, [one for one in records if not one.is_withdrawn])
+    except StoreUnavailable:
+        raise
+    except Exception as error:
+        # A message can have text of users.
+        log.debug("a batch of %d was rejected: %s", len(records), type(error).__name__)
+        if len(records) > 1:
+            # One of them is wrong. The others must not be lost with it.
+            return [lost for one in records for lost in await _insert(database, [one])]
+        # An earlier attempt can have written it, and its answer was lost.
+        (record,) = records
+        key = Key(record.owner, record.kind, record.id)
+        return [] if await database.read(objects.find, key) else [record]
+    await database.clean()
+    return large
+
+
+async def _delete(database: Database, key: Key) -> bool:
+    """Delete an object; return False if there is none."""
+    found = await database.change(objects.remove, database.files, key)
+    if found:
+        await database.forget()
+    return found
+
+
+async def _delete_items(database: Database, key: Key, names: Sequence[str]) -> Stored | None:
+    """Delete items of a conversation; return the conversation, or None if it has none of them."""
+    stored = await database.change(conversations.remove, database.files, key, names)
+    if stored is not None:
+        await database.forget()
+    return stored
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000

@@ -198,19 +198,19 @@ def rows(count: int, folder: str) -> None:
 async def fill(kind: str, place: str, count: int) -> None:
     """Store completions with ids of past moments, and print the size of a row."""
     from latimer.adapter.store.config import place_of
-    from latimer.adapter.store.open_store import OpenStore
+    from latimer.adapter.store.store import Store
 
     where = place_of(place)
     assert where is not None
-    store = OpenStore(where)
-    await store.database.open()
+    store = Store(where)
+    database = await store.open()
     start, made = time.perf_counter(), completions(count)
     while batch := [*itertools.islice(made, BATCH)]:
         await store.write(batch)
     seconds = time.perf_counter() - start
-    await store.database.vacuum()
-    size = await store.database.read(SIZES[kind])
-    await store.database.aclose()
+    await database.vacuum()
+    size = await database.read(SIZES[kind])
+    await store.aclose()
     sys.stdout.write(
         f"{kind:10} {count} rows in {seconds:.0f} s, {size / count:.0f} bytes a row "
         f"({size / 2**20:.0f} MiB)\n"

@@ -18,7 +18,6 @@ from click.testing import CliRunner, Result
 from latimer.adapter.auth import owner_of
 from latimer.adapter.cli import main
 from latimer.adapter.store.config import place_of
-from latimer.adapter.store.open_store import OpenStore
 from latimer.adapter.store.records import Record
 from latimer.adapter.store.store import Store
 from support.stored import PIXEL, record
@@ -386,7 +385,7 @@ def test_others_write_while_a_store_is_pruned(target: str) -> None:
     async def write(process: asyncio.subprocess.Process) -> tuple[list[str], float]:
         place = place_of(target)
         assert place is not None
-        store = OpenStore(place)
+        store = Store(place)
         ids, longest = [], 0.0
         while process.returncode is None:
             made = record()
@@ -394,7 +393,7 @@ def test_others_write_while_a_store_is_pruned(target: str) -> None:
             began = time.monotonic()
             assert await store.write([made]) == []
             longest = max(longest, time.monotonic() - began)
-        await store.database.aclose()
+        await store.aclose()
         return ids, longest
 
     async def both() -> tuple[list[str], float, bytes]:

@@ -51,7 +51,6 @@ def put(storage: Blobs, *contents: bytes) -> list[str]:
 
 def test_a_blob_is_returned_as_it_was_put(storage: Blobs) -> None:
     """A blob is read, listed with its size, put again without effect, and deleted."""
-    storage.check()
     assert list(storage.hashes()) == []
     one, two, _one = put(storage, ONE, TWO, ONE)
     assert storage.get(one) == ONE
@@ -101,13 +100,6 @@ def test_places_that_are_not_valid(place: str) -> None:
     with pytest.raises(StoreError, match="s3://BUCKET/PREFIX") as caught:
         blobs.of(place)
     assert "sesame" not in str(caught.value)
-
-
-def test_places_are_described(tmp_path: Path) -> None:
-    """Each storage is described by its place."""
-    assert blobs.of(str(tmp_path)).describe() == f"folder {tmp_path}"
-    assert blobs.of("s3://bucket").describe() == "s3://bucket"
-    assert blobs.of("s3://bucket/some/place/").describe() == "s3://bucket/some/place"
 
 
 def files(folder: Path) -> list[Path]:
@@ -243,12 +235,3 @@ def test_a_folder_that_fails(
     assert str(tmp_path) not in caught.value.message
     assert "/secret" not in caught.value.message
     assert [path.name for path in files(tmp_path) if path.name != "media"] == []
-
-
-def test_a_folder_that_is_a_file_is_found_by_a_check(tmp_path: Path) -> None:
-    """A check finds a folder that cannot be written, and does not create a missing one."""
-    Folder(tmp_path / "media").check()
-    assert not (tmp_path / "media").exists()
-    (tmp_path / "media").write_bytes(b"")
-    with pytest.raises(StoreUnavailable, match="cannot be written"):
-        Folder(tmp_path / "media").check()

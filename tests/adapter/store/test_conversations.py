@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from adapter.store.conftest import Opened, miscounted
 from latimer.adapter.store.errors import ConversationTooLarge, DuplicateItem
-from latimer.adapter.store.records import CONVERSATION, Record
+from latimer.adapter.store.records import CONVERSATION, Key, Record
 from latimer.adapter.store.store import Store
 from support.stored import PIXEL, record
 
@@ -45,7 +45,7 @@ async def ids(store: Store, name: str, owner: str = "") -> list[str] | None:
 
 async def rows(store: Store, statement: str) -> list[tuple[Any, ...]]:
     """Return the result of a statement."""
-    database = (await store.open()).database
+    database = await store.open()
     found = await database.read(lambda connection: connection.exec_driver_sql(statement).all())
     return [tuple(row) for row in found]
 
@@ -190,11 +190,10 @@ async def test_a_withdrawn_response_leaves_no_items(store: Store) -> None:
     """A response that was not stored in time takes its items back, and no others."""
     name = await made(store, item("msg_0"))
     one = response(name, [item("msg_0"), item("msg_1")])
-    opened = await store.open()
-    assert await opened.write([one]) == []
+    assert await store.write([one]) == []
     assert await ids(store, name) == ["msg_0", "msg_1"]
     one.is_withdrawn = one.is_tried = True
-    await store._write([one])
+    await store.write([one])
     assert await ids(store, name) == ["msg_0"]
     assert await store.get("", "response", one.id) is None
 
@@ -211,23 +210,25 @@ async def test_a_rejected_response_appends_nothing(store: Store) -> None:
 
 async def test_concurrent_transactions_append_in_one_order(store: Store) -> None:
     """Each of many transactions appends its items together, and none is lost."""
-    opened = await store.open()
+    from latimer.adapter.store import conversations
+
+    database = await store.open()
     name = await made(store)
-    key = opened.key("", CONVERSATION, name)
+    key = Key("", CONVERSATION, name)
 
     async def append(index: int) -> None:
         some = [item(f"msg_{index}_{place}") for place in range(3)]
         if index % 2:
 
             def work(connection: Any) -> None:
-                opened._append(some, key, connection)
+                conversations.append_new(connection, database.files, key, some, None)
         else:
 
             def work(connection: Any) -> None:
-                opened._insert([response(name, some)], connection)
+                conversations.write(connection, database.files, [response(name, some)], None)
 
         # The store itself writes in one thread; here many threads write at once.
-        await asyncio.to_thread(opened.database._run, work, True)
+        await asyncio.to_thread(database._run, work, True)
 
     await asyncio.gather(*map(append, range(40)))
     found = await ids(store, name)
@@ -235,19 +236,18 @@ async def test_concurrent_transactions_append_in_one_order(store: Store) -> None
     starts = [one.rpartition("_")[0] for one in found[::3]]
     assert sorted(starts) == sorted(f"msg_{index}" for index in range(40))
     assert found == [f"{start}_{place}" for start in starts for place in range(3)]
-    assert await miscounted(opened.database) == (0, 0)
+    assert await miscounted(database) == (0, 0)
 
 
 async def test_totals_count_items(store: Store) -> None:
     """The totals are those of the rows and media at any time, and zero in the end."""
-
     from latimer.adapter.store.objects import total
 
-    opened = await store.open()
+    database = await store.open()
 
     async def check() -> int:
-        assert await miscounted(opened.database) == (0, 0)
-        return await opened.read(lambda connection: total(connection, "bytes"))
+        assert await miscounted(database) == (0, 0)
+        return await database.read(total, "bytes")
 
     name = await made(store, item("msg_0"), a="b")
     sizes = [await check()]
@@ -290,7 +290,7 @@ async def test_an_old_conversation_stays_while_it_is_used(opened: Opened) -> Non
         assert await ids(store, one) == ["msg_0", "msg_1"]
         assert await ids(store, two) == ["msg_0"]
         assert await ids(store, alone) is None
-        await (await store.open()).expire()
+        await store._expire()
         assert len(await rows(store, "SELECT * FROM latimer_items")) == 3
 
 

@@ -11,13 +11,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from latimer.adapter.store import database, queue
+from latimer.adapter.store import database as databases
+from latimer.adapter.store import queue
 from latimer.adapter.store import store as stores
 from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreUnavailable
-from latimer.adapter.store.records import Query
+from latimer.adapter.store.records import Key, Query
 from latimer.adapter.store.store import Store
 from support import postgresql
 from support.stored import KIND, PIXEL, record, same
@@ -71,8 +73,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "ANSWER_SECONDS", 0.8)
     monkeypatch.setattr(stores, "OPEN_SECONDS", 1.0)
     monkeypatch.setattr(stores, "FAILING_SECONDS", 0.2)
-    monkeypatch.setattr(database, "CONNECT_SECONDS", 2)
-    monkeypatch.setattr(database, "CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(databases, "CONNECT_SECONDS", 2)
+    monkeypatch.setattr(databases, "CLOSE_SECONDS", 0.3)
 
 
 @pytest.fixture(autouse=True)
@@ -152,8 +154,7 @@ async def test_closing_does_not_wait_for_a_silent_database(
 async def test_a_commit_whose_answer_is_lost_loses_nothing(remote: Store) -> None:
     """Objects that are already in the database, because of an earlier attempt, are not lost."""
     twice = record(SECRET)
-    opened = await remote.open()
-    assert await opened.write([twice]) == []
+    assert await remote.write([twice]) == []
     remote.keep(record(SECRET))
     remote.keep(twice)
     assert len(await listed(remote)) == 2
@@ -316,21 +317,21 @@ async def test_an_image_outlives_a_deletion_that_is_not_committed(tmp_path: Path
     """The file of an image is deleted after its rows, so a process can be killed in between."""
     store = made(tmp_path / "store.db")
     name = await kept(store, image=PIXEL)
-    opened = await store.open()
-    key = opened.key("", KIND, name)
+    database = await store.open()
+    key = Key("", KIND, name)
 
     class Killed(Exception):
         pass
 
-    def killed(connection: object) -> None:
+    def killed(connection: Any) -> None:
         from latimer.adapter.store import objects
 
-        assert objects.remove(connection, opened.files, key)  # type: ignore[arg-type]
+        assert objects.remove(connection, database.files, key)
         raise Killed
 
     with pytest.raises(Killed):
-        await opened.database.write(killed)
-    await opened._clean()
+        await database.write(killed)
+    await database.clean()
     found = await store.get("", KIND, name, whole=True)
     assert found is not None
     assert "iVBOR" in str(found.request)
@@ -383,21 +384,21 @@ async def test_a_written_object_is_removed_if_it_is_withdrawn(
 ) -> None:
     """An object that is withdrawn during its commit is removed, also if that fails at first."""
     store = made(tmp_path / "store.db", required=True)
-    opened = await store.open()
+    database = await store.open()
     one, two = record(SECRET), record(SECRET)
-    usual, failures = opened.database.write, 0
+    usual, failures = database.write, 0
 
-    async def write(work: object) -> object:
+    async def write(work: Any, *values: Any) -> object:
         nonlocal failures
         if one.is_withdrawn and not failures:
             failures = 1
             raise StoreUnavailable("gone")
-        result: object = await usual(work)  # type: ignore[arg-type]
+        result: object = await usual(work, *values)
         # The transaction is over, and the client has waited too long.
         one.is_withdrawn = True
         return result
 
-    monkeypatch.setattr(opened.database, "write", write)
+    monkeypatch.setattr(database, "write", write)
     store.keep(one)
     store.keep(two)
     await refused(store.page("", KIND, Query(), same), "gone")

@@ -69,7 +69,6 @@ def test_a_bucket_that_does_not_exist(at: Set, s3_variables: dict[str, str]) -> 
     at(s3_variables)
     storage = S3("no-such-bucket", "x")
     calls: list[Callable[[], object]] = [
-        storage.check,
         lambda: storage.get(HASH),
         lambda: storage.put(HASH, DATA),
         lambda: storage.delete([HASH]),

@@ -8,14 +8,68 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter.store.conftest import Opened
+from adapter.store.conftest import Opened, miscounted
 from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreError, StoreUnavailable
+from latimer.adapter.store.records import Query
 from latimer.adapter.store.store import Store
+from support.stored import opened as opened_at
+from support.stored import same
+
+# A store of the first version, with two responses, a chat completion and a conversation.
+FIRST = Path(__file__).with_name("version_1.sql")
 
 
-async def test_the_migrated_schema_is_the_one_of_the_tables(opened: Opened) -> None:
-    """The migrations make exactly the tables, columns, keys and indexes that `tables.py` has."""
+def described(file: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the columns, keys and indexes of each table of an SQLite file."""
+    connection = sqlite3.connect(file)
+    try:
+        tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
+        found: dict[str, list[tuple[Any, ...]]] = {}
+        for name, statement in tables.fetchall():
+            found[name] = [("WITHOUT ROWID" in statement,)]
+            found[name] += connection.execute(f"PRAGMA table_info({name})").fetchall()
+            indexes = connection.execute(f"PRAGMA index_list({name})").fetchall()
+            for _, index, *kind in sorted(indexes, key=lambda one: str(one[1])):
+                columns = connection.execute(f"PRAGMA index_xinfo({index})").fetchall()
+                found[name].append((index, *kind, *columns))
+    finally:
+        connection.close()
+    return found
+
+
+async def test_a_store_of_the_first_version_is_read(tmp_path: Path) -> None:
+    """A file that an earlier Latimer has written opens with all it has, and its schema is ours."""
+    old, new = tmp_path / "old.db", tmp_path / "new.db"
+    connection = sqlite3.connect(old)
+    connection.executescript(FIRST.read_text())
+    ids: dict[str, list[str]] = {
+        kind: [] for kind in ("chat.completion", "response", "conversation")
+    }
+    for kind, name in connection.execute("SELECT kind, id FROM latimer_objects ORDER BY id"):
+        ids[kind].append(name)
+    connection.close()
+    async with opened_at(str(old)) as store:
+        page = await store.page("", "chat.completion", Query(metadata={"a": "b"}), same)
+        assert [one.id for one in page.data] == ids["chat.completion"]
+        found = await store.get("", "chat.completion", page.data[0].id, whole=True)
+        assert found is not None
+        assert found.request["messages"] == [{"role": "user", "content": "Hello"}]
+        chain = await store.chain("", "response", ids["response"][-1])
+        assert [one.id for one in chain] == ids["response"]
+        (conversation,) = ids["conversation"]
+        assert await store.append("", conversation, [{"id": "msg_2", "content": "Hi"}])
+        items = await store.all_items("", conversation)
+        assert items is not None
+        assert [one["content"] for one in items] == ["Hello", "Hi"]
+        assert await miscounted(await store.open()) == (0, 0)
+    async with opened_at(str(new)) as store:
+        await store.open()
+    assert described(new) == described(old)
+
+
+async def test_the_schema_is_the_same_in_each_database(opened: Opened) -> None:
+    """Each kind of database has the tables, columns, keys and indexes of `schema.py`."""
     from latimer.adapter.store.schema import schema
     from sqlalchemy import Connection, inspect
 
@@ -31,12 +85,11 @@ async def test_the_migrated_schema_is_the_one_of_the_tables(opened: Opened) -> N
         }
 
     async with opened() as store:
-        database = (await store.open()).database
-        tables = await database.read(found)
+        tables = await (await store.open()).read(found)
     for name, table in schema.tables.items():
         columns, key, indexes = tables.pop(name)
         assert columns == {column.name for column in table.columns}
-        assert key == {column.name for column in table.primary_key} or name == "latimer_schema"
+        assert key == {column.name for column in table.primary_key}
         assert indexes == {
             (index.name, *(column.name for column in index.columns)) for index in table.indexes
         }
@@ -48,7 +101,7 @@ async def test_a_database_is_migrated_once(opened: Opened) -> None:
     from latimer.adapter.store.schema import NEWEST, migrate
 
     async with opened() as store:
-        database = (await store.open()).database
+        database = await store.open()
         assert await database.write(migrate) == (NEWEST, NEWEST)
 
 
@@ -73,7 +126,7 @@ async def test_a_newer_schema_is_refused(opened: Opened, target: str) -> None:
     if target == "memory":
         pytest.skip("a store in memory has no other version")
     async with opened() as store:
-        database = (await store.open()).database
+        database = await store.open()
         change = "UPDATE latimer_schema SET version = 99"
         await database.write(lambda connection: connection.exec_driver_sql(change) and None)
     async with opened() as store:

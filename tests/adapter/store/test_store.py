@@ -9,6 +9,7 @@ import sys
 from base64 import b64encode
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from adapter.store.conftest import Opened
@@ -135,15 +136,16 @@ async def test_media_are_stored_once_and_deleted_with_the_last_object(store: Sto
         found = await store.get("", KIND, made.id, whole=True)
         assert found is not None
         assert found.request == made.request
-    opened = await store.open()
+    database = await store.open()
+    blobs = database.files.blobs
 
     async def count() -> tuple[int, int]:
-        rows = await opened.database.read(
+        rows = await database.read(
             lambda connection: connection.exec_driver_sql("SELECT hash FROM latimer_media").all()
         )
-        return len(rows), 0 if opened.blobs is None else len([*opened.blobs.hashes()])
+        return len(rows), 0 if blobs is None else len([*blobs.hashes()])
 
-    outside = 0 if opened.blobs is None else 1
+    outside = 0 if blobs is None else 1
     assert await count() == (1, outside)
     assert await store.delete("", KIND, one.id)
     assert await count() == (1, outside)
@@ -157,8 +159,8 @@ async def test_totals_are_zero_after_everything_is_deleted(store: Store) -> None
     for name in ids:
         await store.update("", KIND, name, {"longer": "y" * 100})
         await store.delete("", KIND, name)
-    opened = await store.open()
-    rows = await opened.database.read(
+    database = await store.open()
+    rows = await database.read(
         lambda connection: connection.exec_driver_sql("SELECT value FROM latimer_totals").all()
     )
     assert [tuple(row) for row in rows] == [(0,), (0,)]
@@ -206,7 +208,7 @@ async def test_an_object_is_gone_after_its_age(opened: Opened) -> None:
         assert await store.get("", KIND, name) is None
         assert await store.update("", KIND, name, {}) is None
         await asyncio.sleep(0.3)
-        database = (await store.open()).database
+        database = await store.open()
         count = "SELECT count(*) FROM latimer_objects"
         found = await database.read(lambda one: one.exec_driver_sql(count).scalar())
         assert found == 0
@@ -242,7 +244,9 @@ async def test_what_waits_is_written_at_the_end(opened: Opened, target: str) -> 
 
 async def test_concurrent_transactions_lose_nothing(store: Store) -> None:
     """A hundred transactions at once, of which every fifth is rolled back, keep the others."""
-    opened = await store.open()
+    from latimer.adapter.store import conversations
+
+    database = await store.open()
     await store.page("", KIND, Query(), same)
     made = [[record() for _ in range(5)] for _ in range(90)]
 
@@ -250,14 +254,14 @@ async def test_concurrent_transactions_lose_nothing(store: Store) -> None:
         pass
 
     async def insert(index: int) -> None:
-        def work(connection: object) -> None:
-            opened._insert(made[index], connection)  # type: ignore[arg-type]
+        def work(connection: Any) -> None:
+            conversations.write(connection, database.files, made[index], None)
             if index % 5 == 0:
                 raise Rollback
 
         # The store itself writes in one thread; here many threads write at once.
         with suppress(Rollback):
-            await asyncio.to_thread(opened.database._run, work, True)
+            await asyncio.to_thread(database._run, work, True)
 
     await asyncio.gather(*map(insert, range(90)))
     expected = [one.id for index, some in enumerate(made) if index % 5 for one in some]
