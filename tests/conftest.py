@@ -21,6 +21,7 @@ from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_server import LlamaServer
 from support import clients, gguf_files
+from support.engines.echo import Echo
 from support.engines.replay import Replay, replaying
 from support.postgresql import PostgreSQL, missing, postgresql
 from support.s3 import s3_server, variables
@@ -116,6 +117,8 @@ def make_backend(request: pytest.FixtureRequest) -> Callable[[str], Backend]:
     """Return a function that makes a backend for an engine's name."""
 
     def make(engine: str) -> Backend:
+        if engine == "echo":
+            return Echo()
         if engine == "llama_cpp":
             return LlamaCpp()
         if engine == "llama_server":
@@ -160,8 +163,15 @@ async def client(
 
 @pytest.fixture(scope="session")
 async def demo(apps: Callable[[str], Any], client_of: Client) -> AsyncIterator[httpx2.AsyncClient]:
-    """Return a client of the in-process adapter, for tests that do not depend on the engine."""
+    """Return a client of the in-process adapter, for tests that need a model but any engine."""
     async with client_of(apps("llama_cpp")) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+async def echo(apps: Callable[[str], Any], client_of: Client) -> AsyncIterator[httpx2.AsyncClient]:
+    """Return a client of an adapter without a model, for tests that need no generated text."""
+    async with client_of(apps("echo")) as client:
         yield client
 
 

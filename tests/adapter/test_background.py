@@ -1,4 +1,4 @@
-"""Tests of responses in the background over the demo model in process."""
+"""Tests of responses in the background over a backend without a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.responses import background
-from latimer.backends.llama_cpp import LlamaCpp
+from support.engines.echo import Echo
 from support.stored import error_of
 
 R = "/v1/responses"
@@ -20,10 +20,15 @@ LONG = {"input": "Count to 12.", "temperature": 0, "background": True}
 ENDLESS = {**LONG, "ignore_eos": True, "max_output_tokens": 1500}
 
 
+def engine() -> Echo:
+    """Return a backend that counts to 12, slowly enough to be cancelled."""
+    return Echo(", ".join(map(str, range(1, 13))), context=2048, pause=0.001)
+
+
 @pytest.fixture
 async def client() -> AsyncIterator[httpx2.AsyncClient]:
     """Yield a client of an adapter with two API keys and a store in memory."""
-    app = OpenAIAdapter(LlamaCpp(context=2048), api_keys=["one", "two"], any_model=True)
+    app = OpenAIAdapter(engine(), api_keys=["one", "two"], any_model=True)
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as made:
         made.headers["authorization"] = "Bearer one"
@@ -204,7 +209,7 @@ async def test_ended_responses_are_forgotten_beyond_a_size(
 
 async def test_a_reader_learns_that_the_server_ends() -> None:
     """A stream that the shutdown ends has the two events of a failed response, and no other."""
-    app = OpenAIAdapter(LlamaCpp(context=2048), any_model=True)
+    app = OpenAIAdapter(engine(), any_model=True)
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
         made = await begun(client, **ENDLESS)
@@ -240,7 +245,7 @@ async def test_large_requests_are_forgotten_too(
 
 async def test_the_end_of_the_server_fails_what_runs() -> None:
     """A response that runs when the server ends is stored as failed, and its stream says why."""
-    app = OpenAIAdapter(LlamaCpp(context=2048), any_model=True)
+    app = OpenAIAdapter(engine(), any_model=True)
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
         made = await begun(client, **ENDLESS)

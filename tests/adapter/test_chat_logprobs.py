@@ -133,7 +133,7 @@ class Late(Echo):
 async def test_what_is_known_last_is_said_first(client_of: Any, stream: bool) -> None:
     """A header says that a choice's logprobs are inexact, in a stream as well."""
     body = {"model": "m", "messages": FIRE, "logprobs": True, "n": 2, "stream": stream}
-    async with client_of(OpenAIAdapter(Late())) as client:
+    async with client_of(OpenAIAdapter(Late(), any_model=True)) as client:
         reply = await client.post("/v1/chat/completions", json=body)
         assert reply.headers["x-latimer-inexact"] == "logprobs"
         plain = await client.post("/v1/chat/completions", json={**body, "logprobs": False})
@@ -144,6 +144,6 @@ async def test_what_is_known_last_is_said_first(client_of: Any, stream: bool) ->
 async def test_a_strict_server_refuses_them(client_of: Any, stream: bool) -> None:
     """With `strict` inexact logprobs are a 400, even for a stream."""
     body = {"model": "m", "messages": FIRE, "logprobs": True, "n": 2, "stream": stream}
-    async with client_of(OpenAIAdapter(Late(), strict=True)) as client:
+    async with client_of(OpenAIAdapter(Late(), any_model=True, strict=True)) as client:
         reply = await client.post("/v1/chat/completions", json=body)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logprobs")

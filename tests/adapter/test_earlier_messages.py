@@ -24,12 +24,12 @@ def test_each_field_for_thoughts_is_read() -> None:
         assert AssistantMessage.model_validate(message).thought == "Hm."
 
 
-async def test_images_of_ollama_are_refused_by_name(demo: httpx2.AsyncClient) -> None:
+async def test_images_of_ollama_are_refused_by_name(echo: httpx2.AsyncClient) -> None:
     """A message with `images` is a 400 that names the field, unless the list is empty."""
     for images, status in ((["aGk="], 400), ([], 200)):
         messages = [{"role": "user", "content": "?", "images": images}]
         body = {"model": "m", "messages": messages, "max_tokens": 1}
-        reply = await demo.post("/v1/chat/completions", json=body)
+        reply = await echo.post("/v1/chat/completions", json=body)
         assert reply.status_code == status
         if status == 400:
             error = reply.json()["error"]
@@ -70,13 +70,13 @@ async def test_a_response_can_be_sent_back(tmp_path: Path, client_of: Any, stric
     await app.aclose()
 
 
-async def test_a_refusal_is_part_of_the_prompt(demo: httpx2.AsyncClient) -> None:
+async def test_a_refusal_is_part_of_the_prompt(echo: httpx2.AsyncClient) -> None:
     """An earlier refusal without content has the same prompt as that text as content."""
     counts = []
     for said in ({"content": "I cannot help."}, {"content": None, "refusal": "I cannot help."}):
         asked = {"role": "user", "content": "?"}
         messages = [asked, {"role": "assistant", **said}, asked]
         body = {"model": "m", "messages": messages, "max_tokens": 1}
-        reply = await demo.post("/v1/chat/completions", json=body)
+        reply = await echo.post("/v1/chat/completions", json=body)
         counts.append(reply.json()["usage"]["prompt_tokens"])
     assert counts[0] == counts[1]

@@ -132,14 +132,47 @@ async def error_of(client: httpx2.AsyncClient, method: str, path: str, body: Any
     return [reply.status_code, json.loads(ADDRESS.sub("ADDRESS", reply.text))["error"]]
 
 
+NAMED = re.compile(r"(?P<path>/\S+) (?P<field>\w+): (?P<value>.*)")
+
+
+def packed(errors: Errors) -> str:
+    """Return a snapshot: a line for each kind of error, with the fields of each endpoint and value.
+
+    `FIELD` in an error stands in for the name of the request's field.
+    """
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for name, error in errors.items():
+        found, text = NAMED.fullmatch(name), json.dumps(error)
+        field = found["field"] if found else ""
+        general = re.sub(rf"(?<=['\"]){field}\b", "FIELD", text) if field else text
+        request = f"{found['path']} {found['value']}" if found else name
+        kinds.setdefault(general, {}).setdefault(request, []).append(field)
+    rows = (
+        f"[{kind},\n  {json.dumps({one: ' '.join(fields) for one, fields in requests.items()})}]"
+        for kind, requests in kinds.items()
+    )
+    return "[\n" + ",\n".join(rows) + "\n]\n"
+
+
+def unpacked(text: str) -> Errors:
+    """Return the error of each request in a snapshot."""
+    found = {}
+    for error, requests in json.loads(text):
+        for request, fields in requests.items():
+            path, _, value = request.partition(" ")
+            for field in fields.split(" "):
+                name = f"{path} {field}: {value}" if field else request
+                found[name] = json.loads(json.dumps(error).replace("FIELD", field))
+    return found
+
+
 def compare(name: str, errors: Errors, known: Mapping[str, Any] = {}) -> None:
     """Compare errors with a snapshot, or write it, without those in `known`."""
     path = SNAPSHOTS / f"{name}.json"
     found = {key: error for key, error in errors.items() if known.get(key, ()) != error}
     if WRITES:
-        rows = (f"{json.dumps(key)}: {json.dumps(error)}" for key, error in found.items())
-        path.write_text("{\n" + ",\n".join(rows) + "\n}\n")
-    assert found == json.loads(path.read_text())
+        path.write_text(packed(found))
+    assert found == unpacked(path.read_text())
 
 
 async def all_errors(
@@ -223,7 +256,7 @@ def test_every_code_is_on_the_page() -> None:
 
 def load(path: Path) -> Iterator[Any]:
     """Yield the errors of a snapshot."""
-    yield from json.loads(path.read_text()).values()
+    yield from unpacked(path.read_text()).values()
 
 
 def escaped(text: str) -> str:

@@ -82,35 +82,35 @@ async def test_malformed_requests(
     ids=["empty", "broken", "array", "string", "nan", "infinity", "huge", "bytes", "surrogate",
          "deep", "nested", "objects"],
 )  # fmt: skip
-async def test_bodies_that_are_no_json(demo: httpx2.AsyncClient, body: bytes) -> None:
+async def test_bodies_that_are_no_json(echo: httpx2.AsyncClient, body: bytes) -> None:
     """A body that is not JSON, not finite or too deep is a 400 in the contract's words."""
     headers = {"content-type": "application/json"}
-    error = assert_error(await demo.post(C, content=body, headers=headers), 400, None)
+    error = assert_error(await echo.post(C, content=body, headers=headers), 400, None)
     assert error["message"].startswith("We could not parse the JSON body of your request.")
     assert error["param"] is None
 
 
-async def test_the_last_of_duplicate_keys_wins(demo: httpx2.AsyncClient) -> None:
+async def test_the_last_of_duplicate_keys_wins(echo: httpx2.AsyncClient) -> None:
     """The last of duplicate keys wins, as in most JSON parsers."""
     body = b'{"model": "demo", "prompt": "Hi", "max_tokens": "x", "max_tokens": 1}'
     headers = {"content-type": "application/json"}
-    reply = await demo.post(C, content=body, headers=headers)
+    reply = await echo.post(C, content=body, headers=headers)
     assert reply.json()["usage"]["completion_tokens"] <= 1
 
 
 @pytest.mark.parametrize(
     "content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON", ""]
 )
-async def test_json_content_types(demo: httpx2.AsyncClient, content_type: str) -> None:
+async def test_json_content_types(echo: httpx2.AsyncClient, content_type: str) -> None:
     """A JSON content type, with or without a charset, or none, is accepted."""
     body = json.dumps({**BASE[C], "max_tokens": 1}).encode()
-    reply = await demo.post(C, content=body, headers={"content-type": content_type})
+    reply = await echo.post(C, content=body, headers={"content-type": content_type})
     assert reply.status_code == 200, reply.text
 
 
-async def test_other_content_types(demo: httpx2.AsyncClient) -> None:
+async def test_other_content_types(echo: httpx2.AsyncClient) -> None:
     """A form is rejected with its content type."""
-    reply = await demo.post(C, data={"model": "demo"})
+    reply = await echo.post(C, data={"model": "demo"})
     error = assert_error(reply, 400, "unsupported_content_type")
     assert error["message"].startswith(
         "Unsupported content type: 'application/x-www-form-urlencoded'. This API method only "
@@ -118,21 +118,21 @@ async def test_other_content_types(demo: httpx2.AsyncClient) -> None:
     )
 
 
-async def test_an_unknown_path(demo: httpx2.AsyncClient) -> None:
+async def test_an_unknown_path(echo: httpx2.AsyncClient) -> None:
     """An unknown path is a 404 in the contract's words."""
-    error = assert_error(await demo.post("/v1/foo", json={}), 404, None)
+    error = assert_error(await echo.post("/v1/foo", json={}), 404, None)
     assert error["message"] == "Invalid URL (POST /v1/foo)"
 
 
-async def test_a_wrong_method(demo: httpx2.AsyncClient) -> None:
+async def test_a_wrong_method(echo: httpx2.AsyncClient) -> None:
     """A wrong method is a 405 in the contract's words, with the allowed methods."""
-    reply = await demo.get(C)
+    reply = await echo.get(C)
     error = assert_error(reply, 405, None)
     assert error["message"].startswith("Not allowed to GET on /v1/completions. (HINT:")
     assert reply.headers["allow"] == "POST"
 
 
-async def test_every_nullable_field_may_be_null(demo: httpx2.AsyncClient) -> None:
+async def test_every_nullable_field_may_be_null(echo: httpx2.AsyncClient) -> None:
     """An explicit null is the field's default."""
     from latimer.schemas.openai.chat import ChatRequest
     from latimer.schemas.openai.completions import CompletionRequest
@@ -140,14 +140,14 @@ async def test_every_nullable_field_may_be_null(demo: httpx2.AsyncClient) -> Non
     for path, schema in ((C, CompletionRequest), (H, ChatRequest)):
         required = BASE[path].keys()
         nulls = {name: None for name in schema.model_fields if name not in required}
-        plain = await demo.post(path, json={**BASE[path], "seed": 1})
-        nulled = await demo.post(path, json={**nulls, **BASE[path], "seed": 1})
+        plain = await echo.post(path, json={**BASE[path], "seed": 1})
+        nulled = await echo.post(path, json={**nulls, **BASE[path], "seed": 1})
         assert nulled.status_code == 200, nulled.text
         assert "x-latimer-ignored" not in nulled.headers
         assert nulled.json()["choices"] == plain.json()["choices"]
 
 
-async def test_fields_without_effect_are_accepted(demo: httpx2.AsyncClient) -> None:
+async def test_fields_without_effect_are_accepted(echo: httpx2.AsyncClient) -> None:
     """Fields without effect are accepted, and `service_tier` is the tier that was served."""
     fields = {
         "user": "u",
@@ -162,23 +162,23 @@ async def test_fields_without_effect_are_accepted(demo: httpx2.AsyncClient) -> N
         "tools": [],
         "max_tokens": 2,
     }
-    reply = await demo.post(H, json={**BASE[H], **fields})
+    reply = await echo.post(H, json={**BASE[H], **fields})
     assert reply.status_code == 200, reply.text
     assert reply.json()["service_tier"] == "default"
     assert "x-latimer-ignored" not in reply.headers
 
 
-async def test_unknown_fields_are_listed(demo: httpx2.AsyncClient) -> None:
+async def test_unknown_fields_are_listed(echo: httpx2.AsyncClient) -> None:
     """Unknown fields are ignored and listed in a header, encoded and limited in length."""
     unknown = {"foo": 1, "é\r\nx-evil: 1": 2, "max_tokens": 1}
     messages = [{"role": "user", "content": "Hi", "mood": "good"}]
-    reply = await demo.post(H, json={"model": "demo", "messages": messages, **unknown})
+    reply = await echo.post(H, json={"model": "demo", "messages": messages, **unknown})
     assert reply.status_code == 200
     names = reply.headers["x-latimer-ignored"]
     assert names == "foo, messages[0].mood, %C3%A9%0D%0Ax-evil%3A%201"
     many = {f"field-{number}": 1 for number in range(100)}
-    reply = await demo.post(C, json={**BASE[C], **many, "max_tokens": 1})
+    reply = await echo.post(C, json={**BASE[C], **many, "max_tokens": 1})
     assert reply.headers["x-latimer-ignored"].count(",") == 19
     long = {"x" * 3000: 1}
-    reply = await demo.post(C, json={**BASE[C], **long, "max_tokens": 1})
+    reply = await echo.post(C, json={**BASE[C], **long, "max_tokens": 1})
     assert len(reply.headers["x-latimer-ignored"]) <= 1024

@@ -155,11 +155,11 @@ async def test_openais_limits_are_refused_in_its_words(
 
 @pytest.mark.parametrize(("path", "changes", "engine", "openai"), WRONG)
 async def test_what_no_engine_can_do_is_always_refused(
-    demo: httpx2.AsyncClient, hosted: httpx2.AsyncClient, path: str, changes: dict[str, Any],
+    echo: httpx2.AsyncClient, hosted: httpx2.AsyncClient, path: str, changes: dict[str, Any],
     engine: str, openai: str,
 ) -> None:  # fmt: skip
     """A request beyond the engine's limits is a 400 that names the limits in force."""
-    for client, said in ((demo, engine), (hosted, openai)):
+    for client, said in ((echo, engine), (hosted, openai)):
         reply = await client.post(path, json=body_of(path, changes))
         assert reply.status_code == 400
         assert said in reply.json()["error"]["message"]
@@ -224,14 +224,14 @@ async def test_koboldcpp_names_the_field_of_completions(apps: Any, client_of: An
     assert (error["param"], error["code"]) == ("logprobs", "unsupported_parameter")
 
 
-async def test_metadata_needs_store(demo: httpx2.AsyncClient) -> None:
+async def test_metadata_needs_store(echo: httpx2.AsyncClient) -> None:
     """Metadata of a response that is not stored is rejected, unless it is empty."""
-    reply = await demo.post(H, json=body_of(H, {"metadata": {"a": "b"}}))
+    reply = await echo.post(H, json=body_of(H, {"metadata": {"a": "b"}}))
     assert reply.status_code == 400
     assert reply.json()["error"]["message"] == (
         "The 'metadata' parameter is only allowed when 'store' is enabled."
     )
-    reply = await demo.post(H, json=body_of(H, {"metadata": {}}))
+    reply = await echo.post(H, json=body_of(H, {"metadata": {}}))
     assert reply.status_code == 200
     assert "x-latimer-ignored" not in reply.headers
 
@@ -240,7 +240,7 @@ async def test_a_response_names_the_model_that_the_request_omits(
     make_backend: Any, client_of: Any
 ) -> None:
     """A response to a request without a model has the served name, the first of several."""
-    app = OpenAIAdapter(make_backend("llama_cpp"), model_names=["gpt-4o", "other"])
+    app = OpenAIAdapter(make_backend("echo"), model_names=["gpt-4o", "other"])
     async with client_of(app) as client:
         for path in (C, H):
             reply = await client.post(path, json=body_of(path, {"model": DROP, "max_tokens": 1}))
@@ -264,7 +264,7 @@ async def test_an_unknown_model_is_refused_in_openais_words(
     make_backend: Any, client_of: Any
 ) -> None:
     """With OpenAI's limits, the error for an unknown model is OpenAI's own."""
-    app = OpenAIAdapter(make_backend("llama_cpp"), limits="openai")
+    app = OpenAIAdapter(make_backend("echo"), limits="openai")
     async with client_of(app) as client:
         error = (await client.post(H, json=body_of(H, {"model": "gpt-5"}))).json()["error"]
     await app.aclose()

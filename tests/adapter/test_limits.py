@@ -145,16 +145,16 @@ async def test_what_is_beyond_a_limit_is_refused_by_its_name(
 
 @pytest.mark.parametrize("text", ["[" * 3 + "]" * 3, "0"])
 async def test_a_body_of_too_many_values_is_refused_before_they_are_made(
-    text: str, demo: httpx2.AsyncClient
+    text: str, echo: httpx2.AsyncClient
 ) -> None:
     """A body with too many values is rejected before parsing; text in strings is not counted."""
     many = ",".join([text] * 2_100_000)
     headers = {"content-type": "application/json"}
     body = '{"model": "demo", "prompt": "a", "max_tokens": 1, "x": [%s]}'
-    reply = await demo.post(C, content=body % many, headers=headers)
+    reply = await echo.post(C, content=body % many, headers=headers)
     assert reply.status_code == 400
     assert "at most" in reply.json()["error"]["message"]
-    reply = await demo.post(C, content=body % json.dumps(many), headers=headers)
+    reply = await echo.post(C, content=body % json.dumps(many), headers=headers)
     assert reply.status_code == 200
 
 

@@ -186,18 +186,18 @@ async def test_the_field_for_thoughts_can_be_chosen(
     await app.aclose()
 
 
-async def test_thoughts_that_differ_are_an_error(demo: httpx2.AsyncClient) -> None:
+async def test_thoughts_that_differ_are_an_error(echo: httpx2.AsyncClient) -> None:
     """Two fields with different reasoning in one message are a 400 that names one of them."""
     thought = {"role": "assistant", "content": "a", "reasoning": "x", "reasoning_content": "y"}
     messages = [{"role": "user", "content": "?"}, thought, {"role": "user", "content": "?"}]
-    reply = await demo.post("/v1/chat/completions", json={"model": "m", "messages": messages})
+    reply = await echo.post("/v1/chat/completions", json={"model": "m", "messages": messages})
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, "messages[1].reasoning")
 
 
 @pytest.mark.parametrize("field", THOUGHTS)
 async def test_a_thought_without_an_answer_is_a_message(
-    demo: httpx2.AsyncClient, field: str
+    echo: httpx2.AsyncClient, field: str
 ) -> None:
     """A message that was cut off in its reasoning can be sent back."""
     messages = [
@@ -206,7 +206,7 @@ async def test_a_thought_without_an_answer_is_a_message(
         {"role": "user", "content": "Go on."},
     ]
     body = {"model": "m", "messages": messages, "max_tokens": 2}
-    reply = await demo.post("/v1/chat/completions", json=body)
+    reply = await echo.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200, reply.text
     assert "x-latimer-ignored" not in reply.headers
 

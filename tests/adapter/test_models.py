@@ -56,9 +56,9 @@ async def test_unknown_sizes_are_left_out(apps: Any, client_of: Any) -> None:
     assert "frequency_penalty" not in model["supported_parameters"]
 
 
-async def test_openai_python_reads_models(demo: httpx2.AsyncClient) -> None:
+async def test_openai_python_reads_models(echo: httpx2.AsyncClient) -> None:
     """OpenAI's SDK reads the four keys, and keeps the others."""
-    sdk = openai.AsyncOpenAI(base_url="http://latimer/v1", api_key="x", http_client=demo)
+    sdk = openai.AsyncOpenAI(base_url="http://latimer/v1", api_key="x", http_client=echo)
     models = [model async for model in sdk.models.list()]
     assert [model.id for model in models] == ["demo"]
     assert models[0].owned_by == "latimer"
@@ -90,13 +90,13 @@ async def test_abilities_come_from_the_template(
     assert await abilities_of(Served(backend, model, other)) == (False, False)
 
 
-async def test_images_are_named(demo: httpx2.AsyncClient) -> None:
+async def test_images_are_named(echo: httpx2.AsyncClient) -> None:
     """A model that accepts images is listed with the words of llama-server and of Ollama."""
     model = Model("m", 9, None, "", "", False, "fp_0", 7, frozenset({"image", "audio"}))
     found = await object_of("m", Served(LlamaServer("http://127.0.0.1:1"), model, Policy()), None)
     assert found["architecture"]["input_modalities"] == ["text", "image", "audio"]
     assert found["capabilities"] == ["completion", "multimodal", "vision", "audio"]
-    assert (await listed(demo))["capabilities"][0] == "completion"
+    assert (await listed(echo))["capabilities"][0] == "completion"
 
 
 @pytest.mark.parametrize(

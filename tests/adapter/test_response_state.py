@@ -1,4 +1,4 @@
-"""Tests of the state of the Responses API over the demo model in process."""
+"""Tests of the state of the Responses API over a backend without a model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.llama_cpp import LlamaCpp
+from support.clients import adapting
+from support.engines.echo import Echo
 from support.stored import error_of
 
 R = "/v1/responses"
@@ -18,7 +20,7 @@ ASK = "What is the capital of France?"
 @pytest.fixture(scope="module")
 async def client() -> AsyncIterator[httpx2.AsyncClient]:
     """Yield a client of an adapter with two API keys and a store in memory."""
-    app = OpenAIAdapter(LlamaCpp(context=2048), api_keys=["one", "two"], any_model=True)
+    app = OpenAIAdapter(Echo("Paris.", context=2048), api_keys=["one", "two"], any_model=True)
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as made:
         made.headers["authorization"] = "Bearer one"
@@ -142,7 +144,7 @@ async def test_a_cancelled_response_had_ended(client: httpx2.AsyncClient) -> Non
 
 async def test_without_a_store_nothing_is_stored() -> None:
     """With `store="off"` a response says that it is not stored; asking for it is a 400."""
-    app = OpenAIAdapter(LlamaCpp(context=512), store="off", any_model=True)
+    app = OpenAIAdapter(Echo(context=512), store="off", any_model=True)
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
         assert (await created(client))["store"] is False
@@ -217,8 +219,13 @@ async def test_repeated_ids_lose_nothing(client: httpx2.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("kind", ["function", "custom"])
-async def test_a_cut_call_ends_no_conversation(client: httpx2.AsyncClient, kind: str) -> None:
+async def test_a_cut_call_ends_no_conversation(kind: str) -> None:
     """A call that the limit cut is not in the prompt, in every way of continuing it."""
+    async with adapting(LlamaCpp(context=2048)) as client:
+        await _continue_a_cut_call(client, kind)
+
+
+async def _continue_a_cut_call(client: httpx2.AsyncClient, kind: str) -> None:
     tool = {"type": kind, "name": "patch"}
     if kind == "function":
         schema = {"type": "object", "properties": {"text": {"type": "string"}}}

@@ -160,9 +160,9 @@ async def test_a_limit(scripting: Any) -> None:
         assert reply["usage"]["output_tokens"] == 16
 
 
-async def test_a_request_is_echoed(demo: httpx2.AsyncClient) -> None:
+async def test_a_request_is_echoed(echo: httpx2.AsyncClient) -> None:
     """The response has the values that were used, and defaults for the rest."""
-    ask = asker(demo)
+    ask = asker(echo)
     reply, _ = await ask()
     assert {key: reply[key] for key in KEYS} | {
         "id": "", "created_at": 0, "completed_at": 0, "output": [], "usage": {}
@@ -192,7 +192,7 @@ async def test_a_request_is_echoed(demo: httpx2.AsyncClient) -> None:
         "text": {"format": form},
         "reasoning": {"effort": "low"},
     }
-    reply = (await demo.post(R, json={**ASK, **full})).json()
+    reply = (await echo.post(R, json={**ASK, **full})).json()
     assert first_wrong(Response, reply) is None
     del sent["seed"]
     assert {key: reply[key] for key in sent} == sent
@@ -278,12 +278,12 @@ async def test_no_answer_after_the_reasoning(scripting: Any) -> None:
         assert reply["output"][1]["content"][0]["text"] == ""
 
 
-async def test_log_probabilities(demo: httpx2.AsyncClient) -> None:
+async def test_log_probabilities(echo: httpx2.AsyncClient) -> None:
     """Deltas, ends and items agree about the tokens, whose bytes are lists; else all are empty."""
     include = ["message.output_text.logprobs"]
-    ask = asker(demo)
+    ask = asker(echo)
     # Evaluating a prompt and continuing a cached one round differently; both requests continue it.
-    await demo.post(R, json=ASK)
+    await echo.post(R, json=ASK)
     reply, events = await ask(include=include, top_logprobs=2)
     part = reply["output"][0]["content"][0]
     tokens = part["logprobs"]
@@ -299,11 +299,11 @@ async def test_log_probabilities(demo: httpx2.AsyncClient) -> None:
     assert not any(event.get("logprobs") for event in events)
 
 
-async def test_obfuscation_on_request(demo: httpx2.AsyncClient) -> None:
+async def test_obfuscation_on_request(echo: httpx2.AsyncClient) -> None:
     """Only `include_obfuscation: true` pads deltas, and no other event."""
     for options in (None, {"include_obfuscation": False}, {"include_obfuscation": True}):
         body = {**ASK, "stream": True, "stream_options": options}
-        events = events_in((await demo.post(R, json=body)).text)
+        events = events_in((await echo.post(R, json=body)).text)
         padded = {event["type"] for event in events if "obfuscation" in event}
         wanted = (
             {"response.output_text.delta"} if options == {"include_obfuscation": True} else set()
@@ -404,19 +404,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("stream", [True, False])
-async def test_refused_fields(demo: httpx2.AsyncClient, name: str, stream: bool) -> None:
+async def test_refused_fields(echo: httpx2.AsyncClient, name: str, stream: bool) -> None:
     """A field that is not served is rejected by name, before a stream begins."""
     changes, param = REFUSED[name]
-    reply = await demo.post(R, json={**ASK, "stream": stream, **changes})
+    reply = await echo.post(R, json={**ASK, "stream": stream, **changes})
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert (error["param"], error["code"]) == (param, "unsupported_parameter")
 
 
-async def test_too_long_an_input(demo: httpx2.AsyncClient) -> None:
+async def test_too_long_an_input(echo: httpx2.AsyncClient) -> None:
     """An input beyond the context is a 400 in both of OpenAI's wordings."""
     for stream in (True, False):
-        reply = await demo.post(R, json={**ASK, "input": "x" * 20_000, "stream": stream})
+        reply = await echo.post(R, json={**ASK, "input": "x" * 20_000, "stream": stream})
         assert reply.status_code == 400
         error = reply.json()["error"]
         assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
@@ -424,14 +424,14 @@ async def test_too_long_an_input(demo: httpx2.AsyncClient) -> None:
         assert "Your input exceeds the context window of this model." in error["message"]
 
 
-async def test_fields_without_effect_are_listed(demo: httpx2.AsyncClient) -> None:
+async def test_fields_without_effect_are_listed(echo: httpx2.AsyncClient) -> None:
     """Fields without effect are listed in a header, and the response is made."""
     changes = {
         "client_metadata": {"a": 1}, "context_management": [], "image": {},
         "text": {"verbosity": "low"}, "reasoning": {"context": "all_turns", "mode": "standard"},
         "prompt_cache_options": {"prewarm": True},
     }  # fmt: skip
-    reply = await demo.post(R, json={**ASK, **changes})
+    reply = await echo.post(R, json={**ASK, **changes})
     assert reply.status_code == 200, reply.text
     assert reply.headers["x-latimer-ignored"].split(", ") == [
         "client_metadata", "context_management", "image", "prompt_cache_options.prewarm",
@@ -440,9 +440,9 @@ async def test_fields_without_effect_are_listed(demo: httpx2.AsyncClient) -> Non
     assert reply.json()["text"]["verbosity"] == "low"
 
 
-async def test_refused_routes(demo: httpx2.AsyncClient) -> None:
+async def test_refused_routes(echo: httpx2.AsyncClient) -> None:
     """A route that is not served is a 404 that names it."""
-    reply = await demo.post("/v1/responses/compact", json={})
+    reply = await echo.post("/v1/responses/compact", json={})
     assert reply.status_code == 404
     error = reply.json()["error"]
     assert error["message"] == "This server does not serve POST /v1/responses/compact."

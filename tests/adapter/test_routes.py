@@ -14,6 +14,7 @@ from latimer.adapter.routes import ROUTES, ApiRoute, Methods, routes_of
 from latimer.adapter.service import Service
 from latimer.backends.llama_cpp import LlamaCpp
 from starlette.routing import Match
+from support.engines.echo import Echo
 
 
 async def noted(exchange: Exchange, service: Service, *values: str) -> None:
@@ -124,7 +125,7 @@ async def test_a_path_has_several_methods(monkeypatch: pytest.MonkeyPatch) -> No
     """Each method has its endpoint, `HEAD` that of `GET`; others are a 405 that lists them all."""
     for path, methods in TABLE.items():
         monkeypatch.setitem(ROUTES, path, methods)
-    backend = LlamaCpp(context=64)
+    backend = Echo(context=64)
     transport = httpx2.ASGITransport(OpenAIAdapter(backend))
     async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
         for method in ("GET", "HEAD", "DELETE"):
@@ -158,7 +159,7 @@ async def test_a_key_is_known_apart_from_shared_prefixes(
         await exchange.reply(200, b"{}")
 
     monkeypatch.setitem(ROUTES, "/owners", {"GET": owners})
-    backend = LlamaCpp(context=64)
+    backend = Echo(context=64)
     app = OpenAIAdapter(backend, api_keys=["sk-one"], share_prefixes=shared)
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:

@@ -68,18 +68,18 @@ async def test_errors_repeat_little_of_a_request(demo: httpx2.AsyncClient, name:
     _is_short(await demo.post(path, json=body))
 
 
-async def test_errors_repeat_little_of_an_address(demo: httpx2.AsyncClient) -> None:
+async def test_errors_repeat_little_of_an_address(echo: httpx2.AsyncClient) -> None:
     """Long paths, methods, content types and keys are shortened in errors."""
-    _is_short(await demo.get(f"/v1/{LONG}"))
-    _is_short(await demo.post(f"/v1/models/{LONG}"))
-    _is_short(await demo.request("A" * 9_000, "/v1/models"))
+    _is_short(await echo.get(f"/v1/{LONG}"))
+    _is_short(await echo.post(f"/v1/models/{LONG}"))
+    _is_short(await echo.request("A" * 9_000, "/v1/models"))
     headers = {"content-type": f"text/{LONG}"}
-    _is_short(await demo.post("/v1/completions", content=b"{}", headers=headers))
+    _is_short(await echo.post("/v1/completions", content=b"{}", headers=headers))
 
 
 async def test_an_unknown_model_is_named_in_part(make_backend: Any, client_of: Any) -> None:
     """A long unknown model name is shortened in a 404."""
-    app = OpenAIAdapter(make_backend("llama_cpp"), model_names=["m"], strict=True)
+    app = OpenAIAdapter(make_backend("echo"), model_names=["m"], strict=True)
     async with client_of(app) as client:
         _is_short(await client.post("/v1/completions", json={"model": LONG, "prompt": "a"}))
         _is_short(await client.get(f"/v1/models/{LONG}"))

@@ -52,21 +52,21 @@ def test_a_spelling_has_llama_cpps_meaning(field: str, spelling: Any, value: Any
 
 @pytest.mark.parametrize(("field", "value", "code"), WRONG)
 async def test_a_value_without_a_meaning_is_refused(
-    demo: httpx2.AsyncClient, field: str, value: Any, code: str
+    echo: httpx2.AsyncClient, field: str, value: Any, code: str
 ) -> None:
     """An unknown spelling is a 400 that names the field."""
-    reply = await demo.post(C, json={"model": "demo", "prompt": "a", field: value})
+    reply = await echo.post(C, json={"model": "demo", "prompt": "a", field: value})
     error = reply.json()["error"]
     assert reply.status_code == 400
     assert error["param"].startswith(field)
     assert error["code"] == code
 
 
-async def test_an_error_in_a_string_names_the_element(demo: httpx2.AsyncClient) -> None:
+async def test_an_error_in_a_string_names_the_element(echo: httpx2.AsyncClient) -> None:
     """The error for an element of an array as a JSON string has its index."""
     for text, code in (('["a", 5]', "invalid_type"), (f'["a", "{"b" * 41}"]', "string_above_max")):
         body = {"model": "demo", "prompt": "a", "dry_sequence_breakers": text}
-        error = (await demo.post(C, json=body)).json()["error"]
+        error = (await echo.post(C, json=body)).json()["error"]
         assert error["param"] == "dry_sequence_breakers[1]"
         assert error["code"].startswith(code)
 

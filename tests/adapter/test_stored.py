@@ -13,7 +13,7 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.store.config import place_of
 from latimer.adapter.store.store import Store
-from latimer.backends.llama_cpp import LlamaCpp
+from support.engines.echo import Echo
 from support.stored import client_of, error_of, record
 from support.turns import measured
 
@@ -269,7 +269,7 @@ def test_large_responses_leave_the_loop_to_others(tmp_path: Path) -> None:
         await store.aclose()
 
     asyncio.run(keep())
-    app = OpenAIAdapter(LlamaCpp(context=64), store=file)
+    app = OpenAIAdapter(Echo(context=64), store=file)
     with (
         measured(lambda: app) as (address, loop),
         httpx2.Client(base_url=address, timeout=60) as client,

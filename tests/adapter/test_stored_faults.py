@@ -16,7 +16,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.store import queue
 from latimer.adapter.store.config import place_of
 from latimer.adapter.store.store import Store
-from latimer.backends.llama_cpp import LlamaCpp
+from support.engines.echo import Echo
 from support.stored import PIXEL, record
 
 PATH = "/v1/chat/completions"
@@ -32,7 +32,7 @@ BODY = {
 @asynccontextmanager
 async def client(file: Path, required: bool = False) -> AsyncIterator[httpx2.AsyncClient]:
     """Yield a client of an adapter that stores in a file."""
-    app = OpenAIAdapter(LlamaCpp(context=256), store=str(file), store_required=required)
+    app = OpenAIAdapter(Echo(context=256), store=str(file), store_required=required)
     await app.open_store()
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as made:

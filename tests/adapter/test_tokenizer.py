@@ -26,11 +26,11 @@ async def test_there_and_back(client: httpx2.AsyncClient, text: str) -> None:
     assert back.json() == {"prompt": text}
 
 
-async def test_half_a_character_is_replaced(demo: httpx2.AsyncClient) -> None:
+async def test_half_a_character_is_replaced(echo: httpx2.AsyncClient) -> None:
     """Ids of an incomplete character decode to U+FFFD."""
-    ids = (await demo.post("/tokenize", json={"prompt": "漢"})).json()["tokens"]
+    ids = (await echo.post("/tokenize", json={"prompt": "漢"})).json()["tokens"]
     assert len(ids) == 3
-    reply = await demo.post("/v1/detokenize", json={"tokens": ids[:1]})
+    reply = await echo.post("/v1/detokenize", json={"tokens": ids[:1]})
     assert reply.json() == {"prompt": "\ufffd"}
 
 
@@ -44,8 +44,8 @@ async def test_half_a_character_is_replaced(demo: httpx2.AsyncClient) -> None:
     ],
 )
 async def test_bad_requests(
-    demo: httpx2.AsyncClient, path: str, body: dict[str, object], param: str
+    echo: httpx2.AsyncClient, path: str, body: dict[str, object], param: str
 ) -> None:
     """An invalid request is a 400 that names the field."""
-    reply = await demo.post(path, json=body)
+    reply = await echo.post(path, json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)

@@ -8,7 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter, OpenAIMiddleware
-from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
+from latimer.backends.llama_cpp import DEMO_MODEL
+from support.engines.echo import Echo
 from support.servers import begun, serving
 
 R = "/v1/responses"
@@ -37,29 +38,25 @@ def test_a_handshake_with_latimer_serve() -> None:
 
 def test_a_handshake_with_a_server_that_knows_websockets() -> None:
     """A handshake gets a 426 also from a server that would accept it."""
-    with serving(lambda: OpenAIAdapter(LlamaCpp()), "auto") as url:
+    with serving(lambda: OpenAIAdapter(Echo()), "auto") as url:
         check_handshake(url)
 
 
-async def test_a_websocket_over_http(demo: httpx2.AsyncClient) -> None:
+async def test_a_websocket_over_http(echo: httpx2.AsyncClient) -> None:
     """A handshake gets a 426, by which clients know that they can use HTTP."""
     headers = {"connection": "Upgrade", "upgrade": "websocket"}
-    reply = await demo.get(R, headers=headers)
+    reply = await echo.get(R, headers=headers)
     assert reply.status_code == 426
     assert (reply.headers["upgrade"], reply.headers["connection"]) == ("HTTP/1.1", "upgrade")
     assert reply.json()["error"]["code"] == "unsupported_endpoint"
-    assert (await demo.get(R)).status_code == 405
+    assert (await echo.get(R)).status_code == 405
 
 
 @pytest.mark.parametrize("mounted", [True, False])
 @pytest.mark.parametrize("can_answer", [True, False])
 async def test_a_websocket_over_asgi(mounted: bool, can_answer: bool) -> None:
     """A server with WebSockets sends the 426 if it can, and else closes the connection."""
-    app: Any = (
-        OpenAIMiddleware(OpenAIAdapter(LlamaCpp()), LlamaCpp())
-        if mounted
-        else OpenAIAdapter(LlamaCpp())
-    )
+    app: Any = OpenAIMiddleware(OpenAIAdapter(Echo()), Echo()) if mounted else OpenAIAdapter(Echo())
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.backends.llama_cpp import LlamaCpp
 from openai import BadRequestError, NotFoundError, OpenAI
 from openai.types.conversations import Message
 from openai.types.responses import ResponseFunctionToolCall, ResponseInputItemParam
+from support.engines.echo import Echo
 from support.servers import serving
 
 ITEMS: list[ResponseInputItemParam] = [
@@ -31,7 +31,7 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenAI]:
     if request.param == "postgresql":
         store = request.getfixturevalue("postgresql_url")
     with (
-        serving(lambda: OpenAIAdapter(LlamaCpp(context=512), store=store)) as address,
+        serving(lambda: OpenAIAdapter(Echo(context=512), store=store)) as address,
         OpenAI(base_url=f"{address}/v1", api_key="x", _strict_response_validation=True) as made,
     ):
         yield made

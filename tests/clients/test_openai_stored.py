@@ -12,9 +12,9 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.store.config import place_of
 from latimer.adapter.store.records import Record, new_id
 from latimer.adapter.store.store import Store
-from latimer.backends.llama_cpp import LlamaCpp
 from openai import NotFoundError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
+from support.engines.echo import Echo
 from support.servers import serving
 
 HELLO: list[ChatCompletionMessageParam] = [
@@ -37,7 +37,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def client(target: str) -> Iterator[OpenAI]:
     """Serve the demo model with a store; yield a client that validates responses strictly."""
     with (
-        serving(lambda: OpenAIAdapter(LlamaCpp(context=512), store=target)) as address,
+        serving(lambda: OpenAIAdapter(Echo(context=512), store=target)) as address,
         OpenAI(base_url=f"{address}/v1", api_key="x", _strict_response_validation=True) as made,
     ):
         yield made
@@ -124,7 +124,7 @@ def test_pages_over_many(target: str) -> None:
     asyncio.run(keep())
     ids = [one.id for one in records]
     with (
-        serving(lambda: OpenAIAdapter(LlamaCpp(context=64), store=target)) as address,
+        serving(lambda: OpenAIAdapter(Echo(context=64), store=target)) as address,
         OpenAI(base_url=f"{address}/v1", api_key="x", _strict_response_validation=True) as client,
     ):
         listed = client.chat.completions.list

@@ -11,10 +11,10 @@ from latimer.adapter.app import Options
 from latimer.adapter.store.config import place_of
 from latimer.adapter.store.records import Record, Stored, new_id
 from latimer.adapter.store.store import Store
-from latimer.backends.llama_cpp import LlamaCpp
 from typing_extensions import Unpack
 
 from support.clients import adapting
+from support.engines.echo import Echo
 
 KIND = "chat.completion"
 PIXEL = (
@@ -62,8 +62,8 @@ async def opened(target: str, **options: Any) -> AsyncIterator[Store]:
 
 
 def client_of(**options: Unpack[Options]) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
-    """Return a client of an adapter over the demo model, with its own store."""
-    return adapting(LlamaCpp(context=256), **options)
+    """Return a client of an adapter without a model, with its own store."""
+    return adapting(Echo(context=256), **options)
 
 
 def error_of(reply: httpx2.Response) -> tuple[int, str, str | None, str | None]:

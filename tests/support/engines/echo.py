@@ -55,13 +55,14 @@ _VOCABULARY = model.Model()
 class Echo:
     """A backend that repeats the last message of a chat, or the prompt of a completion.
 
-    It ignores grammars and sampling: what it says is up to the test.
+    It ignores grammars and sampling, except `ignore_eos`: what it says is up to the test.
 
     Args:
         script: the text of every choice instead; or the batches of every job, yielded unchanged.
         error: raised by each job, and by `health`.
         template: the model's chat template.
         context: the model's context length.
+        pause: seconds before each token.
 
     Attributes:
         jobs: all jobs so far; `running` is the number of those that have not ended.
@@ -78,10 +79,12 @@ class Echo:
         error: Exception | None = None,
         template: str | None = TEMPLATE,
         context: int = 4096,
+        pause: float = 0.0,
     ) -> None:
         self.script = script
         self.error = error
-        self.facts = Model("m", context, template, "", CONTROL[2], False, "fp_echo", 7)
+        self.pause = pause
+        self.facts = Model("demo", context, template, "", CONTROL[2], False, "fp_echo", 7)
         self.jobs: list[Generation] = []
         self.running = 0
         self.left = asyncio.Event()
@@ -124,12 +127,16 @@ class Echo:
             tokens = [_token(one, job.prompt.logprobs, index) for index, one in enumerate(prompt)]
             yield [PromptTokens(0, tokens)]
         text = _last_message(_VOCABULARY.text(prompt)) if self.script is None else self.script
-        data = text.encode()
-        end, stop = cut(data, job.stops.texts)
         most = self.facts.context - len(prompt) if job.max_tokens is None else job.max_tokens
+        data = text.encode()
+        if job.sampling.extras.get("ignore_eos"):
+            data *= 1 + most // max(len(data), 1)
+        end, stop = cut(data, job.stops.texts)
         reason: Reason = "length" if end > most else "end" if stop is None else "stop"
         for choice in range(len(job.seeds)):
             for byte in data[: min(end, most)]:
+                if self.pause:
+                    await asyncio.sleep(self.pause)
                 tokens = [] if job.logprobs is None else [_token(byte, job.logprobs)]
                 yield [Piece(choice, bytes([byte]), tokens, token_count=1)]
             last = _token(EOS, job.logprobs) if job.logprobs is not None else None
