@@ -39,9 +39,11 @@ class Fault:
 
     The server reads a flag only where nothing else decides. A check that never reaches that place
     does not run with the fault.
+
+    Args:
+        own: the hooks and flags to override.
     """
 
-    fails: frozenset[str] = frozenset()
     # The seconds for which a stream occupies the engine after its client has disconnected.
     stays: float = 0
     # The connection stays open after a stream; a long stream is sent only when it is complete.
@@ -67,6 +69,11 @@ class Fault:
     # The statuses of a WebSocket and of a compaction.
     no_socket: int = 426
     no_compact: int = 404
+
+    def __init__(self, **own: Any) -> None:
+        unknown = [name for name in own if not hasattr(Fault, name)]
+        assert not unknown, unknown
+        vars(self).update(own)
 
     def head(self, method: str, path: str, headers: dict[str, str]) -> None:
         """Inspect a request before its body is read; may raise `Refused`."""

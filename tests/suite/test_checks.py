@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 from latimer.conformance.check import all_checks
 from latimer.conformance.profiles import PROFILES, needed
-from suite.expected import EXPECTED
-from suite.faults import FAULTS
+from suite.faults import EXPECTED, FAULTS
 from suite.trial import SLOW, Trial, judges, opened
 from support.samples import FULL
 

@@ -56,7 +56,7 @@ class Witness:
 
 def notices(uses: Iterable[Use], fault: Fault) -> bool:
     """Return True if a fault answers any use differently from the correct server."""
-    own = vars(type(fault))
+    own = {*vars(type(fault)), *vars(fault)}
     return any(_differs(use, fault) for use in uses if use.name in own)
 
 
