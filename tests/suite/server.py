@@ -20,7 +20,7 @@ from suite import embeddings, forms, model
 from suite.responses.routes import CONVERSATIONS, TOKENS, Routes
 from suite.rules import Refused, check_body, parse
 from suite.stored import Store
-from suite.work import CHAT, Work
+from suite.work import CHAT, work_of
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 COMPLETIONS, EMBEDDINGS, RESPONSES = "/completions", "/embeddings", "/responses"
@@ -288,7 +288,7 @@ class Server:
             await asyncio.sleep(0.005)
             sent = self._last if self._last.get("stream") == sent.get("stream") else sent
         await self.ready()
-        work = Work(path, sent, self.turn(sent))
+        work = work_of(path, sent, self.turn(sent))
         work.check_context()
         chat = path == CHAT
         name = f"chatcmpl-{next(self._numbers)}" if chat else f"cmpl-{next(self._numbers)}"
@@ -302,7 +302,7 @@ class Server:
                 body["service_tier"] = "default"
             if sent.get("store"):
                 self.store.keep(body, sent)
-            if slow and work.prompts[0][0].count(ord("0")) > 2:
+            if slow and work.calls is None and work.prompts[0][0].count(ord("0")) > 2:
                 await self._unless_ended(0.3 if work.turn == 1 else 5.0)
             await self.reply(send, 200, self.fault.reply(path, body, sent))
             return

@@ -19,7 +19,7 @@ from latimer.conformance.target import Api
 from suite.faults import FAULTS
 from suite.server import Fault, Server
 from suite.stage import Direct, Stage, listening
-from suite.witness import Use, Witness, notices
+from suite.witness import Uses, Witness
 
 # Checks that take seconds, or measure them, run only with the faults that they are made for.
 SLOW = {
@@ -63,12 +63,10 @@ class Record:
     """A check's run on the correct server.
 
     Args:
-        uses: the hooks and flags that the server used.
         joint: True if the verdict also depends on the bodies that other checks receive.
     """
 
     verdict: Verdict
-    uses: Sequence[Use]
     joint: bool
 
 
@@ -89,22 +87,25 @@ class Trial:
         self._full = full
         self._numbers = itertools.count()
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._uses = Uses()
         self.records: dict[str, Record] = {}
 
-    async def record(self) -> None:
-        """Run every check on the correct server."""
+    async def record(self, checks: Sequence[Check]) -> None:
+        """Run checks on the correct server, unless they are recorded."""
         found: dict[str, str] = {}
+        checks = [check for check in checks if check.id not in self.records]
 
         async def one(check: Check, wrong: Noted) -> None:
             witness = Witness()
             verdict = await self._run(check, cast(Fault, witness), wrong, self._full, tries=3)
-            self.records[check.id] = Record(verdict, witness.uses, wrong.was_read)
+            self.records[check.id] = Record(verdict, wrong.was_read)
+            self._uses.add(check.id, witness.uses)
             found.update(wrong)
 
         # Checks that wait or measure time start first.
-        checks = sorted(all_checks(), key=lambda check: not check.alone)
-        await asyncio.gather(*(one(check, Noted()) for check in checks))
-        for check in all_checks():
+        ordered = sorted(checks, key=lambda check: not check.alone)
+        await asyncio.gather(*(one(check, Noted()) for check in ordered))
+        for check in checks:
             if self.records[check.id].joint:
                 await one(check, Noted(found))
 
@@ -117,13 +118,16 @@ class Trial:
         """Run the checks that a fault reaches, and return their verdicts."""
         wrong: dict[str, str] = {}
         checks = [check for check in all_checks() if judges(check, name)]
-        reached = [check for check in checks if self._full or self.reaches(name, check)]
+        ids = self._uses.noticing(FAULTS[name])
+        reached = [check for check in checks if self._full or check.id in ids]
         joint = [check for check in checks if self.records[check.id].joint]
 
         async def one(check: Check) -> Verdict:
             return await self._run(check, FAULTS[name], wrong, self._full)
 
-        verdicts = await asyncio.gather(*(one(check) for check in reached if check not in joint))
+        single = [check for check in reached if check not in joint]
+        verdicts = await asyncio.gather(*(one(check) for check in single if not check.alone))
+        verdicts += [await one(check) for check in single if check.alone]
         for check in joint:
             if wrong or check in reached:
                 verdicts.append(await one(check))
@@ -133,10 +137,6 @@ class Trial:
         """List the ids of the checks that fail with a fault, sorted."""
         verdicts = await self.judged(name)
         return sorted(verdict.check.id for verdict in verdicts if verdict.outcome != "pass")
-
-    def reaches(self, name: str, check: Check) -> bool:
-        """Return True if a fault changes anything that a check makes the server do."""
-        return notices(self.records[check.id].uses, FAULTS[name])
 
     async def over_sockets(self, name: str, check: Check) -> Verdict:
         """Run one check with a fault over sockets, whether the fault reaches it or not."""
@@ -173,7 +173,7 @@ class Trial:
 
 @asynccontextmanager
 async def opened(full: bool = False) -> AsyncIterator[Trial]:
-    """Serve the toy server and record every check's run without a fault."""
+    """Serve the toy server and record the checks that take no seconds, without a fault."""
     logging.disable(logging.CRITICAL)
     stage = Stage()
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=AT_ONCE)
@@ -183,7 +183,7 @@ async def opened(full: bool = False) -> AsyncIterator[Trial]:
             httpx2.AsyncHTTPTransport(verify=False, limits=limits) as sockets,
         ):
             trial = Trial(stage, address, sockets, full)
-            await trial.record()
+            await trial.record([check for check in all_checks() if check.id not in SLOW])
             yield trial
     finally:
         logging.disable(logging.NOTSET)
@@ -199,6 +199,7 @@ def judges(check: Check, name: str) -> bool:
 async def main(names: Sequence[str]) -> None:
     """Print the checks that faults fail, and the details: `python -m suite.trial FAULT …`."""
     async with opened() as trial:
+        await trial.record(all_checks())
         for name in names:
             sys.stdout.write(f"{name}\n")
             for verdict in await trial.judged(name):

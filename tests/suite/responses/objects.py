@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
-from suite.model import CONTEXT
 from suite.responses.items import new_id
 from suite.responses.rules import INCLUDE, OWN
 from suite.responses.turns import BETWEEN, SEALED
 from suite.rules import Refused
-from suite.work import CHAT, Choice, Work
+from suite.work import CHAT, Choice, work_of
 
 _numbers = itertools.count(1)
 # What the model thinks if a request asks for reasoning.
@@ -32,7 +29,7 @@ def answer(
     most = chat["max_tokens"]
     if thinks and most:
         chat = {**chat, "max_tokens": most - len(THOUGHT)}
-    choice, usage = _made(json.dumps(chat), 1 if chat["temperature"] == 0 else turn)
+    choice, usage = _made(chat, 1 if chat["temperature"] == 0 else turn)
     spent = len(THOUGHT) if thinks else 0
     cut = choice.reason == "length"
     status = "incomplete" if cut else "completed"
@@ -53,23 +50,19 @@ def answer(
     }  # fmt: skip
 
 
-@lru_cache(maxsize=512)
-def _made(chat: str, turn: int) -> tuple[Choice, dict[str, int]]:
-    """Return the choice of a chat request in JSON, and its usage.
+def _made(chat: Mapping[str, Any], turn: int) -> tuple[Choice, dict[str, int]]:
+    """Return the choice of a chat request, and its usage.
 
     Raises:
         Refused: the input exceeds the context, in both of OpenAI's wordings.
     """
+    work = work_of(CHAT, chat, turn)
     try:
-        if len(chat) > 4 * CONTEXT:
-            raise Refused(f"This model's maximum context length is {CONTEXT} tokens.", None,
-                          "context_length_exceeded")  # fmt: skip
-        work = Work(CHAT, json.loads(chat), turn)
         work.check_context()
     except Refused as refused:
         text = f"{refused.message} Your input exceeds the context window of this model."
         raise Refused(text, "input", refused.code) from None
-    return work.choices()[0], work.usage()
+    return work.choices[0], work.usage()
 
 
 def begun(whole: Mapping[str, Any]) -> dict[str, Any]:
