@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from suite import embeddings, forms, model
+from suite import embeddings, model, rules
 from suite.responses.routes import CONVERSATIONS, TOKENS, Routes
 from suite.rules import Refused, check_body, parse
 from suite.stored import Store
@@ -207,7 +207,7 @@ class Server:
             return
         check_body(path, sent)
         if path == CHAT:
-            forms.check(sent)
+            rules.check_forms(sent)
         await self._answer(path, self.fault.valid(path, sent), send, receive)
 
     async def _stored(
