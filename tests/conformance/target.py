@@ -294,7 +294,7 @@ def expect_too_long(reply: Reply, *words: str) -> None:
     if reply.status == 413:
         raise Diverges("the server rejects the body before it counts the tokens")
     error = reply.error(400)
-    code = error["code"]
+    code, text = error["code"], error["message"]
     expect(code == "context_length_exceeded", f"expected context_length_exceeded, but got {error}")
     for one in words:
-        expect(one in error["message"], f"expected {one!r} in the message, but got {error['message']!r}")
+        expect(one in text, f"expected {one!r} in the message, but got {text!r}")
