@@ -22,7 +22,7 @@ import click
 from .check import Check, Verdict, all_checks
 from .profiles import NOT_JUDGED, PROFILES, needed, works
 from .reports import WRITERS, write
-from .reports.json import changes
+from .reports.formats import changes
 from .reports.run import OUTCOMES, Run
 from .runner import Settings, Unreachable, connected, judge
 from .target import SILENCE

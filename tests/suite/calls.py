@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from suite import language, schema
+from suite import constraints
 
 _numbers = itertools.count(1)
 PIECE = 5
@@ -67,8 +67,8 @@ def input_of(form: Mapping[str, Any]) -> str:
         return "list all"
     given = form["grammar"]
     if given["syntax"] == "regex":
-        return language.of_regex(given["definition"])
-    return language.of_grammar(given["definition"], "start")
+        return constraints.of_regex(given["definition"])
+    return constraints.of_grammar(given["definition"], "start")
 
 
 def _deprecated(sent: Mapping[str, Any]) -> list[Call] | None:
@@ -80,7 +80,7 @@ def _deprecated(sent: Mapping[str, Any]) -> list[Call] | None:
 
 
 def _arguments(function: Mapping[str, Any]) -> str:
-    value = schema.instance(function.get("parameters") or {"type": "object"})
+    value = constraints.instance(function.get("parameters") or {"type": "object"})
     return json.dumps(value, ensure_ascii=False)
 
 

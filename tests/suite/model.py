@@ -65,7 +65,7 @@ def _question(before: tuple[int, ...]) -> str:
 
 def expected(ids: Sequence[int]) -> int:
     """Return the likeliest next token."""
-    begins = len(ids) - 1 - ids[::-1].index(TURN) if TURN in ids else -1
+    begins = next((at for at in range(len(ids) - 1, -1, -1) if ids[at] == TURN), -1)
     head = bytes(token for token in ids[begins + 1 : begins + 11] if token < 256)
     if begins >= 0 and head == b"assistant\n":
         written = len(ids) - begins - 11

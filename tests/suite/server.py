@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from suite import embeddings, forms, model
+from suite import embeddings, model, rules
 from suite.responses.routes import CONVERSATIONS, TOKENS, Routes
 from suite.rules import Refused, check_body, parse
 from suite.stored import Store
-from suite.work import CHAT, Work
+from suite.work import CHAT, work_of
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 COMPLETIONS, EMBEDDINGS, RESPONSES = "/completions", "/embeddings", "/responses"
@@ -39,9 +39,11 @@ class Fault:
 
     The server reads a flag only where nothing else decides. A check that never reaches that place
     does not run with the fault.
+
+    Args:
+        own: the hooks and flags to override.
     """
 
-    fails: frozenset[str] = frozenset()
     # The seconds for which a stream occupies the engine after its client has disconnected.
     stays: float = 0
     # The connection stays open after a stream; a long stream is sent only when it is complete.
@@ -67,6 +69,11 @@ class Fault:
     # The statuses of a WebSocket and of a compaction.
     no_socket: int = 426
     no_compact: int = 404
+
+    def __init__(self, **own: Any) -> None:
+        unknown = [name for name in own if not hasattr(Fault, name)]
+        assert not unknown, unknown
+        vars(self).update(own)
 
     def head(self, method: str, path: str, headers: dict[str, str]) -> None:
         """Inspect a request before its body is read; may raise `Refused`."""
@@ -200,7 +207,7 @@ class Server:
             return
         check_body(path, sent)
         if path == CHAT:
-            forms.check(sent)
+            rules.check_forms(sent)
         await self._answer(path, self.fault.valid(path, sent), send, receive)
 
     async def _stored(
@@ -281,7 +288,7 @@ class Server:
             await asyncio.sleep(0.005)
             sent = self._last if self._last.get("stream") == sent.get("stream") else sent
         await self.ready()
-        work = Work(path, sent, self.turn(sent))
+        work = work_of(path, sent, self.turn(sent))
         work.check_context()
         chat = path == CHAT
         name = f"chatcmpl-{next(self._numbers)}" if chat else f"cmpl-{next(self._numbers)}"
@@ -295,7 +302,7 @@ class Server:
                 body["service_tier"] = "default"
             if sent.get("store"):
                 self.store.keep(body, sent)
-            if slow and work.prompts[0][0].count(ord("0")) > 2:
+            if slow and work.calls is None and work.prompts[0][0].count(ord("0")) > 2:
                 await self._unless_ended(0.3 if work.turn == 1 else 5.0)
             await self.reply(send, 200, self.fault.reply(path, body, sent))
             return

@@ -1,19 +1,19 @@
-"""Tests of the checks of OpenAI's limits, on servers that have them, exceed them, or clip."""
+"""Tests of rejections, and of the checks of OpenAI's limits on servers with and without these."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any, cast
 
 import httpx2
 import pytest
-from latimer.conformance.check import all_checks
+from latimer.conformance.check import Fail, Unsupported, all_checks
 from latimer.conformance.checks.hosted import BEYOND, STRONG
 from latimer.conformance.runner import run
-from latimer.conformance.target import Api
+from latimer.conformance.target import Api, Reply
 from suite.server import Fault, Server
-from suite.stage import Direct, Stage
-from suite.trial import HEADERS
+from suite.trial import HEADERS, Direct, Stage
 
 CLIPPED = [f"errors.{name}" for name, *_ in BEYOND]
 IDS = [
@@ -97,3 +97,37 @@ async def test_openais_limits_can_be_required(name: str) -> None:
     """With `--limits openai` only OpenAI's rejection passes."""
     assert await outcome(name, Fault(), True) == "pass"
     assert await outcome(name, Serves(), True) == "fail"
+
+
+ALLOWED = 'response_format type must be one of "text" or "json_object", but got: regex'
+
+
+def reply(message: str, status: int = 400, param: str | None = None) -> Reply:
+    """Return an error reply to a chat completion request with a response format."""
+    error = {"code": status, "message": message, "type": "invalid_request_error", "param": param}
+    body = json.dumps({"error": error}).encode()
+    return Reply(status, httpx2.Headers(), body, "/chat/completions", {"response_format": {}})
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (ALLOWED, None),
+        ("response_format is not supported", None),
+        ("wrong", "response_format.type"),
+    ],
+)
+def test_a_rejection_names_the_field(message: str, param: str | None) -> None:
+    """A 400 that names a field of the request as param, or says what is allowed, is clean."""
+    with pytest.raises(Unsupported):
+        reply(message, param=param).ok()
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [("regex must be one of", 400), ("bad response_format", 400), (ALLOWED, 500)],
+)
+def test_other_errors_are_failures(message: str, status: int) -> None:
+    """An error that names no field, or says nothing about support, or is a 500, is a failure."""
+    with pytest.raises(Fail):
+        reply(message, status).ok()

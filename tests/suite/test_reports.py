@@ -1,10 +1,12 @@
-"""Tests of the reports and of `latimer conform`."""
+"""Tests of the reports, of `latimer conform`, and of the pytest plugin."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import re
+import sys
 import xml.dom.minidom
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,3 +170,29 @@ def test_two_reports_are_compared(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "chat.object: flaky -> pass" in done.output
     assert CliRunner().invoke(conform, ["--diff", str(before), str(before)]).exit_code == 0
+
+
+async def pytest_on(tmp_path: Path, *arguments: str) -> tuple[int | None, str]:
+    """Run pytest outside the checkout, and return its exit code and its output."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs",
+        "latimer.conformance", "-k", "models", *arguments,
+        cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    return process.returncode, out.decode()
+
+
+async def test_a_server_is_judged_by_pytest(tmp_path: Path) -> None:
+    """Each check is a pytest test of the server that `--openai-url` names."""
+    with serving(Server) as address:
+        code, out = await pytest_on(tmp_path, "--openai-url", f"{address}/v1")
+    assert code == 0, out
+    assert "10 passed" in out
+
+
+async def test_without_a_server_everything_is_skipped(tmp_path: Path) -> None:
+    """Without `--openai-url`, pytest skips every check."""
+    code, out = await pytest_on(tmp_path)
+    assert code == 0, out
+    assert "10 skipped" in out

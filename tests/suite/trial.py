@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import shlex
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import httpx2
+import uvicorn
 from latimer.conformance.check import Check, Verdict, all_checks
 from latimer.conformance.runner import run
 from latimer.conformance.target import Api
 from suite.faults import FAULTS
 from suite.server import Fault, Server
-from suite.stage import Direct, Stage, listening
-from suite.witness import Use, Witness, notices
+from suite.witness import Uses, Witness
 
 # Checks that take seconds, or measure them, run only with the faults that they are made for.
 SLOW = {
@@ -63,12 +64,10 @@ class Record:
     """A check's run on the correct server.
 
     Args:
-        uses: the hooks and flags that the server used.
         joint: True if the verdict also depends on the bodies that other checks receive.
     """
 
     verdict: Verdict
-    uses: Sequence[Use]
     joint: bool
 
 
@@ -89,22 +88,25 @@ class Trial:
         self._full = full
         self._numbers = itertools.count()
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._uses = Uses()
         self.records: dict[str, Record] = {}
 
-    async def record(self) -> None:
-        """Run every check on the correct server."""
+    async def record(self, checks: Sequence[Check]) -> None:
+        """Run checks on the correct server, unless they are recorded."""
         found: dict[str, str] = {}
+        checks = [check for check in checks if check.id not in self.records]
 
         async def one(check: Check, wrong: Noted) -> None:
             witness = Witness()
             verdict = await self._run(check, cast(Fault, witness), wrong, self._full, tries=3)
-            self.records[check.id] = Record(verdict, witness.uses, wrong.was_read)
+            self.records[check.id] = Record(verdict, wrong.was_read)
+            self._uses.add(check.id, witness.uses)
             found.update(wrong)
 
         # Checks that wait or measure time start first.
-        checks = sorted(all_checks(), key=lambda check: not check.alone)
-        await asyncio.gather(*(one(check, Noted()) for check in checks))
-        for check in all_checks():
+        ordered = sorted(checks, key=lambda check: not check.alone)
+        await asyncio.gather(*(one(check, Noted()) for check in ordered))
+        for check in checks:
             if self.records[check.id].joint:
                 await one(check, Noted(found))
 
@@ -117,13 +119,16 @@ class Trial:
         """Run the checks that a fault reaches, and return their verdicts."""
         wrong: dict[str, str] = {}
         checks = [check for check in all_checks() if judges(check, name)]
-        reached = [check for check in checks if self._full or self.reaches(name, check)]
+        ids = self._uses.noticing(FAULTS[name])
+        reached = [check for check in checks if self._full or check.id in ids]
         joint = [check for check in checks if self.records[check.id].joint]
 
         async def one(check: Check) -> Verdict:
             return await self._run(check, FAULTS[name], wrong, self._full)
 
-        verdicts = await asyncio.gather(*(one(check) for check in reached if check not in joint))
+        single = [check for check in reached if check not in joint]
+        verdicts = await asyncio.gather(*(one(check) for check in single if not check.alone))
+        verdicts += [await one(check) for check in single if check.alone]
         for check in joint:
             if wrong or check in reached:
                 verdicts.append(await one(check))
@@ -133,10 +138,6 @@ class Trial:
         """List the ids of the checks that fail with a fault, sorted."""
         verdicts = await self.judged(name)
         return sorted(verdict.check.id for verdict in verdicts if verdict.outcome != "pass")
-
-    def reaches(self, name: str, check: Check) -> bool:
-        """Return True if a fault changes anything that a check makes the server do."""
-        return notices(self.records[check.id].uses, FAULTS[name])
 
     async def over_sockets(self, name: str, check: Check) -> Verdict:
         """Run one check with a fault over sockets, whether the fault reaches it or not."""
@@ -173,7 +174,7 @@ class Trial:
 
 @asynccontextmanager
 async def opened(full: bool = False) -> AsyncIterator[Trial]:
-    """Serve the toy server and record every check's run without a fault."""
+    """Serve the toy server and record the checks that take no seconds, without a fault."""
     logging.disable(logging.CRITICAL)
     stage = Stage()
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=AT_ONCE)
@@ -183,7 +184,7 @@ async def opened(full: bool = False) -> AsyncIterator[Trial]:
             httpx2.AsyncHTTPTransport(verify=False, limits=limits) as sockets,
         ):
             trial = Trial(stage, address, sockets, full)
-            await trial.record()
+            await trial.record([check for check in all_checks() if check.id not in SLOW])
             yield trial
     finally:
         logging.disable(logging.NOTSET)
@@ -199,6 +200,7 @@ def judges(check: Check, name: str) -> bool:
 async def main(names: Sequence[str]) -> None:
     """Print the checks that faults fail, and the details: `python -m suite.trial FAULT …`."""
     async with opened() as trial:
+        await trial.record(all_checks())
         for name in names:
             sys.stdout.write(f"{name}\n")
             for verdict in await trial.judged(name):
@@ -208,3 +210,83 @@ async def main(names: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     asyncio.run(main(sys.argv[1:]))
+
+
+class Stage:
+    """An ASGI app with one server for each run of a check, selected by the first part of a path."""
+
+    def __init__(self) -> None:
+        self.servers: dict[str, Server] = {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        _, number, rest = scope["raw_path"].split(b"/", 2)
+        await self.servers[number.decode()]({**scope, "raw_path": b"/" + rest}, receive, send)
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to pytest."""
+        yield
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[str]:
+    """Serve an app in the running event loop, and yield its address."""
+    config = uvicorn.Config(app, port=0, lifespan="off", ws="none", log_level="critical",
+                            timeout_graceful_shutdown=1)  # fmt: skip
+    server = _Uvicorn(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+class Direct:
+    """An in-process client for an app, with the part of `httpx2.AsyncClient` that checks use."""
+
+    def __init__(self, app: Any, base_url: httpx2.URL, headers: Mapping[str, str]) -> None:
+        self._app = app
+        self.base_url = base_url
+        self.headers = httpx2.Headers(headers)
+
+    async def request(
+        self, method: str, path: str, *, content: bytes | None, headers: Mapping[str, str]
+    ) -> httpx2.Response:
+        """Send a request and return the complete response."""
+        raw, _, query = f"{self.base_url.path}{path}".encode().partition(b"?")
+        sent = {**self.headers, **headers}
+        scope = {
+            "type": "http", "method": method, "raw_path": raw, "query_string": query,
+            "headers": [(name.lower().encode(), value.encode()) for name, value in sent.items()],
+        }  # fmt: skip
+        requests = iter([{"type": "http.request", "body": content or b""}])
+        replies: list[Any] = []
+
+        async def receive() -> Any:
+            message = next(requests, None)
+            return message or await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            replies.append(message)
+
+        try:
+            await self._app(scope, receive, send)
+        except Exception:
+            if replies:
+                raise httpx2.RemoteProtocolError("the response is incomplete") from None
+            return httpx2.Response(500)
+        start, *parts = replies
+        body = b"".join(part["body"] for part in parts)
+        return httpx2.Response(start["status"], headers=_received(start["headers"]), content=body)
+
+
+def _received(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return headers as a client parses them: a line break in a value starts another header."""
+    lines = b"\r\n".join(b": ".join(pair) for pair in headers).split(b"\r\n")
+    pairs = (line.partition(b":") for line in lines)
+    return [(name, value.strip()) for name, _, value in pairs]

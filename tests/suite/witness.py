@@ -54,10 +54,25 @@ class Witness:
         return result
 
 
-def notices(uses: Iterable[Use], fault: Fault) -> bool:
-    """Return True if a fault answers any use differently from the correct server."""
-    own = vars(type(fault))
-    return any(_differs(use, fault) for use in uses if use.name in own)
+class Uses:
+    """The uses of many runs. Most of them are alike."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[Use, set[str]]] = {}
+
+    def add(self, run: str, uses: Iterable[Use]) -> None:
+        """Add the uses of a run."""
+        for use in uses:
+            self._runs.setdefault(use.name, {}).setdefault(use, set()).add(run)
+
+    def noticing(self, fault: Fault) -> set[str]:
+        """Return the runs in which a fault answers any use differently from the correct server."""
+        found: set[str] = set()
+        for name in {*vars(type(fault)), *vars(fault)} & self._runs.keys():
+            for use, runs in self._runs[name].items():
+                if not runs <= found and _differs(use, fault):
+                    found |= runs
+        return found
 
 
 def _differs(use: Use, fault: Fault) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import codecs
 import json
+import marshal
 import math
 import random
 from collections import Counter
 from collections.abc import Mapping
+from functools import cached_property, lru_cache
 from typing import Any
 
 from suite import calls, constraints, model
@@ -20,6 +22,19 @@ ENDLESS = dict.fromkeys((model.END, model.TURN, model.TURN_END), -100)
 MOST = 2 * model.CONTEXT
 # The tokens of an image, as text.
 IMAGE = "(image)"
+# The length of a request, as JSON, whose choices are kept. The checks send most of them many times.
+KEPT = 20_000
+
+
+def work_of(path: str, sent: Mapping[str, Any], turn: int) -> Work:
+    """Return the work of a request."""
+    asked = json.dumps(sent)
+    return _kept(path, asked, turn) if len(asked) < KEPT else Work(path, sent, turn)
+
+
+@lru_cache(maxsize=4000)
+def _kept(path: str, asked: str, turn: int) -> Work:
+    return Work(path, json.loads(asked), turn)
 
 
 class Work:
@@ -41,6 +56,9 @@ class Work:
         self.limit = limit if limit is not None else (None if self.chat else 16)
         stop = sent.get("stop") or []
         self.stops = [stop] if isinstance(stop, str) else stop
+        wanted = sent.get("logprobs")
+        # Whether log-probabilities are needed: each costs as much as a token.
+        self.scored = (wanted is not None and wanted is not False) or self.candidates > self.n
         self.calls = calls.plan(sent) if self.chat else None
         self.forced = self._forced()
         self.prompts = self._chat_prompt() if self.chat else self._prompts()
@@ -92,8 +110,9 @@ class Work:
                     "context_length_exceeded",
                 )  # fmt: skip
 
+    @cached_property
     def choices(self) -> list[Choice]:
-        """Generate all choices, and return the best `n` for each prompt."""
+        """The best `n` choices of each prompt, of all that are generated."""
         kept: list[Choice] = []
         self.generated = 0
         for ids, text in self.prompts:
@@ -113,18 +132,25 @@ class Work:
         }
 
     def whole(self) -> dict[str, Any]:
-        choices = [choice.whole(index) for index, choice in enumerate(self.choices())]
-        return {"choices": choices, "usage": self.usage()}
+        found: dict[str, Any] = marshal.loads(self._whole)  # noqa: S302
+        return found
+
+    @cached_property
+    def _whole(self) -> bytes:
+        choices = [choice.whole(index) for index, choice in enumerate(self.choices)]
+        return marshal.dumps({"choices": choices, "usage": self.usage()})
 
     def chunks(self) -> list[Any]:
-        parts: list[Any] = []
-        for index, choice in enumerate(self.choices()):
-            parts += choice.chunks(index)
-        wants = (self.sent.get("stream_options") or {}).get("include_usage")
-        if wants:
+        found: list[Any] = marshal.loads(self._chunks)  # noqa: S302
+        return found
+
+    @cached_property
+    def _chunks(self) -> bytes:
+        parts = [part for at, choice in enumerate(self.choices) for part in choice.chunks(at)]
+        if (self.sent.get("stream_options") or {}).get("include_usage"):
             parts = [{**part, "usage": None} for part in parts]
             parts.append({"choices": [], "usage": self.usage()})
-        return parts
+        return marshal.dumps(parts)
 
 
 class Choice:
@@ -139,6 +165,7 @@ class Choice:
         rng = random.Random(drawn if seed is None else seed + number)
         bias = {int(token): value for token, value in (sent.get("logit_bias") or {}).items()}
         self.tokens: list[tuple[int, list[float]]] = []
+        logprobs: list[float] = []
         counts: Counter[int] = Counter()
         self.reason = "length"
         forced = work.forced
@@ -150,7 +177,7 @@ class Choice:
         self.cut: int | None = None
         before = [*ids]
         while len(self.tokens) < limit:
-            values = model.logits(before)
+            values = model.logits(before) if forced is None or work.scored else ()
             if forced is None:
                 going = len(self.tokens) < least
                 token = model.draw(values, rng, temperature, top_p, ENDLESS if going else bias,
@@ -160,7 +187,8 @@ class Choice:
             else:
                 at = len(self.tokens)
                 token = forced[at] if at < len(forced) else model.TURN_END
-            logprobs = model.log_softmax(values)
+            if work.scored:
+                logprobs = model.log_softmax(values)
             if token >= 256:
                 self.reason, self.end = "stop", (token, logprobs)
                 break
@@ -183,7 +211,7 @@ class Choice:
             self.reason = calls.reason(sent, work.calls)
         self.text = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
         self.count = len(self.tokens)
-        own = [logprobs[token] for token, logprobs in self.tokens]
+        own = [odds[token] for token, odds in self.tokens] if work.scored else []
         self.score = sum(own) / len(own) if own else -9999.0
 
     def entries(self) -> list[tuple[int, list[float] | None, int]]:
@@ -195,8 +223,9 @@ class Choice:
         echo = self.work.sent.get("echo")
         if echo:
             for at, token in enumerate(self.prompt_ids):
-                before = self.prompt_ids[:at]
-                listed.append((token, model.log_softmax(model.logits(before)) if at else None))
+                scored = at and self.work.scored
+                before = model.logits(self.prompt_ids[:at]) if scored else ()
+                listed.append((token, model.log_softmax(before) if scored else None))
         listed += self.tokens
         if echo and self.reason == "stop" and self.cut is None and hasattr(self, "end"):
             listed.append(self.end)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from . import badge, html, json, junit, markdown
+from . import formats, html
 from .run import Run
 
 WRITERS: Mapping[str, Callable[[Run], str]] = {
-    ".json": json.render,
-    ".md": markdown.render,
+    ".json": formats.render_json,
+    ".md": formats.render_markdown,
     ".html": html.render,
-    ".xml": junit.render,
-    ".svg": badge.render,
+    ".xml": formats.render_junit,
+    ".svg": formats.render_badge,
 }
 
 

@@ -3,143 +3,94 @@
 from __future__ import annotations
 
 import base64
-import json
+import itertools
 import struct
 from typing import Any
 
 from suite import embeddings
-from suite.faults.base import broken, only, refuse, take, without
-from suite.server import EMBEDDINGS
+from suite.faults.edits import Edit, drop, has, longer, put, refuses, reply, takes, turn, valid
+from suite.server import EMBEDDINGS, Fault
 
 
-def reply(change: Any) -> Any:
-    """Return a reply hook that changes the body of embeddings in place."""
-    return only(EMBEDDINGS, lambda body: (change(body), body)[1])
+def _reply(*edits: Edit) -> Fault:
+    return reply(*edits, at=EMBEDDINGS)
 
 
-def _given(when: Any) -> Any:
-    return lambda body: when({"input": None, **body})
+def _valid(*edits: Edit) -> Fault:
+    return valid(*edits, at=EMBEDDINGS)
 
 
-def items(change: Any) -> Any:
-    """Return a reply hook that changes each embedding in place."""
-    return reply(lambda body: [change(item) for item in body["data"]])
+def _floats(change: Edit) -> Fault:
+    """Return a fault that changes embeddings that are lists."""
+    return _reply(turn("data.*.embedding", lambda found: (
+        change(found) if isinstance(found, list) else found)))  # fmt: skip
 
 
-broken("embeddings-object", reply=reply(lambda body: body.update(object="embeddings")))
-broken("embeddings-item-object", reply=items(lambda item: item.update(object="vector")))
-broken("embeddings-model", reply=reply(lambda body: body.pop("model")))
-broken("embeddings-nested", reply=items(lambda item: item.update(embedding=[item["embedding"]])))
-broken(
-    "embeddings-usage-zero",
-    reply=reply(lambda body: body.update(usage={"prompt_tokens": 0, "total_tokens": 0})),
-)
-broken(
-    "embeddings-usage-first",
-    reply=reply(lambda body: body["usage"].update(
-        {name: count // len(body["data"]) for name, count in body["usage"].items()})),
-)  # fmt: skip
-broken("embeddings-reversed", reply=reply(lambda body: body["data"].reverse()))
-broken("embeddings-index-zero", reply=items(lambda item: item.update(index=0)))
-broken(
-    "embeddings-mixed",
-    reply=reply(lambda body: _mix(body["data"])),
-)
-broken("embeddings-constant", reply=items(lambda item: _constant(item)))
-broken(
-    "embeddings-ids-each",
-    valid=lambda path, body: (
-        {**body, "input": [[token] for token in body["input"]]}
-        if path == EMBEDDINGS and isinstance(body["input"][0], int) and len(body["input"]) > 2
-        else body
-    ),
-)
-broken(
-    "embeddings-ids-joined",
-    valid=lambda path, body: (
-        {**body, "input": [[token for one in body["input"] for token in one]]}
-        if path == EMBEDDINGS and isinstance(body["input"][0], list)
-        else body
-    ),
-)
-broken(
-    "embeddings-no-base64",
-    valid=lambda path, body: without("encoding_format")(path, body) if path == EMBEDDINGS else body,
-)
-broken("embeddings-big-endian", reply=items(lambda item: _recode(item, ">f")))
-broken("embeddings-doubles", reply=items(lambda item: _recode(item, "<d")))
-broken("embeddings-counted", reply=lambda path, body, sent: _counted(path, body))
-broken("embeddings-long", reply=items(lambda item: _scaled(item)))
-broken(
-    "embeddings-dimensions-ignored",
-    valid=lambda path, body: {**body, "dimensions": None} if path == EMBEDDINGS else body,
-)
-broken("embeddings-user-refused", request=refuse(lambda body: "user" in body, EMBEDDINGS))
-broken(
-    "embeddings-hundred",
-    request=refuse(lambda body: isinstance(body.get("input"), list)
-                   and 100 < len(body["input"]) < 300, EMBEDDINGS),
-)  # fmt: skip
-for _name, _when in (
-    ("cut", lambda body: isinstance(body["input"], str) and len(body["input"]) > 9000),
-    ("empty-string", lambda body: body["input"] == ""),
-    ("empty-list", lambda body: body["input"] == []),
-    ("empty-item", lambda body: isinstance(body["input"], list) and "" in body["input"]),
-    ("many", lambda body: isinstance(body["input"], list) and len(body["input"]) > 2000),
-    ("missing", lambda body: body["input"] is None),
-    ("number", lambda body: body["input"] == 5),
-    ("mixed-list", lambda body: body["input"] == ["a", 5]),
-    ("unknown-id", lambda body: body["input"] == [2_000_000_000]),
-):
-    broken(
-        f"embeddings-{_name}-taken",
-        request=take(_given(_when), EMBEDDINGS, input="a"),
-    )
-broken(
-    "embeddings-no-dimensions-taken",
-    request=take(lambda body: body.get("dimensions") == 0, EMBEDDINGS, dimensions=None),
-)
-broken(
-    "embeddings-hex-taken",
-    request=take(lambda body: body.get("encoding_format") == "hex", EMBEDDINGS,
-                 encoding_format="float"),
-)  # fmt: skip
-_count = [0]
+def _recoded(form: str) -> Fault:
+    """Return a fault that encodes embeddings in base64 as other numbers."""
+
+    def change(found: Any) -> Any:
+        if not isinstance(found, str):
+            return found
+        numbers = struct.iter_unpack("<f", base64.b64decode(found))
+        return base64.b64encode(b"".join(struct.pack(form, *one) for one in numbers)).decode()
+
+    return _reply(turn("data.*.embedding", change))
 
 
-def _mix(data: list[Any]) -> None:
-    if len(data) > 1:
-        one, other = data[0], data[1]
-        one["embedding"], other["embedding"] = other["embedding"], one["embedding"]
+def _mixed(data: list[Any]) -> list[Any]:
+    """Return embeddings of which the first two are swapped."""
+    swapped = [one["embedding"] for one in (*data[1::-1], *data[2:])]
+    return [{**one, "embedding": other} for one, other in zip(data, swapped, strict=True)]
 
 
-def _constant(item: Any) -> None:
-    if isinstance(item["embedding"], list):
-        item["embedding"] = [1.0] + [0.0] * (len(item["embedding"]) - 1)
+def _others(data: list[Any]) -> list[Any]:
+    """Replace the embeddings of a reply by one that is different every time."""
+    new = embeddings.answer({"model": "org/toy"}, [f"[{next(_numbers)}]"])["data"][0]
+    return [
+        {**one, "embedding": new["embedding"]} if isinstance(one["embedding"], list) else one
+        for one in data
+    ]
 
 
-def _floats(text: str) -> list[float]:
-    return list(struct.unpack(f"<{len(base64.b64decode(text)) // 4}f", base64.b64decode(text)))
-
-
-def _recode(item: Any, form: str) -> None:
-    if isinstance(item["embedding"], str):
-        data = b"".join(struct.pack(form, value) for value in _floats(item["embedding"]))
-        item["embedding"] = base64.b64encode(data).decode()
-
-
-def _counted(path: str, body: Any) -> Any:
-    """Replace each embedding with a different one every time."""
-    if path != EMBEDDINGS:
-        return body
-    _count[0] += 1
-    for item in body["data"]:
-        if isinstance(item["embedding"], list):
-            again = {"input": json.dumps(_count), "model": "org/toy"}
-            item["embedding"] = embeddings.answer(again, [again["input"]])["data"][0]["embedding"]
-    return body
-
-
-def _scaled(item: Any) -> None:
-    if isinstance(item["embedding"], list):
-        item["embedding"] = [3 * value for value in item["embedding"]]
+_numbers = itertools.count(1)
+FAULTS = {
+    "embeddings-object": _reply(put("object", "embeddings")),
+    "embeddings-item-object": _reply(put("data.*.object", "vector")),
+    "embeddings-model": _reply(drop("model")),
+    "embeddings-nested": _reply(turn("data.*.embedding", lambda found: [found])),
+    "embeddings-usage-zero": _reply(put("usage", {"prompt_tokens": 0, "total_tokens": 0})),
+    "embeddings-usage-first": _reply(lambda body: turn("usage.*", lambda count: (
+        count // len(body["data"])))(body)),
+    "embeddings-reversed": _reply(turn("data", lambda data: data[::-1])),
+    "embeddings-index-zero": _reply(put("data.*.index", 0)),
+    "embeddings-mixed": _reply(turn("data", _mixed)),
+    "embeddings-constant": _floats(lambda found: [1.0] + [0.0] * (len(found) - 1)),
+    "embeddings-ids-each": _valid(turn("input", lambda found: (
+        [[token] for token in found] if isinstance(found[0], int) and len(found) > 2 else found))),
+    "embeddings-ids-joined": _valid(turn("input", lambda found: (
+        [sum(found, [])] if isinstance(found[0], list) else found))),  # noqa: RUF017
+    "embeddings-no-base64": _valid(drop("encoding_format")),
+    "embeddings-big-endian": _recoded(">f"),
+    "embeddings-doubles": _recoded("<d"),
+    "embeddings-counted": _reply(turn("data", _others)),
+    "embeddings-long": _floats(lambda found: [3 * one for one in found]),
+    "embeddings-dimensions-ignored": _valid(put("dimensions", None)),
+    "embeddings-user-refused": refuses(has("user"), EMBEDDINGS),
+    "embeddings-hundred": refuses(has("input", lambda found: (
+        isinstance(found, list) and 100 < len(found) < 300)), EMBEDDINGS),
+    **{f"embeddings-{name}-taken": takes(when, EMBEDDINGS, input="a") for name, when in {
+        "cut": has("input", lambda found: isinstance(found, str) and len(found) > 9000),
+        "empty-string": has("input", ""),
+        "empty-list": has("input", []),
+        "empty-item": has("input.*", ""),
+        "many": has("input", longer(2000)),
+        "missing": lambda body: body.get("input") is None,
+        "number": has("input", 5),
+        "mixed-list": has("input", ["a", 5]),
+        "unknown-id": has("input", [2_000_000_000]),
+    }.items()},
+    "embeddings-no-dimensions-taken": takes(has("dimensions", 0), EMBEDDINGS, dimensions=None),
+    "embeddings-hex-taken": takes(has("encoding_format", "hex"), EMBEDDINGS,
+                                  encoding_format="float"),
+}  # fmt: skip

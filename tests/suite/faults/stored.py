@@ -4,108 +4,46 @@ from __future__ import annotations
 
 from typing import Any
 
-from suite.faults.base import broken, only, take, without
+from suite.faults.edits import (
+    drop,
+    error,
+    has,
+    ignores,
+    longer,
+    put,
+    query,
+    refuses,
+    reply,
+    says,
+    takes,
+    turn,
+    valid,
+)
 from suite.rules import Refused
+from suite.server import Fault
 from suite.work import CHAT
 
-
-def change(kind: str, **values: Any) -> Any:
-    """Return a reply hook that replaces values of a reply about stored completions."""
-    return only(f"stored {kind}", lambda body: {**body, **values})
-
-
-broken("store-ignored", valid=without("store"))
-broken("store-unlisted", reply=lambda path, body, sent: _not_there(path, body))
-broken("store-other-answer", reply=only("stored one", lambda body: _reworded(body)))
-broken("store-no-model", reply=only("stored one", lambda body: _pop(body, "model")))
-broken("store-created-string", reply=change("one", created="now"))
-broken("store-no-metadata", reply=change("one", metadata=None))
-broken(
-    "store-always",
-    valid=lambda path, body: {**body, "store": True} if path == CHAT else body,
-)
-broken(
-    "store-no-streams",
-    valid=lambda path, body: {**body, "store": False} if body.get("stream") else body,
-)
-broken(
-    "store-stream-chunk",
-    reply=change("stream", object="chat.completion.chunk"),
-)
-broken("store-stream-empty", reply=only("stored stream", lambda body: _reworded(body)))
-broken("store-unknown-400", error=lambda status, error, sent: (
-    400 if "No completion" in error["message"] else status, {"error": error}))  # fmt: skip
-broken("store-list-object", reply=change("list", object="page"))
-broken("store-list-no-ids", reply=change("list", first_id=None, last_id=None))
-broken("store-list-no-more", reply=only("stored list", lambda body: _pop(body, "has_more")))
-broken("store-list-always-more", reply=change("list", has_more=True))
-broken("store-filter-ignored", reply=only("stored list", lambda body: {
-    **body, "data": [*body["data"], {"id": "chatcmpl-of-another"}]}))  # fmt: skip
-broken("store-model-ignored", query=lambda query: _less(query, "model"))
-broken("store-order-ignored", query=lambda query: _less(query, "order"))
-broken("store-newest-first", query=lambda query: {"order": "desc", **query})
-broken("store-limit-ignored", query=lambda query: _less(query, "limit"))
-broken("store-after-ignored", query=lambda query: _less(query, "after"))
-broken("store-limit-refused", query=lambda query: _no_limit(query))
-broken(
-    "store-messages-last",
-    reply=only("stored messages", lambda body: {**body, "data": body["data"][-1:]}),
-)
-broken(
-    "store-messages-same-id",
-    reply=only("stored messages", lambda body: _items(body, id="message")),
-)
-broken(
-    "store-messages-no-id",
-    reply=only("stored messages", lambda body: {
-        **body, "data": [{k: v for k, v in one.items() if k != "id"} for one in body["data"]]}),
-)  # fmt: skip
-broken("store-messages-no-ends", reply=change("messages", first_id=None))
-broken("store-messages-type", reply=only("stored messages", lambda body: _items(body, refusal=0)))
-broken("store-update-ignored", reply=change("updated", metadata={}))
-broken("store-update-anything", error=lambda status, error, sent: (
-    (200, {}) if not sent and error["param"] in ("metadata", "metadata.a")
-    else (status, {"error": error})))  # fmt: skip
-broken("store-deleted-false", reply=change("deleted", deleted=False))
-broken("store-deleted-object", reply=change("deleted", object="chat.completion"))
-broken(
-    "store-any-metadata",
-    request=take(lambda body: _too_much(body.get("metadata")), CHAT, metadata={}),
-)
-broken("store-little-metadata", request=lambda path, body: _little(body))
-broken("store-any-query", query=lambda query: _known(query))
-broken("store-wrong-request", reply=change("one", temperature=1.0, seed=8))
-broken("store-untold-request", reply=change("one", temperature=None, top_p=None, seed=None))
-
-
-def _pop(body: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name != key}
-
-
-def _less(query: dict[str, str], key: str) -> dict[str, str]:
-    return {name: value for name, value in query.items() if name != key}
-
-
-def _items(body: dict[str, Any], **values: Any) -> dict[str, Any]:
-    return {**body, "data": [{**one, **values} for one in body["data"]]}
-
-
-def _reworded(body: dict[str, Any]) -> dict[str, Any]:
-    choices = [
-        {**choice, "message": {**choice["message"], "content": "Other."}}
-        for choice in body["choices"]
-    ]
-    return {**body, "choices": choices}
-
-
-def _not_there(path: str, body: Any) -> Any:
-    return {**body, "data": []} if path == "stored list" else body
+# The places of replies.
+ONE, STREAM, LIST = "stored one", "stored stream", "stored list"
+MESSAGES, UPDATED, DELETED = "stored messages", "stored updated", "stored deleted"
+OTHER = put("choices.*.message.content", "Other.")
 
 
 def _no_limit(query: dict[str, str]) -> dict[str, str]:
     if query.get("limit", "1") not in ("1", "0", "none"):
         raise Refused("Not taken.", "limit", status=500)
     return query
+
+
+def _known(query: dict[str, str]) -> dict[str, str]:
+    wrong = query.get("limit") in ("none", "0") or query.get("order") == "up"
+    return {} if wrong else query
+
+
+def _update_anything(status: int, error: dict[str, Any], sent: Any) -> tuple[int, Any]:
+    if not sent and error["param"] in ("metadata", "metadata.a"):
+        return 200, {}
+    return status, {"error": error}
 
 
 def _too_much(metadata: Any) -> bool:
@@ -118,13 +56,41 @@ def _too_much(metadata: Any) -> bool:
     )
 
 
-def _little(body: dict[str, Any]) -> dict[str, Any]:
-    if len(body.get("metadata") or ()) == 16:
-        raise Refused("Too much.", status=500)
-    return body
-
-
-def _known(query: dict[str, str]) -> dict[str, str]:
-    if query.get("limit") in ("none", "0") or query.get("order") == "up":
-        return {}
-    return query
+FAULTS = {
+    "store-ignored": ignores("store"),
+    "store-unlisted": reply(put("data", []), at=LIST),
+    "store-other-answer": reply(OTHER, at=ONE),
+    "store-no-model": reply(drop("model"), at=ONE),
+    "store-created-string": reply(put("created", "now"), at=ONE),
+    "store-no-metadata": reply(put("metadata", None), at=ONE),
+    "store-always": valid(put("store", True), at=CHAT),
+    "store-no-streams": valid(put("store", False), when=lambda body: body.get("stream")),
+    "store-stream-chunk": reply(put("object", "chat.completion.chunk"), at=STREAM),
+    "store-stream-empty": reply(OTHER, at=STREAM),
+    "store-unknown-400": error(status=400, when=says("No completion")),
+    "store-list-object": reply(put("object", "page"), at=LIST),
+    "store-list-no-ids": reply(put("first_id", None), put("last_id", None), at=LIST),
+    "store-list-no-more": reply(drop("has_more"), at=LIST),
+    "store-list-always-more": reply(put("has_more", True), at=LIST),
+    "store-filter-ignored": reply(turn("data", lambda data: [
+        *data, {"id": "chatcmpl-of-another"}]), at=LIST),
+    **{f"store-{name}-ignored": query(drop(name)) for name in (
+        "model", "order", "limit", "after")},
+    "store-newest-first": query(lambda found: {"order": "desc", **found}),
+    "store-limit-refused": query(_no_limit),
+    "store-messages-last": reply(turn("data", lambda data: data[-1:]), at=MESSAGES),
+    "store-messages-same-id": reply(put("data.*.id", "message"), at=MESSAGES),
+    "store-messages-no-id": reply(drop("data.*.id"), at=MESSAGES),
+    "store-messages-no-ends": reply(put("first_id", None), at=MESSAGES),
+    "store-messages-type": reply(put("data.*.refusal", 0), at=MESSAGES),
+    "store-update-ignored": reply(put("metadata", {}), at=UPDATED),
+    "store-update-anything": Fault(error=_update_anything),
+    "store-deleted-false": reply(put("deleted", False), at=DELETED),
+    "store-deleted-object": reply(put("object", "chat.completion"), at=DELETED),
+    "store-any-metadata": takes(has("metadata", _too_much), CHAT, metadata={}),
+    "store-little-metadata": refuses(has("metadata", longer(15, 17))),
+    "store-any-query": query(_known),
+    "store-wrong-request": reply(put("temperature", 1.0), put("seed", 8), at=ONE),
+    "store-untold-request": reply(put("temperature", None), put("top_p", None), put("seed", None),
+                                  at=ONE),
+}  # fmt: skip

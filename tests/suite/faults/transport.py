@@ -1,237 +1,169 @@
-"""Faults in routes, errors, headers and the list of models."""
+"""Faults in routes, errors, headers and models, under load, and after the death of the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from latimer.conformance.checks.errors import INVALID
 from latimer.conformance.checks.hosted import BEYOND, STRONG
-from suite.faults.base import (
-    as_body,
-    broken,
-    fail,
-    header,
-    in_stream,
-    only,
+from suite.faults.edits import (
+    drop,
+    error,
+    has,
+    headers,
+    lacks,
+    put,
+    rejects,
+    reply,
+    request,
+    saying,
     says,
-    status,
-    without,
+    swap,
+    turn,
 )
 from suite.rules import Refused
-from suite.server import COMPLETIONS
+from suite.server import COMPLETIONS, GONE, Fault
 from suite.work import CHAT
 
 
-def _refuse_charset(method: str, path: str, headers: Mapping[str, str]) -> None:
-    if "charset" in headers.get("content-type", ""):
-        raise Refused("Unsupported content type.", code="unsupported_content_type", status=415)
+def _accepts(path: str, changes: Mapping[str, Any]) -> Fault:
+    """Return a fault that ignores invalid values."""
+
+    def invalid(body: dict[str, Any]) -> bool:
+        return all(
+            body.get(name) == value and type(body[name]) is type(value)
+            for name, value in changes.items()
+        )
+
+    def without(body: dict[str, Any]) -> dict[str, Any]:
+        hello = {"messages": [{"role": "user", "content": "Hello"}]} if path == CHAT else {}
+        return {**hello, **{name: one for name, one in body.items() if name not in changes}}
+
+    return request(without, at=path, when=invalid)
 
 
-def _break_empty_bearer(method: str, path: str, headers: Mapping[str, str]) -> None:
-    if headers.get("authorization", "x").strip() == "Bearer":
-        raise Refused("No key.", status=500)
+class _Names(Fault):
+    """A fault that writes the names of unknown fields into a header."""
+
+    names: Any = ()
+
+    def request(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Keep the names with line breaks, which only this fault's check sends."""
+        self.names = [name for name in body if "\n" in name]
+        return body
+
+    def headers(self, status: int, headers: dict[str, str]) -> dict[str, str]:
+        """Return headers with a name."""
+        return {**headers, "x-ignored": self.names.pop()} if self.names else headers
 
 
-def _refuse_apps(method: str, path: str, headers: Mapping[str, str]) -> None:
-    if not headers.get("origin", "http").startswith("http"):
-        raise Refused("This origin is not allowed.", code="origin_not_allowed", status=403)
+def _no_deep(body: bytes) -> bytes:
+    if body.count(b"[") > 5000:
+        raise Refused("Too deep.", status=500)
+    return body
 
 
-broken("refuses-charset", head=_refuse_charset)
-broken("refuses-apps", head=_refuse_apps)
-broken("500-for-empty-bearer", head=_break_empty_bearer)
-broken("500-for-content-type", error=status(500, says("content type")))
-broken("500-for-bad-json", error=status(500, says("could not parse", "no JSON")))
-broken("500-for-infinity", error=status(500, says("not finite")))
-broken("500-for-no-object", error=status(500, says("must be an object")))
-broken("404-for-method", error=status(404, says("Not allowed")))
-broken("405-without-allow", headers=header("allow"))
-broken(
-    "html-for-unknown-path",
-    error=lambda found, error, sent: (
-        found,
-        b"<h1>Not Found</h1>" if "Invalid URL" in error["message"] else {"error": error},
-    ),
-)
-broken(
-    "first-key-wins", raw=lambda body: body.replace(b'"prompt": 5, "prompt": "a"', b'"prompt": 5')
-)
-broken(
-    "422-for-invalid",
-    error=lambda found, error, sent: (
-        422 if found == 400 and error["param"] else found,
-        {"error": error},
-    ),
-)
-broken("detail-errors", error=as_body(lambda error: {"detail": error["message"]}))
-broken("string-errors", error=as_body(lambda error: {"error": error["message"]}))
-broken(
-    "errors-without-param",
-    error=as_body(lambda error: {"error": {k: v for k, v in error.items() if k != "param"}}),
-)
-broken(
-    "errors-with-numbers",
-    error=lambda found, error, sent: (found, {"error": {**error, "code": found}}),
-)
-broken("other-error-type", error=as_body(lambda error: {"error": {**error, "type": "bad"}}))
-broken(
-    "errors-name-nothing",
-    error=as_body(lambda error: {"error": {**error, "message": "Bad request.", "param": None}}),
-)
-broken("500-for-missing-model", error=status(500, says("model parameter")))
-broken("400-for-unknown-model", error=status(400, says("model does not exist")))
-broken("422-for-missing-messages", error=status(422, says("Missing required")))
-broken(
-    "context-without-code",
-    error=as_body(
-        lambda error: {
-            "error": {
-                **error,
-                "code": None if error["code"] == "context_length_exceeded" else error["code"],
-            }
-        }
-    ),
-)
-broken(
-    "context-in-other-words",
-    error=as_body(
-        lambda error: {
-            "error": {
-                **error,
-                "message": error["message"].replace("maximum context length is", "context is"),
-            }
-        }
-    ),
-)
-broken(
-    "context-shortened",
-    request=lambda path, body: (
-        {**body, "max_tokens": 16} if body.get("max_tokens") == 100_000_000 else body
-    ),
-)
-broken("500-for-unknown-field", error=status(500, says("Unknown parameter")))
-broken(
-    "streams-errors",
-    headers=lambda found, headers: (
-        {**headers, "content-type": "text/event-stream"} if found == 400 else headers
-    ),
-)
-broken(
-    "ignores-stream-options",
-    request=lambda path, body: (
-        body if body.get("stream") else without("stream_options")(path, body)
-    ),
-)
-broken(
-    "ignores-top-logprobs-alone",
-    request=lambda path, body: (
-        body if body.get("logprobs") else without("top_logprobs")(path, body)
-    ),
-)
-broken("ignores-metadata", request=without("metadata"))
-
-
-def _accepts(path: str, changes: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a request hook that ignores invalid values."""
-
-    def hook(at: str, body: dict[str, Any]) -> dict[str, Any]:
-        if at != path or any(body.get(name) != value for name, value in changes.items()):
-            return body
-        if any(type(body[name]) is not type(value) for name, value in changes.items()):
-            return body
-        body = without(*changes)(at, body)
-        return {"messages": [{"role": "user", "content": "Hello"}], **body} if at == CHAT else body
-
-    return hook
-
-
-for _name, _path, _changes in (
-    *((name, path, changes) for name, path, changes, _, _ in (*INVALID, *STRONG)),
-    *((name, COMPLETIONS, changes) for name, changes, _, _ in BEYOND),
-):
-    broken(f"accepts-{_name}", request=_accepts(_path, _changes))
-
-# Headers.
-
-for _header in ("x-request-id", "openai-processing-ms", "openai-version",
-                "access-control-allow-origin"):  # fmt: skip
-    broken(f"no-{_header}", headers=header(_header))
-broken("same-request-id", headers=header("x-request-id", "req_1"))
-broken("no-stream-request-id", headers=in_stream("x-request-id"))
-broken("streams-cached", headers=header("cache-control"))
-broken(
-    "text-replies",
-    headers=lambda found, headers: (
-        {**headers, "content-type": "text/plain"}
-        if found == 200 and "json" in headers["content-type"]
-        else headers
-    ),
-)
-broken(
-    "html-errors",
-    headers=lambda found, headers: (
-        {**headers, "content-type": "text/html"} if found >= 400 else headers
-    ),
-)
-broken(
-    "streams-as-text",
-    headers=lambda found, headers: {
-        **headers,
-        "content-type": headers["content-type"].replace("event-stream", "plain"),
-    },
-)
-
-# Models.
-
-broken("models-no-object", reply=only("/models", lambda body: {**body, "object": "models"}))
-broken("models-empty", reply=only("/models", lambda body: {**body, "data": []}))
-broken(
-    "models-created-float",
-    reply=only(
-        "/models", lambda body: {**body, "data": [{**one, "created": 1.5} for one in body["data"]]}
-    ),
-)
-broken(
-    "models-no-owner",
-    reply=only(
-        "/models",
-        lambda body: {
-            **body,
-            "data": [{k: v for k, v in one.items() if k != "owned_by"} for one in body["data"]],
-        },
-    ),
-)
-broken(
-    "models-no-slash",
-    head=lambda method, path, headers: (
-        fail(Refused("Not found.", status=500)) if "%2F" in path else None
-    ),
-)
-broken("models-unknown-200", error=status(500, says("model does not exist")))
-broken(
-    "models-other-id",
-    reply=only(
-        "/models", lambda body: {**body, "data": [{**one, "id": one["id"]} for one in body["data"]]}
-    ),
-    request=lambda path, body: (
-        {**body, "model": "x"}
-        if body.get("model") == "org/toy"
-        and body.get("max_tokens") == 1
-        and body.get("prompt") == "Hello"
-        and len(body) == 3
-        else body
-    ),
-)
-
-broken("wrong-key-403", wrong_key=403)
-broken(
-    "500-for-chat-context",
-    error=lambda status, error, sent: (
-        500 if "maximum context" in error["message"] and error["param"] == "messages" else status,
-        {"error": error},
-    ),
-)
-broken("500-for-delete", head=lambda method, path, headers: (
-    fail(Refused("No.", status=500)) if method == "DELETE" and path.startswith("/models")
-    else None))  # fmt: skip
+ERRORS = {
+    "refuses-charset": rejects(lambda method, path, found: (
+        "charset" in found.get("content-type", "")), 415),
+    "refuses-apps": rejects(lambda method, path, found: (
+        not found.get("origin", "http").startswith("http")), 403),
+    "500-for-empty-bearer": rejects(lambda method, path, found: (
+        found.get("authorization", "x").strip() == "Bearer")),
+    "500-for-content-type": error(status=500, when=says("content type")),
+    "500-for-bad-json": error(status=500, when=says("could not parse", "no JSON")),
+    "500-for-infinity": error(status=500, when=says("not finite")),
+    "500-for-no-object": error(status=500, when=says("must be an object")),
+    "404-for-method": error(status=404, when=says("Not allowed")),
+    "405-without-allow": headers(drop("allow")),
+    "html-for-unknown-path": error(lambda body: b"<h1>Not Found</h1>", when=says("Invalid URL")),
+    "first-key-wins": Fault(raw=lambda body: (
+        body.replace(b'"prompt": 5, "prompt": "a"', b'"prompt": 5'))),
+    "422-for-invalid": error(status=422, when=lambda one: (
+        one["status"] == 400 and one["error"]["param"])),
+    "detail-errors": error(lambda body: {"detail": body["error"]["message"]}),
+    "string-errors": error(lambda body: {"error": body["error"]["message"]}),
+    "errors-without-param": error(drop("error.param")),
+    "errors-with-numbers": Fault(error=lambda status, one, sent: (
+        status, {"error": {**one, "code": status}})),
+    "other-error-type": error(put("error.type", "bad")),
+    "errors-name-nothing": error(put("error.message", "Bad request."), put("error.param", None)),
+    "500-for-missing-model": error(status=500, when=says("model parameter")),
+    "400-for-unknown-model": error(status=400, when=says("model does not exist")),
+    "422-for-missing-messages": error(status=422, when=says("Missing required")),
+    "context-without-code": error(swap("error.code", "context_length_exceeded", None)),
+    "context-in-other-words": error(turn("error.message", lambda text: (
+        text.replace("maximum context length is", "context is")))),
+    "context-shortened": request(swap("max_tokens", 100_000_000, 16)),
+    "500-for-unknown-field": error(status=500, when=says("Unknown parameter")),
+    "ignores-stream-options": request(drop("stream_options"), when=lacks("stream")),
+    "ignores-top-logprobs-alone": request(drop("top_logprobs"), when=lacks("logprobs")),
+    "ignores-metadata": request(drop("metadata")),
+    "500-for-ids": error(status=500, when=says("beyond the vocabulary")),
+    "500-for-chat-context": error(status=500, when=lambda one: (
+        says("maximum context")(one) and one["error"]["param"] == "messages")),
+    "500-for-depth": Fault(raw=_no_deep),
+    "accepts-broken-utf8": Fault(raw=lambda body: body.decode("utf-8", "replace").encode()),
+    "accepts-nan": Fault(raw=lambda body: body.replace(b"NaN", b"1").replace(b"Infinity", b"1")),
+    "wrong-key-403": Fault(wrong_key=403),
+    **{f"accepts-{name}": _accepts(path, changes)
+       for name, path, changes, _, _ in (*INVALID, *STRONG)},
+    **{f"accepts-{name}": _accepts(COMPLETIONS, changes) for name, changes, _, _ in BEYOND},
+}  # fmt: skip
+HEADERS = {
+    **{f"no-{name}": headers(drop(name)) for name in (
+        "x-request-id", "openai-processing-ms", "openai-version", "access-control-allow-origin")},
+    "same-request-id": headers(put("x-request-id", "req_1")),
+    "no-stream-request-id": headers(drop("x-request-id"),
+                                    when=has("content-type", saying("text/event"))),
+    "streams-cached": headers(drop("cache-control")),
+    "streams-errors": headers(put("content-type", "text/event-stream"), when=has("status", 400)),
+    "text-replies": headers(put("content-type", "text/plain"), when=lambda found: (
+        found["status"] == 200 and "json" in found["content-type"])),
+    "html-errors": headers(put("content-type", "text/html"),
+                           when=has("status", lambda status: status >= 400)),
+    "streams-as-text": headers(turn("content-type", lambda kind: (
+        kind.replace("event-stream", "plain")))),
+    "field-names-in-headers": _Names(),
+}  # fmt: skip
+MODELS = {
+    "models-no-object": reply(put("object", "models"), at="/models"),
+    "models-empty": reply(put("data", []), at="/models"),
+    "models-created-float": reply(put("data.*.created", 1.5), at="/models"),
+    "models-no-owner": reply(drop("data.*.owned_by"), at="/models"),
+    "models-no-slash": rejects(lambda method, path, found: "%2F" in path),
+    "models-unknown-200": error(status=500, when=says("model does not exist")),
+    "models-other-id": request(swap("model", "org/toy", "x"), when=lambda body: (
+        {**body, "model": 0} == {"model": 0, "max_tokens": 1, "prompt": "Hello"})),
+    "models-no-context": reply(drop("data.*.context_length"), drop("context_length")),
+    "models-other-context": reply(turn("data.*.context_length", lambda size: 4096),
+                                  turn("context_length", lambda size: 4096)),
+    "500-for-delete": rejects(lambda method, path, found: (
+        method == "DELETE" and path.startswith("/models"))),
+}  # fmt: skip
+LOAD = {
+    "stays-after-disconnect": Fault(stays=5.0),
+    "lingers": Fault(lingers=True),
+    "waits-till-the-end": Fault(buffers=True),
+    "load-is-500": Fault(crowded=500),
+    "load-without-retry": Fault(crowded=503),
+    "answers-mixed": Fault(mixes=True),
+    "keepalive-none": Fault(comment=b""),
+    "keepalive-joined": Fault(comment=b": keep-alive "),
+    "keepalive-events": Fault(comment=b"data: {}\n\n"),
+    "break-silent": Fault(on_break=lambda chunk: None),
+    "break-text": Fault(on_break=lambda chunk: {"error": "The engine is gone."}),
+    "break-finish": Fault(on_break=put("choices", [
+        {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}])),
+    "break-usage": Fault(on_break=lambda chunk: {
+        "error": GONE,
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}),
+    "break-400": Fault(down=400),
+    "break-response-silent": Fault(on_failure=lambda found: []),
+    "break-response-completed": Fault(on_failure=lambda found: [
+        {**found[-1], "type": "response.completed"}]),
+    "break-response-text": Fault(on_failure=lambda found: [
+        {**found[0], "error": "The engine is gone."}, found[1]]),
+}  # fmt: skip
+FAULTS = ERRORS | HEADERS | MODELS | LOAD

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
-from suite.model import CONTEXT
-from suite.responses.items import new_id
-from suite.responses.rules import INCLUDE, OWN
+from suite.responses.rules import INCLUDE, OWN, new_id
 from suite.responses.turns import BETWEEN, SEALED
 from suite.rules import Refused
-from suite.work import CHAT, Choice, Work
+from suite.work import CHAT, Choice, work_of
 
 _numbers = itertools.count(1)
 # What the model thinks if a request asks for reasoning.
@@ -32,7 +28,7 @@ def answer(
     most = chat["max_tokens"]
     if thinks and most:
         chat = {**chat, "max_tokens": most - len(THOUGHT)}
-    choice, usage = _made(json.dumps(chat), 1 if chat["temperature"] == 0 else turn)
+    choice, usage = _made(chat, 1 if chat["temperature"] == 0 else turn)
     spent = len(THOUGHT) if thinks else 0
     cut = choice.reason == "length"
     status = "incomplete" if cut else "completed"
@@ -53,23 +49,19 @@ def answer(
     }  # fmt: skip
 
 
-@lru_cache(maxsize=512)
-def _made(chat: str, turn: int) -> tuple[Choice, dict[str, int]]:
-    """Return the choice of a chat request in JSON, and its usage.
+def _made(chat: Mapping[str, Any], turn: int) -> tuple[Choice, dict[str, int]]:
+    """Return the choice of a chat request, and its usage.
 
     Raises:
         Refused: the input exceeds the context, in both of OpenAI's wordings.
     """
+    work = work_of(CHAT, chat, turn)
     try:
-        if len(chat) > 4 * CONTEXT:
-            raise Refused(f"This model's maximum context length is {CONTEXT} tokens.", None,
-                          "context_length_exceeded")  # fmt: skip
-        work = Work(CHAT, json.loads(chat), turn)
         work.check_context()
     except Refused as refused:
         text = f"{refused.message} Your input exceeds the context window of this model."
         raise Refused(text, "input", refused.code) from None
-    return work.choices()[0], work.usage()
+    return work.choices[0], work.usage()
 
 
 def begun(whole: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,3 +146,112 @@ def _call(call: Any, status: str, spaces: list[str]) -> dict[str, Any]:
         "name": call.name}  # fmt: skip
     return {"type": kind, "id": new_id(kind), "call_id": f"call_{next(_numbers):024d}",
             **named, "arguments" if own else "input": call.text, "status": status}  # fmt: skip
+
+
+PIECE = 6
+CALL, CUSTOM = "response.function_call_arguments", "response.custom_tool_call_input"
+
+
+def events(whole: Mapping[str, Any], padded: bool) -> list[dict[str, Any]]:
+    """Return the events of a response.
+
+    Args:
+        padded: True if the deltas have an `obfuscation`.
+    """
+    start = begun(whole)
+    found: list[dict[str, Any]] = [
+        {"type": "response.created", "response": start},
+        {"type": "response.in_progress", "response": start},
+    ]
+    for index, item in enumerate(whole["output"]):
+        found += _item(index, item)
+    found.append({"type": f"response.{whole['status']}", "response": whole})
+    if padded:
+        for event in found:
+            if "delta" in event:
+                event["obfuscation"] = "x"
+    return [{**event, "sequence_number": at} for at, event in enumerate(found)]
+
+
+def failure(whole: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+    """Return the events after the death of the engine.
+
+    Args:
+        number: the number of the first of them.
+    """
+    error = {"type": "server_error", "code": "server_error", "message": "The engine is gone.",
+             "param": None}  # fmt: skip
+    flat = {name: error[name] for name in ("code", "message", "param")}
+    failed = {**begun(whole), "status": "failed",
+              "error": {"code": error["code"], "message": error["message"]}}  # fmt: skip
+    return [
+        {"type": "error", "sequence_number": number, **flat, "error": error},
+        {"type": "response.failed", "sequence_number": number + 1, "response": failed},
+    ]
+
+
+def _item(index: int, item: Mapping[str, Any]) -> list[dict[str, Any]]:
+    kind = item["type"]
+    blank = {"arguments": "", "input": "", "content": [], "summary": []}
+    empty = {name: value for name, value in blank.items() if name in item}
+    start = {name: value for name, value in item.items() if name != "encrypted_content"}
+    begun = {**start, **empty, "status": "in_progress"}
+    at = {"item_id": item["id"], "output_index": index}
+    inner = {"message": _text, "reasoning": _thought}.get(kind, _call_events)
+    return [
+        {"type": "response.output_item.added", "output_index": index, "item": begun},
+        *inner(at, item),
+        {"type": "response.output_item.done", "output_index": index, "item": item},
+    ]
+
+
+def _call_events(at: Mapping[str, Any], item: Mapping[str, Any]) -> list[dict[str, Any]]:
+    own = item["type"] == "function_call"
+    kind, name = (CALL, "arguments") if own else (CUSTOM, "input")
+    done = {"name": item["name"], name: item[name]} if own else {name: item[name]}
+    return [
+        *({"type": f"{kind}.delta", **at, "delta": piece} for piece in _pieces(item[name])),
+        {"type": f"{kind}.done", **at, **done},
+    ]
+
+
+def _text(at: Mapping[str, Any], item: Mapping[str, Any]) -> list[dict[str, Any]]:
+    at = {**at, "content_index": 0}
+    part = item["content"][0]
+    kind, text, logprobs = "response.output_text", part["text"], part["logprobs"]
+    deltas, start = [], 0
+    for piece in _pieces(text):
+        end = start + len(piece.encode())
+        deltas.append({"type": f"{kind}.delta", **at, "delta": piece,
+                       "logprobs": logprobs[start:end]})  # fmt: skip
+        start = end
+    return [
+        {"type": "response.content_part.added", **at, "part": {**part, "text": "", "logprobs": []}},
+        *deltas,
+        {"type": f"{kind}.done", **at, "text": text, "logprobs": logprobs},
+        {"type": "response.content_part.done", **at, "part": part},
+    ]
+
+
+def _thought(at: Mapping[str, Any], item: Mapping[str, Any]) -> list[dict[str, Any]]:
+    whole = item["content"][0]
+    kind, summary = "response.reasoning_text", "response.reasoning_summary"
+    within, beside = {**at, "content_index": 0}, {**at, "summary_index": 0}
+    told = [{"type": "summary_text", "text": text} for text in ("", whole["text"])]
+    found = [{"type": "response.content_part.added", **within, "part": {**whole, "text": ""}}]
+    if item["summary"]:
+        found.append({"type": f"{summary}_part.added", **beside, "part": told[0]})
+    for piece in _pieces(whole["text"]):
+        found.append({"type": f"{kind}.delta", **within, "delta": piece})
+        if item["summary"]:
+            found.append({"type": f"{summary}_text.delta", **beside, "delta": piece})
+    found.append({"type": f"{kind}.done", **within, "text": whole["text"]})
+    found.append({"type": "response.content_part.done", **within, "part": whole})
+    if item["summary"]:
+        found.append({"type": f"{summary}_text.done", **beside, "text": whole["text"]})
+        found.append({"type": f"{summary}_part.done", **beside, "part": told[1]})
+    return found
+
+
+def _pieces(text: str) -> list[str]:
+    return [text[at : at + PIECE] for at in range(0, len(text), PIECE)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from suite.responses.items import CALLS, kind_of, parts_of
-from suite.responses.rules import INCLUDE, OWN
+from suite.responses.rules import CALLS, INCLUDE, OWN, kind_of, parts_of
 
 SEALED = "sealed:"
 # The text between the name of a namespace and that of its function.

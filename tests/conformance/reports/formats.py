@@ -1,0 +1,148 @@
+"""Reports for programs, repositories and CI systems: JSON, Markdown, JUnit XML, and a badge."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+from ..profiles import PROFILES, works
+from .run import OUTCOMES, Run
+
+SCHEMA = 1
+
+
+def render_json(run: Run) -> str:
+    """Return the run as JSON."""
+    return json.dumps(_document(run), ensure_ascii=False, indent=1) + "\n"
+
+
+def _document(run: Run) -> Mapping[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "name": run.name,
+        "url": run.url,
+        "model": run.model,
+        "date": run.date,
+        "counts": dict(run.counts),
+        "profiles": {name: works(name, run.verdicts)[0] for name in PROFILES},
+        "checks": [
+            {
+                "id": verdict.check.id,
+                "level": verdict.check.level,
+                "promise": verdict.check.promise,
+                "source": verdict.check.source,
+                "verdict": verdict.outcome,
+                "detail": verdict.detail,
+                "note": run.note(verdict),
+                "runs": verdict.runs,
+                "passes": verdict.passes,
+                "seconds": round(verdict.seconds, 3),
+            }
+            for verdict in run.verdicts
+        ],
+    }
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return one line for each check whose verdict differs between two reports."""
+    first = {check["id"]: check for check in before["checks"]}
+    second = {check["id"]: check for check in after["checks"]}
+    lines = []
+    for name in sorted(first.keys() | second.keys()):
+        one, other = (side.get(name, {}).get("verdict", "absent") for side in (first, second))
+        if one != other:
+            detail = second.get(name, {}).get("detail", "")
+            lines.append(f"{name}: {one} -> {other}" + (f" ({detail[:120]})" if detail else ""))
+    return lines
+
+
+def render_markdown(run: Run) -> str:
+    """Return the run as Markdown."""
+    lines = [
+        f"# {run.name}",
+        "",
+        f"Tested on {run.date}: {len(run.verdicts)} checks, "
+        + ", ".join(f"{run.counts[o]} {o}" for o in OUTCOMES if run.counts[o])
+        + ".",
+        "",
+        "| group | " + " | ".join(OUTCOMES) + " |",
+        "|---|" + "--:|" * len(OUTCOMES),
+    ]
+    for group, verdicts in run.groups().items():
+        counts = [sum(v.outcome == outcome for v in verdicts) for outcome in OUTCOMES]
+        lines.append(f"| {group} | " + " | ".join(str(n) if n else "" for n in counts) + " |")
+    lines += ["", "| client | result |", "|---|---|"]
+    for name in PROFILES:
+        word, broken = works(name, run.verdicts)
+        ids = ", ".join(f"`{one.check.id}`" for one in broken[:8])
+        more = f" and {len(broken) - 8} more" if len(broken) > 8 else ""
+        lines.append(f"| {name} | {word}{': ' if ids else ''}{ids}{more} |")
+    others = [verdict for verdict in run.verdicts if verdict.outcome != "pass"]
+    if others:
+        lines += ["", "| check | level | verdict | reason |", "|---|---|---|---|"]
+    for verdict in others:
+        note = run.note(verdict)
+        reason = _cell(verdict.detail) + (f" **{_cell(note)}**" if note else "")
+        lines.append(
+            f"| `{verdict.check.id}` | {verdict.check.level} | {verdict.outcome} | {reason} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text[:300].split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+# Characters that XML 1.0 does not allow.
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def render_junit(run: Run) -> str:
+    """Return the run as JUnit XML.
+
+    A broken `must` check is a failure. Any other check that did not pass is skipped, with its
+    reason.
+    """
+    failed = len(run.broken_musts)
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f"<testsuite name={quoteattr(run.name)} tests={quoteattr(str(len(run.verdicts)))} "
+        f"failures={quoteattr(str(failed))} timestamp={quoteattr(run.date)}>",
+    ]
+    for verdict in run.verdicts:
+        check = verdict.check
+        detail = escape(_FORBIDDEN.sub("\ufffd", verdict.detail))
+        head = (
+            f"  <testcase classname={quoteattr(check.group)} name={quoteattr(check.id)} "
+            f'time="{verdict.seconds:.3f}"'
+        )
+        if verdict.outcome == "pass":
+            lines.append(head + "/>")
+        elif verdict.broken and check.level == "must":
+            lines.append(f"{head}><failure>{detail}</failure></testcase>")
+        else:
+            lines.append(f"{head}><skipped>{verdict.outcome}: {detail}</skipped></testcase>")
+    return "\n".join([*lines, "</testsuite>"]) + "\n"
+
+
+def render_badge(run: Run) -> str:
+    """Return the badge as SVG."""
+    musts = [verdict for verdict in run.verdicts if verdict.check.level == "must"]
+    passed = sum(verdict.outcome == "pass" for verdict in musts)
+    broken = len(run.broken_musts)
+    colour = "#2e7d32" if not broken else "#b71c1c" if broken > len(musts) // 10 else "#b26a00"
+    left, right = "OpenAI conformance", f"{passed} of {len(musts)}"
+    first, second = 6.6 * len(left) + 12, 6.6 * len(right) + 12
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{first + second:.0f}" height="20" '
+        f'role="img" aria-label="{left}: {right} must checks pass">'
+        f'<rect width="{first:.0f}" height="20" fill="#555"/>'
+        f'<rect x="{first:.0f}" width="{second:.0f}" height="20" fill="{colour}"/>'
+        '<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" '
+        'text-anchor="middle">'
+        f'<text x="{first / 2:.0f}" y="14">{left}</text>'
+        f'<text x="{first + second / 2:.0f}" y="14">{right}</text></g></svg>\n'
+    )
