@@ -21,8 +21,8 @@ from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_server import LlamaServer
 from support import clients, gguf_files
+from support.engines.replay import Replay, replaying
 from support.postgresql import PostgreSQL, missing, postgresql
-from support.replay import Replay, replaying
 from support.s3 import s3_server, variables
 from support.servers import llama_server, serving
 

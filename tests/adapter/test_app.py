@@ -11,46 +11,16 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from latimer.adapter import OpenAIAdapter, OpenAIMiddleware
-from latimer.backends.base import Capabilities, Generation, Model
 from latimer.backends.errors import Busy, EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.llama_cpp import LlamaCpp
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
+from support.engines.echo import Echo
 
 HI = {"model": "m", "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
 GREETING = "Hello! How can I help you today?"
-
-
-class Broken:
-    """A backend that always fails and counts its calls of `aclose`."""
-
-    capabilities = Capabilities("broken", frozenset())
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.closed = 0
-
-    async def model(self) -> Model:
-        """Return a model with a context length of one."""
-        return Model("m", 1, None, "", "", False, "fp_0", 7)
-
-    @asynccontextmanager
-    async def open(self, job: Generation) -> AsyncIterator[Any]:
-        """Fail."""
-        raise self.error
-        yield
-
-    native = open
-
-    async def health(self) -> None:
-        """Fail."""
-        raise self.error
-
-    async def aclose(self) -> None:
-        """Count the call."""
-        self.closed += 1
 
 
 @asynccontextmanager
@@ -74,7 +44,7 @@ async def client_of(app: Any, path: str = "") -> AsyncIterator[httpx2.AsyncClien
 def test_wrong_options_of_the_store_are_errors(options: dict[str, Any], name: str) -> None:
     """A wrong option of the store is a ValueError when the adapter is made, without passwords."""
     with pytest.raises(ValueError, match=f"^{name}: expected") as caught:
-        OpenAIAdapter(Broken(EngineError("")), **options)  # type: ignore[arg-type]
+        OpenAIAdapter(Echo(error=EngineError("")), **options)
     assert "s3cret" not in str(caught.value)
 
 
@@ -130,7 +100,7 @@ async def test_health(backend: LlamaCpp) -> None:
     """`/health` answers 200 when the engine is ready and 503 when not, without a key."""
     async with client_of(OpenAIAdapter(backend, api_keys=["k"])) as client:
         assert (await client.get("/health")).json() == {"status": "ok", "store": {"status": "ok"}}
-    broken = OpenAIAdapter(Broken(EngineUnavailable("down")))  # type: ignore[arg-type]
+    broken = OpenAIAdapter(Echo(error=EngineUnavailable("down")))
     async with client_of(broken) as client:
         reply = await client.get("/health")
         assert reply.status_code == 503
@@ -262,7 +232,7 @@ async def test_errors_of_engines(
     error: Exception, status: int, kind: str, code: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each error has its status and object, streamed or not, and internal details stay hidden."""
-    app = OpenAIAdapter(Broken(error), any_model=True)  # type: ignore[arg-type]
+    app = OpenAIAdapter(Echo(error=error), any_model=True)
     with caplog.at_level(logging.CRITICAL, "latimer"):
         async with client_of(app) as client:
             for stream in (False, True):
@@ -278,7 +248,7 @@ async def test_errors_of_engines(
 
 async def test_a_log_cannot_steer_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
     """Control characters in an error are escaped in the log."""
-    app = OpenAIAdapter(Broken(RuntimeError("\x1b]0;evil\x07")), any_model=True)  # type: ignore[arg-type]
+    app = OpenAIAdapter(Echo(error=RuntimeError("\x1b]0;evil\x07")), any_model=True)
     async with client_of(app) as client:
         await client.post("/v1/chat/completions", json=HI)
     assert "\\x1b]0;evil\\x07" in caplog.text
@@ -380,8 +350,8 @@ async def test_the_middleware_answers_openais_paths_only(backend: LlamaCpp) -> N
 
 def test_the_lifespan_releases_the_backend() -> None:
     """The lifespans of the app and of the middleware close the backend."""
-    backend = Broken(EngineError("x"))
-    with TestClient(OpenAIAdapter(backend)):  # type: ignore[arg-type]
+    backend = Echo(error=EngineError("x"))
+    with TestClient(OpenAIAdapter(backend)):
         assert backend.closed == 0
     assert backend.closed == 1
     seen: list[str] = []
@@ -392,7 +362,7 @@ def test_the_lifespan_releases_the_backend() -> None:
         yield
         seen.append("down")
 
-    with TestClient(OpenAIMiddleware(Starlette(lifespan=lifespan), backend)):  # type: ignore[arg-type]
+    with TestClient(OpenAIMiddleware(Starlette(lifespan=lifespan), backend)):
         assert seen == ["up"]
     assert seen == ["up", "down"]
     assert backend.closed == 2

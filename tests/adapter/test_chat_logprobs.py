@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
 import openai
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece, Token
+from latimer.backends.base import Batch, Capabilities, Finish, Generation, Piece, Token
 from openai.types.chat import ChatCompletion
+from support.engines.echo import Echo
 from support.replies import chunks_in
 
 FIRE = [{"role": "user", "content": "Show me an emoji of fire."}]
@@ -112,7 +112,7 @@ async def test_the_sdk_reads_them(served_url: str) -> None:
     assert math.isclose(logprobs.content[0].logprob, logprobs.content[0].top_logprobs[0].logprob)
 
 
-class Late:
+class Late(Echo):
     """An engine whose logprobs are complete only at the end, and inexact for all but one choice.
 
     koboldcpp behaves like this when it samples a token of probability below 1e-4, which no request
@@ -121,28 +121,19 @@ class Late:
 
     capabilities = Capabilities("late", frozenset(), late_logprobs=True)
 
-    async def model(self) -> Model:
-        """Return the model."""
-        return Model("m", 64, None, "", "", False, "fp_0", 0)
-
-    @asynccontextmanager
-    async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
+    async def batches(self, job: Generation) -> AsyncIterator[Batch]:
         """Yield one token for each choice, each in a batch of its own."""
-
-        async def batches() -> AsyncIterator[Batch]:
-            for choice in range(len(job.seeds)):
-                yield [Piece(choice, b"a", [Token(1, b"a", b"a", False, -9.3)])]
-                inexact = ("logprobs",) if choice else ()
-                yield [Finish(choice, "end", None, 3, 1, inexact=inexact)]
-
-        yield batches()
+        for choice in range(len(job.seeds)):
+            yield [Piece(choice, b"a", [Token(1, b"a", b"a", False, -9.3)])]
+            inexact = ("logprobs",) if choice else ()
+            yield [Finish(choice, "end", None, 3, 1, inexact=inexact)]
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_is_known_last_is_said_first(client_of: Any, stream: bool) -> None:
     """A header says that a choice's logprobs are inexact, in a stream as well."""
     body = {"model": "m", "messages": FIRE, "logprobs": True, "n": 2, "stream": stream}
-    async with client_of(OpenAIAdapter(Late())) as client:  # type: ignore[arg-type]
+    async with client_of(OpenAIAdapter(Late())) as client:
         reply = await client.post("/v1/chat/completions", json=body)
         assert reply.headers["x-latimer-inexact"] == "logprobs"
         plain = await client.post("/v1/chat/completions", json={**body, "logprobs": False})
@@ -153,6 +144,6 @@ async def test_what_is_known_last_is_said_first(client_of: Any, stream: bool) ->
 async def test_a_strict_server_refuses_them(client_of: Any, stream: bool) -> None:
     """With `strict` inexact logprobs are a 400, even for a stream."""
     body = {"model": "m", "messages": FIRE, "logprobs": True, "n": 2, "stream": stream}
-    async with client_of(OpenAIAdapter(Late(), strict=True)) as client:  # type: ignore[arg-type]
+    async with client_of(OpenAIAdapter(Late(), strict=True)) as client:
         reply = await client.post("/v1/chat/completions", json=body)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logprobs")

@@ -24,7 +24,7 @@ from latimer.schemas.openai.embeddings import EmbeddingRequest
 from support.embedding_reference import cosine, embedding_reference
 from support.embeddings import ENGINES, MODELS, embedding
 from support.embeddings import TEXTS as RECORDED
-from support.replay import EMBEDDINGS, Replay, replaying
+from support.engines.replay import EMBEDDINGS, Replay, replaying
 from support.turns import measured
 
 E = "/v1/embeddings"

@@ -5,40 +5,23 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.end_user import in_log, named
-from latimer.backends.base import Capabilities, Generation, Model
+from support.engines.echo import Echo
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}
 COMPLETION = {"model": "m", "prompt": "Hello."}
 NAME = "alice@example.org"
 
 
-class Faulty:
-    """A backend with a fault of its own code."""
-
-    capabilities = Capabilities("faulty", frozenset())
-
-    async def model(self) -> Model:
-        """Return a model without a template."""
-        return Model("m", 1000, None, "", "", False, "fp_0", 7)
-
-    @asynccontextmanager
-    async def open(self, job: Generation) -> Any:
-        """Raise an unexpected error."""
-        raise RuntimeError("a fault")
-        yield
-
-
 async def logged(caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any]) -> str:
     """Send a request that fails, and return what is logged."""
     caplog.clear()
-    app = OpenAIAdapter(Faulty(), any_model=True)  # type: ignore[arg-type]
+    app = OpenAIAdapter(Echo(error=RuntimeError("a fault")), any_model=True)
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
         assert (await client.post(path, json=body)).status_code == 500

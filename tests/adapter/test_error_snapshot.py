@@ -16,12 +16,7 @@ from typing import Any, TypeAlias
 
 import httpx2
 import pytest
-from faults.cases.engine import ENTRY, EVENTS
-from faults.fake_koboldcpp import FakeKoboldcpp
-from faults.fake_llama_server import FakeLlamaServer
-from faults.mistakes import BODIES
-from faults.mistakes import VALUES as WRONG
-from faults.wire import Engine
+from chaos.cases.engine import ENTRY, EVENTS
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.hosted import Limits
 from latimer.backends.base import Backend
@@ -38,6 +33,11 @@ from latimer.schemas.openai.responses import ResponseRequest
 from latimer.schemas.openai.tokenizer import DetokenizeRequest, TokenizeRequest
 from pydantic import BaseModel
 from support import error_page
+from support.engines.koboldcpp import FakeKoboldcpp
+from support.engines.llama_server import FakeLlamaServer
+from support.engines.mistakes import BODIES
+from support.engines.mistakes import VALUES as WRONG
+from support.engines.wire import Engine
 from support.wrong_requests import BASE, CASES, C, E, H, R, body_of
 
 SNAPSHOTS = Path(__file__).parent / "errors"
@@ -103,10 +103,10 @@ def requests() -> Iterator[Asked]:
 
 
 def faults(engine: str) -> Iterator[str]:
-    """Yield the faults in an engine's responses (`faults.mistakes`)."""
+    """Yield the faults in an engine's responses (`support.engines.mistakes`)."""
     for status in ("400", "401", "404", "429", "500", "501", "503"):
         yield from (f"status/{status}/{body}" for body in BODIES)
-    for which, names in EVENTS[engine].items():
+    for which, names in EVENTS[f"fake-{engine}"].items():
         for name in names:
             yield f"drop/{which}/{name}"
             yield from (f"set/{which}/{name}/{value}" for value in WRONG)
@@ -121,12 +121,8 @@ def faults(engine: str) -> Iterator[str]:
 async def faked(engine: str) -> AsyncIterator[tuple[Engine, Backend]]:
     """Run a fake engine and return it with a backend for it."""
     make, backend = FAKES[engine]
-    fake = make()
-    await fake.start()
-    try:
+    async with make() as fake:
         yield fake, backend(fake.url)
-    finally:
-        await fake.stop()
 
 
 async def error_of(client: httpx2.AsyncClient, method: str, path: str, body: Any) -> Any:

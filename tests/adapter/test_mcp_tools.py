@@ -20,7 +20,7 @@ from latimer.backends.grammar import check_schema, gbnf
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support import scripted
-from support.scripted_koboldcpp import koboldcpp
+from support.engines.koboldcpp import koboldcpp
 from support.servers import llama_server
 
 TOOLS = json.loads((Path(__file__).parents[1] / "sessions" / "mcp_tools.json").read_text())

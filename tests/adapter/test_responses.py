@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from faults.fake_koboldcpp import FakeKoboldcpp
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
 from latimer.backends.errors import EngineError
@@ -24,6 +23,8 @@ from latimer.backends.llama_server import LlamaServer
 from latimer.conformance.published import first_wrong
 from openai.types.responses import Response
 from support import scripted
+from support.engines.echo import Slow
+from support.engines.koboldcpp import FakeKoboldcpp, koboldcpp
 from support.response_events import (
     CALL,
     CUSTOM,
@@ -35,9 +36,7 @@ from support.response_events import (
     order_of,
     steady,
 )
-from support.scripted_koboldcpp import koboldcpp
 from support.servers import llama_server, restarted_llama_server, serving
-from support.slow import Slow
 
 R = "/v1/responses"
 ASK = {"model": "demo", "input": "Count to 5.", "temperature": 0}
@@ -127,9 +126,7 @@ async def ask(request: pytest.FixtureRequest, client_of: Any) -> AsyncIterator[A
     """Return `asker` for the demo model of each engine."""
     async with contextlib.AsyncExitStack() as stack:
         if request.param == "koboldcpp":
-            fake = FakeKoboldcpp()
-            await fake.start()
-            stack.push_async_callback(fake.stop)
+            fake = await stack.enter_async_context(FakeKoboldcpp())
             backend: Backend = KoboldCpp(fake.url)
         elif request.param == "llama_server":
             backend = LlamaServer(request.getfixturevalue("llama_server_url"))
@@ -316,7 +313,7 @@ async def test_obfuscation_on_request(demo: httpx2.AsyncClient) -> None:
 
 async def test_an_error_in_mid_stream() -> None:
     """An engine's error is an event, and the response that failed is the last one."""
-    app = OpenAIAdapter(Slow(EngineError("lost power")), any_model=True)  # type: ignore[arg-type]
+    app = OpenAIAdapter(Slow(error=EngineError("lost power")), any_model=True)
     with serving(lambda: app) as address:
         async with httpx2.AsyncClient(base_url=address) as client:
             reply = await client.post(R, json={**ASK, "stream": True})
@@ -358,7 +355,7 @@ async def test_an_engine_that_dies(tmp_path: Path) -> None:
 async def test_a_client_that_leaves_ends_the_job(stream: bool) -> None:
     """When a client disconnects, the engine's job ends."""
     backend = Slow()
-    with serving(lambda: OpenAIAdapter(backend, any_model=True)) as address:  # type: ignore[arg-type]
+    with serving(lambda: OpenAIAdapter(backend, any_model=True)) as address:
         async with httpx2.AsyncClient(base_url=address) as client:
             with pytest.raises(httpx2.ReadTimeout):
                 await client.post(R, json={**ASK, "stream": stream}, timeout=0.3)
@@ -370,7 +367,7 @@ async def test_a_client_that_leaves_ends_the_job(stream: bool) -> None:
 
 async def test_a_shutdown_in_mid_stream() -> None:
     """The end of the server is an event, too, and the response failed."""
-    app = OpenAIAdapter(Slow(), any_model=True)  # type: ignore[arg-type]
+    app = OpenAIAdapter(Slow(), any_model=True)
     sent: list[bytes] = []
     body = b'{"model": "m", "input": "x", "stream": true}'
     arrived = asyncio.Event()

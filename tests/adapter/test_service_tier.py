@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 import httpx2
 import pytest
-from faults import fake_llama_server
-from faults.fake_koboldcpp import FakeKoboldcpp
-from faults.fake_llama_server import FakeLlamaServer
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from latimer.backends.tiers import MOST_PASSED
+from support.engines.koboldcpp import FakeKoboldcpp
+from support.engines.llama_server import FakeLlamaServer
 
 ENDLESS = Generation(
     Prompt(Text("endless slow:1")), 1_900, sampling=Sampling(0.0, extras={"ignore_eos": True})
@@ -69,23 +68,15 @@ async def in_process() -> AsyncIterator[LlamaCpp]:
 @asynccontextmanager
 async def over_llama_server() -> AsyncIterator[LlamaServer]:
     """A fake llama-server with one slot."""
-    fake = FakeLlamaServer()
-    await fake.start()
-    try:
+    async with FakeLlamaServer(slots=1) as fake:
         yield LlamaServer(fake.url)
-    finally:
-        await fake.stop()
 
 
 @asynccontextmanager
 async def over_koboldcpp() -> AsyncIterator[KoboldCpp]:
     """A fake koboldcpp."""
-    fake = FakeKoboldcpp()
-    await fake.start()
-    try:
+    async with FakeKoboldcpp() as fake:
         yield KoboldCpp(fake.url)
-    finally:
-        await fake.stop()
 
 
 Made = LlamaCpp | LlamaServer | KoboldCpp
@@ -98,11 +89,8 @@ ENGINES: dict[str, Callable[[], AbstractAsyncContextManager[Made]]] = {
 
 
 @pytest.fixture(params=ENGINES)
-async def engine(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Engine]:
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     """An engine that runs one choice at a time."""
-    monkeypatch.setattr(fake_llama_server, "SLOTS", 1)
     async with ENGINES[request.param]() as backend:
         app = OpenAIAdapter(backend, any_model=True)
         transport = httpx2.ASGITransport(app)

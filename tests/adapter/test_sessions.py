@@ -21,10 +21,10 @@ from latimer.backends.base import Backend, Model
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support.clients import adapting
+from support.engines.koboldcpp import koboldcpp
 from support.replies import chunks_in
 from support.samples import ALIKE, FULL
 from support.scripted import scripted
-from support.scripted_koboldcpp import koboldcpp
 from support.servers import llama_server
 from support.strict_templates import ASKED, OMITTING, ONE_CALL
 

@@ -12,16 +12,16 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Finish
 from latimer.backends.errors import EngineError
+from support.engines.echo import Slow
 from support.recordings import prompts
 from support.servers import serving
-from support.slow import Slow
 
 PROMPTS = prompts()
 
 
 async def test_an_error_in_mid_stream_is_an_event() -> None:
     """An error in a stream keeps the text sent before it, then sends the error and `[DONE]`."""
-    app = OpenAIAdapter(Slow(EngineError("lost power")), any_model=True)  # type: ignore[arg-type]
+    app = OpenAIAdapter(Slow(error=EngineError("lost power")), any_model=True)
     with serving(lambda: app) as address:
         async with httpx2.AsyncClient(base_url=address) as client:
             for path, text in (
@@ -49,7 +49,7 @@ async def test_an_error_in_mid_stream_is_an_event() -> None:
 async def test_a_client_that_leaves_ends_the_job(stream: bool) -> None:
     """When a client disconnects, the backend's context exits immediately, streaming or not."""
     backend = Slow()
-    with serving(lambda: OpenAIAdapter(backend, any_model=True)) as address:  # type: ignore[arg-type]
+    with serving(lambda: OpenAIAdapter(backend, any_model=True)) as address:
         async with httpx2.AsyncClient(base_url=address) as client:
             body = {"model": "m", "prompt": "x", "stream": stream}
             with pytest.raises(httpx2.ReadTimeout):
@@ -63,7 +63,7 @@ async def test_a_client_that_leaves_ends_the_job(stream: bool) -> None:
 async def test_what_arrived_together_is_sent_together() -> None:
     """Two tokens of one batch arrive in one read, before the next batch exists."""
     backend = Slow()
-    with serving(lambda: OpenAIAdapter(backend, any_model=True)) as address:  # type: ignore[arg-type]
+    with serving(lambda: OpenAIAdapter(backend, any_model=True)) as address:
         async with (
             httpx2.AsyncClient(base_url=address) as client,
             client.stream(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from latimer.backends.errors import EngineError, EngineUnavailable
-from support.peers import OK, Peer, ask, server
+from support.engines.wire import OK, Peer, ask, server
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from latimer.backends import http
 from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.http import MOST_IDLE, HttpUpstream
 from latimer.backends.upstream import HttpxUpstream
-from support.peers import OK, Peer, ask, server
+from support.engines.wire import OK, Peer, ask, server
 
 
 async def test_a_request_carries_our_headers_and_nothing_else() -> None:

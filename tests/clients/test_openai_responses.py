@@ -16,8 +16,8 @@ from latimer.backends.llama_server import LlamaServer
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import FunctionToolParam, ToolParam
 from pydantic import BaseModel
+from support.engines.echo import Slow
 from support.servers import serving
-from support.slow import Slow
 
 MODEL = "demo"
 RESULT = '{"temp_c": 21}'
@@ -159,8 +159,9 @@ def test_errors(client: OpenAI) -> None:
 
 def test_an_error_in_mid_stream() -> None:
     """The client raises the engine's error while it reads the stream."""
+    backend = Slow(error=EngineError("lost power"))
     with (
-        serving(lambda: OpenAIAdapter(Slow(EngineError("lost power")), any_model=True)) as url,  # type: ignore[arg-type]
+        serving(lambda: OpenAIAdapter(backend, any_model=True)) as url,
         OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client,
         pytest.raises(openai.APIError, match="lost power"),
     ):

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from support.replay import EMBEDDINGS, EXCHANGES, GENERATE, key_of  # noqa: E402
+from support.engines.replay import EMBEDDINGS, EXCHANGES, GENERATE, key_of  # noqa: E402
 
 # Paths of the engine's state, which is that of the last generation.
 STATE = ("/api/extra/last_logprobs", "/api/extra/perf")

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from faults.fake_koboldcpp import FakeKoboldcpp
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
 from latimer.backends.koboldcpp import KoboldCpp
@@ -15,8 +14,8 @@ from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from latimer.conformance.check import all_checks
 from latimer.conformance.runner import Settings, judge
-from support.demo_koboldcpp import DemoKoboldcpp
 from support.embeddings import ENGINES, embedding
+from support.engines.koboldcpp import DemoKoboldcpp, FakeKoboldcpp
 from support.scripted import HERMES, scripted
 from support.servers import restarted_llama_server, serving
 
@@ -124,11 +123,9 @@ async def test_what_the_demo_model_cannot_show(
 async def test_stored_over_koboldcpp() -> None:
     """Latimer passes every check of stored completions over a koboldcpp, too."""
     checks = [check for check in all_checks() if check.group == "stored"]
-    fake = FakeKoboldcpp()
-    await fake.start()
-    with serving(lambda: OpenAIAdapter(KoboldCpp(fake.url))) as url:
-        verdicts = await judge(Settings(f"{url}/v1"), checks)
-    await fake.stop()
+    async with FakeKoboldcpp() as fake:
+        with serving(lambda: OpenAIAdapter(KoboldCpp(fake.url))) as url:
+            verdicts = await judge(Settings(f"{url}/v1"), checks)
     assert len(verdicts) == 20
     assert [(v.check.id, v.outcome, v.detail) for v in verdicts if v.outcome != "pass"] == []
 
@@ -142,11 +139,9 @@ async def test_responses_over_koboldcpp(llama_server_url: str) -> None:
     """Latimer passes every check of responses over a koboldcpp, or rejects what it cannot do."""
     checks = [check for check in all_checks() if check.group == "responses"]
     checks = [check for check in checks if not check.id.startswith(ELSEWHERE)]
-    fake = DemoKoboldcpp(upstream=llama_server_url)
-    await fake.start()
-    with serving(lambda: OpenAIAdapter(KoboldCpp(fake.url))) as url:
-        verdicts = await judge(Settings(f"{url}/v1", hint="demo"), checks)
-    await fake.stop()
+    async with DemoKoboldcpp(upstream=llama_server_url) as fake:
+        with serving(lambda: OpenAIAdapter(KoboldCpp(fake.url))) as url:
+            verdicts = await judge(Settings(f"{url}/v1", hint="demo"), checks)
     told = [
         (v.check.id, v.outcome, v.detail)
         for v in verdicts

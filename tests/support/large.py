@@ -14,33 +14,12 @@ from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 
+from support.engines.replay import AnyPrompt, replaying
 from support.projector import png, projector
-from support.replay import GENERATE, Replay, replaying
 from support.servers import llama_server
 
 MODEL = Path(__file__).parents[1] / "models" / "bpe.gguf"
 ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
-
-
-class AnyPrompt(Replay):
-    """A koboldcpp that counts three characters as a token and answers every prompt the same."""
-
-    def _find(self, method: str, path: str, body: Any) -> dict[str, Any] | None:
-        if path == "/api/extra/tokencount":
-            ids = list(range(-(-len(body["prompt"]) // 3)))
-            return self._made({"value": len(ids), "ids": ids})
-        if path == "/api/extra/detokenize":
-            return self._made({"result": "A" * len(body["ids"])})
-        if path == "/api/extra/version":
-            return self._made({"result": "KoboldCpp", "version": "1.115.1", "vision": True})
-        if path in GENERATE and body.get("grammar") != 'root ::= ""':
-            return next(one for one in self._plain.values() if one["path"] == path)
-        return super()._find(method, path, body)
-
-    @staticmethod
-    def _made(value: Any) -> dict[str, Any]:
-        chunk = base64.b64encode(json.dumps(value).encode()).decode()
-        return {"head": "HTTP/1.0 200 OK\r\n\r\n", "chunks": [chunk]}
 
 
 @contextlib.contextmanager

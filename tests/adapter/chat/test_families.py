@@ -24,9 +24,9 @@ from latimer.backends.llama_server import LlamaServer
 from latimer.schemas.openai.chat import ChatRequest
 from support import scripted
 from support.clients import adapting
+from support.engines.koboldcpp import koboldcpp
 from support.replies import chunks_in
 from support.samples import ALIKE, FULL
-from support.scripted_koboldcpp import koboldcpp
 from support.servers import llama_server
 
 from .families import FAMILIES, ROME, ZURICH, Call, tokens

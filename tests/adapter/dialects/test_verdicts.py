@@ -13,7 +13,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.dialects import TABLES, Field, Where
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.koboldcpp.translate import NEUTRAL
-from support.replay import GENERATE, Replay, replaying
+from support.engines.replay import GENERATE, Replay, replaying
 from support.replies import chunks_in
 
 IDS: Callable[[Any], str] = lambda one: one if isinstance(one, str) else one.name  # noqa: E731
@@ -26,12 +26,12 @@ class AnySampling(Replay):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sent: list[dict[str, Any]] = []
+        self.asked: list[dict[str, Any]] = []
 
     def _find(self, method: str, path: str, body: Any) -> dict[str, Any] | None:
         if path in GENERATE and "12" in body["prompt"]:
             shown = {n: v for n, v in body.items() if n not in ("genkey", "sampler_seed")}
-            self.sent.append(shown)
+            self.asked.append(shown)
             known = _PLAIN.keys() | NEUTRAL.keys() | {
                 "prompt", "max_length", "max_context_length", "genkey", "render_special",
             }  # fmt: skip
@@ -143,10 +143,10 @@ async def test_a_mapped_field(
         replies = []
         payloads = []
         for fields in (theirs, ours):
-            del replay.sent[:]
+            del replay.asked[:]
             body = body_of(where, field, {**fields, "stream": stream})
             replies.append(await clients[engine].post(PATHS[where], json=body))
-            payloads.append(list(replay.sent))
+            payloads.append(list(replay.asked))
         got, wanted = replies
         assert got.status_code == wanted.status_code
         if got.status_code == 400:

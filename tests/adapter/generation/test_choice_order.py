@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,7 +20,6 @@ from latimer.adapter.generation.usage import usage_of
 from latimer.adapter.service import Policy, Served
 from latimer.backends.base import (
     Batch,
-    Capabilities,
     Event,
     Finish,
     Generation,
@@ -30,6 +28,7 @@ from latimer.backends.base import (
     Prompt,
     Stops,
 )
+from support.engines.echo import Echo
 
 CALL = b'<tool_call>{"name": "f", "arguments": {"a": 5}}</tool_call>'
 HEAD = {"id": "x", "object": "y", "created": 7, "model": "m"}
@@ -53,25 +52,6 @@ SHAPES = {
 }
 
 
-class Scripted:
-    """A backend that yields given batches."""
-
-    capabilities = Capabilities("scripted", frozenset())
-
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        self._batches = batches
-
-    @asynccontextmanager
-    async def open(self, _job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """Yield the batches in order."""
-
-        async def batches() -> AsyncIterator[Batch]:
-            for batch in self._batches:
-                yield batch
-
-        yield batches()
-
-
 def whole(*_: object) -> Mapping[str, Any]:
     """Fail, since no stream is sent as one response."""
     raise AssertionError
@@ -93,7 +73,7 @@ async def streamed(shape: Shape, batches: Sequence[Batch]) -> list[Any]:
         frames = ChatFrames(HEAD, False, shape=message.Shape(shape.form is not None))
     plan = Plan([job], 3, usage_of, form=shape.form)
     exchange = Exchange({"headers": []}, receive, send)
-    served = Served(Scripted(batches), MODEL, Policy())  # type: ignore[arg-type]
+    served = Served(Echo(batches), MODEL, Policy())
     sink = Streamed(exchange, served, Answer(whole), frames)
     await run(served.backend, plan, sink)
     *events, done = sent.decode().removesuffix("\n\n").split("\n\n")

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, MutableMapping
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
 import openai
 import pytest
-from faults.fake_koboldcpp import FakeKoboldcpp
-from faults.fake_llama_server import FakeLlamaServer
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.generation.keepalive import COMMENT
-from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
+from latimer.backends.base import Batch, Finish, Generation, Piece
 from latimer.backends.errors import Busy, ContextExceeded, EngineUnavailable, LatimerError
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_server import LlamaServer
@@ -24,6 +21,9 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
+from support.engines.echo import Echo
+from support.engines.koboldcpp import FakeKoboldcpp
+from support.engines.llama_server import FakeLlamaServer
 from support.response_events import HEAD, TEXT, events_in, order_of
 from support.servers import serving
 
@@ -34,7 +34,7 @@ SILENCE = 0.09
 COMMENTED = ": keep-alive\n\n"
 
 
-class Silent:
+class Silent(Echo):
     """An engine that is silent before its first event and between its events.
 
     Args:
@@ -44,8 +44,6 @@ class Silent:
         is_healthy: False if it is not available during the silence.
     """
 
-    capabilities = Capabilities("silent", frozenset())
-
     def __init__(
         self,
         error: LatimerError | None = None,
@@ -53,46 +51,34 @@ class Silent:
         silence: float = SILENCE,
         is_healthy: bool = True,
     ) -> None:
-        self.error = error
+        super().__init__(error=error, template=None)
         self.admits = admits
         self.silence = silence
         self.is_healthy = is_healthy
-        self.left = asyncio.Event()
-
-    async def model(self) -> Model:
-        """Return a model without a template."""
-        return Model("m", 1000, None, "", "", False, "fp_0", 7)
 
     async def health(self) -> None:
         """Raise an error if the engine is not available."""
         if not self.is_healthy:
             raise EngineUnavailable("gone")
 
-    @asynccontextmanager
-    async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """Admit the job, wait, and yield two pieces with another wait between them."""
+    async def admit(self, job: Generation) -> None:
+        """Admit the job, and wait."""
         if self.admits and job.party is not None:
             job.party.admitted = True
-        try:
-            await asyncio.sleep(self.silence)
-            if self.error is not None:
-                raise self.error
-            yield self._batches()
-        finally:
-            self.left.set()
+        await asyncio.sleep(self.silence)
+        if self.error is not None:
+            raise self.error
 
-    async def _batches(self) -> AsyncIterator[Batch]:
+    async def batches(self, job: Generation) -> AsyncIterator[Batch]:
+        """Yield two pieces with another wait between them."""
         yield [Piece(0, b"one")]
         await asyncio.sleep(self.silence)
         yield [Piece(0, b" two"), Finish(0, "end", None, 1, 2)]
 
-    async def aclose(self) -> None:
-        """Do nothing, since no resource is held."""
-
 
 def app_of(engine: Silent, keepalive: float = SHORT) -> OpenAIAdapter:
     """Return an adapter over an engine, with a short interval."""
-    return OpenAIAdapter(engine, any_model=True, keepalive=keepalive)  # type: ignore[arg-type]
+    return OpenAIAdapter(engine, any_model=True, keepalive=keepalive)
 
 
 async def streamed(client_of: Any, engine: Silent, keepalive: float = SHORT) -> httpx2.Response:
@@ -304,7 +290,7 @@ async def test_a_prompt_that_is_too_long_keeps_its_status(
 async def test_a_streamed_response(error: LatimerError | None) -> None:
     """Comments come before and between the events, also before those of an early error."""
     backend = Silent(error)
-    app = OpenAIAdapter(backend, any_model=True, keepalive=SHORT)  # type: ignore[arg-type]
+    app = OpenAIAdapter(backend, any_model=True, keepalive=SHORT)
     with serving(lambda: app) as address:
         async with httpx2.AsyncClient(base_url=address) as client:
             body = {"model": "m", "input": "x", "stream": True}

@@ -19,7 +19,7 @@ from latimer.backends.llama_server import LlamaServer
 from support import steps
 from support.clients import adapting
 from support.codex import CodexError, Reply, read, sent_back
-from support.scripted_koboldcpp import koboldcpp
+from support.engines.koboldcpp import koboldcpp
 from support.servers import llama_server
 
 R = "/v1/responses"

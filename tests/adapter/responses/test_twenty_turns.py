@@ -18,8 +18,8 @@ from latimer.backends.llama_server import LlamaServer
 from latimer.backends.llama_server.translate import to_native
 from support.clients import adapting
 from support.dialogue import SCRIPTS, TEMPLATES, TURNS, WAYS, Way
+from support.engines.koboldcpp import koboldcpp
 from support.scripted import scripted
-from support.scripted_koboldcpp import koboldcpp
 from support.servers import llama_server
 
 CONTEXT = 4096

@@ -24,9 +24,9 @@ from latimer.backends.errors import (
 from latimer.backends.http import HttpUpstream
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.upstream import HttpxUpstream, Reply
+from support.engines.replay import Replay
 from support.jobs import run
 from support.recordings import DEMO_CHATML, body, exchange
-from support.replay import Replay
 
 GREEDY = Sampling(temperature=0.0)
 COUNT = Text(DEMO_CHATML.format("Count to 12."))
@@ -354,7 +354,7 @@ async def test_koboldcpp_work_ends_when_its_client_leaves(
     # Five tokens take half a second by themselves: the stream starts after 0.35 s.
     assert time.monotonic() - start < 1.5
     if replay is not None:
-        assert replay.aborted
+        assert replay.ended
     await backend.aclose()
 
 

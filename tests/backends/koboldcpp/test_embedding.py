@@ -6,10 +6,10 @@ import asyncio
 import os
 from array import array
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
-import httpx2
 import orjson
 import pytest
 from latimer.backends.base import Embedding, EmbeddingModel, Generation, Prompt, Ranking, Text
@@ -23,10 +23,10 @@ from latimer.backends.errors import (
 )
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.koboldcpp.embedding import INEXACT
-from latimer.backends.upstream import HttpxUpstream
 from support.embeddings import MODELS, TEXTS, backend_of, cosine, is_unit
+from support.engines.koboldcpp import FakeKoboldcpp
+from support.engines.replay import EMBEDDINGS, Replay, replaying
 from support.jobs import run
-from support.replay import EMBEDDINGS, Replay, replaying
 
 # koboldcpp parses the control tokens that a text spells.
 PLAIN = [text for text in TEXTS if "<" not in text]
@@ -94,42 +94,29 @@ def of_texts(texts: Sequence[str]) -> bytes:
     return reply(["" if len(text) > 100 else coded(len(text), 1.0) for text in texts])
 
 
-class Fake:
-    """A koboldcpp with an embedding model only, whose responses can be changed."""
-
-    def __init__(self, answer: Callable[[Sequence[str]], bytes] = of_texts) -> None:
-        self.answer = answer
-        self.version: dict[str, Any] = {**VERSION, "embeddingModel": "small"}
-        self.uptime = 100.0
-        self.calls: list[Sequence[str]] = []
-        self.computing = asyncio.Event()
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-        client = httpx2.AsyncClient(
-            transport=httpx2.MockTransport(self._answer), base_url="http://fake"
-        )
-        self.backend = KoboldCpp(HttpxUpstream(client))
-
-    async def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        path = request.url.path
-        if path == "/api/extra/version":
-            return httpx2.Response(200, json=self.version)
-        if path == "/api/extra/true_max_context_length":
-            return httpx2.Response(200, json={"value": 2048})
-        if path == "/api/extra/perf":
-            return httpx2.Response(200, json={"uptime": self.uptime})
-        assert path == "/api/extra/embeddings", path
-        texts = orjson.loads(request.content)["input"]
-        self.calls.append(texts)
-        self.computing.set()
-        await self.may_answer.wait()
-        return httpx2.Response(200, content=self.answer(texts))
+Make = Callable[..., Awaitable[tuple[FakeKoboldcpp, KoboldCpp]]]
 
 
-async def test_an_embedding_model_alone_is_served() -> None:
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    """Return a function that starts a koboldcpp with an embedding model only, and its backend."""
+    async with AsyncExitStack() as stack:
+
+        async def made(
+            answer: Callable[[Sequence[str]], bytes] = of_texts,
+        ) -> tuple[FakeKoboldcpp, KoboldCpp]:
+            fake = FakeKoboldcpp(version={**VERSION, "embeddingModel": "small"}, embed=answer)
+            backend = KoboldCpp((await stack.enter_async_context(fake)).url)
+            stack.push_async_callback(backend.aclose)
+            return fake, backend
+
+        yield made
+
+
+async def test_an_embedding_model_alone_is_served(make: Make) -> None:
     """A koboldcpp without a text model embeds, has the name of its embedding model, and refuses to
     generate."""
-    backend = Fake().backend
+    _, backend = await make()
     assert (await backend.model()).name == "koboldcpp/small"
     assert await backend.embedding_model() == EmbeddingModel(
         2, None, None, generates=False, inexact=INEXACT
@@ -159,21 +146,21 @@ async def test_koboldcpp_without_an_embedding_model(
     await backend.aclose()
 
 
-async def test_koboldcpp_has_no_rankings() -> None:
+async def test_koboldcpp_has_no_rankings(make: Make) -> None:
     """A ranking is refused, since koboldcpp has no endpoint for it."""
     with pytest.raises(NotServed) as caught:
-        await Fake().backend.rank(Ranking("a", ["b"]))
+        await (await make())[1].rank(Ranking("a", ["b"]))
     assert caught.value.task == "rank"
 
 
 @pytest.mark.parametrize("item", [(1, 2), Text("a\0b"), Text("")], ids=["ids", "null", "empty"])
-async def test_koboldcpp_refuses_odd_inputs(item: Any) -> None:
+async def test_koboldcpp_refuses_odd_inputs(make: Make, item: Any) -> None:
     """Ids, a text that the engine would cut, and an empty text, which ends it, are not sent."""
-    fake = Fake()
+    fake, backend = await make()
     with pytest.raises((Unsupported, EmptyPrompt)) as caught:
-        await fake.backend.embed(Embedding([Text("x"), item]))
+        await backend.embed(Embedding([Text("x"), item]))
     assert caught.value.param == ("input[1]" if isinstance(item, Text) else "input")
-    assert ["x"] not in fake.calls
+    assert ["x"] not in fake.embedded
 
 
 @pytest.mark.parametrize(
@@ -186,21 +173,23 @@ async def test_koboldcpp_refuses_odd_inputs(item: Any) -> None:
     ],
     ids=["first-token", "zeros", "none", "memory"],
 )
-async def test_models_without_pooling_are_refused(vectors: list[str], hint: str) -> None:
+async def test_models_without_pooling_are_refused(
+    make: Make, vectors: list[str], hint: str
+) -> None:
     """A model whose vectors are those of the first token, or zeros, has no embeddings."""
-    backend = Fake(lambda texts: reply(vectors[: len(texts)])).backend
+    _, backend = await make(lambda texts: reply(vectors[: len(texts)]))
     assert await backend.embedding_model() is None
     with pytest.raises(NotServed, match=hint):
         await backend.embed(Embedding([Text("x")]))
 
 
-async def test_a_failing_engine_is_not_the_clients_fault() -> None:
+async def test_a_failing_engine_is_not_the_clients_fault(make: Make) -> None:
     """If short texts fail as well, the missing vector is an error of the engine."""
-    fake = Fake()
-    await fake.backend.embedding_model()
-    fake.answer = lambda texts: reply([""] * len(texts))
+    fake, backend = await make()
+    await backend.embedding_model()
+    fake.embed = lambda texts: reply([""] * len(texts))
     with pytest.raises(EngineError, match=r"'input\[0\]', nor for a short text"):
-        await fake.backend.embed(Embedding([Text("x"), Text("y")]))
+        await backend.embed(Embedding([Text("x"), Text("y")]))
 
 
 ENTRY = {"index": 0, "embedding": coded(*VECTOR)}
@@ -230,70 +219,73 @@ USAGE = {"usage": {"prompt_tokens": 1}}
     ],
     ids=lambda content: content[:60].decode(),
 )
-async def test_wrong_vectors_of_koboldcpp_are_an_engine_error(content: bytes) -> None:
+async def test_wrong_vectors_of_koboldcpp_are_an_engine_error(make: Make, content: bytes) -> None:
     """A malformed reply, and a vector that is not finite or has another length, is never passed
     on."""
-    fake = Fake()
-    await fake.backend.embedding_model()
-    fake.answer = lambda _texts: content
+    fake, backend = await make()
+    await backend.embedding_model()
+    fake.embed = lambda _texts: content
     with pytest.raises(EngineError):
-        await fake.backend.embed(Embedding([Text("x")]))
+        await backend.embed(Embedding([Text("x")]))
 
 
-async def test_other_jobs_take_turns_with_embeddings() -> None:
+async def test_other_jobs_take_turns_with_embeddings(make: Make) -> None:
     """A job that starts during one of many inputs is computed after one more of its calls."""
-    fake = Fake()
-    await fake.backend.embedding_model()
-    fake.calls.clear()
-    long = asyncio.create_task(fake.backend.embed(Embedding([Text("long")] * 80)))
-    while not fake.calls:
-        await asyncio.sleep(0)
-    await fake.backend.embed(Embedding([Text("short")]))
-    assert len(fake.calls) <= 3
+    fake, backend = await make()
+    await backend.embedding_model()
+    fake.embedded.clear()
+    long = asyncio.create_task(backend.embed(Embedding([Text("long")] * 80)))
+    while not fake.embedded:
+        await asyncio.sleep(0.001)
+    await backend.embed(Embedding([Text("short")]))
+    assert len(fake.embedded) <= 3
     assert len((await long).vectors) == 80
-    assert max(map(len, fake.calls)) == 8
+    assert max(map(len, fake.embedded)) == 8
 
 
-async def test_a_cancelled_embedding_keeps_its_turn_until_the_engine_is_done() -> None:
+async def test_a_cancelled_embedding_keeps_its_turn_until_the_engine_is_done(make: Make) -> None:
     """After a cancellation the engine still computes, so the next call waits for the end."""
-    fake = Fake()
-    await fake.backend.embedding_model()
-    fake.may_answer.clear()
-    fake.computing.clear()
-    job = asyncio.create_task(fake.backend.embed(Embedding([Text("long")] * 80)))
-    await fake.computing.wait()
+    fake, backend = await make()
+    await backend.embedding_model()
+    fake.may_embed.clear()
+    fake.embedded.clear()
+    job = asyncio.create_task(backend.embed(Embedding([Text("long")] * 80)))
+    while not fake.embedded:
+        await asyncio.sleep(0.01)
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
         await job
-    before = len(fake.calls)
-    after = asyncio.create_task(fake.backend.embed(Embedding([Text("next")])))
+    before = len(fake.embedded)
+    after = asyncio.create_task(backend.embed(Embedding([Text("next")])))
     await asyncio.sleep(0.05)
-    assert len(fake.calls) == before
-    fake.may_answer.set()
+    assert len(fake.embedded) == before
+    fake.may_embed.set()
     async with asyncio.timeout(2):
         await after
-    assert fake.calls[before:] == [["next"]]
+    assert fake.embedded[before:] == [["next"]]
 
 
-async def test_another_embedding_model_is_noticed() -> None:
+async def test_another_embedding_model_is_noticed(make: Make) -> None:
     """A job for a model that was replaced is not sent, and the dimensions are learned again."""
-    fake = Fake()
-    old = await fake.backend.model()
-    assert await fake.backend.embedding_model() == EmbeddingModel(
+    fake, backend = await make()
+    old = await backend.model()
+    assert await backend.embedding_model() == EmbeddingModel(
         2, None, None, generates=False, inexact=INEXACT
     )
-    fake.version["embeddingModel"], fake.uptime = "other", 1.0
-    fake.answer = lambda texts: reply([coded(len(text), 1.0, 1.0) for text in texts])
+    fake.version["embeddingModel"] = "other"
+    await asyncio.sleep(0.25)
+    await fake.restart()
+    fake.embed = lambda texts: reply([coded(len(text), 1.0, 1.0) for text in texts])
     with pytest.raises(EngineUnavailable, match="another model"):
-        await fake.backend.embed(Embedding([Text("x")], fingerprint=old.fingerprint))
-    assert await fake.backend.embedding_model() == EmbeddingModel(
+        await backend.embed(Embedding([Text("x")], fingerprint=old.fingerprint))
+    assert await backend.embedding_model() == EmbeddingModel(
         3, None, None, generates=False, inexact=INEXACT
     )
 
 
-async def test_facts_of_koboldcpp_do_not_wait_for_a_turn() -> None:
+async def test_facts_of_koboldcpp_do_not_wait_for_a_turn(make: Make) -> None:
     """While the engine is in use the dimensions are unknown, and they are learned afterwards."""
-    backend = Fake().backend
+    _, backend = await make()
     await backend.model()
     await backend.server.turns.take()
     async with asyncio.timeout(1):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.director import directed
+from support.engines.front import directed
 from support.environments import Environment
 from support.servers import command
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import notes_server
-from support.director import directed
+from support.engines.front import directed
 from support.servers import command, llama_server
 from support.steps import call, stepped
 

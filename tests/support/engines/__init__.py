@@ -1,0 +1,1 @@
+"""Doubles of engines: one in process, and servers that generate, replay, or edit a real engine."""

@@ -1,0 +1,208 @@
+"""Servers in front of a real engine: one edits its responses, one writes its completions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+
+from support.engines.wire import Answer, Engine, Request, Wire, one, replied, running
+
+# Paths whose responses identify the model; Latimer caches them.
+FACTS = ("/props", "/tokenize", "/slots", "/v1/models", "/api/v1/model", "/api/extra/version",
+         "/api/extra/true_max_context_length", "/api/extra/detokenize", "/api/extra/tokencount",
+         "/detokenize", "/api/v1/generate")  # fmt: skip
+
+Edits = list[dict[str, Any]]
+
+
+@dataclass
+class _Forwarding(Engine):
+    """A server that forwards requests to an engine at `target`."""
+
+    target: str = ""
+    client: httpx2.AsyncClient = field(default_factory=lambda: httpx2.AsyncClient(timeout=60))
+
+    async def stop(self, close: bool = True) -> None:
+        """See `Engine.stop`."""
+        await super().stop(close)
+        await self.client.aclose()
+
+    async def ask(self, method: str, path: str, body: bytes | None = None) -> httpx2.Response:
+        """Return the engine's response."""
+        headers = {"content-type": "application/json"}
+        try:
+            return await self.client.request(
+                method, self.target + path, content=body, headers=headers
+            )
+        except httpx2.HTTPError as error:
+            raise ConnectionError from error
+
+
+@dataclass
+class Front(_Forwarding):
+    """A proxy that edits an engine's responses.
+
+    Args:
+        edited: makes edits in a body, except those of its transfer, which the front makes itself.
+        idle: less than the seconds after which the engine closes an idle connection.
+    """
+
+    edited: Callable[[bytes, Edits], bytes] = lambda body, _: body
+    idle: float | None = 2.0
+    facts_changed: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._edits: Edits = []
+        self._answers = 0
+        self._lock = threading.Lock()
+
+    def arm(self, edits: Edits) -> None:
+        """Set the edits of all responses from now on; an empty list leaves them unchanged."""
+        with self._lock:
+            self._edits, self._answers = edits, 0
+
+    def _edits_of_next(self) -> Edits:
+        with self._lock:
+            number, self._answers = self._answers, self._answers + 1
+            return [one for one in self._edits if one["at"] in (None, number)]
+
+    async def answer(self, request: Request) -> Answer:
+        """See `Engine.answer`."""
+        edits = self._edits_of_next()
+        if edits and request.path in FACTS:
+            self.facts_changed = True
+        reply = await self.ask(request.method, request.target, request.data)
+        body = self.edited(reply.content, edits)
+        by_kind = {one["do"]: one for one in edits}
+        kind = reply.headers.get("content-type", "application/json")
+        chunked = "chunked" in reply.headers.get("transfer-encoding", "") or "chunk" in by_kind
+        head = f"HTTP/1.1 {reply.status_code} X\r\n"
+        if "head" in by_kind:
+            head = by_kind["head"]["value"] + "\r\n"
+        if "Content-Type" not in head:
+            head += f"Content-Type: {kind}\r\n"
+        if "Content-Length" not in head and "Transfer-Encoding" not in head:
+            size = f"Content-Length: {len(body)}\r\n"
+            head += "Transfer-Encoding: chunked\r\n" if chunked else size
+        raw = head.encode("latin-1", "replace") + b"\r\n"
+
+        async def send(wire: Wire, answer: Answer) -> None:
+            await _send(wire, answer, by_kind)
+
+        return Answer(_pieces(body, by_kind), chunked=chunked, raw=raw, send=send)
+
+
+async def _send(wire: Wire, answer: Answer, by_kind: dict[str, Any]) -> None:
+    """Send a response with the edits of its transfer."""
+    await wire.send(answer.raw)
+    async for piece in answer.parts:
+        if answer.chunked:
+            size = by_kind["chunk"]["value"] if "chunk" in by_kind else f"{len(piece):x}"
+            piece = size.encode() + b"\r\n" + piece + b"\r\n"
+        await wire.send(piece)
+    if "reset" in by_kind:
+        wire.reset()
+        return
+    if "hang" in by_kind:
+        await asyncio.sleep(60)
+        wire.end()
+        return
+    if answer.chunked and "cut" not in by_kind:
+        await wire.send(b"0\r\n\r\n")
+    if "after" in by_kind:
+        await wire.send(by_kind["after"]["value"].encode())
+    if by_kind.keys() & {"cut", "head"}:
+        wire.end()
+
+
+async def _pieces(body: bytes, by_kind: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    """Yield a body in pieces, up to the place where an edit makes it hang or break off."""
+    for kind in ("hang", "reset"):
+        if kind in by_kind:
+            body = body[: int(by_kind[kind]["place"] * len(body))]
+    if "sizes" in by_kind and len(body) < 20_000:
+        size = by_kind["sizes"]["value"]
+        for at in range(0, len(body), size):
+            yield body[at : at + size]
+        return
+    middle = int(by_kind["pause"]["place"] * len(body)) if "pause" in by_kind else len(body)
+    if middle:
+        yield body[:middle]
+    if body[middle:]:
+        await asyncio.sleep(0.3)
+        yield body[middle:]
+
+
+@contextlib.contextmanager
+def fronting(target: str, edited: Callable[[bytes, Edits], bytes]) -> Iterator[Front]:
+    """Run a front of an engine at an address, in a thread of its own."""
+    with running(Front(target=target, edited=edited)) as front:
+        yield front
+
+
+# More than any agent sends; the real server never evaluates these prompts.
+CONTEXT = 131_072
+
+
+@dataclass
+class Director(_Forwarding):
+    """A llama-server whose streamed completions are written by a function.
+
+    Args:
+        write: returns the answer to a prompt's text.
+    """
+
+    write: Callable[[str], str] = str
+
+    async def answer(self, request: Request) -> Answer:
+        """See `Engine.answer`."""
+        if request.path == "/completion" and request.body.get("stream"):
+            prompt = request.body["prompt"]
+            if not isinstance(prompt, str):
+                prompt = (await self._json("/detokenize", {"tokens": prompt}))["content"]
+            events = self._events(self.write(prompt), len(prompt) // 4)
+            return Answer(events, kind=b"text/event-stream", streamed=True)
+        reply = await self.ask(request.method, request.target, request.data)
+        if request.path == "/props":
+            props = reply.json()
+            props["default_generation_settings"]["n_ctx"] = CONTEXT
+            return replied(props)
+        kind = reply.headers["content-type"].encode()
+        return Answer(one(reply.content), reply.status_code, kind)
+
+    async def _json(self, path: str, payload: Any) -> Any:
+        return (await self.ask("POST", path, json.dumps(payload).encode())).json()
+
+    async def _events(self, text: str, evaluated: int) -> AsyncGenerator[bytes, None]:
+        """Yield the native events of an answer, one for each token."""
+        asked = {"content": text, "add_special": False, "with_pieces": True}
+        tokens = (await self._json("/tokenize", asked))["tokens"]
+        counts = {"tokens_evaluated": evaluated}
+        for number, token in enumerate(tokens, 1):
+            event = {"index": 0, "content": token["piece"], "tokens": [token["id"]], "stop": False}
+            yield _event({**event, "tokens_predicted": number, **counts})
+        last = {"index": 0, "content": "", "tokens": [], "stop": True, "stop_type": "eos"}
+        timings = {"cache_n": 0, "prompt_n": evaluated, "predicted_n": len(tokens) + 1}
+        yield _event({
+            **last, "stopping_word": "", "tokens_predicted": len(tokens) + 1, **counts,
+            "timings": timings, "model": (await self.ask("GET", "/props")).json()["model_path"],
+        })  # fmt: skip
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(value)}\n\n".encode()
+
+
+@contextlib.contextmanager
+def directed(target: str, write: Callable[[str], str]) -> Iterator[str]:
+    """Run a director of the llama-server at an address; yield its own."""
+    with running(Director(target=target, write=write)) as director:
+        yield director.url
