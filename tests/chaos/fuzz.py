@@ -123,6 +123,7 @@ class Session:
         """Start the engine and the process, and measure it at rest."""
         await self.stage.start()
         await self.stage.latimer.command("settle")
+        await self.stage.latimer.command("begin")
         self._start = await self.stage.latimer.sample()
         self.stage.latimer.fresh_problems()
 

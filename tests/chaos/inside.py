@@ -160,6 +160,9 @@ class Inside:
         assert self.loop is not None
         if command == "renew" and self.renewed is not None:
             asyncio.run_coroutine_threadsafe(self.renewed.renew(), self.loop).result(30)
+        elif command == "begin":
+            self.turns.counts.clear()
+            self.turns.longest = 0.0
         elif command == "settle":
             # A coroutine or task that was never awaited or retrieved is logged when it is
             # collected.

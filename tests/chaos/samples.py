@@ -151,6 +151,9 @@ STATUS_LINES = (
     "HTTP/1.1 200 OK\r\nContent-Type: application/json\xff",
 )  # fmt: skip
 
+# A response behind another one, and sizes of chunks.
+SECOND = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+SIZES = ("-1", "zz", "fffffffffffffffff", "", "5;x=y", " 5", "0")
 _at = st.sampled_from((None, 0, 0, 0, 1, 2, 3))
 _values: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from(WRONG_VALUES),
@@ -172,10 +175,10 @@ _edit: st.SearchStrategy[dict[str, Any]] = st.one_of(
     _edits("event", line=_fraction, value=st.sampled_from(EVENTS)),
     _edits("cut", "flip", "hang", "pause", "reset", place=_fraction),
     _edits("bytes", place=_fraction, value=st.sampled_from(BYTES)),
-    _edits("after", value=st.sampled_from((*BYTES, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"))),
+    _edits("after", value=st.sampled_from((*BYTES, SECOND))),
     _edits("head", value=st.sampled_from(STATUS_LINES)),
     _edits("sizes", value=st.sampled_from((1, 2, 7))),
-    _edits("chunk", value=st.sampled_from(("-1", "zz", "fffffffffffffffff", "", "5;x=y", " 5", "0"))),
+    _edits("chunk", value=st.sampled_from(SIZES)),
 )
 
 

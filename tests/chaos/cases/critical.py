@@ -8,7 +8,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from chaos.acts import asks_again
-from chaos.case import BROKEN, FAKES, INSIDE, REFUSED, RIGHT, Case, judged
+from chaos.case import (
+    ALL,
+    ANSWERED,
+    BROKEN,
+    CHAT,
+    COMPLETIONS,
+    FAKE_SERVER,
+    FAKES,
+    INSIDE,
+    MAYBE,
+    PLAIN_AND_STREAMED,
+    RIGHT,
+    Case,
+    judged,
+)  # fmt: skip
 from chaos.client import Reply, ask, post
 from chaos.stage import PROMPTS, Stage
 
@@ -29,39 +43,29 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "dry": {"dry_multiplier": 5.0, "dry_allowed_length": 0},
     "dynatemp": {"dynatemp_range": 5.0, "temperature": 2.0},
     "all": {
-        "xtc_probability": 1,
-        "xtc_threshold": 0,
-        "top_k": 3,
-        "top_p": 0.01,
-        "min_p": 0.5,
-        "typical_p": 0.1,
-        "top_n_sigma": 0.1,
-        "dry_multiplier": 1.0,
+        "xtc_probability": 1, "xtc_threshold": 0, "top_k": 3, "top_p": 0.01, "min_p": 0.5,
+        "typical_p": 0.1, "top_n_sigma": 0.1, "dry_multiplier": 1.0,
     },
     "bias": {"logit_bias": {str(token): -100 for token in range(300)}},
     "nothing-left": {"xtc_probability": 1, "xtc_threshold": 0, "top_k": 1, "top_p": 0.0},
-}
+}  # fmt: skip
 GRAMMARS: dict[str, dict[str, Any]] = {
     "regex": {"regex": "[a-z ]*"},
     "gbnf": {"grammar": "root ::= [a-z ]*"},
     "schema": {"json_schema": {"type": "object", "properties": {"a": {"type": "string"}}}},
     "none": {},
 }
+SHORT_MEMORY = ("xtc with regex", "xtc-half with regex")
 
 
 async def _constrained(stage: Stage, case: Case) -> list[str]:
     """Send the request while other clients' constrained completions must stay unchanged."""
     # Greedy sampling, because the shape of a batch changes the last digits of logits.
-    body = {
-        "model": "m",
-        "prompt": PROMPTS[0],
-        "max_tokens": 24,
-        "regex": "[a-zA-Z .]*",
-        "temperature": 0,
-    }
+    common = {"model": "m", "prompt": PROMPTS[0], "max_tokens": 24, "temperature": 0}
+    body = {**common, "regex": "[a-zA-Z .]*"}
 
     async def other() -> Reply:
-        return await ask(stage.latimer.port, post("/v1/completions", body), 20)
+        return await ask(stage.latimer.port, post(COMPLETIONS, body), 20)
 
     alone = (await other()).json()["choices"][0]["text"]
     replies = asyncio.gather(*(other() for _ in range(3)))
@@ -76,26 +80,16 @@ async def _constrained(stage: Stage, case: Case) -> list[str]:
 
 def _memory() -> Iterator[Case]:
     for name, fields in SAMPLERS.items():
-        for kind, grammar in GRAMMARS.items():
-            body = {"prompt": "a", "max_tokens": 16, **fields, **grammar}
+        bodies = {
+            f"{name} with {kind}": {"max_tokens": 16, **fields, **grammar}
+            for kind, grammar in GRAMMARS.items()
+        }
+        several = {"max_tokens": 8, "n": 8, "logprobs": 5, **fields, "regex": "[a-z]*"}
+        for title, body in {**bodies, f"{name} with n and logprobs": several}.items():
             yield Case(
-                name=f"{name} with {kind}",
-                kind=MEMORY,
-                engines=(INSIDE,),
-                body=body,
-                act=_constrained,
-                expect=RIGHT | {400},
-                short=(name, kind) in (("xtc", "regex"), ("xtc-half", "regex")),
-            )
-        body = {"prompt": "a", "max_tokens": 8, "n": 8, "logprobs": 5, **fields, "regex": "[a-z]*"}
-        yield Case(
-            name=f"{name} with n and logprobs",
-            kind=MEMORY,
-            engines=(INSIDE,),
-            body=body,
-            act=_constrained,
-            expect=RIGHT | {400},
-        )
+                name=title, kind=MEMORY, engines=(INSIDE,), body={"prompt": "a", **body},
+                act=_constrained, expect=RIGHT | {400}, short=title in SHORT_MEMORY,
+            )  # fmt: skip
 
 
 # Texts on which a regular expression with nested or overlapping repetitions would hang.
@@ -167,36 +161,23 @@ AUTOMATA: dict[str, dict[str, Any]] = {
     "long looks back": {"lark": "start: A*\nA: /[^b]*a.{100}/ & /.*b.{100}/", "n": 16},
     "all but": {"lark": "start: A\nA: /(.*a.{20})/ & ~/(.*b.{20})/ & /(.*c.{15}.*)/"},
 }
-ANSWERED = REFUSED | RIGHT
+SHORT_FREEZE = {f"grammar {name}" for name in ("hashes", "quotes", "parentheses", "braces")} | {
+    "regex nested"
+}
 
 
 def _freeze() -> Iterator[Case]:
-    short = {"hashes", "quotes", "parentheses", "braces"}
-    for name, text in GBNF.items():
-        yield Case(
-            name=f"grammar {name}",
-            kind=FREEZE,
-            body={"prompt": "a", "grammar": text, "max_tokens": 8},
-            expect=ANSWERED,
-            short=name in short,
-        )
-    for name, text in REGEXES.items():
-        yield Case(
-            name=f"regex {name}",
-            kind=FREEZE,
-            body={"prompt": "a", "regex": text, "max_tokens": 8},
-            expect=ANSWERED,
-            short=name == "nested",
-        )
+    for field, texts in (("grammar", GBNF), ("regex", REGEXES)):
+        for name, text in texts.items():
+            title = f"{field} {name}"
+            body = {"prompt": "a", field: text, "max_tokens": 8}
+            short = title in SHORT_FREEZE
+            yield Case(name=title, kind=FREEZE, body=body, expect=ANSWERED, short=short)
     for name, fields in AUTOMATA.items():
         yield Case(
-            name=f"automaton {name}",
-            kind=FREEZE,
-            body={"prompt": "a", "max_tokens": 8, **fields},
-            expect=ANSWERED,
-            memory=300,
-            seconds=20,
-        )
+            name=f"automaton {name}", kind=FREEZE, body={"prompt": "a", "max_tokens": 8, **fields},
+            expect=ANSWERED, memory=300, seconds=20,
+        )  # fmt: skip
 
 
 SCHEMAS: dict[str, str] = {
@@ -254,139 +235,78 @@ PATTERNS: dict[str, dict[str, Any]] = {
 def _ways(schema: Any) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return the fields that take a schema, each as a path and a body."""
     chat = {"messages": [{"role": "user", "content": "MARKED"}], "max_tokens": 64}
-    named = {"name": "a", "schema": schema}
+    named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     function = {"name": "f", "parameters": schema}
     tool = {"type": "function", "function": function}
     strict = {"type": "function", "function": {**function, "strict": True}}
     return {
-        "field": ("/v1/completions", {"prompt": "a", "json_schema": schema, "max_tokens": 8}),
-        "format": (
-            "/v1/chat/completions",
-            {**chat, "response_format": {"type": "json_schema", "json_schema": named}},
-        ),
-        "tool": ("/v1/chat/completions", {**chat, "tools": [tool]}),
-        "strict-tool": (
-            "/v1/chat/completions",
-            {**chat, "tools": [strict], "tool_choice": "required"},
-        ),
+        "field": (COMPLETIONS, {"prompt": "a", "json_schema": schema, "max_tokens": 8}),
+        "format": (CHAT, {**chat, "response_format": named}),
+        "tool": (CHAT, {**chat, "tools": [tool]}),
+        "strict-tool": (CHAT, {**chat, "tools": [strict], "tool_choice": "required"}),
     }
 
 
+SHORT_SPY = (
+    "reference literal in a field", "reference file in a field", "pattern literal in a field",
+)  # fmt: skip
+
+
 def _retrieval() -> Iterator[Case]:
-    for name, text in SCHEMAS.items():
-        for way, (path, body) in _ways(json.loads(text)).items():
-            if way in ("field", "strict-tool") or name in ("literal", "file", "ref"):
-                yield Case(
-                    name=f"reference {name} in a {way}",
-                    kind=SPY,
-                    path=path,
-                    body=body,
-                    engines=(*FAKES, INSIDE) if name in ("literal", "file") else (FAKES[0], INSIDE),
-                    expect=ANSWERED,
-                    act=_any_answer,
-                    short=(name, way) in (("literal", "field"), ("file", "field")),
-                )
-    for name, schema in PATTERNS.items():
+    def cases(name: str, schema: Any, ways: set[str], engines: tuple[str, ...]) -> Iterator[Case]:
         for way, (path, body) in _ways(schema).items():
-            if way in ("field", "strict-tool"):
+            if way in ways:
+                title = f"{name} in a {way}"
                 yield Case(
-                    name=f"pattern {name} in a {way}",
-                    kind=SPY,
-                    path=path,
-                    body=body,
-                    expect=ANSWERED,
-                    act=_any_answer,
-                    short=(name, way) == ("literal", "field"),
-                )
+                    name=title, kind=SPY, path=path, body=body, engines=engines, expect=ANSWERED,
+                    act=_any_answer, short=title in SHORT_SPY,
+                )  # fmt: skip
+
+    most = {"field", "strict-tool"}
+    for name, text in SCHEMAS.items():
+        every = {"format", "tool"} if name in ("literal", "file", "ref") else set()
+        engines = (*FAKES, INSIDE) if name in ("literal", "file") else (FAKE_SERVER, INSIDE)
+        yield from cases(f"reference {name}", json.loads(text), most | every, engines)
+    for name, schema in PATTERNS.items():
+        yield from cases(f"pattern {name}", schema, most, ALL)
 
 
 async def _any_answer(stage: Stage, case: Case) -> list[str]:
     """Send the request, and accept a completion that does not follow the grammar."""
-    reply = await stage.ask(case)
-    found = judged(reply, case)
+    found = judged(await stage.ask(case), case)
     # A fake engine's completion is not a tool call.
     return [one for one in found if stage.fake is None or "502" not in one or "500" in one]
 
 
-STREAMED: dict[str, dict[str, Any]] = {"": {}, " streamed": {"stream": True}}
+def _crossed_case(name: str, **fields: Any) -> Case:
+    return Case(name=name, kind=CROSSED, **{"engines": FAKES, "expect": MAYBE, **fields})
 
 
 def _crossed() -> Iterator[Case]:
-    yield from _informational()
-    yield from _behind()
-    yield from _lengths()
-
-
-def _informational() -> Iterator[Case]:
     for what in ("100", "102", "103", "199", "many", "apart"):
-        for suffix, body in STREAMED.items():
-            yield Case(
-                name=f"informational {what}{suffix}",
-                kind=CROSSED,
-                engines=FAKES,
-                body=body,
-                fault=f"informational/{what}",
-                act=asks_again,
-                short=what == "103",
-            )
-    yield Case(
-        name="informational with a length",
-        kind=CROSSED,
-        engines=FAKES,
-        fault="informational/length",
-        expect=RIGHT | BROKEN,
-    )
-    yield Case(
-        name="switching protocols", kind=CROSSED, engines=FAKES, fault="switching", expect=BROKEN
-    )
-
-
-def _behind() -> Iterator[Case]:
+        for way, body in PLAIN_AND_STREAMED.items():
+            yield _crossed_case(
+                f"informational {what}{way}", body=body, fault=f"informational/{what}",
+                act=asks_again, expect=RIGHT, short=what == "103",
+            )  # fmt: skip
+    yield _crossed_case("informational with a length", fault="informational/length")
+    yield _crossed_case("switching protocols", fault="switching", expect=BROKEN)
     for what in ("bytes", "reply", "event", "late", "long", "half", "line", "endless"):
-        for suffix, body in STREAMED.items():
-            yield Case(
-                name=f"behind {what}{suffix}",
-                kind=CROSSED,
-                engines=FAKES,
-                body=body,
-                fault=f"behind/{what}",
-                act=asks_again,
-                expect=RIGHT | BROKEN,
+        for way, body in PLAIN_AND_STREAMED.items():
+            yield _crossed_case(
+                f"behind {what}{way}", body=body, fault=f"behind/{what}", act=asks_again,
                 short=what in ("reply", "bytes"),
-            )
-        yield Case(
-            name=f"behind {what} of a tokenised prompt",
-            kind=CROSSED,
-            engines=(FAKES[0],),
-            body={"prompt": "hello"},
-            path="/v1/tokenize",
-            calls={"/tokenize": f"behind/{what}"},
-            act=_tokenised,
-        )
-
-
-def _lengths() -> Iterator[Case]:
+            )  # fmt: skip
+        yield _crossed_case(
+            f"behind {what} of a tokenised prompt", engines=(FAKE_SERVER,), path="/v1/tokenize",
+            body={"prompt": "hello"}, calls={"/tokenize": f"behind/{what}"}, act=_tokenised,
+            expect=RIGHT,
+        )  # fmt: skip
     for what in ("short", "zero", "twice", "both", "negative", "text"):
-        yield Case(
-            name=f"length {what}",
-            kind=CROSSED,
-            engines=FAKES,
-            fault=f"length/{what}",
-            expect=RIGHT | BROKEN,
-            act=asks_again,
-        )
+        yield _crossed_case(f"length {what}", fault=f"length/{what}", act=asks_again)
     for what in ("no-content", "not-modified", "empty"):
-        yield Case(
-            name=f"reply {what}",
-            kind=CROSSED,
-            engines=FAKES,
-            fault=what,
-            expect=BROKEN,
-            act=asks_again,
-        )
-    yield Case(
-        name="an answer that nobody asked for", kind=CROSSED, engines=FAKES, act=_pushed, short=True
-    )
+        yield _crossed_case(f"reply {what}", fault=what, expect=BROKEN, act=asks_again)
+    yield _crossed_case("an answer that nobody asked for", act=_pushed, expect=RIGHT, short=True)
 
 
 async def _tokenised(stage: Stage, case: Case) -> list[str]:

@@ -8,15 +8,24 @@ from typing import Any
 from support.engines.mistakes import BODIES, STAGES, VALUES
 
 from chaos.acts import after_restart, unreachable
-from chaos.case import BROKEN, FAKE_KOBOLD, FAKE_SERVER, FAKES, GONE, RIGHT, SILENT, Case
+from chaos.case import (
+    BROKEN,
+    CHAT,
+    FAKE_KOBOLD,
+    FAKE_SERVER,
+    FAKES,
+    GONE,
+    MAYBE,
+    PLAIN_AND_STREAMED,
+    RIGHT,
+    SILENT,
+    Case,
+)
 from chaos.client import Reply
 
 FAULT = "7 engine's fault"
-WAYS: dict[str, dict[str, Any]] = {
-    "": {}, " streamed": {"stream": True}, " with logprobs": {"logprobs": 2},
-}  # fmt: skip
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "MARKED"}]}
-MAYBE = RIGHT | BROKEN
+WAYS: dict[str, dict[str, Any]] = {**PLAIN_AND_STREAMED, " with logprobs": {"logprobs": 2}}
+MESSAGES: dict[str, Any] = {"messages": [{"role": "user", "content": "MARKED"}]}
 
 
 def _case(name: str, fault: str, expect: frozenset[int] = BROKEN, **fields: Any) -> Iterator[Case]:
@@ -166,44 +175,38 @@ SHAPES = {
 
 def _questions() -> Iterator[Case]:
     """Yield faults of calls other than generations, after a restart that repeats all of them."""
-    anything = frozenset({200, 502, 503})
     for engine, paths in QUESTIONS.items():
         for path in paths:
-            for answer in ANSWERS:
-                yield Case(
-                    name=f"{path}: {answer}", kind=FAULT, engines=(engine,), body={"logprobs": 1},
-                    calls={path: answer}, act=after_restart, expect=anything, beside=False,
+
+            def case(name: str, fault: str, **fields: Any) -> Case:
+                return Case(
+                    name=name, kind=FAULT, engines=(engine,), calls={path: fault},  # noqa: B023
+                    act=after_restart, expect=RIGHT | GONE, beside=False, **fields,
                 )  # fmt: skip
+
+            for answer in ANSWERS:
+                yield case(f"{path}: {answer}", answer, body={"logprobs": 1})
+            where: dict[str, Any] = {"body": {"logprobs": 1, "parse_special": True}}
+            if path == "/props":
+                where = {"body": MESSAGES, "path": CHAT}
+            elif path == "/tokenize":
+                # Without log-probabilities no prompt needs to be tokenized.
+                where = {"body": {**MESSAGES, "logprobs": True}, "path": CHAT}
             for name in SHAPES.get(path, ()) if engine == FAKE_SERVER or path != "/props" else ():
                 for value in VALUES:
-                    if name == "chat_template" and value in ("string", "text"):
-                        # Any text is a valid template.
-                        continue
-                    body = CHAT if path == "/props" else {"logprobs": 1, "parse_special": True}
-                    if path == "/tokenize":
-                        # Without log-probabilities no prompt needs to be tokenized.
-                        body = {**CHAT, "logprobs": True}
-                    yield Case(
-                        name=f"{name} of {path} {value}", kind=FAULT, engines=(engine,), body=body,
-                        path="/v1/chat/completions" if body is CHAT or path == "/tokenize"
-                        else "/v1/completions",
-                        calls={path: f"set/only/{name}/{value}"}, act=after_restart, expect=anything,
-                        beside=False,
-                    )  # fmt: skip
+                    # Any text is a valid template.
+                    if name != "chat_template" or value not in ("string", "text"):
+                        yield case(f"{name} of {path} {value}", f"set/only/{name}/{value}", **where)
 
 
 def _no_more(reply: Reply) -> list[str]:
     """Check that a completion has no more tokens than requested."""
-    if reply.streamed:
-        texts = [choice["text"] for chunk in reply.chunks() for choice in chunk["choices"]]
-    else:
-        texts = [choice["text"] for choice in reply.json()["choices"]]
-    size = sum(map(len, texts))
+    size = sum(map(len, reply.texts().values()))
     return [f"{size} tokens came, though 6 were asked for"] if size > 6 else []
 
 
 def _gone() -> Iterator[Case]:
-    for way, body in list(WAYS.items())[:2]:
+    for way, body in PLAIN_AND_STREAMED.items():
         yield Case(
             name=f"nobody listens{way}", kind=FAULT, engines=FAKES, body=body, act=unreachable,
             expect=frozenset({503}), beside=False, short=True,
@@ -218,7 +221,7 @@ def _gone() -> Iterator[Case]:
             f"silence at {stage}", f"silence/{stage}", SILENT, engines=(FAKE_SERVER,),
             seconds=8, short=stage == "between",
         )  # fmt: skip
-    for way, body in list(WAYS.items())[:2]:
+    for way, body in PLAIN_AND_STREAMED.items():
         yield Case(
             name=f"more events than tokens were asked for{way}", kind=FAULT, engines=FAKES,
             body={**body, "prompt": "FAULT:many echo:abcdef", "max_tokens": 6}, expect=MAYBE,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from chaos.acts import floods, leaves
-from chaos.case import ALL, FAKE_SERVER, INSIDE, REAL, REFUSED, RIGHT, Case
+from chaos.case import ALL, ANSWERED, CHAT, COMPLETIONS, FAKE_SERVER, INSIDE, REAL, RIGHT, Case
 
 SIZE = "5 size"
-ANY = REFUSED | RIGHT | {429}
-MANY = {"prompt": ["a"] * 1000, "n": 20, "max_tokens": 1}
+ANY = ANSWERED | {429}
+
+
+def _case(name: str, body: Any = None, **fields: Any) -> Case:
+    # Large requests take seconds, mostly before an engine gets them.
+    engines = (FAKE_SERVER, INSIDE) if fields.get("memory", 0) >= 500 else ALL
+    common = {"expect": ANY, "engines": engines, "seconds": 15.0}
+    return Case(name=name, kind=SIZE, body=body or {}, **{**common, **fields})
 
 
 def _doubled(depth: int, way: str) -> dict[str, Any]:
@@ -19,14 +24,8 @@ def _doubled(depth: int, way: str) -> dict[str, Any]:
     defs: dict[str, Any] = {f"a{depth}": {"type": "string"}}
     for level in range(depth):
         ref = {"$ref": f"#/$defs/a{level + 1}"}
-        if way == "properties":
-            defs[f"a{level}"] = {
-                "type": "object",
-                "properties": {"x": ref, "y": ref},
-                "required": ["x", "y"],
-            }
-        else:
-            defs[f"a{level}"] = {way: [ref, ref]}
+        both = {"type": "object", "properties": {"x": ref, "y": ref}, "required": ["x", "y"]}
+        defs[f"a{level}"] = both if way == "properties" else {way: [ref, ref]}
     return {"$defs": defs, "$ref": "#/$defs/a0"}
 
 
@@ -42,9 +41,12 @@ def _deep(levels: int) -> dict[str, Any]:
     return schema
 
 
-def _required(count: int) -> dict[str, Any]:
-    names = [f"p{index}" for index in range(count)]
-    return {"type": "object", "required": names}
+def _one_of(schemas: Iterable[Any]) -> dict[str, Any]:
+    return {"oneOf": list(schemas)}
+
+
+def _names(count: int) -> list[str]:
+    return [f"p{index}" for index in range(count)]
 
 
 SCHEMAS: dict[str, Any] = {
@@ -57,22 +59,13 @@ SCHEMAS: dict[str, Any] = {
     },
     "anyOf of thousands": {"anyOf": [{"const": index} for index in range(5000)]},
     "allOf of hundreds": {"allOf": [{"properties": {f"a{i}": {}}} for i in range(600)]},
-    "nested oneOf": {
-        "oneOf": [
-            {
-                "oneOf": [
-                    {"oneOf": [{"const": k + j * 9 + i * 81} for k in range(9)]} for j in range(9)
-                ]
-            }
-            for i in range(9)
-        ]
-    },
+    "nested oneOf": _one_of(
+        _one_of(_one_of({"const": k + j * 9 + i * 81} for k in range(9)) for j in range(9))
+        for i in range(9)
+    ),
     "15,000 properties": _properties(15_000),
-    "15,000 required names": _required(15_000),
-    "15,000 properties, required": {
-        **_properties(15_000),
-        "required": [f"p{i}" for i in range(15_000)],
-    },
+    "15,000 required names": {"type": "object", "required": _names(15_000)},
+    "15,000 properties, required": _properties(15_000, required=_names(15_000)),
     "500 optional properties": _properties(500),
     "long names": _properties(20, 1500),
     "enum of 100,000": {"enum": list(range(100_000))},
@@ -97,25 +90,21 @@ SCHEMAS: dict[str, Any] = {
     },
     "dependent": {"type": "object", "dependentRequired": {f"a{i}": ["b"] for i in range(3000)}},
 }
+
+
+def _chain(count: int, rule: str, last: str) -> str:
+    """Return a grammar of a chain of rules, each made of the next one."""
+    rules = "".join(f"r{i} ::= {rule.format(n=i + 1)}\n" for i in range(count))
+    return f"root ::= r0\n{rules}r{count} ::= {last}"
+
+
 GRAMMARS = {
-    "chain of 5,000 rules": "root ::= r0\n"
-    + "".join(f"r{i} ::= r{i + 1}\n" for i in range(5000))
-    + 'r5000 ::= "a"',
-    "chain of 50,000 rules": "root ::= r0\n"
-    + "".join(f"r{i} ::= r{i + 1}\n" for i in range(50_000))
-    + 'r50000 ::= "a"',
-    "doubling rules": "root ::= r0\n"
-    + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(60))
-    + 'r60 ::= "a"',
-    "doubling choices": "root ::= r0\n"
-    + "".join(f"r{i} ::= r{i + 1} | r{i + 1}\n" for i in range(60))
-    + 'r60 ::= "a"',
-    "doubling empty rules": "root ::= r0\n"
-    + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(60))
-    + 'r60 ::= ""',
-    "negated class of 10,000": "root ::= [^"
-    + "".join(chr(0x4E00 + i) for i in range(10_000))
-    + "]",
+    "chain of 5,000 rules": _chain(5000, "r{n}", '"a"'),
+    "chain of 50,000 rules": _chain(50_000, "r{n}", '"a"'),
+    "doubling rules": _chain(60, "r{n} r{n}", '"a"'),
+    "doubling choices": _chain(60, "r{n} | r{n}", '"a"'),
+    "doubling empty rules": _chain(60, "r{n} r{n}", '""'),
+    "negated class of 10,000": f"root ::= [^{''.join(chr(0x4E00 + i) for i in range(10_000))}]",
     "class of 100,000": "root ::= [" + "ab" * 50_000 + "]",
     "optional 50": "root ::= " + '"a"? ' * 50 + '"a" ' * 50,
     "optional 400": "root ::= " + '"a"? ' * 400 + '"a" ' * 400,
@@ -126,272 +115,154 @@ GRAMMARS = {
 }
 
 
-CHAT = "/v1/chat/completions"
-MESSAGE = {"role": "user", "content": "MARKED"}
+def _message(content: Any, count: int = 1) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}] * count}
+
+
+def _image(size: int) -> dict[str, Any]:
+    url = "data:image/png" + ";" * size + ",AAAA"
+    return _message([{"type": "image_url", "image_url": {"url": url}}])
+
+
+def _nested(start: str, end: str, times: int) -> bytes:
+    """Return a body with an array of values that are nested 100 deep."""
+    value = start * 100 + ("1" if ":" in start else "") + end * 100
+    return ('{"model":"m","prompt":"a","x":[' + ",".join([value] * times) + "]}").encode()
+
+
+# Large requests, made when they are sent: the path, the MiB that they can take, and the body.
+Large = tuple[str, int, Callable[[], Any]]
+LARGE: dict[str, Large] = {
+    "a prompt of 100,000 ids": (COMPLETIONS, 1500, lambda: {"prompt": [5] * 100_000}),
+    "a prompt of 8,000,000 ids": (COMPLETIONS, 1500, lambda: {"prompt": [5] * 8_000_000}),
+    "a prompt of 30 MB": (COMPLETIONS, 600, lambda: {"prompt": "word " * 6_000_000}),
+    "prompts of ids": (COMPLETIONS, 600, lambda: {"prompt": [[5] * 4000] * 500}),
+    "a message of 30 MB": (CHAT, 600, lambda: _message("word " * 6_000_000)),
+    "100,000 messages": (CHAT, 600, lambda: _message("a", 100_000)),
+    "300,000 parts": (CHAT, 900, lambda: _message([{"type": "text", "text": "a"}] * 300_000)),
+    "a data: URL of 100,000 semicolons": (CHAT, 200, lambda: _image(100_000)),
+    "a data: URL of 5,000,000 semicolons": (CHAT, 200, lambda: _image(5_000_000)),
+    "arrays 100 deep, 30,000 times": (COMPLETIONS, 900, lambda: _nested("[", "]", 30_000)),
+    "objects 100 deep, 10,000 times": (COMPLETIONS, 900, lambda: _nested('{"a":', "}", 10_000)),
+    "200,000 unknown fields": (
+        COMPLETIONS, 600,
+        lambda: {"prompt": "a", "max_tokens": 1, **{f"x{i}": i for i in range(200_000)}},
+    ),
+    "detokenise 100,000 ids": ("/v1/detokenize", 1500, lambda: {"tokens": [97] * 100_000}),
+    "detokenise 5,000,000 ids": ("/v1/detokenize", 1500, lambda: {"tokens": [97] * 5_000_000}),
+    "tokenise 20 MB": ("/v1/tokenize", 2000, lambda: {"prompt": "word " * 4_000_000}),
+}  # fmt: skip
+_DEEP = b'{"type":"array","items":' * 1000 + b"{}" + b"}" * 1000
+_OWN = {"repeat_penalty": 1.1, "dry_multiplier": 1.0, "n": 4, "max_tokens": 4}
+SHORT = {
+    "a prompt of 100,000 ids", "a data: URL of 100,000 semicolons",
+    "arrays 100 deep, 30,000 times", "detokenise 100,000 ids",
+    "schema: doubling by properties", "schema: oneOf of hundreds", "grammar: chain of 5,000 rules",
+    "grammar: negated class of 10,000", "grammar: optional 50",
+}  # fmt: skip
 
 
 def _requests() -> Iterator[Case]:
-    yield from _prompts()
-    yield from _messages()
-    yield from _bodies()
-    yield from _fields()
-
-
-def _prompts() -> Iterator[Case]:
-    yield _case("1,000 prompts × n 20", body=MANY, seconds=60, act=leaves(1.0), short=True)
-    yield _case("2,048 prompts × n 128", body={**MANY, "prompt": ["a"] * 2048, "n": 128})
-    yield _case("2,049 prompts", body={**MANY, "prompt": ["a"] * 2049})
-    yield _case("best_of 20 × 1,000 prompts", body={**MANY, "n": 1, "best_of": 20}, act=leaves(1.0))
+    several = {"prompt": ["a"] * 1000, "n": 20, "max_tokens": 1}
+    yield _case("1,000 prompts × n 20", several, seconds=60, act=leaves(1.0), short=True)
+    yield _case("2,048 prompts × n 128", {**several, "prompt": ["a"] * 2048, "n": 128})
+    yield _case("2,049 prompts", {**several, "prompt": ["a"] * 2049})
+    yield _case("best_of 20 × 1,000 prompts", {**several, "n": 1, "best_of": 20}, act=leaves(1.0))
     stops = {"stop": ["s" * 300_000 + str(index) for index in range(4)], "n": 32, "max_tokens": 4}
-    yield _case("four stops of 300 KB for 32 choices", body={"prompt": "a", **stops}, short=True)
-    own = {"stop": ["ab" * 2000 + str(index) for index in range(4)], "n": 8, "max_tokens": 4}
-    yield _case("four stops of 4 KB for 8 choices", body={"prompt": "a", **own})
-    for count in (100_000, 8_000_000):
-        yield _case(
-            f"a prompt of {count:,} ids",
-            body=lambda count=count: {"prompt": [5] * count},
-            memory=1500,
-            short=count == 100_000,
-        )
-    yield _case("a prompt of 30 MB", body=lambda: {"prompt": "word " * 6_000_000}, memory=600)
-    yield _case("prompts of ids", body=lambda: {"prompt": [[5] * 4000] * 500}, memory=600)
-
-
-def _messages() -> Iterator[Case]:
-    yield _case(
-        "a message of 30 MB",
-        path=CHAT,
-        memory=600,
-        body=lambda: {"messages": [{"role": "user", "content": "word " * 6_000_000}]},
-    )
-    yield _case(
-        "100,000 messages",
-        path=CHAT,
-        memory=600,
-        body=lambda: {"messages": [{"role": "user", "content": "a"}] * 100_000},
-    )
-    yield _case(
-        "300,000 parts",
-        path=CHAT,
-        memory=900,
-        body=lambda: {
-            "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 300_000}]
-        },
-    )
-    for size in (100_000, 5_000_000):
-        url = "data:image/png" + ";" * size + ",AAAA"
-        part = {"type": "image_url", "image_url": {"url": url}}
-        yield _case(
-            f"a data: URL of {size:,} semicolons",
-            path=CHAT,
-            short=size == 100_000,
-            memory=200,
-            body=lambda part=part: {"messages": [{"role": "user", "content": [part]}]},
-        )
-
-
-def _bodies() -> Iterator[Case]:
-    nest = "[" * 100 + "]" * 100
-    yield _case(
-        "arrays 100 deep, 30,000 times",
-        memory=900,
-        short=True,
-        body=lambda: (
-            '{"model":"m","prompt":"a","x":[' + ",".join([nest] * 30_000) + "]}"
-        ).encode(),
-    )
-    yield _case(
-        "objects 100 deep, 10,000 times",
-        memory=900,
-        body=lambda: (
-            '{"model":"m","prompt":"a","x":['
-            + ",".join(['{"a":' * 100 + "1" + "}" * 100] * 10_000)
-            + "]}"
-        ).encode(),
-    )
-    deep = b'{"type":"array","items":' * 1000 + b"{}" + b"}" * 1000
-    yield _case("schema 1,000 deep", body=b'{"model":"m","prompt":"a","json_schema":' + deep + b"}")
-    yield _case("arrays 100,000 deep", body=b'{"model":"m","x":' + b"[" * 100_000)
-    yield _case(
-        "200,000 unknown fields",
-        memory=600,
-        body=lambda: {"prompt": "a", "max_tokens": 1, **{f"x{i}": i for i in range(200_000)}},
-    )
-    for count in (100_000, 5_000_000):
-        yield _case(
-            f"detokenise {count:,} ids",
-            path="/v1/detokenize",
-            memory=1500,
-            body=lambda count=count: {"tokens": [97] * count},
-            short=count == 100_000,
-        )
-    yield _case(
-        "tokenise 20 MB",
-        path="/v1/tokenize",
-        memory=2000,
-        body=lambda: {"prompt": "word " * 4_000_000},
-    )
-
-
-def _fields() -> Iterator[Case]:
+    yield _case("four stops of 300 KB for 32 choices", {"prompt": "a", **stops}, short=True)
+    stops = {"stop": ["ab" * 2000 + str(index) for index in range(4)], "n": 8, "max_tokens": 4}
+    yield _case("four stops of 4 KB for 8 choices", {"prompt": "a", **stops})
+    for name, (path, memory, body) in LARGE.items():
+        yield _case(name, body, path=path, memory=memory, short=name in SHORT)
+    yield _case("schema 1,000 deep", b'{"model":"m","prompt":"a","json_schema":' + _DEEP + b"}")
+    yield _case("arrays 100,000 deep", b'{"model":"m","x":' + b"[" * 100_000)
     for name in ("repeat_last_n", "dry_penalty_last_n"):
-        more = {"repeat_penalty": 1.1, "dry_multiplier": 1.0, "n": 4, "max_tokens": 4}
-        yield _case(
-            f"{name} 2,147,483,647",
-            body={"prompt": "a", name: 2**31 - 1, **more},
-            short=name == "repeat_last_n",
-        )
-    yield _case(
-        "dry_sequence_breakers",
-        body={
-            "prompt": "a",
-            "max_tokens": 4,
-            "dry_multiplier": 1.0,
-            "dry_sequence_breakers": ["b" * 2000 + str(i) for i in range(2000)],
-        },
-        memory=128,
-    )
+        body = {"prompt": "a", name: 2**31 - 1, **_OWN}
+        yield _case(f"{name} 2,147,483,647", body, short=name == "repeat_last_n")
+    breakers = ["b" * 2000 + str(i) for i in range(2000)]
+    dry = {"dry_multiplier": 1.0, "dry_sequence_breakers": breakers}
+    yield _case("dry_sequence_breakers", {"prompt": "a", "max_tokens": 4, **dry}, memory=128)
     bias = {str(token): 1 for token in range(100_000)}
-    yield _case("logit_bias of 100,000", body={"prompt": "a", "max_tokens": 4, "logit_bias": bias})
-    tools = [
-        {"type": "function", "function": {"name": f"f{i}", "parameters": _properties(20)}}
-        for i in range(2000)
-    ]
-    yield _case("2,000 tools", path=CHAT, body={"messages": [MESSAGE], "tools": tools}, memory=300)
+    yield _case("logit_bias of 100,000", {"prompt": "a", "max_tokens": 4, "logit_bias": bias})
+    tools = [_tool(f"f{i}", _properties(20)) for i in range(2000)]
+    yield _case("2,000 tools", {**_message("MARKED"), "tools": tools}, path=CHAT, memory=300)
     yield _case(
-        "a body of 33 MB",
-        body=lambda: {"prompt": "a", "x": "y" * (33 * 2**20)},
-        memory=200,
+        "a body of 33 MB", lambda: {"prompt": "a", "x": "y" * (33 * 2**20)}, memory=200,
         says="33554432",
-    )
-    yield _case("a template's name of 1 MB", path=CHAT, body={"messages": [MESSAGE], "adapter": {
-        "assistant": {"start": "a" * 2**20}}})  # fmt: skip
+    )  # fmt: skip
+    template = {"adapter": {"assistant": {"start": "a" * 2**20}}}
+    yield _case("a template's name of 1 MB", {**_message("MARKED"), **template}, path=CHAT)
 
 
-def _case(name: str, **fields: Any) -> Case:
-    # Large requests take seconds, mostly before an engine gets them.
-    engines = (FAKE_SERVER, INSIDE) if fields.get("memory", 0) >= 500 else ALL
-    return Case(
-        name=name, kind=SIZE, **{"expect": ANY, "engines": engines, "seconds": 15.0, **fields}
-    )
+def _tool(name: str, schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
 
 
 def _structures() -> Iterator[Case]:
+    def case(kind: str, name: str, memory: int, **body: Any) -> Case:
+        title = f"{kind}: {name}"
+        body = {"prompt": "a", **body, "max_tokens": 4}
+        return _case(title, body, memory=memory, short=title in SHORT)
+
     for name, schema in SCHEMAS.items():
-        body = {"prompt": "a", "json_schema": schema, "max_tokens": 4}
+        yield case("schema", name, 128, json_schema=schema)
+        tools = {"tools": [_tool("f", schema, strict=True)], "tool_choice": "required"}
         yield _case(
-            f"schema: {name}",
-            body=body,
-            memory=128,
-            short=name in ("doubling by properties", "oneOf of hundreds"),
-        )
-        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
-        function = {"name": "f", "parameters": schema, "strict": True}
-        yield _case(
-            f"tool: {name}",
-            path="/v1/chat/completions",
-            memory=128,
-            engines=(FAKE_SERVER, INSIDE),
-            expect=ANY | {502},
-            body={
-                **chat,
-                "tools": [{"type": "function", "function": function}],
-                "tool_choice": "required",
-            },
-        )
+            f"tool: {name}", {**_message("a"), "max_tokens": 4, **tools}, path=CHAT, memory=128,
+            engines=(FAKE_SERVER, INSIDE), expect=ANY | {502},
+        )  # fmt: skip
     for name, text in GRAMMARS.items():
-        yield _case(
-            f"grammar: {name}",
-            memory=256,
-            body={"prompt": "a", "grammar": text, "max_tokens": 4},
-            short=name in ("chain of 5,000 rules", "negated class of 10,000", "optional 50"),
-        )
+        yield case("grammar", name, 256, grammar=text)
     # A cache limited by count would keep forty of them.
     for index in range(20):
         schema = {"type": "object", "description": str(index) + "d" * 6 * 10**6}
         yield _case(
             f"6 MB of descriptions, the {index + 1}th time",
-            memory=160,
-            engines=(FAKE_SERVER, INSIDE),
-            body=lambda schema=schema: {"prompt": "a", "json_schema": schema, "max_tokens": 1},
-        )
+            lambda schema=schema: {"prompt": "a", "json_schema": schema, "max_tokens": 1},
+            memory=160, engines=(FAKE_SERVER, INSIDE),
+        )  # fmt: skip
 
 
+_REQUIRED = _properties(5000, required=_names(5000), additionalProperties=False)
 # Maximum values that OpenAI documents.
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "n 128": {"prompt": "echo:a", "n": 128, "max_tokens": 1},
-    "four stops": {"prompt": "echo:a", "stop": ["q1", "q2", "q3", "q4"], "max_tokens": 2},
+    "n 128": {"n": 128, "max_tokens": 1},
+    "four stops": {"stop": ["q1", "q2", "q3", "q4"]},
     "2,048 prompts": {"prompt": ["echo:a"] * 2048, "max_tokens": 1},
     # The fake llama-server has 259 tokens; OpenAI's limit is 300 of them.
-    "logit_bias of 240": {
-        "prompt": "echo:a",
-        "logit_bias": {str(i): 1 for i in range(10, 250)},
-        "max_tokens": 2,
-    },
-    "a user of 512": {"prompt": "echo:a", "user": "u" * 512, "max_tokens": 2},
-    "1,000 enum values": {
-        "prompt": "echo:a",
-        "json_schema": {"enum": [f"v{i}" for i in range(1000)]},
-        "max_tokens": 2,
-    },
-    "5,000 properties": {
-        "prompt": "echo:a",
-        "max_tokens": 2,
-        "json_schema": {
-            **_properties(5000),
-            "required": [f"p{i}" for i in range(5000)],
-            "additionalProperties": False,
-        },
-    },
-    "10 levels": {"prompt": "echo:a", "max_tokens": 2, "json_schema": _deep(10)},
-    "120,000 characters of names": {
-        "prompt": "echo:a",
-        "max_tokens": 2,
-        "json_schema": _properties(1200, 96),
-    },
+    "logit_bias of 240": {"logit_bias": {str(i): 1 for i in range(10, 250)}},
+    "a user of 512": {"user": "u" * 512},
+    "1,000 enum values": {"json_schema": {"enum": [f"v{i}" for i in range(1000)]}},
+    "5,000 properties": {"json_schema": _REQUIRED},
+    "10 levels": {"json_schema": _deep(10)},
+    "120,000 characters of names": {"json_schema": _properties(1200, 96)},
 }
 
 
 def _published() -> Iterator[Case]:
-    for name, body in PUBLISHED.items():
+    for name, fields in PUBLISHED.items():
         slow = name == "2,048 prompts"
-        yield Case(
-            name=f"OpenAI's limit: {name}",
-            kind=SIZE,
-            body=body,
-            expect=RIGHT,
+        yield _case(
+            f"OpenAI's limit: {name}", {"prompt": "echo:a", "max_tokens": 2, **fields},
+            expect=RIGHT, seconds=90 if slow else 30, memory=300,
             engines=(FAKE_SERVER, INSIDE) if slow else (FAKE_SERVER, REAL, INSIDE),
-            seconds=90 if slow else 30,
-            memory=300,
-        )
-    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": _properties(3)}}
-             for i in range(128)]  # fmt: skip
-    yield Case(
-        name="OpenAI's limit: 128 tools",
-        kind=SIZE,
-        path="/v1/chat/completions",
-        engines=(INSIDE,),
-        body={
-            "messages": [{"role": "user", "content": "Hello!"}],
-            "tools": tools,
-            "max_tokens": 4,
-            "tool_choice": "none",
-        },
-        expect=RIGHT | {400},
-    )
+        )  # fmt: skip
+    tools = [_tool(f"f{i}", _properties(3)) for i in range(128)]
+    yield _case(
+        "OpenAI's limit: 128 tools",
+        {**_message("Hello!"), "tools": tools, "max_tokens": 4, "tool_choice": "none"},
+        path=CHAT, engines=(INSIDE,), expect=RIGHT | {400}, seconds=10.0,
+    )  # fmt: skip
 
 
 def _together() -> Iterator[Case]:
     large = {"prompt": "a", "max_tokens": 4, "json_schema": SCHEMAS["oneOf of hundreds"]}
-    assert json.dumps(large)
-    yield _case("fifty large schemas at once", body=large, act=floods(50), seconds=30, memory=256)
+    yield _case("fifty large schemas at once", large, act=floods(50), seconds=30, memory=256)
     yield _case(
         "twenty bodies of 8 MB at once",
-        act=floods(20),
-        seconds=30,
-        memory=1200,
-        body=lambda: {"prompt": "a", "max_tokens": 1, "x": ["y" * 100] * 80_000},
-    )
+        lambda: {"prompt": "a", "max_tokens": 1, "x": ["y" * 100] * 80_000},
+        act=floods(20), seconds=30, memory=1200,
+    )  # fmt: skip
 
 
 CASES = [*_requests(), *_structures(), *_published(), *_together()]

@@ -12,7 +12,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from chaos.case import FAKE_KOBOLD, FAKE_SERVER, FAKES, GONE, INSIDE, REAL, RIGHT, SILENT, Act, Case
+from chaos.case import (
+    COMPLETIONS,
+    FAKE_SERVER,
+    FAKES,
+    GONE,
+    INSIDE,
+    REAL,
+    RIGHT,
+    SILENT,
+    Act,
+    Case,
+)
 from chaos.client import Client, ask, get, post
 from chaos.judge import error_of, judge
 from chaos.process import BAD, Latimer
@@ -55,14 +66,9 @@ async def _failed(
     words: Sequence[str], codes: frozenset[int], environment: Mapping[str, str]
 ) -> list[str]:
     process = await asyncio.create_subprocess_exec(
-        "latimer",
-        "serve",
-        *words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "LATIMER_PORT": "0", **environment},
-    )
+        "latimer", "serve", *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env={**os.environ, "LATIMER_PORT": "0", **environment},
+    )  # fmt: skip
     try:
         async with asyncio.timeout(20):
             output, _ = await process.communicate()
@@ -156,22 +162,15 @@ def _lives() -> Iterator[Case]:
     yield case("waiting for the engine", _waiting)
     for where in ("/dev/full", "closed"):
         yield case(f"stderr {where}", _without_stderr(where), (FAKE_SERVER,), where == "closed")
-    yield case("SIGTERM while idle", _drained(None), (FAKE_SERVER, FAKE_KOBOLD, INSIDE))
-    yield case("SIGTERM while a request runs", _drained({}), (FAKE_SERVER, FAKE_KOBOLD, INSIDE))
-    yield case(
-        "SIGTERM while a stream runs",
-        _drained({"stream": True}),
-        (FAKE_SERVER, FAKE_KOBOLD, INSIDE),
-        short=True,
-    )
-    for way in (False, True):
+    drained = (*FAKES, INSIDE)
+    yield case("SIGTERM while idle", _drained(None), drained)
+    yield case("SIGTERM while a request runs", _drained({}), drained)
+    yield case("SIGTERM while a stream runs", _drained({"stream": True}), drained, short=True)
+    for way, streams in ("", False), (" while streaming", True):
         yield Case(
-            name=f"SIGTERM to a real llama-server{' while streaming' * way}",
-            kind=SILENCE,
-            engines=(REAL,),
-            act=_engine_ends(way),
-            alone=True,
-        )
+            name=f"SIGTERM to a real llama-server{way}", kind=SILENCE, engines=(REAL,),
+            act=_engine_ends(streams), alone=True,
+        )  # fmt: skip
 
 
 def _before(more: Sequence[str]) -> Act:
@@ -188,14 +187,12 @@ def _before(more: Sequence[str]) -> Act:
             await latimer.start(ready=False, seconds=15)
             found = []
             body = {"model": "m", "prompt": "echo:there", "max_tokens": 16}
-            for data in (post("/v1/completions", body), get("/health"),
+            for data in (post(COMPLETIONS, body), get("/health"),
                          get("/v1/models")):  # fmt: skip
                 found += judge(await ask(latimer.port, data, 5), frozenset({503}))
             await fake.start()
             end = time.monotonic() + 10
-            while (
-                reply := await ask(latimer.port, post("/v1/completions", body))
-            ).status != 200:
+            while (reply := await ask(latimer.port, post(COMPLETIONS, body))).status != 200:
                 if time.monotonic() > end:
                     return [*found, f"10 s after the engine came: {reply}"]
                 await asyncio.sleep(0.1)
@@ -258,7 +255,7 @@ def _without_stderr(where: str) -> Act:
             # A request that causes a log line.
             await ask(port, b"POST /v1/completions HTTP/1.1\r\n\r\n", 2)
             for _ in range(3):
-                reply = await ask(port, post("/v1/completions", body), 5)
+                reply = await ask(port, post(COMPLETIONS, body), 5)
                 found += [] if reply.status == 200 else [f"a request fails: {reply}"]
             process.send_signal(signal.SIGTERM)
             code = await asyncio.wait_for(process.wait(), 10)
@@ -283,7 +280,7 @@ def _drained(fields: Mapping[str, object] | None) -> Act:
         found = []
         prompt = "endless slow:20" if stage.fake else PROMPTS[0]
         body = {"model": "m", "prompt": prompt, "max_tokens": 3000, "ignore_eos": True}
-        request = post("/v1/completions", {**body, **(fields or {})})
+        request = post(COMPLETIONS, {**body, **(fields or {})})
         client = await Client.to(latimer.port, request)
         try:
             if fields is not None:
@@ -319,19 +316,16 @@ def _engine_ends(streams: bool) -> Act:
         own = Stage(REAL)
         await own.start()
         try:
-            latimer = Latimer([own.url, "--any-model"])
-            await latimer.start()
             body = {
                 "model": "m", "prompt": PROMPTS[0], "max_tokens": 2000, "ignore_eos": True, "n": 4,
                 "stream": streams,
             }  # fmt: skip
-            asking = asyncio.create_task(ask(latimer.port, post("/v1/completions", body), 15))
+            asking = asyncio.create_task(ask(own.latimer.port, post(COMPLETIONS, body), 15))
             await asyncio.sleep(0.3)
-            port = int(own.url.rpartition(":")[2])
-            for pid in _listeners(port):
-                os.kill(pid, signal.SIGTERM)
+            assert own.server is not None
+            assert own.server.process is not None
+            own.server.process.terminate()
             reply = await asking
-            await latimer.stop()
             found = judge(reply, GONE | SILENT)
             if reply.seconds > 10.5:
                 found.append(f"it took {reply.seconds:.1f} s")
@@ -340,19 +334,6 @@ def _engine_ends(streams: bool) -> Act:
             await own.stop()
 
     return act
-
-
-def _listeners(port: int) -> list[int]:
-    """Return the ids of the llama-server processes that were started with a port."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"llama-server" in words[0] and str(port).encode() in words:
-            found.append(int(path.parent.name))
-    return found
 
 
 CASES = [*_starts(), *_lives()]
