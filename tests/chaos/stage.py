@@ -15,7 +15,6 @@ from latimer.backends.llama_cpp import DEMO_MODEL
 from support.engines.front import Front
 from support.engines.koboldcpp import FakeKoboldcpp
 from support.engines.llama_server import FakeLlamaServer
-from support.engines.mistakes import edited
 from support.engines.replay import AnyPrompt, replaying
 from support.engines.wire import Engine
 from support.servers import Swapped
@@ -122,7 +121,7 @@ class Stage:
         elif self.engine == EDITED_KOBOLD:
             target, _ = self._cleanup.enter_context(replaying(AnyPrompt(varied=True)))
         if self.engine in (EDITED_SERVER, EDITED_KOBOLD):
-            self.front = Front(target=target, edited=edited)
+            self.front = Front(target=target)
         for double in filter(None, (self.fake, self.front)):
             await double.start()
             return double.port

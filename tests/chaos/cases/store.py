@@ -59,7 +59,7 @@ def killed(target: Target, times: int) -> Act:
 
     async def act(stage: Stage, case: Case) -> list[str]:
         if target is database and (reason := postgresql.missing()):
-            stage.skipped(reason)
+            stage.notes.append(f"skipped: {reason}")
             return []
         found: list[str] = []
         async with target() as store:
@@ -84,7 +84,7 @@ def killed(target: Target, times: int) -> Act:
                 found += storing.latimer.fresh_problems()
                 await storing.stop()
         counts = " ".join(map(str, sorted(answered)))
-        stage.note(
+        stage.notes.append(
             f"killed {times} times, when of {REQUESTS} requests these numbers were answered: "
             f"{counts}; {len(shown)} completions were listed and whole"
         )
@@ -157,7 +157,7 @@ def watched(
                     watch.violations.append(f"exit code {code}")
                 return watch.violations
         except Missing as missing:
-            stage.skipped(str(missing))
+            stage.notes.append(f"skipped: {missing}")
             return []
 
     return act
