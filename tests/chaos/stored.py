@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import re
 import tempfile
 import time
@@ -175,19 +174,25 @@ class Watch:
 
     Args:
         old: the id of a completion that was stored before.
+        violations: the list of violations.
         chat: the statuses of chat that are allowed; an error event of a stream counts as 503.
         reads: the statuses of reads that are allowed.
+
+    Attributes:
+        afterwards: what was seen when the fault was over.
     """
 
     def __init__(
         self,
         storing: Storing,
         old: str,
+        violations: list[str],
         chat: frozenset[int] = frozenset({200}),
         reads: frozenset[int] = frozenset({200, 503}),
     ) -> None:
         self.storing = storing
-        self.violations: list[str] = []
+        self.violations = violations
+        self.afterwards = ""
         self._old = old
         self._allowed = {"chat": chat, "reads": reads}
         self._start = len(storing.latimer.output())
@@ -246,8 +251,8 @@ class Watch:
         if reply.seconds > seconds:
             self.violations.append(f"{name} took {reply.seconds:.1f} s: {reply}")
 
-    async def recovered(self, seconds: float = 20.0) -> str:
-        """Wait until everything that was answered is stored; return what was seen then."""
+    async def recover(self, seconds: float = 20.0) -> None:
+        """Wait until everything that was answered is stored, and note what is seen then."""
         start = time.monotonic()
         while True:
             try:
@@ -266,9 +271,10 @@ class Watch:
         health = await self.storing.health()
         if not health.startswith("200") or '"ok"' not in health:
             self.violations.append(f"afterwards /health is {health}")
-        return f"all {len(names)} listed and whole after {time.monotonic() - start:.1f} s"
+        took = time.monotonic() - start
+        self.afterwards = f"all {len(names)} listed and whole after {took:.1f} s"
 
-    def seen(self, fault: str, afterwards: str) -> Seen:
+    def seen(self, fault: str) -> Seen:
         """Check the log, and return what was seen."""
         text = self.storing.latimer.output()[self._start :].decode(errors="replace")
         lines = text.strip().splitlines()
@@ -281,7 +287,8 @@ class Watch:
         reads = f"GET: {self._all('get')}<br>list: {self._all('list')}"
         log = "<br>".join(f"{line} (×{number})" if number > 1 else line
                           for line, number in Counter(map(_plain, lines)).items())  # fmt: skip
-        return Seen(fault, self._all("chat"), reads, self._all("health"), log or "–", afterwards)
+        chat, health = self._all("chat"), self._all("health")
+        return Seen(fault, chat, reads, health, log or "–", self.afterwards)
 
     def _all(self, name: str) -> str:
         counts = Counter[str]()
@@ -304,8 +311,3 @@ def _plain(line: str) -> str:
 
 def _is_png(url: str) -> bool:
     return b64decode(url.partition(",")[2]).endswith(b"IEND\xaeB`\x82")
-
-
-def is_root() -> bool:
-    """Return True if this process can mount a disk."""
-    return os.geteuid() == 0

@@ -12,18 +12,18 @@ import sqlite3
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from latimer.adapter.store.silence import SILENCE
 from support import postgresql, s3
 
-from chaos.case import INSIDE, Act, Case
+from chaos.case import INSIDE, RIGHT, Act, Case
 from chaos.cases.start import FAILED, fails
 from chaos.stage import Stage
-from chaos.stored import Storing, Watch, is_root
+from chaos.stored import Storing, Watch
 
 KILLED, STORE = "11 killed while it stores", "12 the store fails"
 REQUESTS = 200
@@ -124,83 +124,83 @@ async def _loaded(storing: Storing) -> tuple[set[str], int]:
     return listed, len(storing.answered) - before
 
 
-Fault = Callable[[Watch], Awaitable[str | None]]
-
-
-def watched(
-    make: Callable[[], AbstractAsyncContextManager[tuple[Storing, Fault]]],
-    chat: frozenset[int] = frozenset({200}),
-) -> Act:
-    """Return an act that lets a store fail, and notes what client, log and `/health` show.
-
-    Args:
-        make: yields a Latimer, and a function that makes the fault, looks, and ends the fault.
-        chat: the statuses of chat that are allowed.
-    """
-
-    async def act(stage: Stage, case: Case) -> list[str]:
-        try:
-            async with make() as (storing, fault):
-                await storing.start()
-                try:
-                    await storing.post()
-                    await storing.post(image=True)
-                    old = (await storing.listed())[0]
-                    watch = Watch(storing, old, chat)
-                    words = await fault(watch)
-                    if words is None:
-                        words = await watch.recovered()
-                    stage.seen.append(watch.seen(case.name, words))
-                finally:
-                    code = await storing.stop()
-                if code != 0:
-                    watch.violations.append(f"exit code {code}")
-                return watch.violations
-        except Missing as missing:
-            stage.notes.append(f"skipped: {missing}")
-            return []
-
-    return act
-
-
 class Missing(Exception):
     """A reason why a case cannot run on this machine."""
 
 
-def full_disk(
-    *words: str,
-) -> Callable[[], AbstractAsyncContextManager[tuple[Storing, Fault]]]:
-    """Return what fills the disk of a file and of its media.
+# Starts a Latimer with a store, whose fault happens inside this context.
+Run = Callable[..., AbstractAsyncContextManager[Watch]]
+Fault = Callable[[Run], Awaitable[None]]
+
+
+def watched(fault: Fault, chat: frozenset[int] = RIGHT) -> Act:
+    """Return an act that lets a store fail, and notes what client, log and `/health` show.
+
+    Args:
+        fault: starts a Latimer, makes the fault, looks, and ends the fault.
+        chat: the statuses of chat that are allowed.
+    """
+
+    async def act(stage: Stage, case: Case) -> list[str]:
+        violations: list[str] = []
+
+        @asynccontextmanager
+        async def run(store: str, *words: str, **environment: str) -> AsyncIterator[Watch]:
+            storing = Storing(store, *words, **environment)
+            await storing.start()
+            try:
+                await storing.post()
+                await storing.post(image=True)
+                old = (await storing.listed())[0]
+                watch = Watch(storing, old, violations, chat)
+                yield watch
+                if not watch.afterwards:
+                    await watch.recover()
+                stage.seen.append(watch.seen(case.name))
+            finally:
+                code = await storing.stop()
+            if code != 0:
+                violations.append(f"exit code {code}")
+
+        try:
+            await fault(run)
+        except Missing as missing:
+            stage.notes.append(f"skipped: {missing}")
+        return violations
+
+    return act
+
+
+def full_disk(*words: str) -> Fault:
+    """Return a fault that fills the disk of a file and of its media.
 
     Args:
         words: more arguments; with a folder for media, only the disk of the file is full.
     """
-    return partial(_full_disk, words)
 
+    async def fault(run: Run) -> None:
+        if os.geteuid() != 0:
+            raise Missing("needs root, to mount a small disk")
+        with (
+            tempfile.TemporaryDirectory(prefix="latimer-disk-") as folder,
+            tempfile.TemporaryDirectory() as media,
+        ):
+            mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]
+            if subprocess.run(mount, check=False, capture_output=True).returncode:  # noqa: ASYNC221
+                raise Missing("needs the right to mount a small disk")
+            ballast = Path(folder) / "ballast"
+            given = [word.replace("DIR", media) for word in words]
+            try:
+                async with run(str(Path(folder) / "s.db"), *given) as watch:
+                    with ballast.open("wb", buffering=0) as out, contextlib.suppress(OSError):
+                        while True:
+                            out.write(bytes(4096))
+                    await watch.look(4)
+                    ballast.unlink()
+            finally:
+                subprocess.run(["umount", "-l", folder], check=False)  # noqa: ASYNC221
 
-@asynccontextmanager
-async def _full_disk(words: Sequence[str]) -> AsyncIterator[tuple[Storing, Fault]]:
-    if not is_root():
-        raise Missing("needs root, to mount a small disk")
-    with tempfile.TemporaryDirectory(prefix="latimer-disk-") as folder:
-        mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]
-        if subprocess.run(mount, check=False, capture_output=True).returncode:  # noqa: ASYNC221
-            raise Missing("needs the right to mount a small disk")
-        ballast = Path(folder) / "ballast"
-
-        async def fault(watch: Watch) -> None:
-            with ballast.open("wb", buffering=0) as out, contextlib.suppress(OSError):
-                while True:
-                    out.write(bytes(4096))
-            await watch.look(4)
-            ballast.unlink()
-
-        try:
-            with tempfile.TemporaryDirectory() as media:
-                given = [word.replace("DIR", media) for word in words]
-                yield Storing(str(Path(folder) / "s.db"), *given), fault
-        finally:
-            subprocess.run(["umount", "-l", folder], check=False)  # noqa: ASYNC221
+    return fault
 
 
 @contextlib.contextmanager
@@ -211,37 +211,27 @@ def _server() -> Iterator[postgresql.PostgreSQL]:
         yield server
 
 
-@asynccontextmanager
-async def stopped_server() -> AsyncIterator[tuple[Storing, Fault]]:
+async def stopped_server(run: Run) -> None:
     """Stop PostgreSQL, and start it again."""
     with _server() as server:
-
-        async def fault(watch: Watch) -> None:
+        async with run(server.url()) as watch:
             server.stop()
             await watch.look(6)
             await asyncio.to_thread(server.start)
 
-        yield Storing(server.url()), fault
 
-
-@asynccontextmanager
-async def paused_server() -> AsyncIterator[tuple[Storing, Fault]]:
+async def paused_server(run: Run) -> None:
     """Pause PostgreSQL, which keeps its connections and answers nothing."""
     with _server() as server:
-
-        async def fault(watch: Watch) -> None:
+        async with run(server.url()) as watch:
             with server.paused():
                 await watch.look(SILENCE + 8)
 
-        yield Storing(server.url()), fault
 
-
-@asynccontextmanager
-async def paused_at_the_end() -> AsyncIterator[tuple[Storing, Fault]]:
+async def paused_at_the_end(run: Run) -> None:
     """Pause PostgreSQL, and end the process."""
     with _server() as server:
-
-        async def fault(watch: Watch) -> str:
+        async with run(server.url()) as watch:
             with server.paused():
                 await watch.look(1)
                 start = time.monotonic()
@@ -249,17 +239,13 @@ async def paused_at_the_end() -> AsyncIterator[tuple[Storing, Fault]]:
                 seconds = time.monotonic() - start
             if code != 0 or seconds > 12:
                 watch.violations.append(f"it ended with {code} after {seconds:.1f} s")
-            return f"SIGTERM: ended with {code} after {seconds:.1f} s"
-
-        yield Storing(server.url()), fault
+            watch.afterwards = f"SIGTERM: ended with {code} after {seconds:.1f} s"
 
 
-@asynccontextmanager
-async def full_queue() -> AsyncIterator[tuple[Storing, Fault]]:
+async def full_queue(run: Run) -> None:
     """Stop PostgreSQL, and send more than the queue takes."""
     with _server() as server:
-
-        async def fault(watch: Watch) -> str:
+        async with run(server.url()) as watch:
             server.stop()
             memory = watch.storing.latimer.memory()
             fields = {"padding": [{"a": 1}] * (LARGE // 10)}
@@ -270,141 +256,40 @@ async def full_queue() -> AsyncIterator[tuple[Storing, Fault]]:
             if grown > MOST_MIB:
                 watch.violations.append(f"the process grew by {grown:.0f} MiB")
             await asyncio.to_thread(server.start)
-            return await watch.recovered() + f"; the process had grown by {grown:.0f} MiB"
-
-        yield Storing(server.url()), fault
-
-
-def locked(statement: str) -> Callable[[], AbstractAsyncContextManager[tuple[Storing, Fault]]]:
-    """Return what locks a file from another process for some seconds."""
-
-    @asynccontextmanager
-    async def lock() -> AsyncIterator[tuple[Storing, Fault]]:
-        async with file() as path:
-
-            async def fault(watch: Watch) -> None:
-                other = sqlite3.connect(path, isolation_level=None)
-                other.execute(statement)
-                await watch.look(6)
-                other.execute("COMMIT")
-                other.close()
-
-            yield Storing(path), fault
-
-    return lock
+            await watch.recover()
+            watch.afterwards += f"; the process had grown by {grown:.0f} MiB"
 
 
-@asynccontextmanager
-async def damaged_file() -> AsyncIterator[tuple[Storing, Fault]]:
-    """Overwrite pages of an open file."""
-    async with file() as path:
+def locked(statement: str, *words: str) -> Fault:
+    """Return a fault that locks a file from another process for some seconds.
 
-        async def fault(watch: Watch) -> str:
-            for _ in range(40):
-                await watch.storing.post()
-            names = await watch.storing.listed()
-            checkpoint = sqlite3.connect(path)
-            checkpoint.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            checkpoint.close()
-            with open(path, "r+b") as damaged:  # noqa: ASYNC230
-                for start in range(8192, damaged.seek(0, os.SEEK_END), 4096):
-                    damaged.seek(start)
-                    damaged.write(random.randbytes(4096))
-            await watch.look(4)
-            # Nothing can mend the file, but nothing may break either.
-            for name in names[:20]:
-                for method, way in (("GET", ""), ("GET", "/messages"), ("DELETE", "")):
-                    reply = await watch.storing.get(f"/{name}{way}", method)
-                    if reply.status not in (200, 404, 503) or reply.problem:
-                        watch.violations.append(f"{method}: {reply}")
-            return "the file stays damaged; chat is answered, and the process ends with 0"
+    Args:
+        words: more arguments; with a required store, only what was answered can be stored.
+    """
 
-        yield Storing(path), fault
-
-
-@asynccontextmanager
-async def no_folder() -> AsyncIterator[tuple[Storing, Fault]]:
-    """Put a file in the place of the folder for media."""
-    async with file() as path:
-        folder = Path(path).with_suffix(".media")
-
-        async def fault(watch: Watch) -> None:
-            shutil.move(folder, folder.with_suffix(".away"))
-            folder.write_text("")
-            await watch.look(4)
-            folder.unlink()
-            shutil.move(folder.with_suffix(".away"), folder)
-
-        yield Storing(path), fault
-
-
-@asynccontextmanager
-async def no_s3() -> AsyncIterator[tuple[Storing, Fault]]:
-    """End the S3 server, and start an empty one at its address."""
-    async with file() as path:
-        with contextlib.ExitStack() as servers:
-            address, _ = servers.enter_context(s3.s3_process())
-
-            async def fault(watch: Watch) -> None:
-                for name, sent in [*watch.storing.answered.items()]:
-                    if sent.image:
-                        await watch.storing.get(f"/{name}", "DELETE")
-                        del watch.storing.answered[name]
-                servers.close()
-                await watch.look(8)
-                servers.enter_context(s3.s3_process(int(address.rpartition(":")[2])))
-
-            media = ("--store-media", f"s3://{s3.BUCKET}/images")
-            yield Storing(path, *media, **s3.variables(address)), fault
-
-
-@asynccontextmanager
-async def paused_s3() -> AsyncIterator[tuple[Storing, Fault]]:
-    """Pause the S3 server, which keeps its connections and answers nothing."""
-    async with file() as path:
-        with s3.s3_process() as (address, process):
-
-            async def fault(watch: Watch) -> None:
-                os.kill(process, signal.SIGSTOP)
-                try:
-                    await watch.look(8)
-                finally:
-                    os.kill(process, signal.SIGCONT)
-
-            media = ("--store-media", f"s3://{s3.BUCKET}/images")
-            yield Storing(path, *media, **s3.variables(address)), fault
-
-
-@asynccontextmanager
-async def required_file() -> AsyncIterator[tuple[Storing, Fault]]:
-    """Lock the file of a required store."""
-    async with file() as path:
-
-        async def fault(watch: Watch) -> None:
+    async def fault(run: Run) -> None:
+        async with file() as path, run(path, *words) as watch:
             other = sqlite3.connect(path, isolation_level=None)
-            other.execute("BEGIN IMMEDIATE")
+            other.execute(statement)
             await watch.look(6)
             other.execute("COMMIT")
             other.close()
-            await _only_answered(watch)
+            if words:
+                await _check_only_answered(watch)
 
-        yield Storing(path, "--store-required"), fault
+    return fault
 
 
-@asynccontextmanager
-async def required_server() -> AsyncIterator[tuple[Storing, Fault]]:
+async def required_server(run: Run) -> None:
     """Pause the PostgreSQL of a required store."""
     with _server() as server:
-
-        async def fault(watch: Watch) -> None:
+        async with run(server.url(), "--store-required") as watch:
             with server.paused():
                 await watch.look(6)
-            await _only_answered(watch)
-
-        yield Storing(server.url(), "--store-required"), fault
+            await _check_only_answered(watch)
 
 
-async def _only_answered(watch: Watch) -> None:
+async def _check_only_answered(watch: Watch) -> None:
     """Check that nothing is stored whose client got an error."""
     end = time.monotonic() + 20
     while True:
@@ -416,9 +301,70 @@ async def _only_answered(watch: Watch) -> None:
                 watch.violations.append(f"it does not recover: {error}")
                 return
             await asyncio.sleep(0.3)
-    extra = set(names) - set(watch.storing.answered)
-    if extra:
+    if extra := set(names) - set(watch.storing.answered):
         watch.violations.append(f"{len(extra)} are listed whose client got an error")
+
+
+async def damaged_file(run: Run) -> None:
+    """Overwrite pages of an open file."""
+    async with file() as path, run(path) as watch:
+        for _ in range(40):
+            await watch.storing.post()
+        names = await watch.storing.listed()
+        checkpoint = sqlite3.connect(path)
+        checkpoint.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        checkpoint.close()
+        with open(path, "r+b") as damaged:  # noqa: ASYNC230
+            for start in range(8192, damaged.seek(0, os.SEEK_END), 4096):
+                damaged.seek(start)
+                damaged.write(random.randbytes(4096))
+        await watch.look(4)
+        # Nothing can mend the file, but nothing may break either.
+        for name in names[:20]:
+            for method, way in (("GET", ""), ("GET", "/messages"), ("DELETE", "")):
+                reply = await watch.storing.get(f"/{name}{way}", method)
+                if reply.status not in (200, 404, 503) or reply.problem:
+                    watch.violations.append(f"{method}: {reply}")
+        watch.afterwards = "the file stays damaged; chat is answered, and the process ends with 0"
+
+
+async def no_folder(run: Run) -> None:
+    """Put a file in the place of the folder for media."""
+    async with file() as path, run(path) as watch:
+        folder = Path(path).with_suffix(".media")
+        shutil.move(folder, folder.with_suffix(".away"))
+        folder.write_text("")
+        await watch.look(4)
+        folder.unlink()
+        shutil.move(folder.with_suffix(".away"), folder)
+
+
+_MEDIA = ("--store-media", f"s3://{s3.BUCKET}/images")
+
+
+async def no_s3(run: Run) -> None:
+    """End the S3 server, and start an empty one at its address."""
+    with contextlib.ExitStack() as servers:
+        address, _ = servers.enter_context(s3.s3_process())
+        async with file() as path, run(path, *_MEDIA, **s3.variables(address)) as watch:
+            for name, sent in [*watch.storing.answered.items()]:
+                if sent.image:
+                    await watch.storing.get(f"/{name}", "DELETE")
+                    del watch.storing.answered[name]
+            servers.close()
+            await watch.look(8)
+            servers.enter_context(s3.s3_process(int(address.rpartition(":")[2])))
+
+
+async def paused_s3(run: Run) -> None:
+    """Pause the S3 server, which keeps its connections and answers nothing."""
+    with s3.s3_process() as (address, process):
+        async with file() as path, run(path, *_MEDIA, **s3.variables(address)) as watch:
+            os.kill(process, signal.SIGSTOP)
+            try:
+                await watch.look(8)
+            finally:
+                os.kill(process, signal.SIGCONT)
 
 
 _EITHER = frozenset({200, 503})
@@ -426,37 +372,40 @@ _BAD_FILES = {
     "of garbage": random.Random(1).randbytes(40_000),
     "damaged after its head": b"SQLite format 3\0" + random.Random(2).randbytes(40_000),
 }
-
-CASES = [
-    Case(name="SQLite, 2 times", kind=KILLED, engines=(INSIDE,), act=killed(file, 2),
-         seconds=60, short=True, alone=True),
-    Case(name="SQLite, 20 times", kind=KILLED, engines=(INSIDE,), act=killed(file, 20),
-         seconds=600, alone=True),
-    Case(name="PostgreSQL, 20 times", kind=KILLED, engines=(INSIDE,), act=killed(database, 20),
-         seconds=600, alone=True),
-    *(
-        Case(name=name, kind=STORE, engines=(INSIDE,), act=act, seconds=120, alone=True)
-        for name, act in {
-            **{
-                f"a file {name} at the start": fails(
-                    ["--store", "DIR/s.db"], FAILED, {"s.db": data}
-                )
-                for name, data in _BAD_FILES.items()
-            },
-            "a full disk of file and media": watched(full_disk()),
-            "a full disk of the file": watched(full_disk("--store-media", "DIR")),
-            "PostgreSQL stopped": watched(stopped_server),
-            "PostgreSQL paused": watched(paused_server),
-            "PostgreSQL paused, then SIGTERM": watched(paused_at_the_end),
-            "PostgreSQL stopped, a full queue": watched(full_queue),
-            "a file locked for writing": watched(locked("BEGIN IMMEDIATE")),
-            "a file locked exclusively": watched(locked("BEGIN EXCLUSIVE")),
-            "a file damaged while it is open": watched(damaged_file),
-            "a folder of media that cannot be written": watched(no_folder),
-            "S3 gone": watched(no_s3),
-            "S3 paused": watched(paused_s3),
-            "--store-required, a locked file": watched(required_file, _EITHER),
-            "--store-required, PostgreSQL paused": watched(required_server, _EITHER),
-        }.items()
+FAULTS: dict[str, Act] = {
+    **{
+        f"a file {name} at the start": fails(["--store", "DIR/s.db"], FAILED, {"s.db": data})
+        for name, data in _BAD_FILES.items()
+    },
+    "a full disk of file and media": watched(full_disk()),
+    "a full disk of the file": watched(full_disk("--store-media", "DIR")),
+    "PostgreSQL stopped": watched(stopped_server),
+    "PostgreSQL paused": watched(paused_server),
+    "PostgreSQL paused, then SIGTERM": watched(paused_at_the_end),
+    "PostgreSQL stopped, a full queue": watched(full_queue),
+    "a file locked for writing": watched(locked("BEGIN IMMEDIATE")),
+    "a file locked exclusively": watched(locked("BEGIN EXCLUSIVE")),
+    "a file damaged while it is open": watched(damaged_file),
+    "a folder of media that cannot be written": watched(no_folder),
+    "S3 gone": watched(no_s3),
+    "S3 paused": watched(paused_s3),
+    "--store-required, a locked file": watched(
+        locked("BEGIN IMMEDIATE", "--store-required"), _EITHER
     ),
-]  # fmt: skip
+    "--store-required, PostgreSQL paused": watched(required_server, _EITHER),
+}
+
+
+def _cases() -> Iterator[Case]:
+    common: dict[str, Any] = {"engines": (INSIDE,), "alone": True}
+    for name, target, times in (("SQLite", file, 2), ("SQLite", file, 20),
+                                ("PostgreSQL", database, 20)):  # fmt: skip
+        yield Case(
+            name=f"{name}, {times} times", kind=KILLED, act=killed(target, times),
+            seconds=60 if times == 2 else 600, short=times == 2, **common,
+        )  # fmt: skip
+    for name, act in FAULTS.items():
+        yield Case(name=name, kind=STORE, act=act, seconds=120, **common)
+
+
+CASES = list(_cases())
