@@ -135,7 +135,7 @@ class Inside:
             self.loop = asyncio.get_running_loop()
             await serve(server, sockets)
 
-        uvicorn.Server.serve = noting  # type: ignore[method-assign]
+        uvicorn.Server.serve = noting  # type: ignore[assignment,method-assign]
 
     def renew_backend(self, words: list[str]) -> None:
         """Let the app have a backend that can be renewed, for the engine in the arguments."""
@@ -143,9 +143,9 @@ class Inside:
         usual = OpenAIAdapter.__init__
 
         def init(app: OpenAIAdapter, _backend: Backend, *args: Any, **options: Any) -> None:
-            usual(app, renewed, *args, **options)  # type: ignore[arg-type]
+            usual(app, renewed, *args, **options)
 
-        OpenAIAdapter.__init__ = init  # type: ignore[method-assign]
+        OpenAIAdapter.__init__ = init  # type: ignore[assignment,method-assign]
 
     def answer(self) -> None:
         """Run the commands until the input ends."""

@@ -141,11 +141,11 @@ def _is_native(reply: Reply) -> bool:
 
 
 def _check(reply: Reply) -> None:
-    """Check a reply that is no error.
+    """Check a successful reply.
 
     Raises:
         ValueError: it is not of OpenAI's format.
-        AssertionError: it is not, or is not what the request asks for.
+        AssertionError: it is of another format, or not what the request asks for.
     """
     path, body = reply.request.path.removeprefix("/v1"), reply.request.fields()
     kind = reply.headers.get("content-type", "")

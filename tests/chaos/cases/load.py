@@ -10,7 +10,6 @@ from chaos.acts import another_model, floods, leaves, pipelines, reads_nothing, 
 from chaos.case import (
     ALL,
     CHAT,
-    COMPLETIONS,
     FAKE_KOBOLD,
     FAKE_SERVER,
     FAKES,
@@ -190,8 +189,8 @@ def _silence() -> Iterator[Case]:
 
 def _queue() -> Iterator[Case]:
     def case(name: str, body: Any, engines: tuple[str, ...] = ALL, **fields: Any) -> Case:
-        common = {"kind": QUEUE, "seconds": 60, "beside": False}
-        return Case(name=name, body=body, engines=engines, path=COMPLETIONS, **common, **fields)
+        common: dict[str, Any] = {"kind": QUEUE, "seconds": 60, "beside": False}
+        return Case(name=name, body=body, engines=engines, **common, **fields)
 
     flood = {"act": floods(2000), "expect": SERVED, "memory": 256}
     yield case("2,000 requests at once", {"max_tokens": 16}, FAKES, **flood)

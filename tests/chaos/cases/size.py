@@ -177,8 +177,8 @@ def _requests() -> Iterator[Case]:
     yield _case("schema 1,000 deep", b'{"model":"m","prompt":"a","json_schema":' + _DEEP + b"}")
     yield _case("arrays 100,000 deep", b'{"model":"m","x":' + b"[" * 100_000)
     for name in ("repeat_last_n", "dry_penalty_last_n"):
-        body = {"prompt": "a", name: 2**31 - 1, **_OWN}
-        yield _case(f"{name} 2,147,483,647", body, short=name == "repeat_last_n")
+        fields = {"prompt": "a", name: 2**31 - 1, **_OWN}
+        yield _case(f"{name} 2,147,483,647", fields, short=name == "repeat_last_n")
     breakers = ["b" * 2000 + str(i) for i in range(2000)]
     dry = {"dry_multiplier": 1.0, "dry_sequence_breakers": breakers}
     yield _case("dry_sequence_breakers", {"prompt": "a", "max_tokens": 4, **dry}, memory=128)
