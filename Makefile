@@ -48,6 +48,7 @@ test: lint types unit
 lint: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/style.py
 
 types: $(VENV)/test
 	$(BIN)/mypy -p latimer.adapter -p latimer.backends -p latimer.schemas -p latimer.conformance

@@ -13,24 +13,23 @@ from typing_extensions import Unpack
 
 from ..backends.base import Backend
 from ..backends.errors import LatimerError, shortened
+from .auth import Keys
 from .chat.instruct import FORMATS
-from .cors import Access
-from .end_user import in_log
 from .errors import (
     InvalidRequest,
     MethodNotAllowed,
     ShuttingDown,
     WebSocketRefused,
+    in_log,
+    printable,
     render,
     unexpected,
 )
-from .exchange import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
-from .guards import Keys
 from .hosted import NAMES, Limits
-from .origins import LocalRules
-from .printable import printable
+from .origins import Access, LocalRules
+from .request import Disconnected, Exchange, Receive, Scope, Send, unless_disconnected
+from .responses.sealed import Seal
 from .routes import Found, Routes
-from .sealed import Seal
 from .service import (
     DEFAULT_MAX_BODY,
     KEEPALIVE,
@@ -41,8 +40,8 @@ from .service import (
     ReasoningField,
     Service,
 )
+from .store.config import MEMORY, place_of
 from .store.errors import StoreError, StoreUnavailable, in_words
-from .store.place import MEMORY, place_of
 from .store.store import Store
 
 log = logging.getLogger("latimer")

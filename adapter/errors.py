@@ -1,10 +1,15 @@
-"""Turn errors into OpenAI's error object, with status and headers (contract 1.3 and 1.4)."""
+"""Turn errors into OpenAI's error object, with status and headers (contract 1.3 and 1.4).
+
+Also text of requests and engines in a form that is safe in logs, on terminals and in messages.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -29,7 +34,10 @@ from ..backends.errors import (
     shortened,
     summed_up,
 )
-from ..schemas.openai.common import ErrorReply
+
+if TYPE_CHECKING:
+    # Commands that only print text do not wait for the import of pydantic.
+    from ..schemas.openai.common import ErrorReply
 
 Header = tuple[bytes, bytes]
 
@@ -333,3 +341,25 @@ _WORDS: Mapping[type[RequestError], Callable[[Any], tuple[str, str | None]]] = {
         "request_too_complex",
     ),
 }
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Escape the unprintable characters of a text, except those in `keep`."""
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def as_ascii(text: str) -> str:
+    """Return text of a request for a message, as ASCII and shortened."""
+    return text.encode("ascii", "backslashreplace").decode()[:100]
+
+
+# A new salt for each process, so that a hash cannot be compared with those of known names.
+_SALT = secrets.token_bytes(hashlib.blake2b.MAX_KEY_SIZE)
+
+
+def in_log(name: str) -> str:
+    """Return the hash of a name: 12 hex digits, the same ones until the process ends."""
+    data = name.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, key=_SALT, digest_size=6).hexdigest()

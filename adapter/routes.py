@@ -6,39 +6,60 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from ..backends.errors import shortened
 from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
-from .endpoints.conversation_items import append_items, delete_item, list_items, retrieve_item
 from .endpoints.conversations import (
+    append_items,
     create_conversation,
     delete_conversation,
+    delete_item,
+    list_items,
     retrieve_conversation,
+    retrieve_item,
     update_conversation,
 )
-from .endpoints.embeddings import create_embeddings
-from .endpoints.health import health
-from .endpoints.models import list_models, retrieve_model
-from .endpoints.rerank import rerank
-from .endpoints.responses import count_input_tokens, create_response
-from .endpoints.responses_stored import (
-    cancel_response,
-    delete_response,
-    list_input_items,
-    retrieve_response,
+from .endpoints.embeddings import create_embeddings, rerank
+from .endpoints.models import (
+    detokenize,
+    health,
+    list_models,
+    retrieve_model,
+    tokenize,
+    tokenizer_info,
 )
+from .endpoints.responses import count_input_tokens, create_response
 from .endpoints.stored import (
+    cancel_response,
     delete_chat_completion,
+    delete_response,
     list_chat_completions,
+    list_input_items,
     list_messages,
     retrieve_chat_completion,
+    retrieve_response,
     update_chat_completion,
 )
-from .endpoints.tokenizer import detokenize, tokenize, tokenizer_info
-from .endpoints.unserved import refuse
+from .errors import InvalidRequest
+from .request import Exchange
+from .service import Service
 
 # An endpoint also gets the values of the parameters in its path, in their order.
 Endpoint: TypeAlias = Callable[..., Awaitable[None]]
 Methods: TypeAlias = Mapping[str, Endpoint]
+
+
+async def refuse(exchange: Exchange, _service: Service, *_values: str) -> None:
+    """Refuse a request; with 404, because clients repeat it after an error of the server.
+
+    Raises:
+        InvalidRequest: always.
+    """
+    asked = shortened(f"{exchange.scope['method']} {exchange.scope['path']}")
+    raise InvalidRequest(
+        f"This server does not serve {asked}.", code="unsupported_endpoint", status=404
+    )
+
 
 # Paths without the prefix `/v1`, which is optional: many clients misconfigure their base URL.
 # `{name}` matches one segment of a path, and `{name:path}` the rest of it.

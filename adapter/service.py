@@ -10,9 +10,9 @@ from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import LatimerError, shortened
 from ..schemas import limits
 from ..schemas.openai.common import Usage
-from .background import Background
 from .errors import InvalidRequest, UnknownModel
-from .sealed import Seal
+from .responses.background import Background
+from .responses.sealed import Seal
 from .store.store import Store
 
 DEFAULT_MAX_BODY = limits.BODY.most

@@ -1,8 +1,9 @@
-"""The default upstream: HTTP/1.1 on an `asyncio.Protocol` and httptools, uvicorn's parser.
+"""The HTTP client of engines: HTTP/1.1 on an `asyncio.Protocol` and httptools, uvicorn's parser.
 
 A general HTTP client costs more per request than the rest of the adapter
 (`tests/benchmarks/proxy.py`). An engine needs little of it: one host, no redirects, no cookies, no
-compression, bodies as bytes.
+compression, bodies as bytes. `ConnectionPool` has httpcore's interface, so a client of httpcore2 or
+httpx2 can take its place.
 
 llama-server closes a connection after 100 responses or 5 idle seconds, so idle connections are
 closed after 4 s. If a reused connection is lost before the first byte of the response, the request
@@ -14,18 +15,31 @@ disconnect).
 from __future__ import annotations
 
 import asyncio
+import re
+import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from copy import copy
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import SplitResult, quote, urlsplit
 
-from .connection import Connection, Dropped
-from .errors import EngineError, EngineUnavailable
-from .upstream import header_lines, shown_address, whole
+import httptools
+from typing_extensions import override
+
+from .errors import EngineError, EngineSilent, EngineUnavailable
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    import httpcore2
+    import httpx2
+
+    # Everything that can send the requests to an engine.
+    Client: TypeAlias = (
+        "ConnectionPool | httpcore2.AsyncConnectionPool | httpcore2.AsyncConnectionInterface"
+        " | httpx2.AsyncBaseTransport | httpx2.AsyncClient"
+    )
 
 IDLE_SECONDS = 4.0
 CONNECT_SECONDS = 5.0
@@ -33,21 +47,394 @@ CONNECT_SECONDS = 5.0
 PROBE_AFTER, PROBE_SECONDS = 2.0, 2.0
 # The largest number of idle connections.
 MOST_IDLE = 64
-# Seconds for which a verified engine need not be verified again.
-TRUST_SECONDS = 1.0
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
-class HttpUpstream:
-    """A pool of connections to one engine.
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    """Encode headers as lines of an HTTP/1.1 head, in UTF-8.
+
+    Raises:
+        ValueError: a name is not a token, or a value has a control character or cannot be encoded.
+            The message omits values, since they are often keys.
+    """
+    lines = []
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of an HTTP header")
+        if _CONTROL.search(value):
+            raise ValueError(
+                f"the value of the header {name} contains a line break or control character"
+            )
+        try:
+            lines.append(f"{name}: {value}\r\n".encode())
+        except UnicodeEncodeError:
+            # The error itself contains the value, so it must not be the context of another one.
+            pass
+        else:
+            continue
+        raise ValueError(f"the value of the header {name} is not valid UTF-8")
+    return b"".join(lines)
+
+
+def shown_address(address: str) -> str:
+    """Return an address for messages: without user, password, query and fragment."""
+    scheme = re.match("[a-zA-Z][a-zA-Z0-9+.-]*://", address)
+    start = scheme.group() if scheme else ""
+    rest = address.removeprefix(start).rpartition("@")[2]
+    return start + re.split("[?#]", rest, maxsplit=1)[0].rstrip("/")
+
+
+# The largest number of bytes to read of an error's body, and of any other body: the largest
+# vocabularies take 60 MB.
+MOST_ERROR, MOST_BODY = 2**16, 2**28
+
+
+async def whole(status: int, chunks: AsyncIterable[bytes]) -> bytes:
+    """Read a whole body; for an error, only as much as a message needs.
+
+    Raises:
+        EngineError: the body is larger than `MOST_BODY`.
+    """
+    parts, size = [], 0
+    async for chunk in chunks:
+        parts.append(chunk)
+        size += len(chunk)
+        if status >= 400 and size > MOST_ERROR:
+            break
+        if size > MOST_BODY:
+            raise EngineError(f"The engine's response is larger than {MOST_BODY} bytes.")
+    return b"".join(parts)
+
+
+# Bytes of a body to buffer for a slow reader; beyond this the socket is not read.
+HIGH_WATER = 2**17
+# Bytes of a response that the kernel buffers; its default reaches six megabytes.
+RECEIVE_BUFFER = 2**16
+# The largest response head, in bytes.
+MOST_HEAD = 2**18
+# Bytes of a request's body per write; copying 20 MB would block the event loop.
+PIECE = 2**18
+
+_NOTHING = memoryview(b"")
+
+
+class Dropped(Exception):
+    """The loss of a connection before the first byte of the response."""
+
+
+class _Behind(Exception):
+    """Data after a complete response; raised in a callback to stop httptools."""
+
+
+class Connection(asyncio.Protocol):
+    """A connection that parses consecutive responses and iterates over their bodies.
+
+    Every coroutine between a token and its task costs time: `__anext__` is one, and waits itself.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._transport: Any = None
+        self.closed = False
+        self.idle_since = 0.0
+        self.last = 0.0
+        self._address = ""
+        self._unsent = _NOTHING
+        self._is_full = False
+        self._is_waiting = False
+        self._body: list[bytes] = []
+        # The parser's callback for decoded body data: the path of every token.
+        self.on_body = self._body.append
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._body.clear()
+        self._size = 0
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._answered = False
+        self._head_size = 0
+        self._is_informational = False
+        self.headers_complete = False
+        self._until_close = True
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.complete = False
+        self.keep_alive = False
+
+    @property
+    def may_be_kept(self) -> bool:
+        """True if the connection can be reused once its response is complete."""
+        return self.keep_alive and not self._unsent and not self.closed
+
+    def start(self, head: bytes, body: bytes, pool: ConnectionPool) -> None:
+        """Send a request."""
+        self._reset()
+        if self.closed:
+            raise Dropped
+        self._address = pool.address
+        self._is_waiting = True
+        self.last = self.loop.time()
+        pool.watch(self)
+        if len(body) <= PIECE:
+            self._transport.write(head + body)
+            return
+        self._transport.write(head)
+        self._unsent = memoryview(body)
+        self._send_more()
+
+    def _send_more(self) -> None:
+        """Write more of a large body, until the transport's buffer is full."""
+        # A server that reads the request is not silent.
+        self.last = self.loop.time()
+        while self._unsent and not self._is_full and not self.closed:
+            self._transport.write(self._unsent[:PIECE])
+            # An empty view of the body would keep it in memory.
+            self._unsent = self._unsent[PIECE:] or _NOTHING
+
+    def __aiter__(self) -> Connection:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._body:
+            if self.complete:
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        self._size = 0
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    def close(self) -> None:
+        """Close the connection immediately."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def drop(self) -> None:
+        """Close the connection when its reader has finished.
+
+        The traceback of a raised error refers to the connection. Clearing the error breaks that
+        cycle; otherwise thousands of connections, some KB each, wait for the garbage collector.
+        """
+        self.close()
+        self._error = None
+
+    async def wait(self) -> None:
+        """Wait until data arrives or the connection ends; raise an error that is already set."""
+        if self._error is not None:
+            raise self._error
+        self._waiter = self.loop.create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._wake()
+
+    @property
+    def has_begun(self) -> bool:
+        """True if a part of the response has arrived."""
+        return self._answered
+
+    @property
+    def is_paused(self) -> bool:
+        """True if reading is paused for a slow reader."""
+        return self._paused
+
+    def lose(self, reason: str) -> None:
+        """Fail the exchange because its response has stopped."""
+        self._fail(EngineSilent(f"The engine at {self._address} {reason}."))
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_waiting:
+            # Without a request, the data would pass for the response to the next one.
+            self.close()
+            return
+        self._answered = True
+        self.last = self.loop.time()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self.complete:
+                changes = isinstance(error, httptools.HttpParserUpgrade)
+                reason = "an upgrade" if changes else str(error)
+                self._fail(
+                    EngineError(
+                        f"The engine at {self._address} sent an invalid HTTP response: {reason}."
+                    )
+                )
+            self.close()
+            # The reader still waits for the last data of a complete response.
+            self._wake()
+            return
+        if not self.headers_complete:
+            self._head_size += len(data)
+            if self._head_size > MOST_HEAD:
+                self._fail(
+                    EngineError(f"The engine at {self._address} sent headers that are too large.")
+                )
+                self.close()
+                return
+        else:
+            # The size includes the framing; pausing needs body data that the reader can take.
+            self._size += len(data)
+            if self._size > HIGH_WATER and self._body and not self._paused:
+                self._paused = True
+                self._transport.pause_reading()
+        self._wake()
+
+    def pause_writing(self) -> None:
+        """Stop writing: the transport's buffer is full."""
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        """Write the rest of a large body."""
+        self._is_full = False
+        self._send_more()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        # The parser refers to the connection.
+        self._parser = None
+        if self.complete:
+            return
+        if self.headers_complete and self._until_close and error is None:
+            self.complete = True
+            self._wake()
+        elif not self._answered:
+            self._fail(Dropped())
+        else:
+            why = "the engine closed it" if error is None else repr(error)
+            self._fail(
+                EngineError(f"The connection to the engine at {self._address} was lost: {why}.")
+            )
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        """Reject a second response to one request."""
+        if self.complete:
+            raise _Behind
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Read a header of the response."""
+        name = name.lower()
+        self.headers.append((name, value))
+        if name in (b"content-length", b"transfer-encoding"):
+            self._until_close = False
+
+    def on_headers_complete(self) -> None:
+        """Read the status; an informational head (1xx) is not that of the response."""
+        self.status = self._parser.get_status_code()
+        self._is_informational = self.status < 200
+        self.headers_complete = not self._is_informational
+
+    def on_message_complete(self) -> None:
+        """Mark the response as complete, unless it was informational."""
+        if self._is_informational:
+            self._is_informational = False
+            self._until_close = True
+            self.headers.clear()
+            return
+        self.complete = True
+        self._is_waiting = False
+        self.keep_alive = self._parser.should_keep_alive()
+
+
+class Request:
+    """A request in bytes: its head and its body."""
+
+    __slots__ = ("body", "head")
+
+    def __init__(self, head: bytes, body: bytes) -> None:
+        self.head = head
+        self.body = body
+
+
+class Response:
+    """A response whose head has arrived; the attributes are those of `httpcore2.Response`.
+
+    Attributes:
+        headers: names in lower case, and values.
+        stream: the body as it arrives; data that waits together is one chunk.
+    """
+
+    __slots__ = ("_pool", "headers", "status", "stream")
+
+    stream: AsyncIterable[bytes]
+
+    def __init__(
+        self,
+        status: int,
+        headers: list[tuple[bytes, bytes]],
+        stream: AsyncIterable[bytes],
+        pool: ConnectionPool | None = None,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.stream = stream
+        self._pool = pool
+
+    @property
+    def content_type(self) -> str:
+        """The value of the header `Content-Type`, or an empty string."""
+        found = [value for name, value in self.headers if name.lower() == b"content-type"]
+        return found[-1].decode("latin-1") if found else ""
+
+    async def aread(self) -> bytes:
+        """Return the whole body; of an error's only the beginning."""
+        return await whole(self.status, self.stream)
+
+    async def aclose(self) -> None:
+        """End the exchange; before the end of the body this closes the connection."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            assert isinstance(self.stream, Connection)
+            pool.release(self.stream)
+
+    async def __aenter__(self) -> Response:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+
+class ConnectionPool:
+    """A pool of connections to one engine, with the interface of `httpcore2.AsyncRequestInterface`.
 
     Args:
-        address: `http://host:port` or `https://…`, with a path if the engine has a prefix.
-        headers: sent with every request (an engine's own API key, for example), in UTF-8.
+        url: `http://host:port` or `https://…`; a path is ignored.
         silence: seconds without a byte after which a response that has begun counts as lost.
         patience: seconds without a first byte after which a response counts as lost; a long prompt
             takes time.
         probe: a path that an engine answers while it generates. It is requested when a response
             falls silent. If the engine no longer accepts connections, the response counts as lost.
+        most_idle: the largest number of idle connections.
 
     Attributes:
         on_connect: awaited for a new connection, before a request is sent on it; its errors are
@@ -58,93 +445,74 @@ class HttpUpstream:
 
     def __init__(
         self,
-        address: str,
-        headers: Mapping[str, str] | None = None,
+        url: str,
         silence: float = 600.0,
         patience: float = 600.0,
         probe: str | None = None,
+        most_idle: int = MOST_IDLE,
     ) -> None:
-        parts = urlsplit(address)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            shown = shown_address(address)
-            raise ValueError(f"{shown!r} is not a valid address such as http://127.0.0.1:8080")
-        self.address = shown_address(address)
-        self.silence = silence
-        self.patience = patience
+        parts = _parts_of(url)
+        self.address = shown_address(url)
+        self._silence = silence
+        self._patience = patience
         self._probe = probe
         self._probes: dict[Connection, asyncio.Task[None]] = {}
         self._interval = min(silence / 4, patience / 4, PROBE_AFTER / 4)
-        self._host = parts.hostname
+        self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
-        self._prefix = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
-        lines = {"Host": parts.netloc.rpartition("@")[2], **(headers or {})}
-        self._lines = header_lines(lines)
-        self._heads: dict[tuple[str, str], bytes] = {}
-        self.stale: EngineUnavailable | None = None
-        self.epoch = 0
-        self._witness: Connection | None = None
-        self._trusted = -1e9
+        self._host_header = _host_of(parts)
+        self._most_idle = most_idle
+        self._failure: EngineUnavailable | None = None
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def send(self, method: str, path: str, body: bytes | None = None) -> HttpReply:
-        """See `Upstream.send`."""
-        return HttpReply(self, self._head(method, path, body), body or b"")
+    def separate(self, most_idle: int) -> ConnectionPool:
+        """Return a pool with the same settings and connections of its own."""
+        return ConnectionPool(self.address, self._silence, self._patience, None, most_idle)
 
-    def ask(self, path: str, witness: bool = False) -> HttpReply:
-        """Send a request that does not depend on the engine's model, on a separate connection.
+    async def handle_async_request(self, request: Request | httpcore2.Request) -> Response:
+        """Send a request, and return its response when the head has arrived.
 
-        Args:
-            witness: True if the response verifies the engine; its connection is then kept.
+        Raises:
+            EngineUnavailable: the engine cannot be reached.
+            EngineError: the engine was silent for too long, or the connection broke.
         """
-        return HttpReply(self, self._head("GET", path, None), b"", True, witness)
+        if not isinstance(request, Request):
+            request = await _encoded(request)
+        failure = self._failure
+        connection = self._take()
+        is_fresh = connection is None
+        while True:
+            if connection is None:
+                connection = await self._connect()
+                if self._failure is not failure and self._failure is not None:
+                    # The request was waiting for the connection when `fail_pending` was called.
+                    self._keep(connection)
+                    raise EngineUnavailable(self._failure.message)
+            try:
+                connection.start(request.head, request.body, self)
+                while not connection.headers_complete:
+                    await connection.wait()
+            except BaseException as error:
+                self._unwatch(connection)
+                connection.drop()
+                if not isinstance(error, Dropped):
+                    raise
+                if is_fresh:
+                    raise EngineError(
+                        f"The engine at {self.address} closed the connection without a response."
+                    ) from error
+                connection, is_fresh = None, True
+                continue
+            return Response(connection.status, connection.headers, connection, self)
 
-    @property
-    def is_sure(self) -> bool:
-        """True if the engine was verified a moment ago, on a connection that is still open.
-
-        The open connection shows that the process is running. The time limit is needed because a
-        process that shuts down may keep its connections while another one listens. Other
-        connections prove nothing: llama-server closes those of streamed responses.
-        """
-        witness = self._witness
-        if witness is None or witness.closed:
-            return False
-        return time.monotonic() - self._trusted < TRUST_SECONDS
-
-    def trust(self) -> None:
-        """Mark the engine as verified now."""
-        self._trusted = time.monotonic()
-
-    def doubt(self) -> None:
-        """Mark the engine as not verified."""
-        self._trusted = -1e9
-
-    def take_witness(self) -> Connection | None:
-        """Return the connection that verified the engine, if it is alive, or None."""
-        witness, self._witness = self._witness, None
-        if witness is None or (not witness.closed and witness.idle_since >= _oldest()):
-            return witness
-        witness.close()
-        return None
-
-    def give_witness(self, connection: Connection) -> None:
-        """Store the connection that verified the engine."""
-        connection.idle_since = time.monotonic()
-        if self._witness is not None:
-            self._witness.close()
-        self._witness = connection
-
-    def refuse(self, error: EngineUnavailable) -> None:
-        """Fail the requests that were created before this call and are not sent yet."""
-        self.stale = error
-        self.epoch += 1
-        self.doubt()
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+    def fail_pending(self, error: EngineUnavailable) -> None:
+        """Fail the requests that are waiting for a connection, and close the idle connections."""
+        self._failure = error
+        self._close_idle()
 
     async def aclose(self) -> None:
         """Close the idle connections; a later request opens new ones."""
@@ -152,27 +520,29 @@ class HttpUpstream:
             # With busy connections the timer stays, since it ends silent exchanges.
             self._sweep.cancel()
             self._sweep = None
-        idle, self._idle = self._idle, []
-        if self._witness is not None:
-            idle.append(self._witness)
-            self._witness = None
-        for connection in idle:
-            connection.close()
+        self._close_idle()
         # Lets the transports finish closing before the event loop is closed.
         await asyncio.sleep(0)
 
-    def _head(self, method: str, path: str, body: bytes | None) -> bytes:
-        head = self._heads.get((method, path))
-        if head is None:
-            line = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode()
-            head = self._heads[method, path] = line + self._lines
-        if body is None:
-            return head + b"\r\n"
-        return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    def release(self, connection: Connection) -> None:
+        """Take back a connection; it is closed unless its response was read to the end."""
+        self._unwatch(connection)
+        if connection.complete and connection.may_be_kept:
+            self._keep(connection)
+        else:
+            connection.drop()
 
-    def take(self) -> Connection | None:
+    def watch(self, connection: Connection) -> None:
+        """Watch an exchange; one timer watches all of them and the idle connections."""
+        self._busy.add(connection)
+        loop = connection.loop
+        if self._sweep is None or self._loop is not loop:
+            self._loop = loop
+            self._sweep = loop.call_later(self._interval, self._look, loop)
+
+    def _take(self) -> Connection | None:
         """Return the most recently used idle connection that is alive, or None."""
-        oldest = _oldest()
+        oldest = time.monotonic() - IDLE_SECONDS
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since >= oldest and not connection.closed:
@@ -180,31 +550,33 @@ class HttpUpstream:
             connection.close()
         return None
 
-    def give(self, connection: Connection) -> None:
-        """Return a connection to the pool after its response was read to the end."""
+    def _keep(self, connection: Connection) -> None:
+        """Add an idle connection to the pool."""
         connection.idle_since = time.monotonic()
         self._idle.append(connection)
-        if len(self._idle) > MOST_IDLE:
+        if len(self._idle) > self._most_idle:
             self._idle.pop(0).close()
 
-    def watch(self, connection: Connection) -> None:
-        """Watch an exchange; one timer watches all of them, and runs while there are any."""
-        self._busy.add(connection)
-        if self._sweep is None:
-            self._sweep = connection.loop.call_later(self._interval, self._look, connection.loop)
+    def _close_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
-    def unwatch(self, connection: Connection) -> None:
+    def _unwatch(self, connection: Connection) -> None:
         """Stop watching an exchange that has ended."""
         self._busy.discard(connection)
-        probe = self._probes.pop(connection, None)
-        if probe is not None:
+        if self._probes and (probe := self._probes.pop(connection, None)) is not None:
             probe.cancel()
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close connections that were idle for too long; fail or probe silent exchanges."""
+        oldest = time.monotonic() - IDLE_SECONDS
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.pop(0).close()
         now = loop.time()
         for connection in list(self._busy):
             quiet = now - connection.last
-            limit = self.silence if connection.has_begun else self.patience
+            limit = self._silence if connection.has_begun else self._patience
             if connection.is_paused:
                 # The reader is slow, not the engine.
                 continue
@@ -212,7 +584,8 @@ class HttpUpstream:
                 connection.lose(f"sent nothing for {limit:g} s")
             elif quiet > PROBE_AFTER and self._probe and connection not in self._probes:
                 self._probes[connection] = loop.create_task(self._ask_whether_alive(connection))
-        self._sweep = loop.call_later(self._interval, self._look, loop) if self._busy else None
+        again = self._busy or self._idle
+        self._sweep = loop.call_later(self._interval, self._look, loop) if again else None
 
     async def _ask_whether_alive(self, connection: Connection) -> None:
         """Fail a silent exchange once its engine no longer accepts connections.
@@ -226,13 +599,14 @@ class HttpUpstream:
         connection.lose("no longer accepts connections, and its response has stopped")
 
     async def _is_alive(self) -> bool:
+        head = f"GET {self._probe or '/'} HTTP/1.1\r\nHost: {self._host_header}\r\n\r\n"
         for _ in range(2):
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
                     reader, writer = await asyncio.open_connection(
                         self._host, self._port, ssl=self._ssl
                     )
-                    writer.write(self._head("GET", self._probe or "/", None))
+                    writer.write(head.encode())
                     try:
                         # An engine that is loading its model has restarted.
                         line = await reader.read(64)
@@ -245,7 +619,7 @@ class HttpUpstream:
             await asyncio.sleep(PROBE_SECONDS / 4)
         return False
 
-    async def connect(self) -> Connection:
+    async def _connect(self) -> Connection:
         """Open a connection.
 
         Raises:
@@ -262,104 +636,175 @@ class HttpUpstream:
             raise EngineUnavailable(
                 f"The engine at {self.address} cannot be reached: {reason}. Is it running?"
             ) from error
-        return connection
-
-
-class HttpReply:
-    """One request and its response; also the `Reply`."""
-
-    __slots__ = (
-        "_asks", "_body", "_connection", "_epoch", "_head", "_upstream", "_witness", "content_type",
-        "status",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        upstream: HttpUpstream,
-        head: bytes,
-        body: bytes,
-        asks: bool = False,
-        witness: bool = False,
-    ) -> None:
-        self._upstream = upstream
-        self._asks = asks
-        self._witness = witness
-        self._epoch = upstream.epoch
-        self._head = head
-        self._body = body
-
-    async def __aenter__(self) -> HttpReply:
-        upstream = self._upstream
-        connection = self._kept() if self._asks else upstream.take()
-        fresh = connection is None
-        while True:
-            if connection is None:
-                connection = await self._fresh()
-            if self._epoch != upstream.epoch and not self._asks and upstream.stale is not None:
-                # The request was made for the model that the engine served before.
-                upstream.give(connection)
-                raise upstream.stale
+        if self.on_connect is not None:
             try:
-                connection.start(self._head, self._body, upstream)
-                while not connection.headers_complete:
-                    await connection.wait()
-            except BaseException as error:
-                upstream.unwatch(connection)
-                connection.drop()
-                if not isinstance(error, Dropped):
-                    raise
-                if fresh:
-                    raise EngineError(
-                        f"The engine at {upstream.address} closed the connection without a "
-                        "response."
-                    ) from error
-                connection, fresh = None, True
-                continue
-            self._connection = connection
-            self.status = connection.status
-            self.content_type = connection.content_type
-            return self
-
-    def _kept(self) -> Connection | None:
-        """Return the connection that verified the engine, if it is open and wanted."""
-        return self._upstream.take_witness() if self._witness else None
-
-    async def _fresh(self) -> Connection:
-        """Open a connection and verify the engine at its other end."""
-        connection = await self._upstream.connect()
-        if not self._asks and self._upstream.on_connect is not None:
-            try:
-                await self._upstream.on_connect()
+                await self.on_connect()
             except BaseException:
                 connection.close()
                 raise
         return connection
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+
+def _parts_of(url: str) -> SplitResult:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        shown = shown_address(url)
+        raise ValueError(f"{shown!r} is not a valid address such as http://127.0.0.1:8080")
+    return parts
+
+
+def _host_of(parts: SplitResult) -> str:
+    return parts.netloc.rpartition("@")[2]
+
+
+async def _encoded(request: httpcore2.Request) -> Request:
+    """Return a request of httpcore2 in bytes."""
+    assert isinstance(request.stream, AsyncIterable)
+    body = b"".join([part async for part in request.stream])
+    lines = [b"%s %s HTTP/1.1" % (request.method, request.url.target)]
+    lines += [
+        b"%s: %s" % (name, value)
+        for name, value in request.headers
+        if name.lower() not in (b"content-length", b"transfer-encoding")
+    ]
+    if body:
+        lines.append(b"Content-Length: %d" % len(body))
+    return Request(b"\r\n".join(lines) + b"\r\n\r\n", body)
+
+
+class HttpClient:
+    """The HTTP server of one engine.
+
+    Args:
+        url: `http://host:port` or `https://…`, with a path if the engine has a prefix.
+        headers: sent with every request (an engine's own API key, for example), in UTF-8.
+        client: sends the requests. A client of httpcore2 or httpx2 is closed by its user.
+
+    Attributes:
+        pool: the client's connections, or None if they are not known.
+    """
+
+    def __init__(
+        self, url: str, headers: Mapping[str, str] | None = None, client: Client | None = None
     ) -> None:
-        connection = self._connection
-        self._upstream.unwatch(connection)
-        may_be_kept = connection.complete and connection.may_be_kept
-        if may_be_kept and not self._asks:
-            self._upstream.give(connection)
-        elif may_be_kept and self._witness:
-            self._upstream.give_witness(connection)
+        parts = _parts_of(url)
+        self.address = shown_address(url)
+        self._prefix = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
+        self._lines = header_lines({"Host": _host_of(parts), **(headers or {})})
+        self._heads: dict[tuple[str, str], bytes] = {}
+        if client is None:
+            client = ConnectionPool(url)
+        self.pool = client if isinstance(client, ConnectionPool) else None
+        origin = f"{parts.scheme}://{_host_of(parts)}"
+        self._client = self.pool or _Foreign(client, origin, self.address)
+
+    def separate(self) -> HttpClient:
+        """Return a client with one idle connection of its own; a user's client is shared."""
+        if self.pool is None:
+            return self
+        client = copy(self)
+        client._client = client.pool = self.pool.separate(most_idle=1)
+        return client
+
+    def send(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> Coroutine[Any, Any, Response]:
+        """Send a request, and return its response when the head has arrived.
+
+        Raises:
+            EngineUnavailable: the engine cannot be reached.
+            EngineError: the engine was silent for too long, or the connection broke.
+        """
+        head = self._heads.get((method, path))
+        if head is None:
+            line = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode()
+            head = self._heads[method, path] = line + self._lines
+        if body is None:
+            request = Request(head + b"\r\n", b"")
         else:
-            connection.drop()
+            request = Request(head + _CONTENT % len(body), body)
+        return self._client.handle_async_request(request)
 
-    def chunks(self) -> Connection:
-        """See `Reply.chunks`."""
-        return self._connection
-
-    async def read(self) -> bytes:
-        """See `Reply.read`."""
-        return await whole(self.status, self._connection)
+    async def aclose(self) -> None:
+        """Close the idle connections."""
+        if self.pool is not None:
+            await self.pool.aclose()
 
 
-def _oldest() -> float:
-    """Return the earliest `idle_since` of a connection that can be reused."""
-    return time.monotonic() - IDLE_SECONDS
+_CONTENT = b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+# Libraries whose clients have the interface, all with the same arguments of `Request`.
+_LIBRARIES = ("httpcore", "httpcore2", "httpx", "httpx2")
+
+
+def _library_of(thing: object) -> str | None:
+    """Return the library that defines an object's class or one of its base classes."""
+    roots = [base.__module__.partition(".")[0] for base in type(thing).__mro__]
+    return next((root for root in roots if root in _LIBRARIES), None)
+
+
+def _is_transport_error(error: Exception) -> bool:
+    return isinstance(error, OSError) or _library_of(error) is not None
+
+
+class _Foreign:
+    """A client of httpcore2 or httpx2 for the requests of this module, with its errors."""
+
+    def __init__(self, client: Any, origin: str, address: str) -> None:
+        self._origin = origin
+        self._address = address
+        self._headers: list[tuple[bytes, bytes]] = []
+        if hasattr(client, "handle_async_request"):
+            # These have no time limits of their own.
+            limits = {"connect": CONNECT_SECONDS, "read": 600.0, "write": 600.0, "pool": None}
+            library = import_module(_library_of(client) or "httpcore2")
+            self._make = partial(library.Request, extensions={"timeout": limits})
+            self._send = client.handle_async_request
+        else:
+            self._make = client.build_request
+            self._send = partial(client.send, stream=True)
+            # Bodies are read as they arrive.
+            self._headers.append((b"Accept-Encoding", b"identity"))
+
+    async def handle_async_request(self, request: Request) -> Response:
+        line, *lines = request.head.split(b"\r\n")[:-2]
+        method, target, _ = line.decode().split(" ")
+        headers = [(name, value) for name, _, value in (one.partition(b": ") for one in lines)]
+        native = self._make(
+            method,
+            self._origin + target,
+            headers=headers + self._headers,
+            content=request.body or None,
+        )
+        try:
+            response = await self._send(native)
+        except Exception as error:
+            if not _is_transport_error(error):
+                raise
+            message = f"The engine at {self._address} cannot be reached: {error!r}"
+            raise EngineUnavailable(message) from error
+        return _ForeignResponse(response, self._chunks(response))
+
+    async def _chunks(self, response: Any) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in response.stream:
+                yield chunk
+        except Exception as error:
+            if not _is_transport_error(error):
+                raise
+            message = f"The connection to the engine at {self._address} was lost: {error!r}."
+            raise EngineError(message) from error
+
+
+class _ForeignResponse(Response):
+    """A response of httpcore2 or httpx2."""
+
+    __slots__ = ("_response",)
+
+    def __init__(self, response: Any, stream: AsyncIterator[bytes]) -> None:
+        status = response.status if hasattr(response, "status") else response.status_code
+        super().__init__(status, getattr(response.headers, "raw", response.headers), stream)
+        self._response = response
+
+    @override
+    async def aclose(self) -> None:
+        await self._response.aclose()

@@ -160,11 +160,17 @@ class Memo(Generic[K, V]):
         most_bytes: the largest sum of sizes; the least recently used result is evicted first.
         size: returns the bytes that an argument and its result take.
         threads: the executor of the function.
+        seconds: the time that a call may wait for its result; None for no limit.
     """
 
     def __init__(
-        self, most_bytes: int, size: Callable[[K, V], int], threads: Executor = _threads
+        self,
+        most_bytes: int,
+        size: Callable[[K, V], int],
+        threads: Executor = _threads,
+        seconds: float | None = MOST_SECONDS,
     ) -> None:
+        self._seconds = seconds
         self._most_bytes = most_bytes
         self._size = size
         self._threads = threads
@@ -179,7 +185,7 @@ class Memo(Generic[K, V]):
         """Return the result for an argument; `work` computes it if it is not cached.
 
         Raises:
-            TooComplex: the work took more than `MOST_SECONDS`.
+            TooComplex: the work took more than the limit.
         """
         found = self.known(key)
         if found is not None:
@@ -192,7 +198,7 @@ class Memo(Generic[K, V]):
         waiting = asyncio.wrap_future(shared.future)
         waiting.add_done_callback(_retrieved)
         try:
-            async with asyncio.timeout(MOST_SECONDS):
+            async with asyncio.timeout(self._seconds):
                 # A cancelled caller must not cancel the work for the others.
                 value = await asyncio.shield(waiting)
         except TimeoutError:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latimer.adapter.cli import CONFORMANCE
+from latimer.adapter.cli.commands import CONFORMANCE
 from latimer.backends.llama_cpp.options import EXTRA
 
 ROOT = Path(__file__).parent.parent
@@ -29,8 +29,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PARTS = {
     "setup.py": "build-system",
     "adapter/generation/token_ids.py": "tiktoken",
-    "adapter/store/s3.py": "s3",
-    "adapter/store/silence.py": "postgres",
+    "adapter/store/blobs.py": "s3",
     "backends/llama_cpp/": "llama-cpp",
     "adapter/": "dependencies",
     "backends/": "dependencies",

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import io
-import json
 import re
 import shutil
 import subprocess
 import sys
-import tokenize
 import zipfile
 from pathlib import Path
 
@@ -22,13 +19,7 @@ FLOORS = {"schemas": set(), "backends": {"schemas"}, "adapter": {"backends", "sc
 # The conformance suite is in the tests' folder and is installed as a package of its own.
 PACKAGES = {**{floor: floor for floor in FLOORS}, "tests/conformance": "conformance"}
 SOURCES = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
-SUITE = sorted((ROOT / "tests" / "conformance").rglob("*.py"))
-TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
-WRITTEN = [
-    *SOURCES,
-    *sorted((ROOT / "tests").rglob("*.py")),
-    *sorted((ROOT / "examples").rglob("*.py")),
-]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def imported_floors(path: Path) -> set[str]:
@@ -47,85 +38,17 @@ def imported_floors(path: Path) -> set[str]:
     return floors & FLOORS.keys()
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_run_one_way(path: Path) -> None:
+def test_imports_run_one_way() -> None:
     """The adapter may import backends and schemas, backends only schemas, and schemas neither."""
-    floor = path.relative_to(ROOT).parts[0]
-    assert imported_floors(path) <= FLOORS[floor]
+    for path in SOURCES:
+        floor = path.relative_to(ROOT).parts[0]
+        assert imported_floors(path) <= FLOORS[floor], path
 
 
-@pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_rooms_are_small(path: Path) -> None:
-    """No module is longer than 500 lines."""
-    assert path.read_text().count("\n") <= 500
-
-
-# Clauses that a docstring does not begin with: it begins with a verb or with a noun.
-CLAUSES = ("How", "What", "Where", "Whether", "Which", "Who", "Whose", "Why")
-
-
-@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_begin_with_a_verb_or_a_noun(path: Path) -> None:
-    """No docstring begins with a clause, such as "What is sent" or "Whether it is sent"."""
-    clauses = re.compile(rf"({'|'.join(CLAUSES)})\b")
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, documented):
-            docstring = ast.get_docstring(node) or ""
-            assert not clauses.match(docstring), docstring.splitlines()[0]
-
-
-# Words of the project's former voice: a user-facing text uses OpenAI's and llama.cpp's terms.
-BANNED = re.compile(
-    r"\b(is none|are none|beside|goes? on|made sure|told|tells|nearly|anew|stands (for|in)|thereby"
-    r"|whoever|whatever|leave (it )?out|ask again|tokenisers?)\b",
-    re.IGNORECASE,
-)
-
-
-@pytest.mark.parametrize("path", SOURCES + SUITE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_texts_use_common_terms(path: Path) -> None:
-    """No error message, help text, log line or promise of a check contains a banned word."""
-    tree = ast.parse(path.read_text())
-    # The value of an expression that is a statement: docstrings, and nothing else of text.
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            assert id(node) in docstrings or not BANNED.search(node.value), node.value
-
-
-NOTES = sorted((ROOT / "docs" / "conformance" / "notes").glob("*.json"))
-
-
-@pytest.mark.parametrize("path", NOTES, ids=lambda path: path.stem)
-def test_notes_of_the_reports_use_common_terms(path: Path) -> None:
-    """No explanation of a failed check contains a banned word or begins with a clause."""
-    notes = json.loads(path.read_text()).values()
-    clauses = re.compile(rf"({'|'.join(CLAUSES)})\b")
-    assert notes
-    assert not [note for note in notes if BANNED.search(note) or clauses.match(note)]
-
-
-# Words of the former voice that have no other meaning in the sources.
-ARCHAIC = re.compile(
-    r"\b(beside(?!:)|told|tells|goes? on|made sure|nearly|anew|thereby|whoever|whatever|however"
-    r"|tokenis\w+|blanks|leaves? out|left out|returns? whether"
-    r"|(?<!there )(?-i:(is|are) none)|(?<!there )is no(?! (longer|more)))\b",
-    re.IGNORECASE,
-)
-
-
-@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_and_comments_use_common_terms(path: Path) -> None:
-    """No docstring and no comment contains a word of the project's former voice."""
-    source = path.read_text()
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
-    texts = [ast.get_docstring(node) or "" for node in nodes]
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
-    for text in texts:
-        assert not ARCHAIC.search(text), text
+def test_rooms_are_small() -> None:
+    """No module is longer than 900 lines."""
+    for path in SOURCES + TESTS:
+        assert path.read_text().count("\n") <= 900, path
 
 
 def test_no_middleware_that_copies_streams() -> None:
@@ -133,18 +56,10 @@ def test_no_middleware_that_copies_streams() -> None:
     assert not [path for path in SOURCES if "BaseHTTPMiddleware" in path.read_text()]
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_test_says_what_it_promises(path: Path) -> None:
-    """Each test has a docstring that ends like a sentence."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:5] == "test_":
-            assert (ast.get_docstring(node) or "").endswith((".", "!", "?")), node.name
-
-
 def test_shared_code_does_not_know_engines() -> None:
     """No module of the adapter names an engine's backend, except those that choose one."""
     for path in (ROOT / "adapter").rglob("*.py"):
-        if path.name not in ("discovery.py", "config.py", "cli.py", "__init__.py"):
+        if path.name not in ("engines.py", "settings.py", "__init__.py"):
             assert not re.search(r"LlamaServer|KoboldCpp|LlamaCpp", path.read_text()), path
 
 

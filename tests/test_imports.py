@@ -31,32 +31,32 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "background", "cors", "credentials", "end_user", "event_log", "exchange", "guards",
-            "hosted", "origins", "printable", "query", "sealed", "service", "validation",
-            "validation_errors",
+            "auth", "hosted", "origins", "request", "responses/background", "responses/sealed",
+            "service", "validation",
         )
     ),
     ("adapter/generation/*.py",),
     # Parsers of generated text.
-    tuple(
-        f"adapter/chat/{name}.py"
-        for name in ("calls", "enclosed", "json_call", "parsing", "reasoning", "thinking")
-    ),
+    ("adapter/chat/parsers.py", "adapter/chat/reasoning.py"),
     ("adapter/chat/formats/*.py",),
     tuple(
         f"adapter/chat/{name}.py"
         for name in (
-            "__init__", "checks", "conversation", "custom", "fetch", "folding", "instruct",
-            "manner", "media", "message", "order", "prepare", "prompt",
-            "special_tokens", "templates", "tools",
+            "__init__", "conversation", "custom", "fetch", "folding", "instruct", "media",
+            "message", "prepare", "profile", "special_tokens", "templates", "tools",
         )
     ),
-    ("adapter/responses/*.py",),
+    tuple(
+        f"adapter/responses/{name}.py"
+        for name in (
+            "__init__", "files", "input", "items", "output", "pdf_reader", "response", "tools",
+        )
+    ),
     ("adapter/endpoints/*.py",),
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "__init__", "app", "capability_table", "config", "config_errors", "discovery", "routes",
+            "__init__", "app", "engines", "routes", "settings",
         )
     ),
     ("adapter/cli/*.py",),

@@ -1,8 +1,8 @@
 """Convert messages, tools, tool calls and tool results to the input of a chat template.
 
 Templates differ: some expect empty content in a message with tool calls, others expect null, and
-many do not support tools. `style_of` detects the differences by rendering a sample conversation.
-If the template does not support tools, the prompt describes them in text.
+many do not support tools. `profile.style_of` detects the differences. If the template does not
+support tools, the prompt describes them in text.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import orjson
-from pydantic import TypeAdapter
 
 from ...backends.base import MEDIA, Model
-from ...backends.errors import LatimerError
 from ...schemas.openai.messages import (
     AssistantMessage,
     AudioPart,
@@ -30,10 +28,9 @@ from ...schemas.openai.messages import (
     TextPart,
     ToolMessage,
 )
-from .formats import HERMES, Place, ToolCallFormat, format_of
-from .json_call import INPUT
-from .reasoning import Framed, Tags, tags_of
-from .templates import render
+from .formats import Place, ToolCallFormat
+from .parsers import INPUT
+from .reasoning import Framed, Tags
 
 # The description of tools for a model whose template does not support them.
 BLOCK = (
@@ -84,41 +81,6 @@ class Style(NamedTuple):
         return self.is_one_of_several and self.form.reasons
 
 
-IN_WORDS = (
-    Style(HERMES, results="tool"),
-    Style(HERMES),
-    Style(HERMES, block="user"),
-)
-
-
-def style_of(model: Model) -> Style:
-    """Return the first style in which a model's template shows tools, calls and results."""
-    if model.template is None:
-        return IN_WORDS[1]
-    form = format_of(model.template)
-    styles = list(IN_WORDS)
-    if form is not None:
-        # Gemma 4's first template takes results in the message of their calls.
-        is_nested = "tool_responses" in model.template and "tool_call_id" not in model.template
-        results: Literal["tool", "nested"] = "nested" if is_nested else "tool"
-        native = [
-            Style(form, True, True, null, results, texts=texts)
-            for texts in (False, True)
-            for null in (False, True)
-        ]
-        # Some templates omit calls. A marker is then enough to know their format.
-        written = [Style(form, True, results="tool")] if form.begin else []
-        styles = [*native, *written, *styles]
-    style = next((style for style in styles if _shows(model, style)), IN_WORDS[-1])
-    if style.native and not _shows_question(model, style):
-        style = style._replace(empty=True)
-    tags = tags_of(model.template)
-    return style._replace(
-        developer="developer" in model.template and _shows_developer(model, style),
-        framed=tags is not None and _is_framed(model, style, tags),
-    )
-
-
 def turns_of(
     model: Model,
     messages: Sequence[Message],
@@ -160,12 +122,6 @@ def turns_of(
     if style.native:
         return turns, [_tool(function) for function in functions]
     return _with_block(turns, functions, style), None
-
-
-def plain(model: Model, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages for a template, with tool calls written into the content."""
-    style = IN_WORDS[0]._replace(developer="developer" in (model.template or ""))
-    return turns_of(model, messages, (), style, None)[0]
 
 
 def _has_media(message: Message) -> bool:
@@ -373,80 +329,3 @@ def _with_block(
     parts = [first["content"], block] if style.block == "system" else [block, first["content"]]
     first["content"] = "\n\n".join(part for part in parts if part)
     return turns
-
-
-_PROBE = TypeAdapter(list[Message]).validate_python(
-    [
-        {"role": "user", "content": "probe_question"},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "call_probe0001", "type": "function",
-             "function": {"name": "probe_name", "arguments": '{"key": "probe_value"}'}}]},
-        {"role": "tool", "tool_call_id": "call_probe0001", "content": "probe_result"},
-    ]
-)  # fmt: skip
-_DEVELOPER = TypeAdapter(list[Message]).validate_python(
-    [{"role": "developer", "content": "probe_text"}, {"role": "user", "content": "probe_question"}]
-)
-FUNCTION = Function(
-    name="probe_name",
-    description="probe_description",
-    parameters={"type": "object", "properties": {"key": {"type": "string"}}},
-)
-_NEEDLES = ("probe_question", "probe_name", "probe_value", "probe_result", "probe_description")
-
-
-def _shows(model: Model, style: Style) -> bool:
-    """Return True if a prompt shows all of a sample conversation, and its call in the format."""
-    try:
-        asked = _rendered(model, _PROBE[:1], style)
-        prompt = _rendered(model, _PROBE, style)
-    except LatimerError:
-        return False
-    if not all(needle in prompt for needle in _NEEDLES):
-        return False
-    if not style.calls:
-        return True
-    form = style.form
-    said = prompt.removeprefix(asked) if form.bare else prompt[prompt.index("probe_question") :]
-    if form.bare:
-        return said != prompt and said.lstrip().startswith(("{", "[{", *form.markers))
-    return form.begin in said and any(name in said for name in form.spelled("probe_name"))
-
-
-def _shows_question(model: Model, style: Style) -> bool:
-    """Return True if a prompt without tools shows a message."""
-    turns, tools = turns_of(model, _PROBE[:1], (), style, None)
-    try:
-        return "probe_question" in render(
-            model, {"messages": turns, "variables": {}, "tools": tools}
-        )
-    except LatimerError:
-        return False
-
-
-def _shows_developer(model: Model, style: Style) -> bool:
-    """Return True if a prompt shows a developer message."""
-    try:
-        return "probe_text" in _rendered(model, _DEVELOPER, style._replace(developer=True))
-    except LatimerError:
-        return False
-
-
-def _is_framed(model: Model, style: Style, tags: Tags) -> bool:
-    """Return True if a prompt shows reasoning in the content of the latest answer only."""
-    said = AssistantMessage(
-        role="assistant", content=f"{tags.begin}probe_thought{tags.end}probe_answer"
-    )
-    try:
-        latest = _rendered(model, [*_PROBE[:1], said, *_PROBE[:1]], style)
-        earlier = _rendered(model, [*_PROBE[:1], said, *_PROBE], style)
-    except LatimerError:
-        return False
-    return (
-        "probe_thought" in latest and "probe_thought" not in earlier and "probe_answer" in earlier
-    )
-
-
-def _rendered(model: Model, messages: Sequence[Message], style: Style) -> str:
-    turns, tools = turns_of(model, messages, [FUNCTION], style, None)
-    return render(model, {"messages": turns, "variables": {}, "tools": tools})

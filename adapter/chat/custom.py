@@ -14,10 +14,9 @@ from ...backends.grammar import WS, Unenforced, in_request
 from ...backends.grammar.gbnf import WrongGrammar, check
 from ...backends.offload import Memo
 from ...schemas.limits import SCHEMA
-from ...schemas.openai.messages import Function
 from .formats import ToolCallFormat
-from .formats.rules import FunctionSchema
-from .json_call import INPUT
+from .formats.base import FunctionSchema
+from .parsers import INPUT
 from .tools import ToolSet
 
 
@@ -72,27 +71,6 @@ def _is_enforceable(key: _Input) -> bool:
         # The grammar is valid, but an engine cannot enforce it.
         return False
     return True
-
-
-_LANGUAGES = {"lark": "Lark grammar", "regex": "regular expression"}
-
-
-def taking_text(name: str, description: str | None, grammar: Grammar | None) -> Function:
-    """Return a custom tool as a function with one string argument, which describes its grammar."""
-    text = {"type": "string"}
-    if grammar is not None:
-        language = _LANGUAGES[grammar.kind]
-        text["description"] = f"Text that matches this {language}:\n{grammar.text}"
-    parameters = {
-        "type": "object",
-        "properties": {INPUT: text},
-        "required": [INPUT],
-        "additionalProperties": False,
-    }
-    # The name is valid, and can be longer than chat's.
-    return Function.model_construct(
-        name=name, description=description, parameters=parameters, strict=None
-    )
 
 
 _BEGIN = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
+from typing_extensions import override
 
 from ...schemas.openai.chat import ChatMessage
 from ...schemas.openai.common import FinishReason
@@ -143,12 +144,13 @@ class ChatFrames(Frames):
         self._is_plain = show is None and not shape.apart
         self._messages: dict[int, MessageDeltas] = {}
 
+    @override
     def start(self, index: int) -> bytes:
-        """See `Frames.start`; the role, unless the first delta sends it."""
+        """The role, unless the first delta sends it."""
         return b"" if self._shape.apart else self._choice(index, _ROLE, ())
 
+    @override
     def delta(self, index: int, delta: Delta) -> bytes:
-        """See `Frames.delta`."""
         if self._is_plain:
             return self.text(index, delta.text)
         message = self._message(index)
@@ -156,8 +158,9 @@ class ChatFrames(Frames):
             return self.text(index, delta.text)
         return self._shown(index, message.add(delta))
 
+    @override
     def end(self, index: int, reason: FinishReason) -> bytes:
-        """See `Frames.end`; the last chunk has no log-probabilities (contract 3.5)."""
+        """The last chunk has no log-probabilities (contract 3.5)."""
         last = {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
         rest = self._shown(index, self._message(index).end())
         return rest + self._head + orjson.dumps(last) + self._tail

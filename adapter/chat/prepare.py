@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,7 +10,16 @@ from typing import Any
 import orjson
 
 from ...backends import offload
-from ...backends.base import MEDIA, Generation, Grammar, Media, Preamble, Prompt, Sampling, Stops
+from ...backends.base import (
+    MEDIA,
+    Generation,
+    Grammar,
+    Media,
+    Preamble,
+    Prompt,
+    Sampling,
+    Stops,
+)
 from ...backends.errors import check_length
 from ...backends.grammar import Unenforced
 from ...schemas import limits
@@ -19,20 +28,19 @@ from ..errors import InvalidRequest
 from ..generation.parts import Cutter, MessageFormat, Parser
 from ..service import Served
 from . import instruct
-from .conversation import Style
+from .conversation import Style, turns_of
 from .custom import enforceable, unenforced
+from .folding import Turn, folded, strictest
 from .formats import ToolCallFormat
 from .formats import grammar as calls_grammar
-from .formats.rules import FunctionSchema
-from .manner import Manner, known_manner_of
+from .formats.base import FunctionSchema
 from .media import media_of
 from .message import Shape
-from .parsing import Plain
-from .prompt import Input, rendered
-from .reasoning import Tags
-from .special_tokens import LIKELY, Rendered, spellings_of
-from .templates import AS_USUAL, Reasoning, variables_of
-from .thinking import Thinking
+from .parsers import Plain
+from .profile import Manner, known_manner_of
+from .reasoning import Tags, Thinking
+from .special_tokens import LIKELY, Rendered, prompt_of, spellings_of
+from .templates import AS_USUAL, Conversation, Reasoning, TemplateError, render, variables_of
 from .tools import ToolSet, wrong_schema
 
 
@@ -181,20 +189,86 @@ def _check_media(text: str, media: Sequence[Media]) -> None:
         )
 
 
-def _prompt(
+async def _prompt(
     turn: ChatTurn,
     served: Served,
     manner: Manner,
     variables: Mapping[str, Any],
     has_media: bool,
-) -> Awaitable[tuple[Rendered, Sequence[str]]]:
-    """Return the prompt, and the stop sequences of an instruct format."""
-    form = turn.format
-    if form is None and served.model.template is None:
+) -> tuple[Rendered, Sequence[str]]:
+    """Return the prompt, and the stop sequences of an instruct format.
+
+    Raises:
+        InvalidRequest: the template rejects the messages, or they must be folded under `strict`.
+    """
+    model, size, form = served.model, turn.size, turn.format
+    if form is None and model.template is None:
         form = instruct.FORMATS["alpaca"]
     functions = turn.tool_set.listed if turn.tool_set is not None else ()
-    given = Input(turn.messages, functions, form, variables, has_media, turn.size, turn.opening)
-    return rendered(given, served, manner)
+    order = manner.order_with_tools if functions else manner.order
+    null = manner.style.null
+
+    async def rendered(messages: Sequence[Turn]) -> Rendered:
+        conversation: Conversation = {"messages": messages, "variables": variables, "tools": tools}
+        return await _render(turn, served, form, conversation, has_media, messages is not turns)
+
+    arguments = model, turn.messages, functions, manner.style, manner.tags
+    if size <= offload.SMALL:
+        turns, tools = turns_of(*arguments)
+        messages = folded(turns, order, null)
+    else:
+        turns, tools = await offload.run(size, turns_of, *arguments)
+        messages = await offload.run(size, folded, turns, order, null)
+    markers = () if form is None else form.stops(messages)
+    try:
+        prompt = await rendered(messages)
+    except TemplateError:
+        # The template rejects an order that no sample conversation covers.
+        again = await offload.run(size, folded, turns, strictest(order), null)
+        if model.template is None or again is turns or again == messages:
+            raise
+        prompt = await rendered(again)
+    return prompt, markers
+
+
+async def _render(
+    turn: ChatTurn,
+    served: Served,
+    form: instruct.InstructFormat | None,
+    conversation: Conversation,
+    has_media: bool,
+    is_folded: bool,
+) -> Rendered:
+    messages = conversation["messages"]
+    if is_folded and served.policy.strict:
+        raise InvalidRequest(
+            "Invalid 'messages': the model's chat template does not accept them as they are, and "
+            "this server is strict and does not change them. Send at most one system message, as "
+            "the first one; let user and assistant messages alternate; send one call per message, "
+            "without content, and with a JSON object as its arguments.",
+            "messages",
+            "invalid_value",
+        )
+    if turn.opening is not None:
+        conversation["opening"] = turn.opening
+        if form is not None and turn.opening != instruct.opening_of(messages):
+            raise InvalidRequest(
+                "Invalid 'add_generation_prompt': an instruct format always begins the next turn, "
+                "or continues the assistant's last message. Omit it.",
+                "add_generation_prompt",
+                "invalid_value",
+            )
+
+    def show(given: Conversation) -> str:
+        return render(served.model, given) if form is None else form.render(given["messages"])
+
+    if served.policy.parse_content:
+        prompt = Rendered.of(await offload.run(turn.size, show, conversation))
+    else:
+        prompt = await prompt_of(
+            served.model, conversation, served.backend, show, has_media, turn.size
+        )
+    return prompt._replace(changed=True) if is_folded else prompt
 
 
 async def _special_of(

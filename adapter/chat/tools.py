@@ -1,18 +1,39 @@
-"""The tools of a chat request, and the rules for calling them (contract 3.1 and 3.2)."""
+"""The tools and messages of a chat request: their rules and checks (contract 3.1 and 3.2)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...backends.base import Grammar
-from ...backends.errors import shortened
+from ...backends.errors import Unsupported, shortened
 from ...backends.grammar import Unenforced, check_schema
+from ...schemas import limits
+from ...schemas.openai.chat import (
+    AllowedToolsChoice,
+    ChatRequest,
+    CustomChoice,
+    FunctionChoice,
+    NamedTool,
+)
 from ...schemas.openai.common import FinishReason
-from ...schemas.openai.messages import Function
+from ...schemas.openai.messages import (
+    NO_CONTENT,
+    THOUGHTS,
+    AssistantMessage,
+    Custom,
+    Function,
+    FunctionMessage,
+    FunctionTool,
+    GrammarInput,
+    Message,
+    ToolMessage,
+)
+from .. import dialects
 from ..errors import InvalidRequest
+from .parsers import INPUT
 
 Mode = Literal["auto", "required", "named"]
 
@@ -111,3 +132,211 @@ def wrong_schema(name: str, error: Unenforced, param: str) -> InvalidRequest:
 def _wrong(name: str, reason: str, param: str) -> InvalidRequest:
     message = f"Invalid schema for function '{shortened(name)}': {reason}."
     return InvalidRequest(message, param, "invalid_function_parameters")
+
+
+_LANGUAGES = {"lark": "Lark grammar", "regex": "regular expression"}
+
+
+def taking_text(name: str, description: str | None, grammar: Grammar | None) -> Function:
+    """Return a custom tool as a function with one string argument, which describes its grammar."""
+    text = {"type": "string"}
+    if grammar is not None:
+        language = _LANGUAGES[grammar.kind]
+        text["description"] = f"Text that matches this {language}:\n{grammar.text}"
+    parameters = {
+        "type": "object",
+        "properties": {INPUT: text},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    # The name is valid, and can be longer than chat's.
+    return Function.model_construct(
+        name=name, description=description, parameters=parameters, strict=None
+    )
+
+
+AnyChoice: TypeAlias = FunctionChoice | CustomChoice | AllowedToolsChoice | NamedTool
+
+
+def chat_tools_of(request: ChatRequest) -> ToolSet | None:
+    """Return the tools of a request, or None if the model may call none.
+
+    Raises:
+        InvalidRequest: `tool_choice` is malformed or names an unknown tool, or parameters are not
+            a valid JSON schema.
+    """
+    legacy = not request.tools
+    offered = [
+        Offered(function, f"functions[{index}]")
+        for index, function in enumerate(request.functions or ())
+    ]
+    for index, tool in enumerate(request.tools or ()):
+        if isinstance(tool, FunctionTool):
+            offered.append(Offered(tool.function, f"tools[{index}].function"))
+        else:
+            offered.append(_custom(tool.custom, f"tools[{index}].custom"))
+    if not offered:
+        return None
+    choice = request.function_call if legacy else request.tool_choice
+    if choice == "none":
+        return None
+    mode: Mode = "required" if choice == "required" else "auto"
+    names = None
+    if isinstance(choice, AnyChoice):
+        mode, names = _named(choice)
+        _check_names(names, offered, legacy)
+    parallel = not legacy and request.parallel_tool_calls is not False
+    return tool_set_of(offered, mode, names, parallel, legacy)
+
+
+def _check_names(names: set[str], offered: list[Offered], legacy: bool) -> None:
+    known = [one.function.name for one in offered]
+    unknown = names.difference(known)
+    if unknown:
+        param, source = ("function_call", "functions") if legacy else ("tool_choice", "tools")
+        raise InvalidRequest(
+            f"Invalid value for '{param}': '{shortened(min(unknown))}' is not one of the "
+            f"{source} of the request. Expected one of: {shortened(', '.join(known))}.",
+            param,
+        )
+
+
+def _custom(tool: Custom, path: str) -> Offered:
+    grammar = None
+    if isinstance(tool.format, GrammarInput):
+        own = tool.format.grammar
+        grammar = Grammar(own.syntax, own.definition, f"{path}.format.grammar.definition")
+    return Offered(taking_text(tool.name, tool.description, grammar), path, True, grammar)
+
+
+def _named(choice: AnyChoice) -> tuple[Mode, set[str]]:
+    """Return the mode and the tool names of a `tool_choice` object."""
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools
+        return allowed.mode, {_name(tool) for tool in allowed.tools}
+    return "named", {choice.name if isinstance(choice, NamedTool) else _name(choice)}
+
+
+def _name(tool: FunctionChoice | CustomChoice) -> str:
+    return tool.function.name if isinstance(tool, FunctionChoice) else tool.custom.name
+
+
+_LEAVE_OUT = "Omit it."
+
+
+def check_messages(messages: Sequence[Message], engine: str) -> None:
+    """Reject messages that a chat template would silently omit, or that are too many.
+
+    Raises:
+        InvalidRequest: a message has no content, a call has no result, or the parts are too many.
+        Unsupported: a message has audio of the assistant.
+    """
+    for index, message in enumerate(messages):
+        if message.__pydantic_extra__:
+            _check_extra(message.__pydantic_extra__, f"messages[{index}]")
+        if isinstance(message, AssistantMessage):
+            here = f"messages[{index}]"
+            if message.audio is not None:
+                raise Unsupported(f"{here}.audio", engine, _LEAVE_OUT)
+            thought = message.thought
+            if thought:
+                _check_thoughts(message, here)
+            said = (
+                message.content, message.refusal, message.tool_calls or None,
+                message.function_call, thought,
+            )  # fmt: skip
+            if all(one is None for one in said):
+                if "content" in message.__pydantic_fields_set__:
+                    raise InvalidRequest(NO_CONTENT, f"messages.[{index}].content")
+                raise InvalidRequest(
+                    f"Missing required parameter: '{here}.content'.",
+                    f"{here}.content",
+                    "missing_required_parameter",
+                )
+    check_count([message.content for message in messages], "messages")
+    check_calls(messages)
+
+
+def _check_extra(extra: Mapping[str, Any], here: str) -> None:
+    """Reject fields of other servers that would change the answer."""
+    for name, hint in dialects.REFUSED_IN_MESSAGES.items():
+        if extra.get(name):
+            raise dialects.unsupported(f"{here}.{name}", hint)
+
+
+def _check_thoughts(message: AssistantMessage, here: str) -> None:
+    """Reject reasoning that differs between the fields of one message."""
+    given = [name for name in THOUGHTS if getattr(message, name)]
+    for name in given[1:]:
+        if getattr(message, name) != getattr(message, given[0]):
+            raise InvalidRequest(
+                f"Invalid '{here}.{name}': it differs from '{given[0]}' of the same message. Send "
+                "only one of them.",
+                f"{here}.{name}",
+                "invalid_value",
+            )
+
+
+def check_count(contents: Iterable[object], field: str) -> None:
+    """Reject more content parts than are allowed in a request.
+
+    Args:
+        contents: the content of each message: a string, or a list of parts.
+    """
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    if parts > limits.PARTS.most:
+        raise InvalidRequest(
+            f"Invalid '{field}': it has {parts} content parts; at most {limits.PARTS.most} "
+            "are allowed. Send fewer, larger parts.",
+            field,
+            "array_above_max_length",
+        )
+
+
+def check_calls(messages: Sequence[Message]) -> None:
+    """Check that every call has its result, and every result its call (contract 3.2).
+
+    Raises:
+        InvalidRequest: a call or a result is missing; the message is OpenAI's.
+    """
+    open_ids: list[str] = []
+    for index, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in open_ids:
+                before = _call_before(messages, index)
+                if before is None or message.tool_call_id not in _ids(before):
+                    raise InvalidRequest(
+                        "Invalid parameter: messages with role 'tool' must be a response to a "
+                        "preceeding message with 'tool_calls'.",
+                        f"messages.[{index}].role",
+                    )
+            else:
+                open_ids.remove(message.tool_call_id)
+            continue
+        if open_ids:
+            raise _unanswered(open_ids, index)
+        if isinstance(message, AssistantMessage) and message.tool_calls:
+            open_ids = list(dict.fromkeys(_ids(message)))
+    if open_ids:
+        raise _unanswered(open_ids, len(messages))
+
+
+def _unanswered(ids: Sequence[str], index: int) -> InvalidRequest:
+    return InvalidRequest(
+        "An assistant message with 'tool_calls' must be followed by tool messages responding "
+        "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
+        f"{shortened(', '.join(ids))}",
+        f"messages.[{index}].role",
+    )
+
+
+def _ids(message: AssistantMessage) -> list[str]:
+    return [call.id for call in message.tool_calls or ()]
+
+
+def _call_before(messages: Sequence[Message], index: int) -> AssistantMessage | None:
+    """Return the message whose calls a run of results answers, or None."""
+    while index and isinstance(messages[index - 1], ToolMessage | FunctionMessage):
+        index -= 1
+    found = messages[index - 1] if index else None
+    return found if isinstance(found, AssistantMessage) and found.tool_calls else None

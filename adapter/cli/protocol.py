@@ -1,19 +1,17 @@
-"""uvicorn's HTTP/1.1 protocol, with limited heads and a disconnect for every pipelined request.
+"""uvicorn's HTTP/1.1 protocol, with limited heads, and at most two requests at a time.
 
-If the client disconnects, uvicorn notifies only the newest request of the connection. A client can
-send its next request before it has the response to the first: the first would then run to its end.
-While a second request waits, uvicorn does not read from the connection, and misses the disconnect.
+A client can send its next request before it has the response to the first. This request is the last
+one of its connection: RFC 9112 lets a server close a connection with requests that it has not read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import select
 from collections.abc import Iterable
 from typing import Any
 
 import orjson
-from uvicorn.protocols.http import httptools_impl
+from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -24,10 +22,6 @@ from ...schemas import limits
 from ..errors import InvalidRequest, render
 
 MOST_HEAD = limits.HEAD.most
-# Seconds between checks of a connection that is not read from.
-LOOK_EVERY = 0.25
-# macOS reports a disconnect by POLLHUP only, and Windows has no poll.
-_GONE = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0)
 
 
 class _Cycle(RequestResponseCycle):
@@ -41,8 +35,9 @@ class _Cycle(RequestResponseCycle):
 
     _head = b""
 
+    @override
     async def send(self, message: Any) -> None:
-        """See `RequestResponseCycle.send`; header names must be in lower case."""
+        """Send a message; header names must be in lower case."""
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
@@ -95,22 +90,17 @@ class _Cycle(RequestResponseCycle):
             self.transport.write(head)
 
 
-# `HttpToolsProtocol` looks up its cycle class by this name, and has no setting for it.
-httptools_impl.RequestResponseCycle = _Cycle  # type: ignore[misc]
-
-
 class Protocol(HttpToolsProtocol):
     """One connection of a client."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._running: RequestResponseCycle | None = None
-        self._looking: asyncio.TimerHandle | None = None
         # Bytes received since the last complete head or part of a body.
         self._unread = 0
 
+    @override
     def data_received(self, data: bytes) -> None:
-        """Take data from the client."""
         self._unread += len(data)
         super().data_received(data)
         # These bytes are a head, trailers, or the header of a chunk.
@@ -121,64 +111,52 @@ class Protocol(HttpToolsProtocol):
                 431,
             )
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notify every request of the connection that the client has disconnected."""
-        if self._looking is not None:
-            self._looking.cancel()
-        for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):
-            if cycle is not None and not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
-        self.pipeline.clear()
+        """Notify the running request; uvicorn notifies the newest one only."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
+    @override
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
         self._unread = 0
         super().on_body(body)
 
+    @override
     def on_message_complete(self) -> None:
-        """Note the end of a request."""
         self._unread = 0
         super().on_message_complete()
 
+    @override
     def on_headers_complete(self) -> None:
-        """Take the end of a request's head."""
         self._unread = 0
         super().on_headers_complete()
+        # uvicorn has no setting for the class, and the request's task has not begun.
+        self.cycle.__class__ = _Cycle
         # The parser adds trailers to this list, but they are not headers of the request.
         self.headers = []
-        if self.pipeline and self._looking is None:
-            self._look()
+        if self.pipeline:
+            self.cycle.keep_alive = False
+            if len(self.pipeline) > 1:
+                # The connection closes before its turn.
+                self.pipeline.popleft()
+            # A disconnect is only noticed while the connection is read.
+            self.flow.resume_reading()
 
+    @override
     def send_400_response(self, msg: str) -> None:
-        """Respond to data that is not HTTP."""
         self._refuse(msg, 400)
 
+    @override
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: the app responds to the request."""
 
+    @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
-
-    def _look(self) -> None:
-        """Check for a disconnect as long as a request waits behind another."""
-        self._looking = None
-        if self.transport.is_closing() or not self.pipeline:
-            return
-        if self.flow.read_paused and self._has_gone():
-            self.transport.abort()
-            return
-        self._looking = self.loop.call_later(LOOK_EVERY, self._look)
-
-    def _has_gone(self) -> bool:
-        connection = self.transport.get_extra_info("socket")
-        if connection is None or not _GONE:
-            return False
-        poll = select.poll()
-        poll.register(connection.fileno(), _GONE)
-        return bool(poll.poll(0))
 
     def _refuse(self, message: str, status: int) -> None:
         """Send an error object and close; only close if another response is incomplete."""

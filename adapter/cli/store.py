@@ -7,32 +7,36 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
 
-from ..config import Settings, WrongSettings
-from ..credentials import owner_of
-from ..printable import printable
+from ..auth import owner_of
+from ..errors import printable
+from ..settings import Settings, WrongSettings
+from ..store.config import LARGEST, Place, bytes_of, seconds_of
 from ..store.errors import StoreError, StoreUnavailable, in_words
-from ..store.place import LARGEST, Place, bytes_of
 from . import options
-from .exits import EXIT_START, WrongUse
-from .output import Output
-from .progress import Progress
-from .signals import end_at_once
-from .store_filters import age, model_and_metadata, moment
+from .terminal import EXIT_START, Output, Progress, WrongUse, end_at_once
 
 if TYPE_CHECKING:
+    from ..store.maintenance import Statistics
     from ..store.open_store import OpenStore
 
 Work = Callable[..., Coroutine[Any, Any, None]]
+Command = Callable[..., None]
+
+_AGE = re.compile(r"[0-9]+[smhd]")
+_SECOND = 1_000_000
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 # Seconds that `prune` waits for those who read SQLite's log of changes.
 LOG_SECONDS = 2.0
@@ -41,6 +45,61 @@ NO_STORE = (
     "a store on disk or on a server is needed, and {} is not one. Write --store FILE.db or "
     "--store postgresql://USER:PASSWORD@HOST/NAME, or set LATIMER_STORE."
 )
+
+
+def moment(_context: click.Context, _option: click.Parameter, value: str | None) -> int | None:
+    """Return the microseconds since 1970 of a date, a time, or an age."""
+    if value is None:
+        return None
+    try:
+        if _AGE.fullmatch(value):
+            return int((time.time() - (seconds_of(value) or 0)) * _SECOND)
+        found = datetime.fromisoformat(value)
+        found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+        return int(found.timestamp() * _SECOND)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            "expected a date or a time in UTC, such as 2026-01-31 or 2026-01-31T12:00, or an age "
+            f"such as 7d, not {value!r}."
+        ) from None
+
+
+def age(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds of an age."""
+    try:
+        seconds = None if value is None else seconds_of(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+    if value is not None and seconds is None:
+        raise click.BadParameter("nothing is older than forever; expected an age such as 30d.")
+    return seconds
+
+
+def model_and_metadata(command: Command) -> Command:
+    """Add the options for the model and the metadata of objects."""
+    metadata = click.option(
+        "--metadata",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=_pairs,
+        help="Only objects with this pair of metadata; repeatable, all pairs must match.",
+    )
+    return click.option("--model", metavar="NAME", help="Only objects of this model.")(
+        metadata(command)
+    )
+
+
+def _pairs(
+    _context: click.Context, _option: click.Parameter, values: Sequence[str]
+) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for value in values:
+        key, separator, text = value.partition("=")
+        if not separator:
+            raise click.BadParameter(f"expected KEY=VALUE, not {value!r}.")
+        if found.setdefault(key, text) != text:
+            raise click.BadParameter(f"an object has one value of {key!r}, not two.")
+    return found
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -107,10 +166,10 @@ async def opened(place: Place) -> AsyncIterator[OpenStore]:
     Raises:
         StoreError: it does not exist, or has another schema than this program.
     """
-    from ..store.migrations import NEWEST
     from ..store.open_store import OpenStore
+    from ..store.schema import NEWEST
 
-    found = OpenStore(place, is_patient=True)
+    found = OpenStore(place)
     version = await found.database.look()
     if not version:
         raise StoreError("Nothing was ever stored there. Check --store.")
@@ -134,7 +193,7 @@ async def migrate(place: Place, dry_run: bool) -> None:
     A server runs them at its start, too. One that runs already waits while this command migrates.
     """
     from ..store.database import Database
-    from ..store.migrations import NEWEST
+    from ..store.schema import NEWEST
 
     database = Database(place)
     before = await database.look()
@@ -159,14 +218,13 @@ async def stats(place: Place, as_json: bool) -> None:
 
     It reads a row of every object: about a second for a million objects on a fast disk.
     """
-    from ..store.statistics import statistics
-    from .store_table import table
+    from ..store.maintenance import statistics
 
     async with opened(place) as found:
-        with Progress("counted") as progress:
-            figures = await statistics(found, progress)
+        file = Path(place.target) if place.kind == "sqlite" else None
+        figures = await found.read(functools.partial(statistics, file=file))
     if as_json:
-        click.echo(orjson.dumps(figures.as_json(), option=orjson.OPT_INDENT_2))
+        click.echo(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     else:
         click.echo(printable(table(place, figures), "\n"))
 
@@ -203,10 +261,8 @@ async def export(
       latimer store export --store latimer.db -o training.jsonl
       latimer store export --store latimer.db --model demo --metadata rating=good --since 30d
     """
-    from ..store.export import KIND, lines
-    from ..store.reading import read
-    from ..store.selection import Selection
-    from .store_table import counted
+    from ..store.export import KIND, lines, read
+    from ..store.objects import Selection
 
     owner = None if api_key is None else owner_of(api_key)
     selection = Selection(KIND, owner, model, metadata, since, until)
@@ -258,10 +314,8 @@ async def prune(
       latimer store prune --store latimer.db --older-than 30d
       latimer store prune --store latimer.db --max-size 1024 --dry-run
     """
-    from ..store import prune as pruning
-    from ..store.orphans import remove_orphans
-    from ..store.selection import Selection
-    from .store_table import counted, size
+    from ..store import maintenance as pruning
+    from ..store.objects import Selection
 
     most = None if max_size is None else bytes_of(max_size)
     if older_than is None and most is None:
@@ -272,18 +326,73 @@ async def prune(
     limits = pruning.Limits(Selection(model=model, metadata=metadata), before, most)
     verb = "Would delete" if dry_run else "Deleted"
     async with opened(place) as found:
-        # The size that is compared must be right.
-        wrong = await (pruning.miscounted(found) if dry_run else pruning.recount(found))
-        if any(wrong):
-            what = "are wrong by" if dry_run else "were wrong and are corrected by"
-            say(f"The totals {what} {wrong.objects:+,} objects and {wrong.bytes:+,} bytes.")
-        with Progress("to delete" if dry_run else "deleted") as progress:
-            freed = await (pruning.plan if dry_run else pruning.prune)(found, limits, progress)
+        if dry_run:
+            freed = await found.read(functools.partial(pruning.plan, limits=limits))
+        else:
+            with Progress("deleted") as progress:
+                freed = await pruning.prune(found, limits, progress)
         say(f"{verb} {counted(freed.objects, 'object')} with {size(freed.bytes)}.")
-        orphans = await remove_orphans(found, not dry_run)
-        if orphans.number:
-            say(f"{verb} {orphans.number:,} media of no object with {size(orphans.bytes)}.")
+        unused = await pruning.remove_unused(found, not dry_run)
+        if unused.objects:
+            say(f"{verb} {unused.objects:,} media of no object with {size(unused.bytes)}.")
         if vacuum and not dry_run:
             await found.database.vacuum()
         if not dry_run and not await found.checkpoints.within(LOG_SECONDS):
             say("SQLite's log still has deleted text, because another process reads the store.")
+
+
+def table(place: Place, found: Statistics) -> str:
+    """Return the figures of a store as lines of two columns, and then its models."""
+    per_object = found["bytes_per_object"]
+    rows = [
+        ("store", place.describe()),
+        ("schema", f"version {found['schema_version']}"),
+        ("objects", f"{found['objects']:,}, {size(found['object_bytes'])}"),
+        ("media", f"{found['media']:,}, {size(found['media_bytes'])}"),
+        ("owners", f"{found['owners']:,}"),
+        ("oldest", found["oldest"] or "-"),
+        ("newest", found["newest"] or "-"),
+        ("database", _database(found)),
+        ("per object", "-" if per_object is None else size(per_object)),
+    ]
+    groups = [
+        (f"{one['objects']:,}", size(one["bytes"]), one["kind"], one["model"])
+        for one in sorted(found["groups"], key=lambda one: -one["objects"])
+    ]
+    shown = [*_aligned(rows)]
+    if groups:
+        shown += ["", *_aligned([("objects", "bytes", "kind", "model"), *groups])]
+    return "\n".join(shown)
+
+
+def size(number: int) -> str:
+    """Return a number of bytes in words."""
+    value = float(number)
+    for unit in _UNITS:
+        if value < 1024 or unit == _UNITS[-1]:
+            break
+        value /= 1024
+    return f"{number} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _database(found: Statistics) -> str:
+    free, log = found["free_bytes"], found["log_bytes"]
+    parts = (
+        size(found["database_bytes"]),
+        f"{size(free)} of it free" if free else "",
+        f"and {size(log)} in the log of changes" if log else "",
+    )
+    return ", ".join(filter(None, parts))
+
+
+def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterable[str]:
+    rows = [*rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
+        yield "  ".join([*cells, row[-1]])

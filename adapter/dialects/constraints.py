@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from ...backends.grammar import literal
-from ...schemas.openai.spellings import read_schema
+from ...schemas.openai.common import read_schema
 from ..errors import InvalidRequest
 from .fields import Draft, Field, ignored, inside, mapped, refused, same, wrong_type
 

@@ -7,8 +7,7 @@ import re
 from typing import Any
 
 from ...schemas import limits
-from ...schemas.openai.common import is_unlimited
-from ...schemas.openai.spellings import whole
+from ...schemas.openai.common import is_unlimited, whole
 from ..errors import InvalidRequest
 from .fields import Draft, Field, ignored, inside, mapped, refused, same
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...backends.errors import shortened
-from ...schemas.openai.common import kind_of
-from ...schemas.openai.spellings import whole
+from ...schemas.openai.common import kind_of, whole
 from ..errors import RESPONSE_NAMES, InvalidRequest
 
 Verdict: TypeAlias = Literal["mapped", "refused", "ignored"]

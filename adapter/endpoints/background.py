@@ -14,16 +14,14 @@ import orjson
 
 from ...backends.errors import EngineError, LatimerError
 from ...schemas.openai.responses import ResponseRequest, ResponseStreamOptions
-from ..background import Job
-from ..errors import ShuttingDown, StoreUnavailable, unexpected
-from ..exchange import EVENT_STREAM, Exchange
+from ..errors import ShuttingDown, StoreUnavailable, printable, unexpected
+from ..generation.frames import in_stream
 from ..generation.keepalive import COMMENT
-from ..generation.obfuscation import in_stream
 from ..generation.run import Plan
 from ..generation.sinks import Answer, respond
-from ..printable import printable
-from ..responses.frames import BackgroundFrames
-from ..responses.response import USABLE, Draft
+from ..request import EVENT_STREAM, Exchange
+from ..responses.background import Job
+from ..responses.response import USABLE, BackgroundFrames, Draft
 from ..service import Served, Service
 
 log = logging.getLogger("latimer")

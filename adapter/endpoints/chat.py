@@ -13,21 +13,19 @@ from ...backends.base import Capabilities, Generation, Sampling
 from ...backends.errors import LatimerError, Unsupported
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
-from ..chat.checks import check_messages
 from ..chat.message import ChatFrames, Shape, message_of
 from ..chat.prepare import ChatJob, prepare
+from ..chat.tools import check_messages
 from ..errors import InvalidRequest, in_chat
-from ..exchange import Exchange
+from ..generation.frames import in_stream
 from ..generation.logprobs import to_chat
-from ..generation.native import pass_native
-from ..generation.obfuscation import in_stream
 from ..generation.run import Plan
-from ..generation.sinks import Answer, Result, respond
+from ..generation.sinks import Answer, Result, detailed_usage_of, pass_native, respond
 from ..generation.token_ids import in_model_vocabulary
-from ..generation.usage import detailed_usage_of
 from ..hosted import CHAT_LIMITS, lacking
+from ..request import Exchange
 from ..service import Served, Service
-from ..store.ids import new_id
+from ..store.records import new_id
 from ..validation import (
     check_stream_options,
     notes,
@@ -35,9 +33,7 @@ from ..validation import (
     refuse_unserved,
     sampling_of,
 )
-from .service_tiers import name_of, party_of
-from .storing import check_store, store_reply
-from .turns import turn_of
+from .common import check_store, name_of, party_of, store_reply, turn_of
 
 _REQUEST = TypeAdapter(ChatRequest)
 

@@ -29,18 +29,15 @@ from ...schemas.openai.common import Usage
 from ...schemas.openai.completions import Completion, CompletionRequest
 from ..chat.templates import without_bos
 from ..errors import InvalidRequest
-from ..exchange import Exchange
 from ..generation.choice import Echo
 from ..generation.constraints import grammar_of
-from ..generation.frames import CompletionFrames
+from ..generation.frames import CompletionFrames, in_stream
 from ..generation.logprobs import Entry, to_legacy
-from ..generation.native import pass_native
-from ..generation.obfuscation import in_stream
 from ..generation.run import CHOICE, Plan
-from ..generation.sinks import Answer, Result, respond
+from ..generation.sinks import Answer, Result, pass_native, respond, usage_of
 from ..generation.token_ids import in_model_vocabulary, loaded, to_text
-from ..generation.usage import usage_of
 from ..hosted import COMPLETION_LIMITS
+from ..request import Exchange
 from ..service import Served, Service
 from ..validation import (
     check_stream_options,

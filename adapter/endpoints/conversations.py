@@ -1,4 +1,4 @@
-"""Conversations: create, retrieve, update and delete them (contract of responses, section 1)."""
+"""Conversations and their items: create, list, update, delete (contract of responses, 1)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 from pydantic import TypeAdapter
 
+from ...backends import offload
 from ...backends.errors import shortened
 from ...schemas.openai.conversations import AddItems, CreateConversation, DeletedConversation
-from ...schemas.openai.stored import MetadataUpdate
+from ...schemas.openai.stored import ItemsQuery, MetadataUpdate
 from ..errors import InvalidRequest
-from ..exchange import Exchange
-from ..responses.listed import named
+from ..request import Exchange
+from ..responses.items import named
 from ..service import Service
 from ..store.errors import ConversationTooLarge, DuplicateItem
-from ..store.ids import time_of
-from ..store.record import CONVERSATION
-from ..validation import note_unknown, parse, read
-from .stored import store_of
+from ..store.records import CONVERSATION, time_of
+from ..store.store import Store
+from ..validation import note_unknown, parse, read, read_query
+from .stored import as_json, page_of, store_of, wrong_after
 
 G = TypeVar("G", CreateConversation, AddItems)
 
@@ -127,3 +128,60 @@ def refusals() -> Iterator[None]:
             "items",
             "invalid_value",
         ) from None
+
+
+_ADD: TypeAdapter[AddItems] = TypeAdapter(AddItems)
+_LIST: TypeAdapter[ItemsQuery] = TypeAdapter(ItemsQuery)
+# The size of a response is not known before it is made, so it is made in a thread.
+_SIZE = offload.SMALL + 1
+
+
+async def append_items(exchange: Exchange, service: Service, name: str) -> None:
+    """Append items to a conversation, and return them as a list."""
+    store = store_of(exchange, service)
+    items, _ = await given(exchange, service, _ADD)
+    with refusals():
+        found = await store.append(exchange.key, known(name), items)
+    if not found:
+        raise unknown(name)
+    await exchange.reply_in_parts(await offload.run(_SIZE, page_of, items, False, ""))
+
+
+async def list_items(exchange: Exchange, service: Service, name: str) -> None:
+    """List the items of a conversation, by default the newest one first."""
+    store = store_of(exchange, service)
+    query = read_query(exchange, _LIST, service.strict)
+    page = await store.items(
+        exchange.key, known(name), query.after or None, query.limit, query.order == "desc"
+    )
+    if page is None:
+        raise unknown(name)
+    if not page.is_known:
+        raise wrong_after(query.after or "", "the id of an item of this conversation")
+    parts = await offload.run(_SIZE, page_of, page.data, page.has_more, "")
+    await exchange.reply_in_parts(parts)
+
+
+async def retrieve_item(exchange: Exchange, service: Service, name: str, item: str) -> None:
+    """Return an item of a conversation."""
+    store = store_of(exchange, service)
+    found = await store.item(exchange.key, known(name), item)
+    if found is None:
+        raise await _unknown_item(exchange, store, name, item)
+    await exchange.reply_in_parts(await offload.run(_SIZE, as_json, found))
+
+
+async def delete_item(exchange: Exchange, service: Service, name: str, item: str) -> None:
+    """Delete an item of a conversation, and return the conversation."""
+    store = store_of(exchange, service)
+    stored = await store.remove_item(exchange.key, known(name), item)
+    if stored is None:
+        raise await _unknown_item(exchange, store, name, item)
+    await exchange.reply(200, orjson.dumps(stored.reply))
+
+
+async def _unknown_item(exchange: Exchange, store: Store, name: str, item: str) -> InvalidRequest:
+    """Return the error for an item that does not exist, or for its conversation."""
+    if await store.get(exchange.key, CONVERSATION, name) is None:
+        return unknown(name)
+    return InvalidRequest(f"Item with id '{shortened(item)}' not found.", status=404)

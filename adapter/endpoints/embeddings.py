@@ -1,4 +1,7 @@
-"""`POST /v1/embeddings` (contract, section 6)."""
+"""`POST /v1/embeddings` (contract, section 6), and `POST /v1/rerank`.
+
+The second has the shape that Jina, Cohere and llama-server share.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,25 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
-from ...backends.base import Content, Embedding, EmbeddingModel, Embeddings, Sampling, Text
+from ...backends.base import (
+    Content,
+    Embedding,
+    EmbeddingModel,
+    Embeddings,
+    Ranking,
+    Sampling,
+    Scores,
+    Text,
+)
 from ...backends.errors import RequestError, Unsupported, check_length
-from ...backends.turns import Party
+from ...backends.queue import Party
 from ...schemas import limits
-from ...schemas.openai.embeddings import EmbeddingRequest
+from ...schemas.openai.embeddings import EmbeddingRequest, RerankRequest, RerankResult
 from ..errors import InvalidRequest, worded
-from ..exchange import Exchange
 from ..generation.token_ids import loaded, to_input
 from ..hosted import EMBEDDING_LIMITS
 from ..parts import Parts
+from ..request import Exchange
 from ..service import Served, Service
 from ..validation import notes, read
 
@@ -32,7 +44,7 @@ if TYPE_CHECKING:
 # Bytes that a number takes in a response, for the choice of a thread.
 NUMBER = 20
 
-_REQUEST = TypeAdapter(EmbeddingRequest)
+_EMBEDDING = TypeAdapter(EmbeddingRequest)
 
 _FOREIGN_IDS = (
     "Invalid 'input': these token ids are read as the model's own, and --strict rejects ids whose "
@@ -43,7 +55,7 @@ _FOREIGN_IDS = (
 
 async def create_embeddings(exchange: Exchange, service: Service) -> None:
     """Embed one input or several."""
-    request = await read(exchange, _REQUEST, EMBEDDING_LIMITS if service.hosted else ())
+    request = await read(exchange, _EMBEDDING, EMBEDDING_LIMITS if service.hosted else ())
     served = await service.resolve(request.model)
     facts = await served.backend.embedding_model()
     wanted = request.dimensions
@@ -68,7 +80,7 @@ async def create_embeddings(exchange: Exchange, service: Service) -> None:
 async def send(exchange: Exchange, request: EmbeddingRequest, name: str, found: Embeddings) -> None:
     """Send the vectors of a request; the event loop never waits for their encoding."""
     cost = NUMBER * len(found.vectors) * len(found.vectors[0])
-    await exchange.reply_in_parts(await offload.run(cost, _reply, request, name, found))
+    await exchange.reply_in_parts(await offload.run(cost, _vectors, request, name, found))
 
 
 def _in_list(error: RequestError) -> InvalidRequest:
@@ -154,7 +166,7 @@ def _check_dimensions(wanted: int, size: int, served: Served, service: Service) 
         )
 
 
-def _reply(request: EmbeddingRequest, name: str, found: Embeddings) -> Sequence[bytes]:
+def _vectors(request: EmbeddingRequest, name: str, found: Embeddings) -> Sequence[bytes]:
     """Return the response in parts, encoded vector by vector."""
     encode = _base64 if request.encoding_format == "base64" else _floats
     parts = Parts()
@@ -189,3 +201,35 @@ def _shortened(vector: array[float], size: int) -> array[float]:
     first = vector[:size]
     length = hypot(*first) or 1.0
     return array("f", [number / length for number in first])
+
+
+_RERANK = TypeAdapter(RerankRequest)
+
+
+async def rerank(exchange: Exchange, service: Service) -> None:
+    """Sort documents by their relevance to a query."""
+    request = await read(exchange, _RERANK)
+    served = await service.resolve(request.model)
+    await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict)
+    documents = [one if isinstance(one, str) else one.text for one in request.documents]
+    job = Ranking(request.query, documents, Party(), served.model.fingerprint)
+    found = await served.backend.rank(job)
+    parts = await offload.run(exchange.size, _ranking, request, served.name, documents, found)
+    await exchange.reply_in_parts(parts)
+
+
+def _ranking(
+    request: RerankRequest, name: str, documents: Sequence[str], found: Scores
+) -> Sequence[bytes]:
+    """Return the response in parts; of equal scores, the earlier document is first."""
+    order = sorted(range(len(documents)), key=lambda index: -found.scores[index])
+    parts = Parts()
+    parts.add(b'{"object":"list","model":%b,"results":[' % orjson.dumps(name))
+    for place, index in enumerate(order[: request.top_n]):
+        result: RerankResult = {"index": index, "relevance_score": found.scores[index]}
+        if request.return_documents:
+            result["document"] = {"text": documents[index]}
+        parts.add(b"," * bool(place) + orjson.dumps(result))
+    count = found.prompt_tokens
+    parts.add(b'],"usage":%b}' % orjson.dumps({"prompt_tokens": count, "total_tokens": count}))
+    return parts.end()

@@ -1,20 +1,36 @@
-"""`GET /v1/models` and `GET /v1/models/{model}` (contract, section 5)."""
+"""The models: their list and their objects (contract, section 5), tokenizer and readiness.
+
+The paths of the tokenizer are those of vLLM, which evaluation harnesses use.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import orjson
+from pydantic import TypeAdapter
 
+from ...backends import offload
 from ...backends.base import EmbeddingModel, MediaKind
+from ...backends.errors import UnknownToken
 from ...schemas.openai.chat import ChatRequest
-from ...schemas.openai.models import ModelList, ModelObject
-from ..chat.manner import known_manner_of
-from ..exchange import Exchange
+from ...schemas.openai.models import (
+    Detokenized,
+    DetokenizeRequest,
+    ModelList,
+    ModelObject,
+    Tokenized,
+    TokenizeRequest,
+    TokenizerInfo,
+)
+from ..chat.profile import known_manner_of
+from ..errors import StoreUnavailable
+from ..request import Exchange
 from ..service import Served, Service
+from ..validation import read
 
 # The words of llama-server, Ollama and LM Studio for the capabilities of a model.
 _MEDIA: Mapping[MediaKind, tuple[str, ...]] = {"image": ("vision",), "audio": ("audio",)}
@@ -143,3 +159,73 @@ def _parameters(served: Served, abilities: Abilities) -> list[str]:
         *(_REASONING_PARAMETERS if abilities.reasoning else ()),
         *(name for name, extra in _EXTRAS.items() if extra in capabilities.extras),
     ]
+
+
+# The reasons in the error of a store that is required. Hosts and paths are in the log only.
+_REASONS = {"unavailable": "the database does not answer", "full": "its queue is full"}
+
+
+async def health(exchange: Exchange, service: Service) -> None:
+    """Respond with 200 if the engine is ready and 503 if it is not; no API key is needed.
+
+    A store that is not available is a 503 only if it is required.
+    """
+    await service.health()
+    report: dict[str, Any] = {"status": "ok"}
+    if service.store is not None:
+        state, waiting, lost = service.store.status()
+        report["store"] = {"status": state}
+        if state != "ok":
+            if service.store.place.required:
+                raise StoreUnavailable(_REASONS[state])
+            report["store"] |= {"waiting": waiting, "lost": lost}
+    await exchange.reply(200, orjson.dumps(report))
+
+
+_TOKENIZE = TypeAdapter(TokenizeRequest)
+_DETOKENIZE = TypeAdapter(DetokenizeRequest)
+
+
+async def tokenizer_info(exchange: Exchange, service: Service) -> None:
+    """Return the model's special tokens, context length and chat template."""
+    model = (await service.first()).model
+    info: TokenizerInfo = {
+        "tokenizer_class": "LatimerTokenizer",
+        "bos_token": model.bos_token or None,
+        "eos_token": model.eos_token or None,
+        "pad_token": None,
+        "add_bos_token": model.adds_bos,
+        "model_max_length": model.context,
+        "chat_template": model.template,
+    }
+    await exchange.reply(200, orjson.dumps(info))
+
+
+async def tokenize(exchange: Exchange, service: Service) -> None:
+    """Return the token ids of a text, with special tokens unless the request turns them off."""
+    request = await read(exchange, _TOKENIZE)
+    served = await service.first()
+    ids = await served.backend.tokenize(
+        request.prompt,
+        add_special=request.add_special_tokens is not False,
+        parse_special=True,
+    )
+    context = served.model.context
+
+    def reply() -> bytes:
+        response: Tokenized = {"count": len(ids), "max_model_len": context, "tokens": list(ids)}
+        return orjson.dumps(response)
+
+    await exchange.reply(200, await offload.run(8 * len(ids), reply))
+
+
+async def detokenize(exchange: Exchange, service: Service) -> None:
+    """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
+    request = await read(exchange, _DETOKENIZE)
+    served = await service.first()
+    try:
+        data = await served.backend.detokenize(tuple(request.tokens))
+    except UnknownToken as error:
+        raise UnknownToken("tokens", error.size, error.token) from None
+    reply: Detokenized = {"prompt": data.decode(errors="replace")}
+    await exchange.reply(200, orjson.dumps(reply))

@@ -14,18 +14,16 @@ from ...backends.errors import Unsupported, shortened
 from ...schemas.openai.response_items import Item, ItemReference, ReasoningItem
 from ...schemas.openai.responses import ResponseRequest
 from ..errors import InvalidRequest, StoreUnavailable
-from ..exchange import Exchange
-from ..responses.ids import place_of
+from ..request import Exchange
 from ..responses.input import Unseal
-from ..responses.listed import history, input_items, turn_items
+from ..responses.items import history, input_items, place_of, turn_items
 from ..responses.response import USABLE
 from ..service import Service
-from ..store.ids import time_of
-from ..store.record import Stored
+from ..store.records import Stored, time_of
 from ..store.store import Store
+from .common import LATE, LOGPROB, TEXT, nothing_is_stored, record_of
 from .conversations import duplicate, known, unknown
-from .responses_stored import KIND
-from .storing import LATE, LOGPROB, TEXT, nothing_is_stored, record_of
+from .stored import RESPONSE as KIND
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _NO_STORE = "This server runs with --store off. Send the items of the earlier turns in 'input'."

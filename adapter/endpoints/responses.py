@@ -15,31 +15,26 @@ from ...backends import offload
 from ...backends.base import Capabilities, Sampling
 from ...backends.errors import LatimerError
 from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
-from ..chat.manner import known_manner_of
 from ..chat.prepare import ChatJob, prepare
+from ..chat.profile import known_manner_of
 from ..errors import RESPONSE_NAMES, in_responses
-from ..exchange import Exchange
+from ..generation.frames import in_stream
 from ..generation.logprobs import to_response
-from ..generation.obfuscation import in_stream
 from ..generation.run import Plan
-from ..generation.sinks import Answer, respond
+from ..generation.sinks import Answer, detailed_usage_of, respond
 from ..generation.token_ids import in_model_vocabulary
-from ..generation.usage import detailed_usage_of
-from ..responses.files import UnreadPdfs
-from ..responses.frames import ResponseFrames
-from ..responses.ids import new_response_id
+from ..request import Exchange
+from ..responses.files import UnreadPdfs, read_pdfs
 from ..responses.input import Conversation, conversation_of
+from ..responses.items import new_response_id
 from ..responses.output import Shape, Thoughts
-from ..responses.pdf import read_pdfs
-from ..responses.response import Draft, begun
+from ..responses.response import Draft, ResponseFrames, begun
 from ..responses.tools import Tools, tools_of
 from ..service import Served, Service
 from ..validation import check_stream_options, notes, read, refuse_unserved, sampling_of
 from .background import Work, begin
-from .prompt_size import prompt_tokens
+from .common import name_of, party_of, prompt_tokens, turn_of_response
 from .response_state import State, is_stored, state_of, store_response, stored_request
-from .service_tiers import name_of, party_of
-from .turns import turn_of_response
 
 _REQUEST = TypeAdapter(ResponseRequest)
 _INPUT_TOKENS = TypeAdapter(InputTokensRequest)

@@ -1,26 +1,43 @@
-"""Stored chat completions: list, retrieve, update and delete them (contract, section 4)."""
+"""Stored chat completions and responses: list, retrieve, update, cancel and delete them.
+
+Contract, section 4; contract of responses, sections 1 and 9.6.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
-from ...backends.errors import shortened
-from ...schemas.openai.stored import CompletionsQuery, Deleted, ListQuery, MetadataUpdate
+from ...backends.errors import RequestError, shortened
+from ...schemas.openai.chat import ChatRequest
+from ...schemas.openai.stored import (
+    CompletionsQuery,
+    Deleted,
+    ItemsQuery,
+    ListedMessage,
+    ListQuery,
+    MetadataUpdate,
+    RetrieveQuery,
+    StoredCompletion,
+)
+from .. import dialects
 from ..errors import InvalidRequest
-from ..exchange import Exchange
-from ..query import read_query
+from ..parts import LEVELS, Parts
+from ..request import EVENT_STREAM, Exchange
+from ..responses.background import KEPT
+from ..responses.items import input_items
+from ..responses.output import replayed
 from ..service import Service
-from ..store.ids import time_of
-from ..store.record import Query, Stored
+from ..store.records import Query, Stored, time_of
 from ..store.store import Store
-from ..validation import note_unknown, read
-from .stored_replies import completion, joined, listed_completion, message_number, messages
+from ..validation import note_unknown, read, read_query
+from .background import follow
 
-KIND = "chat.completion"
+COMPLETION = "chat.completion"
 
 _LIST: TypeAdapter[ListQuery] = TypeAdapter(ListQuery)
 _COMPLETIONS: TypeAdapter[CompletionsQuery] = TypeAdapter(CompletionsQuery)
@@ -43,7 +60,7 @@ async def list_chat_completions(exchange: Exchange, service: Service) -> None:
         query.model,
         query.metadata or {},
     )
-    page = await store.page(exchange.key, KIND, wanted, listed_completion)
+    page = await store.page(exchange.key, COMPLETION, wanted, listed_completion)
     await _send(exchange, joined, page.data, page.has_more)
 
 
@@ -60,7 +77,7 @@ async def update_chat_completion(exchange: Exchange, service: Service, name: str
     note_unknown(exchange, update, service.strict)
     metadata = update.metadata or {}
     known = time_of(name) is not None
-    changed = await store.update(exchange.key, KIND, name, metadata) if known else None
+    changed = await store.update(exchange.key, COMPLETION, name, metadata) if known else None
     if changed is None:
         raise _unknown(name)
     await _send(exchange, completion, changed)
@@ -69,7 +86,7 @@ async def update_chat_completion(exchange: Exchange, service: Service, name: str
 async def delete_chat_completion(exchange: Exchange, service: Service, name: str) -> None:
     """Delete a stored chat completion."""
     store = store_of(exchange, service)
-    if time_of(name) is None or not await store.delete(exchange.key, KIND, name):
+    if time_of(name) is None or not await store.delete(exchange.key, COMPLETION, name):
         raise _unknown(name)
     reply: Deleted = {"object": "chat.completion.deleted", "id": name, "deleted": True}
     await exchange.reply(200, orjson.dumps(reply))
@@ -115,7 +132,7 @@ async def _found(exchange: Exchange, store: Store, name: str, whole: bool = Fals
         InvalidRequest: a 404 for an id that does not exist, or of another key.
     """
     known = time_of(name) is not None
-    found = await store.get(exchange.key, KIND, name, whole) if known else None
+    found = await store.get(exchange.key, COMPLETION, name, whole) if known else None
     if found is None:
         raise _unknown(name)
     return found
@@ -140,3 +157,275 @@ async def _send(
 ) -> None:
     """Send a response in parts, which a function makes in a thread."""
     await exchange.reply_in_parts(await offload.run(_SIZE, make, *arguments))
+
+
+# The parameters of a request that its chat completion has, with OpenAI's defaults.
+_PARAMETERS: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "seed": None,
+    "tools": None,
+    "tool_choice": None,
+    "response_format": None,
+}
+# The fields of a message that are only listed if the request has them.
+_MORE = ("refusal", "tool_calls", "function_call", "tool_call_id")
+
+
+def completion(stored: Stored) -> Sequence[bytes]:
+    """Return a stored chat completion as JSON in parts."""
+    return as_json(completion_of(stored))
+
+
+def as_json(value: Mapping[str, Any]) -> Sequence[bytes]:
+    """Return an object as JSON in parts."""
+    parts = Parts()
+    parts.add_value(value, LEVELS - 1)
+    return parts.end()
+
+
+class Listed(NamedTuple):
+    """An element of a list: its id, and its JSON in parts."""
+
+    id: str
+    parts: Sequence[bytes]
+
+
+def listed_completion(stored: Stored) -> Listed:
+    """Return a stored chat completion as an element of a list."""
+    return Listed(stored.id, completion(stored))
+
+
+def joined(found: Sequence[Listed], has_more: bool) -> Sequence[bytes]:
+    """Return OpenAI's envelope of a list of encoded elements as JSON in parts."""
+    parts = Parts()
+    parts.add(b'{"object":"list","data":[')
+    for index, one in enumerate(found):
+        parts.add(b"," if index else b"")
+        for part in one.parts:
+            parts.add(part)
+    parts.add(b"]")
+    parts.add(_ends([one.id for one in found], has_more, None))
+    return parts.end()
+
+
+def messages(stored: Stored, after: int | None, limit: int, descending: bool) -> Sequence[bytes]:
+    """Return a list of the messages of a request as JSON in parts.
+
+    Args:
+        after: the number of the message before the page; None for the first page.
+    """
+    sent = stored.request["messages"]
+    order = range(len(sent))[::-1] if descending else range(len(sent))
+    if after is not None:
+        order = order[order.index(after) + 1 :]
+    page = [message_of(stored.id, number, sent[number]) for number in order[:limit]]
+    return page_of(page, len(order) > limit)
+
+
+def message_number(stored: Stored, name: str) -> int | None:
+    """Return the number of the message with an id; None if the request has no such message."""
+    count = len(stored.request["messages"])
+    start, _, digits = name.rpartition("-")
+    if start != stored.id or not digits.isdecimal() or len(digits) > len(str(count)):
+        return None
+    number = int(digits)
+    return number if number < count and str(number) == digits else None
+
+
+def completion_of(stored: Stored) -> StoredCompletion:
+    """Return a stored chat completion with the parameters of its request."""
+    sent = _translated(stored.request)
+    parameters = {
+        name: default if sent.get(name) is None else sent[name]
+        for name, default in _PARAMETERS.items()
+    }
+    reply = stored.reply
+    shown = {
+        **reply,
+        "choices": [{**one, "message": _with_calls(one["message"])} for one in reply["choices"]],
+        "service_tier": reply.get("service_tier", "default"),
+        "request_id": stored.request_id,
+        **parameters,
+        "input_user": sent.get("user"),
+        "metadata": stored.metadata,
+    }
+    return cast(StoredCompletion, shown)
+
+
+def _with_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message of a response in which a call that it lacks is null."""
+    return {**message, **{name: message.get(name) for name in ("tool_calls", "function_call")}}
+
+
+def message_of(name: str, number: int, message: Mapping[str, Any]) -> ListedMessage:
+    """Return a message of the request for a chat completion with the id `name`."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else None
+    if parts is not None:
+        texts = [part["text"] for part in parts if part.get("type") == "text"]
+        content = "".join(texts) if texts else None
+    listed = {
+        "id": f"{name}-{number}",
+        "role": message["role"],
+        "content": content,
+        "name": message.get("name"),
+        "content_parts": parts,
+        **{name: message[name] for name in _MORE if name in message},
+    }
+    return cast(ListedMessage, listed)
+
+
+def _translated(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a request with Latimer's own fields instead of those of other servers."""
+    extra = {name: request[name] for name in request.keys() - ChatRequest.model_fields.keys()}
+    try:
+        draft = dialects.replaced(request, extra, "chat") if extra else None
+    except RequestError:
+        # An earlier version of the server accepted the request.
+        return request
+    return request if draft is None else draft.body
+
+
+def page_of(items: Sequence[Any], has_more: bool, empty: str | None = None) -> Sequence[bytes]:
+    """Return OpenAI's envelope of a list as JSON in parts.
+
+    Args:
+        empty: the first and the last id of an empty list.
+    """
+    parts = Parts()
+    parts.add(b'{"object":"list","data":')
+    parts.add_value(items)
+    parts.add(_ends([item["id"] for item in items], has_more, empty))
+    return parts.end()
+
+
+def _ends(ids: Sequence[str], has_more: bool, empty: str | None) -> bytes:
+    """Return the end of the envelope of a list with these ids."""
+    ends = {
+        "first_id": ids[0] if ids else empty,
+        "last_id": ids[-1] if ids else empty,
+        "has_more": has_more,
+    }
+    return b"," + orjson.dumps(ends)[1:]
+
+
+RESPONSE = "response"
+
+_RETRIEVE: TypeAdapter[RetrieveQuery] = TypeAdapter(RetrieveQuery)
+_ITEMS: TypeAdapter[ItemsQuery] = TypeAdapter(ItemsQuery)
+
+
+async def retrieve_response(exchange: Exchange, service: Service, name: str) -> None:
+    """Return a stored response, or its events with `stream=true`."""
+    query = read_query(exchange, _RETRIEVE, service.strict)
+    after = -1 if query.starting_after is None else query.starting_after
+    job = service.background.find(exchange.key, name)
+    if job is not None and query.stream:
+        await found_response(exchange, service, name)
+        await follow(exchange, job, after)
+        return
+    stored = await found_response(exchange, service, name, whole=query.stream)
+    if not query.stream:
+        await exchange.reply_in_parts(await offload.run(_SIZE, as_json, stored.reply))
+        return
+    if stored.reply["background"]:
+        raise _not_streamed()
+    parts = await offload.run(
+        _SIZE, replayed, stored.reply, after, stored.request.get("service_tier") or "auto"
+    )
+    if not parts:
+        raise _beyond(after)
+    await exchange.start(200, EVENT_STREAM)
+    for part in parts:
+        await exchange.chunk(part)
+    await exchange.chunk(b"", more=False)
+
+
+async def delete_response(exchange: Exchange, service: Service, name: str) -> None:
+    """Delete a stored response."""
+    store = service.store
+    job = service.background.find(exchange.key, name)
+    if job is not None:
+        await job.cancel(delete=True)
+    known = store is not None and time_of(name) is not None
+    found = store is not None and known and await store.delete(exchange.key, RESPONSE, name)
+    if job is not None:
+        service.background.forget(name)
+    elif not found:
+        raise unknown_response(name)
+    body = {"id": name, "object": "response.deleted", "deleted": True}
+    await exchange.reply(200, orjson.dumps(body))
+
+
+async def cancel_response(exchange: Exchange, service: Service, name: str) -> None:
+    """End a response in the background, and return it; one that has ended is returned as it is."""
+    job = service.background.find(exchange.key, name)
+    if job is not None:
+        await job.cancel()
+    stored = await found_response(exchange, service, name)
+    if not stored.reply["background"]:
+        raise InvalidRequest("Cannot cancel a synchronous response.")
+    await exchange.reply_in_parts(await offload.run(_SIZE, as_json, stored.reply))
+
+
+async def list_input_items(exchange: Exchange, service: Service, name: str) -> None:
+    """List the items of the input of a stored response, without those of earlier responses."""
+    query = read_query(exchange, _ITEMS, service.strict)
+    stored = await found_response(exchange, service, name, whole=True)
+    items = await offload.run(_SIZE, input_items, stored)
+    if query.order == "desc":
+        items.reverse()
+    if query.after:
+        ids = [item["id"] for item in items]
+        if query.after not in ids:
+            raise wrong_after(query.after, "the id of an input item of this response")
+        items = items[ids.index(query.after) + 1 :]
+    page, more = items[: query.limit], len(items) > query.limit
+    await exchange.reply_in_parts(await offload.run(_SIZE, page_of, page, more, ""))
+
+
+async def found_response(
+    exchange: Exchange, service: Service, name: str, whole: bool = False
+) -> Stored:
+    """Return a response of the client's key that is stored, or in the background.
+
+    Args:
+        whole: True to get the request with its input.
+
+    Raises:
+        InvalidRequest: a 404 for an id that does not exist, or of another key.
+    """
+    job = service.background.find(exchange.key, name)
+    if job is not None and not job.is_stored:
+        return job.stored()
+    store, found = service.store, None
+    if store is not None and time_of(name) is not None:
+        found = await store.get(exchange.key, RESPONSE, name, whole)
+    if found is None:
+        raise unknown_response(name)
+    return found
+
+
+def unknown_response(name: str) -> InvalidRequest:
+    """Return the error for a response that does not exist."""
+    return InvalidRequest(f"Response with id '{shortened(name)}' not found.", status=404)
+
+
+def _beyond(after: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"Invalid 'starting_after': this response has no event after {after}. The events of a "
+        "stored response have new numbers, with one delta for each text. Omit it.",
+        "starting_after",
+        "invalid_value",
+    )
+
+
+def _not_streamed() -> InvalidRequest:
+    return InvalidRequest(
+        f"This response can no longer be streamed because it ended more than {KEPT / 60:.0f} "
+        "minutes ago, or its server was started again. Retrieve it without 'stream'.",
+        "stream",
+    )

@@ -10,7 +10,7 @@ from ...backends.grammar import Unenforced, check_schema
 from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.common import GRAMMAR_FIELDS, Request
 from ...schemas.openai.completions import CompletionRequest
-from ...schemas.openai.formats import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
+from ...schemas.openai.messages import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
 from ...schemas.openai.responses import FlatSchemaFormat, ResponseRequest
 from ..errors import InvalidRequest
 from ..validation import TextRequest

@@ -2,17 +2,24 @@
 
 The bytes around each text are prebuilt, so that no chunk needs a model of its own. Contract 2.7
 defines the order of chunks for completions, and contract 3.5 for chat.
+
+A reader of encrypted traffic sees the length of each event. `stream_options.include_obfuscation`
+asks for a key `obfuscation` in every chunk, which pads events to the same or similar lengths. Of
+events with a name, only deltas have it.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
+from typing_extensions import override
 
 from ...backends.errors import LatimerError
-from ...schemas.openai.common import FinishReason, Usage
+from ...schemas.openai.common import FinishReason, StreamOptions, Usage
+from ...schemas.openai.responses import ResponseStreamOptions
 from ..errors import DONE, error_event
 from .choice import Delta
 from .logprobs import Entry
@@ -72,7 +79,7 @@ class Frames:
         return None
 
     def error(self, error: LatimerError) -> bytes:
-        """See `error_event`."""
+        """Return the event of an error (`error_event`)."""
         return error_event(error)
 
     def text(self, index: int, text: str) -> bytes:
@@ -89,18 +96,19 @@ class Frames:
 class CompletionFrames(Frames):
     """Chunks of `/v1/completions`."""
 
+    @override
     def start(self, index: int) -> bytes:
-        """See `Frames.start`: a completion has no frame before its text."""
+        """A completion has no frame before its text."""
         return b""
 
+    @override
     def delta(self, index: int, delta: Delta) -> bytes:
-        """See `Frames.delta`."""
         if self._show is None:
             return self.text(index, delta.text)
         return self._choice(index, delta.text, delta.entries, None)
 
+    @override
     def end(self, index: int, reason: FinishReason) -> bytes:
-        """See `Frames.end`."""
         return self._choice(index, "", (), reason)
 
     def _choice(
@@ -113,3 +121,59 @@ class CompletionFrames(Frames):
     def _around(self, index: int) -> tuple[bytes, bytes]:
         end = b',"index":%d,"logprobs":null,"finish_reason":null}' % index
         return self._head + b'{"text":', end + self._tail
+
+
+# The lengths of events are multiples of it.
+STEP = 16
+
+
+class Obfuscated(Frames):
+    """The frames of another response, each with the key `obfuscation` at its end."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self.keeps = frames.keeps
+
+    @override
+    def start(self, index: int) -> bytes:
+        return _padded(self._frames.start(index))
+
+    @override
+    def delta(self, index: int, delta: Delta) -> bytes:
+        return _padded(self._frames.delta(index, delta))
+
+    @override
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        return _padded(self._frames.end(index, reason))
+
+    @override
+    def close(self, usage: Usage, reply: Mapping[str, Any] | None = None) -> bytes:
+        """The chunk with the usage is padded, too."""
+        return _padded(self._frames.close(usage, reply))
+
+    @override
+    def failed(self, error: LatimerError) -> Mapping[str, Any] | None:
+        return self._frames.failed(error)
+
+    @override
+    def error(self, error: LatimerError) -> bytes:
+        return self._frames.error(error)
+
+
+def in_stream(options: StreamOptions | ResponseStreamOptions | None, frames: Frames) -> Frames:
+    """Return the frames of a stream, padded if the request asks for it."""
+    return Obfuscated(frames) if options is not None and options.include_obfuscation else frames
+
+
+def _padded(data: bytes) -> bytes:
+    """Return frames with padding; JSON contains no line ends, so each empty line ends a frame."""
+    return b"".join([_one(frame) for frame in data.split(b"\n\n")[:-1]])
+
+
+def _one(frame: bytes) -> bytes:
+    name, _, _ = frame.partition(b"\n")
+    if not frame.endswith(b"}") or (name.startswith(b"event: ") and not name.endswith(b".delta")):
+        return frame + b"\n\n"
+    size = STEP - len(frame) % STEP
+    text = secrets.token_hex(STEP // 2)[:size].encode()
+    return frame[:-1] + b',"obfuscation":"' + text + b'"}\n\n'

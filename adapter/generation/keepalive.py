@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 from ...backends.base import Backend
 from ...backends.errors import LatimerError
-from ...backends.turns import Party
-from ..exchange import EVENT_STREAM, Exchange
+from ...backends.queue import Party
+from ..request import EVENT_STREAM, Exchange
 
 COMMENT = b": keep-alive\n\n"
 # Ticks per interval: a comment follows after three to four of them without a frame.

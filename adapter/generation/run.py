@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from ...backends import offload
 from ...backends.base import Backend, Batch, Event, Finish, Generation, Piece, Stream
 from ...backends.errors import EngineError, LatimerError
+from ...backends.queue import Party
 from ...backends.streams import merged
-from ...backends.turns import Party
 from ...schemas.openai.common import Usage
 from ..service import Observer
 from .choice import NO_ECHO, Choice, Echo

@@ -10,20 +10,22 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import orjson
+from typing_extensions import override
 
 from ...backends import offload
-from ...backends.base import Batch, Finish, Piece
-from ...backends.errors import LatimerError
-from ...schemas.openai.common import FinishReason, Usage
-from ..errors import StoreUnavailable
-from ..exchange import EVENT_STREAM, Exchange
+from ...backends.base import Backend, Batch, Finish, Generation, Piece
+from ...backends.errors import EngineError, LatimerError
+from ...backends.http import whole
+from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
+from ..errors import DONE, StoreUnavailable, error_event
+from ..request import EVENT_STREAM, Exchange
 from ..service import Observer, Served
 from ..validation import note_inexact
 from .choice import Choice, Delta
 from .frames import Frames
 from .keepalive import SENDING, KeepAlive
 from .logprobs import Entry, mean
-from .run import CHOICE, Plan, run
+from .run import CHOICE, Plan, Sink, run
 
 _INEXACT = attrgetter("inexact")
 # The cost of formatting a token with five alternatives, in bytes of JSON that take as long to
@@ -90,7 +92,7 @@ class Answer:
         return Result(everything, reason, shown, mean(generated, end.end))
 
 
-class Collected:
+class Collected(Sink):
     """A sink that sends a plain response.
 
     The response equals the joined chunks of the same request's stream. The bytes of a choice are
@@ -111,16 +113,16 @@ class Collected:
         self._results: list[Result | None] = []
         self._size = 0
 
+    @override
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
-        """See `run.Sink`."""
         self._choices = choices
         self._per_prompt = per_prompt
         self._prompts = [choice.start() for choice in choices]
         self._pieces = [[] for _ in choices]
         self._results = [None] * len(choices)
 
+    @override
     async def take(self, batch: Batch) -> None:
-        """See `run.Sink`."""
         if self._needs_tokens:
             self._size += _size(batch)
             # The tokens of a choice are formatted when it ends.
@@ -153,8 +155,8 @@ class Collected:
         deltas = [*deltas, *rest] if rest else deltas
         self._results[index] = self._answer.result(self._prompts[index], deltas, reason, event)
 
+    @override
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any]:
-        """See `run.Sink`."""
         _note(self._exchange, self._served, finishes)
         results = [*filter(None, self._results)]
         if self._answer.best is not None:
@@ -173,12 +175,13 @@ class Collected:
         await self._exchange.reply(200, body)
         return reply
 
+    @override
     async def fail(self, error: LatimerError) -> bool:
-        """See `run.Sink`; the response starts at its end."""
+        """Leave the error to the caller: the response starts at its end."""
         return False
 
 
-class Streamed:
+class Streamed(Sink):
     """A sink that sends a stream, with one send for each batch of events.
 
     No choice appears before the one with the next lower index: the stream helper of OpenAI's SDK
@@ -206,8 +209,8 @@ class Streamed:
         self._last = b""
         self.comments = KeepAlive(exchange, served.backend)
 
+    @override
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
-        """See `run.Sink`."""
         self._choices = choices
         self._per_prompt = per_prompt
         self._starts = [choice.start() for choice in choices]
@@ -216,8 +219,8 @@ class Streamed:
             if not self._frames.keeps:
                 self._kept = [list(deltas) for deltas in self._starts]
 
+    @override
     async def take(self, batch: Batch) -> None:
-        """See `run.Sink`."""
         if self._answer.show is None:
             data = self._written(batch)
         else:
@@ -240,8 +243,8 @@ class Streamed:
             await exchange.chunk(data)
             comments.idle = 0
 
+    @override
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any] | None:
-        """See `run.Sink`."""
         reply, cost = None, 0
         if self._answer.keeps:
             results = [*filter(None, self._results)]
@@ -259,8 +262,8 @@ class Streamed:
         await self._exchange.chunk(self._last + end, more=False)
         return reply
 
+    @override
     async def fail(self, error: LatimerError) -> bool:
-        """See `run.Sink`."""
         await self.comments.settle()
         if not self._exchange.started:
             return False
@@ -390,3 +393,70 @@ def _best(results: list[Result], count: int, per_prompt: int) -> list[Result]:
         candidates = results[start : start + per_prompt]
         kept += sorted(candidates, key=lambda result: -result.score)[:count]
     return kept
+
+
+_PROMPT, _COMPLETION = attrgetter("prompt_tokens"), attrgetter("completion_tokens")
+_CACHED = attrgetter("cached_tokens")
+
+_NO_DETAILS: CompletionTokensDetails = {
+    "reasoning_tokens": 0,
+    "audio_tokens": 0,
+    "accepted_prediction_tokens": 0,
+    "rejected_prediction_tokens": 0,
+}
+
+
+def usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
+    """Return the token counts of all choices; each prompt counts once (contract 2.2)."""
+    prompt = sum(map(_PROMPT, finishes[::choices_per_prompt]))
+    completion = sum(map(_COMPLETION, finishes))
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def detailed_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
+    """Return the token counts with the details of chat responses (contract 3.3)."""
+    cached = sum(map(_CACHED, finishes[::choices_per_prompt]))
+    return {
+        **usage_of(finishes, choices_per_prompt),
+        "prompt_tokens_details": {
+            "cached_tokens": cached,
+            "cache_write_tokens": 0,
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": _NO_DETAILS,
+    }
+
+
+async def pass_native(exchange: Exchange, backend: Backend, job: Generation, stream: bool) -> None:
+    """Send the engine's native response: its status, its content type, its body as it arrives.
+
+    Raises:
+        EngineError: the status is not a final HTTP status.
+    """
+    async with backend.native(job, stream) as reply:
+        if not 200 <= reply.status <= 599:
+            raise EngineError(f"The engine responded with the invalid HTTP status {reply.status}.")
+        content_type = reply.content_type.encode("latin-1")
+        if not stream:
+            # The body is read first, so that a truncated one becomes an error response.
+            body = await whole(reply.status, reply.body)
+            await exchange.reply(reply.status, body, content_type)
+            return
+        exchange.fault = _last_event
+        await exchange.start(reply.status, content_type)
+        try:
+            async for chunk in reply.body:
+                await exchange.chunk(chunk)
+        except LatimerError as error:
+            await exchange.chunk(_last_event(error), more=False)
+            return
+    await exchange.chunk(b"", more=False)
+
+
+def _last_event(error: LatimerError) -> bytes:
+    """Return the event that ends a stream with an error; the engines' own have no `[DONE]`."""
+    return error_event(error).removesuffix(DONE)

@@ -1,18 +1,30 @@
-"""Files in the input: text files are decoded here, PDF files are read before (`pdf`)."""
+"""Files in the input: text files are decoded, PDF files are read in other processes.
+
+The reader of PDF files (`pdf_reader`) runs in a sandbox, with limits on time and memory.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from ...backends import offload, sandbox
+from ...backends.offload import Memo
 from ...schemas import limits
+from ...schemas.limits import PDF_MEMORY, PDF_PAGES, PDF_SECONDS, PDF_TEXT
 from ...schemas.openai.response_items import InputFilePart, InputMessage
 from ..dialects import unsupported
 from ..errors import InvalidRequest
-from .calls import Output, Placed
+from .items import Output, Placed
 
 AS_TEXT = "Send the content of the file as text."
 _TEXT_ONLY = "Only text and PDF files are read. Send the text of the file, or its pages as images."
@@ -158,3 +170,106 @@ def _is_pdf(data: str) -> bool:
     if data[:comma].lower().startswith(_TYPES):
         return True
     return data.startswith((_IN_BASE64, *_PLAIN), comma + 1)
+
+
+_READER = Path(__file__).with_name("pdf_reader.py")
+# The number of processes at once.
+AT_ONCE = 2
+_REASONS = {
+    "broken": "it is damaged. Send its text, or its pages as images.",
+    "encrypted": "it needs a password. Send it without encryption, or send its text.",
+    "empty": "it has no text. Send its pages as images.",
+}
+
+# The texts that were used last, by the owner of the request and the file's hash: each turn of a
+# conversation sends its files again. The threads only wait for processes.
+_texts: Memo[tuple[str, bytes], str] = Memo(
+    2 * PDF_TEXT.most,
+    lambda _, text: len(text),
+    ThreadPoolExecutor(AT_ONCE, "latimer-pdf"),
+    seconds=None,
+)
+
+
+class _Refused(Exception):
+    """The reader's `error` for a file; see `pdf_reader.read`."""
+
+    def __init__(self, error: str, count: int = 0) -> None:
+        super().__init__(error)
+        self.error = error
+        self.count = count
+
+
+async def read_pdfs(
+    pdfs: Sequence[Pdf], owner: str, seconds: float = PDF_SECONDS.most
+) -> dict[str, str]:
+    """Return the text of each PDF file, by its data as the client sent it.
+
+    Cancelling the caller kills the process that reads.
+
+    Args:
+        owner: the owner of the request's texts; others do not notice that they are kept.
+        seconds: the time for all files, without the time that they wait for others.
+
+    Raises:
+        InvalidRequest: a file has no text, cannot be read, or takes too much.
+    """
+    texts: dict[str, str] = {}
+    spent: list[float] = []
+    for pdf in pdfs:
+        if pdf.data in texts:
+            continue
+        data, digest = await offload.run(len(pdf.data), _content, pdf)
+        reading = partial(_read, data, seconds - sum(spent), spent)
+        try:
+            texts[pdf.data] = await _texts.get((owner, digest), reading)
+        except _Refused as error:
+            raise _invalid(pdf.path, error) from None
+        except OSError:
+            message = f"This server cannot start a reader of PDF files. {AS_TEXT}"
+            raise unsupported(pdf.path, message) from None
+    return texts
+
+
+def _read(data: bytes, seconds: float, spent: list[float]) -> str:
+    """Return the text of a PDF file, in a thread; add the seconds that it took to `spent`."""
+    start = time.monotonic()
+    ended = sandbox.run(
+        _READER, data, str(PDF_PAGES.most), str(PDF_TEXT.most),
+        cpu=PDF_SECONDS.most, memory=PDF_MEMORY.most << 20, wait=seconds,
+    )  # fmt: skip
+    spent.append(time.monotonic() - start)
+    if ended.status is None or ended.status < 0:
+        raise _Refused("heavy")
+    if ended.status:
+        raise OSError("the reader failed")
+    found = json.loads(ended.output)
+    if "error" in found:
+        raise _Refused(**found)
+    return str(found["text"])
+
+
+def _content(pdf: Pdf) -> tuple[bytes, bytes]:
+    data = decoded(pdf.data, pdf.path)
+    return data, hashlib.sha256(data).digest()
+
+
+def _invalid(path: str, refused: _Refused) -> InvalidRequest:
+    """Return the error for a file that the reader refused."""
+    reason = refused.error
+    if reason == "long":
+        return too_long(path)
+    if reason in _REASONS:
+        message = f"the PDF file cannot be read, because {_REASONS[reason]}"
+        return InvalidRequest(f"Invalid '{path}': {message}", path, "invalid_value")
+    if reason == "pages":
+        message = (
+            f"the PDF file has {refused.count} pages; at most {PDF_PAGES.most} are allowed. Send "
+            "fewer pages."
+        )
+    else:
+        message = (
+            f"PDF files take more than {PDF_SECONDS.most} s or {PDF_MEMORY.most} MiB to read. Send "
+            "their text, or their pages as images."
+        )
+    return InvalidRequest(f"Invalid '{path}': {message}", path, "file_too_large")

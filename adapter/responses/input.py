@@ -1,32 +1,59 @@
-"""Turn the items of a Responses request into chat messages (contract of responses, 2.3 to 2.5)."""
+"""Turn the items of a Responses request into chat messages (contract of responses, 2.3 to 2.5).
+
+Contiguous items of the assistant make one message: one message for each item would break chat
+templates. The outputs of calls follow the message with the calls.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from ...backends.errors import shortened
-from ...schemas.openai.messages import Message
+from ...schemas.openai.messages import (
+    AssistantMessage,
+    AudioPart,
+    CustomCall,
+    CustomToolCall,
+    FunctionCall,
+    FunctionToolCall,
+    ImagePart,
+    ImageUrl,
+    InputAudio,
+    Message,
+    Part,
+    SystemMessage,
+    TextPart,
+    ToolMessage,
+    UserMessage,
+)
 from ...schemas.openai.response_items import (
     CompactionItem,
     CustomCallItem,
     FunctionCallItem,
+    InputAudioPart,
+    InputFilePart,
+    InputImagePart,
     InputMessage,
+    InputTextPart,
     Item,
     ItemReference,
     OutputMessage,
+    OutputTextPart,
     ReasoningItem,
+    RefusalPart,
     UnservedItem,
+    UnservedPart,
 )
 from ...schemas.openai.responses import ResponseRequest
-from ..chat.checks import check_count
+from ..chat.tools import check_count
 from ..dialects import unsupported
 from ..errors import InvalidRequest
-from .calls import Output, Placed, answers_of, is_cut
-from .files import check_pdfs
-from .history import History
+from .files import check_pdfs, file_text
+from .items import Answer, Call, Output, Placed, answers_of, is_cut
+from .tools import flat_name
 
 # The item with an id, or None if it is unknown.
 Resolve: TypeAlias = Callable[[str], Item | None]
@@ -165,3 +192,227 @@ def _thought(item: ReasoningItem, resolve: Resolve, unseal: Unseal) -> str | Non
     thought = None if item.encrypted_content is None else unseal(item.encrypted_content)
     stored = resolve(item.id) if thought is None and isinstance(item.id, str) else None
     return stored.text or None if isinstance(stored, ReasoningItem) else thought
+
+
+_BETWEEN = "\n\n"
+
+
+class History:
+    """The messages so far, and the open message of the assistant.
+
+    Args:
+        instructions: the instructions of the request, which come first.
+        pdf_texts: the text of each PDF file, by its data as the client sent it.
+
+    Attributes:
+        names: the path in the request for each path in the messages that differs.
+    """
+
+    def __init__(self, instructions: str | None, pdf_texts: Mapping[str, str]) -> None:
+        self.names: dict[str, str] = {}
+        self._pdf_texts = pdf_texts
+        self._messages: list[Message] = []
+        # System and developer texts at the head, which become one message.
+        self._head: list[InputMessage] = []
+        if instructions:
+            self._head.append(InputMessage(role="system", content=instructions))
+        self._is_head = True
+        self._content: str | None = None
+        self._thoughts: list[str] = []
+        self._calls: list[tuple[Call, Sequence[Answer]]] = []
+
+    def add(self, item: InputMessage, path: str) -> None:
+        """Add a message of the user, or with instructions."""
+        if self._is_head and item.role != "user" and is_text(item.content):
+            self._head.append(item)
+            return
+        self.end()
+        content = chat_content(item.content, f"{path}.content", self._pdf_texts)
+        if item.role == "user":
+            self._append(UserMessage(role="user", content=content), f"{path}.content")
+        else:
+            self._append(SystemMessage(role=item.role, content=content), f"{path}.content")
+
+    def say(self, item: OutputMessage) -> None:
+        """Add content of the assistant."""
+        if self._content is not None:
+            self.end()
+        self._content = text_of(item.content)
+
+    def think(self, thought: str) -> None:
+        """Add reasoning of the assistant."""
+        if self._content is not None and not self._calls:
+            self.end()
+        self._thoughts.append(thought)
+
+    def call(self, item: Call, answers: Sequence[Answer]) -> None:
+        """Add a call of the assistant, and its outputs."""
+        self._calls.append((item, answers))
+
+    def end(self) -> None:
+        """End the assistant's message, if one is open."""
+        if self._content is None and not self._thoughts and not self._calls:
+            return
+        said: AssistantMessage = AssistantMessage(role="assistant", content=self._content)
+        if self._thoughts:
+            said.reasoning_content = _BETWEEN.join(self._thoughts)
+        if self._calls:
+            said.tool_calls = [_tool_call(call) for call, _ in self._calls]
+        calls = self._calls
+        self._content, self._thoughts, self._calls = None, [], []
+        self._append(said)
+        for call, answers in calls:
+            for item, path in answers:
+                content = chat_content(item.output, f"{path}.output", self._pdf_texts)
+                message = ToolMessage(role="tool", content=content, tool_call_id=call.call_id)
+                self._append(message, f"{path}.output")
+
+    def messages(self) -> list[Message]:
+        """Return all messages."""
+        self.end()
+        self._close_head()
+        return self._messages
+
+    def _append(self, message: Message, path: str = "") -> None:
+        self._close_head()
+        if isinstance(message.content, list):
+            self._name(message.content, path)
+        self._messages.append(message)
+
+    def _close_head(self) -> None:
+        """Join the texts at the head; one text alone keeps its role."""
+        self._is_head = False
+        head, self._head = self._head, []
+        if len(head) == 1:
+            text = text_of(head[0].content)
+            role: Literal["system", "developer"] = (
+                "developer" if head[0].role == "developer" else "system"
+            )
+            self._messages.append(SystemMessage(role=role, content=text))
+        elif head:
+            texts = [text_of(item.content) for item in head]
+            content = _BETWEEN.join(text for text in texts if text)
+            self._messages.append(SystemMessage(role="system", content=content))
+
+    def _name(self, parts: Sequence[Part], path: str) -> None:
+        """Note the paths of images and audio in the request."""
+        here = f"messages[{len(self._messages)}].content"
+        for index, part in enumerate(parts):
+            if part.type != "text":
+                data, own = own_path(part, f"{path}[{index}]")
+                self.names[f"{here}[{index}]{data}"] = own
+                self.names[f"{here}[{index}]"] = f"{path}[{index}]"
+
+
+def _tool_call(call: Call) -> FunctionToolCall | CustomToolCall:
+    name = flat_name(call.name, call.namespace)
+    if isinstance(call, FunctionCallItem):
+        function = FunctionCall(name=name, arguments=call.arguments)
+        return FunctionToolCall(id=call.call_id, type="function", function=function)
+    custom = CustomCall(name=name, input=call.input)
+    return CustomToolCall(id=call.call_id, type="custom", custom=custom)
+
+
+ItemPart: TypeAlias = (
+    InputTextPart
+    | InputImagePart
+    | InputFilePart
+    | InputAudioPart
+    | OutputTextPart
+    | RefusalPart
+    | UnservedPart
+)
+
+_AUDIO = {
+    "audio/wav": "wav",
+    "audio/x-wav": "wav",
+    "audio/wave": "wav",
+    "audio/mpeg": "mp3",
+    "audio/mp3": "mp3",
+}
+
+
+def is_text(content: str | Sequence[ItemPart]) -> bool:
+    """Return True for content that consists of text only."""
+    return isinstance(content, str) or all(
+        isinstance(part, InputTextPart | OutputTextPart | RefusalPart) for part in content
+    )
+
+
+def text_of(content: str | Sequence[ItemPart]) -> str:
+    """Return the text of content that consists of text only."""
+    if isinstance(content, str):
+        return content
+    return "".join(
+        [part.refusal if isinstance(part, RefusalPart) else part.text for part in content]  # type: ignore[union-attr]
+    )
+
+
+def chat_content(
+    content: str | Sequence[ItemPart], path: str, pdf_texts: Mapping[str, str]
+) -> str | list[Part]:
+    """Return content as chat messages have it.
+
+    Args:
+        path: the path of the content in the request, for errors.
+        pdf_texts: the text of each PDF file, by its data as the client sent it.
+
+    Raises:
+        InvalidRequest: a part is malformed, or nothing here can read it.
+    """
+    if is_text(content):
+        return text_of(content)
+    return [_part(part, f"{path}[{index}]", pdf_texts) for index, part in enumerate(content)]  # type: ignore[arg-type]
+
+
+def own_path(part: object, path: str) -> tuple[str, str]:
+    """Return the path of a part's data in a chat message, and in the request.
+
+    Args:
+        path: the path of the part in the request.
+    """
+    if isinstance(part, ImagePart):
+        return ".image_url.url", f"{path}.image_url"
+    return ".input_audio.data", f"{path}.input_audio.data"
+
+
+def _part(part: ItemPart, path: str, pdf_texts: Mapping[str, str]) -> Part:
+    if isinstance(part, InputImagePart):
+        return _image(part, path)
+    if isinstance(part, InputFilePart):
+        return TextPart(type="text", text=file_text(part, path, pdf_texts))
+    if isinstance(part, InputAudioPart):
+        return AudioPart(type="input_audio", input_audio=_audio(part, path))
+    if isinstance(part, UnservedPart):
+        raise unsupported(f"{path}.type", f"Omit parts of type '{shortened(part.type)}'.")
+    return TextPart(type="text", text=text_of([part]))
+
+
+def _image(part: InputImagePart, path: str) -> ImagePart:
+    if part.image_url is None:
+        if part.file_id is not None:
+            raise unsupported(
+                f"{path}.file_id", "Send the image as a data URL, 'data:image/png;base64,…'."
+            )
+        raise _missing(f"{path}.image_url")
+    return ImagePart(type="image_url", image_url=ImageUrl(url=part.image_url, detail=part.detail))
+
+
+def _audio(part: InputAudioPart, path: str) -> InputAudio:
+    if part.input_audio is not None:
+        return part.input_audio
+    if part.audio_url is None:
+        raise _missing(f"{path}.input_audio")
+    head, _, data = part.audio_url.partition(",")
+    kind = _AUDIO.get(head.removeprefix("data:").partition(";")[0].lower())
+    if not head.startswith("data:") or not head.endswith(";base64") or kind is None:
+        raise unsupported(
+            f"{path}.audio_url", "Send a data URL, 'data:audio/wav;base64,…' or audio/mpeg."
+        )
+    return InputAudio(data=data, format=kind)  # type: ignore[arg-type]
+
+
+def _missing(path: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Missing required parameter: '{path}'.", path, "missing_required_parameter"
+    )

@@ -1,4 +1,4 @@
-"""Read the text of a PDF file, in a process of its own that can be killed.
+"""Read the text of a PDF file, in a process of its own that can be killed (`sandbox`).
 
 A PDF file may be made to take a reader hours or gigabytes. This file is run as a script. It reads a
 PDF file from standard input, writes JSON to standard output, and imports nothing from Latimer.
@@ -9,33 +9,16 @@ from __future__ import annotations
 import io
 import json
 import sys
-from contextlib import suppress
 from typing import Any
 
 
 def main() -> None:
     """Read the PDF file on standard input, and write its text or the reason that it has none.
 
-    The command's arguments are seconds of CPU time, MiB of memory, pages and characters.
+    The script's arguments are numbers of pages and characters.
     """
-    seconds, mebibytes, pages, characters = map(int, sys.argv[1:])
-    limit(seconds, mebibytes << 20)
-    found = read(sys.stdin.buffer.read(), pages, characters)
-    sys.stdout.write(json.dumps(found))
-
-
-def limit(seconds: int, memory: int) -> None:
-    """Limit this process to some seconds of CPU time and some bytes of memory."""
-    try:
-        import resource
-    except ImportError:
-        # Windows has no such limits; the parent process kills this one after its timeout.
-        return
-    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: seconds, resource.RLIMIT_AS: memory}
-    for name, most in limits.items():
-        # macOS rejects some limits of memory.
-        with suppress(ValueError, OSError):
-            resource.setrlimit(name, (most, most))
+    pages, characters = map(int, sys.argv[1:])
+    sys.stdout.write(json.dumps(read(sys.stdin.buffer.read(), pages, characters)))
 
 
 def read(data: bytes, most_pages: int, most_characters: int) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from ...schemas.openai.response_tools import (
     Namespace,
 )
 from ...schemas.openai.responses import ResponseRequest
-from ..chat.custom import taking_text
-from ..chat.tools import Mode, Offered, ToolSet, tool_set_of
+from ..chat.tools import Mode, Offered, ToolSet, taking_text, tool_set_of
 from ..dialects import unsupported
 from ..errors import InvalidRequest
 

@@ -2,6 +2,9 @@
 
 SQLAlchemy's calls run in threads. Its asynchronous extension takes twice the CPU per row with
 SQLite, and compiles statements and decodes rows in the event loop.
+
+SQLite's log of changes keeps deleted text until a checkpoint empties it, which is impossible while
+somebody reads. A checkpoint waits for nobody, because it runs in the only thread that writes.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,13 +26,9 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import QueuePool
 
-from .errors import StoreError, StoreUnavailable
-from .failures import Deadlock, errors, opening
-from .migrations import NEWEST, check, migrate, version_of
-from .moved import Watched
-from .place import Place
-from .tables import schema
-from .url_options import without_values
+from .config import Place
+from .errors import Deadlock, StoreError, StoreUnavailable, errors, opening
+from .schema import NEWEST, check, migrate, schema, version_of
 
 log = logging.getLogger("latimer")
 
@@ -40,17 +39,17 @@ Work = Callable[[Connection], T]
 READERS = 3
 # Seconds to wait for a lock of another process, and for a connection to PostgreSQL.
 LOCK_SECONDS, CONNECT_SECONDS = 2, 5
+# Seconds after which a connection to PostgreSQL ends when the network takes nothing.
+DEAD_SECONDS = 10
 # Seconds to close the connections, at the end of the process.
 CLOSE_SECONDS = 2.0
 CLOSED = "it is closed"
 # Attempts for a transaction that PostgreSQL ends because of a deadlock.
 ATTEMPTS = 3
-# Pages that are cut off an SQLite file in one transaction.
-PAGES = 2_000
 
 _BUSY_TIMEOUT = f"PRAGMA busy_timeout={LOCK_SECONDS * 1000}"
 _EVERY = ("PRAGMA foreign_keys=OFF", _BUSY_TIMEOUT)
-# A new file can give its free pages back in steps; a VACUUM would lock it until its end.
+# A new file can give its free pages back without a VACUUM, which would write all of it again.
 _SHRINKS = "PRAGMA auto_vacuum=INCREMENTAL"
 # A checkpoint makes a commit durable against a power failure; a commit itself survives the process.
 # Deleted text is overwritten.
@@ -62,19 +61,13 @@ _MEMORY = (*_EVERY, "PRAGMA journal_mode=MEMORY", "PRAGMA synchronous=OFF")
 
 
 class Database:
-    """A database of stored objects; nothing is opened before `open`.
+    """A database of stored objects; nothing is opened before `open`."""
 
-    Args:
-        is_patient: let statements take any time, for a command that looks at every object.
-    """
-
-    def __init__(self, place: Place, is_patient: bool = False) -> None:
+    def __init__(self, place: Place) -> None:
         self.place = place
-        self._is_patient = is_patient
         self._lock = threading.Lock()
         self._is_closed = False
         self._engine: Engine | None = None
-        self._watched: Watched | None = None
         # In memory, the database exists as long as one connection is open.
         self._anchor: Connection | None = None
         self._writer = ThreadPoolExecutor(1, "latimer-store-write")
@@ -128,17 +121,12 @@ class Database:
         self._readers.shutdown(wait=False)
 
     async def vacuum(self) -> None:
-        """Give the space of deleted rows back, in steps between which other processes can write.
+        """Give the space of deleted rows back.
 
-        SQLite's file gets smaller. PostgreSQL keeps the space for new rows.
+        SQLite's file gets smaller; other processes cannot write meanwhile. PostgreSQL keeps the
+        space for new rows.
         """
-        if self.place.kind == "postgresql":
-            await self._in(self._writer, self._vacuum)
-            return
-        began = time.monotonic()
-        while await self.write(_shrink):
-            await asyncio.sleep(time.monotonic() - began)
-            began = time.monotonic()
+        await self._in(self._writer, self._vacuum)
         await self.checkpoint()
 
     async def checkpoint(self) -> bool:
@@ -157,20 +145,7 @@ class Database:
         with self._lock:
             if self._is_closed:
                 raise StoreUnavailable(CLOSED)
-            if self._watched is not None and self._watched.is_moved():
-                self._leave(self._watched)
             return (NEWEST, NEWEST) if self._engine is not None else self._connect()
-
-    def _leave(self, file: Watched) -> None:
-        """Close a file that was deleted or replaced; it may only have another name now."""
-        log.error("the file of the store was deleted or replaced, and is opened again")
-        engine = self._engine
-        # A new connection would make a new file.
-        if engine is not None and isinstance(engine.pool, QueuePool) and engine.pool.checkedin():
-            with suppress(StoreUnavailable):
-                _checkpoint(engine)
-        file.forget()
-        self._close()
 
     def _ready(self) -> Engine:
         try:
@@ -192,8 +167,7 @@ class Database:
             with opening():
                 anchor = engine.connect()
                 try:
-                    with _unhurried(anchor):
-                        versions = _migrated(anchor)
+                    versions = _migrated(anchor)
                 except BaseException:
                     anchor.close()
                     raise
@@ -204,8 +178,6 @@ class Database:
             self._anchor = anchor
         else:
             anchor.close()
-        if self.place.kind == "sqlite":
-            self._watched = Watched(Path(self.place.target))
         self._engine = engine
         return versions
 
@@ -227,7 +199,7 @@ class Database:
             try:
                 with errors(), engine.connect() as connection:
                     connection = connection.execution_options(writes=writes)
-                    with self._pace(connection), connection.begin():
+                    with connection.begin():
                         result = work(connection)
                     if self._is_closed:
                         # Its pool is not used any more.
@@ -238,15 +210,15 @@ class Database:
                     raise StoreUnavailable("other processes write the same rows") from None
         raise AssertionError
 
-    def _pace(self, connection: Connection) -> AbstractContextManager[None]:
-        return _unhurried(connection) if self._is_patient else nullcontext()
-
     def _vacuum(self) -> None:
-        engine = self._ready()
-        with errors(), engine.connect() as connection:
-            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-            with _unhurried(connection):
+        with errors(), self._ready().connect() as connection:
+            if self.place.kind == "postgresql":
+                connection = connection.execution_options(isolation_level="AUTOCOMMIT")
                 connection.exec_driver_sql(f"VACUUM ANALYZE {', '.join(schema.tables)}")
+            else:
+                # The driver runs a script to its end, and only the first step of a statement.
+                raw: Any = connection.connection.driver_connection
+                raw.executescript("PRAGMA incremental_vacuum").close()
 
     def _checkpoint(self) -> bool:
         return _checkpoint(self._ready())
@@ -256,7 +228,7 @@ class Database:
             self._anchor.close()
         if self._engine is not None:
             self._engine.dispose()
-        self._anchor = self._engine = self._watched = None
+        self._anchor = self._engine = None
 
 
 def _checkpoint(engine: Engine) -> bool:
@@ -289,17 +261,6 @@ def _migrated(connection: Connection) -> tuple[int, int]:
     connection = connection.execution_options(writes=True)
     with connection.begin():
         return migrate(connection)
-
-
-def _shrink(connection: Connection) -> bool:
-    """Cut some free pages off an SQLite file; return True if there are more of them."""
-    pages = free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
-    for _ in range(min(free, PAGES)):
-        # Python's driver runs the first step only, which is one page.
-        connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
-    free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
-    # A file that another program made may not give its pages back.
-    return bool(0 < free < pages)
 
 
 def _engine(place: Place, reads_only: bool = False) -> Engine:
@@ -353,9 +314,18 @@ def _patiently(connection: sqlite3.Connection, statement: str) -> None:
 
 
 def _postgresql(url: URL, common: Mapping[str, Any]) -> Engine:
+    # A server behind a network that drops packets keeps its connections open.
+    options = {
+        "application_name": "latimer",
+        "connect_timeout": CONNECT_SECONDS,
+        "keepalives_idle": DEAD_SECONDS // 2,
+        "keepalives_interval": 1,
+        "keepalives_count": DEAD_SECONDS // 2,
+        "tcp_user_timeout": DEAD_SECONDS * 1000,
+    }
+    given = {name: value for name, value in options.items() if name not in url.query}
     try:
-        from .silence import Connection as Driver
-        from .silence import DriverError
+        return create_engine(url, **common, pool_pre_ping=True, connect_args=given)
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
             raise
@@ -363,37 +333,9 @@ def _postgresql(url: URL, common: Mapping[str, Any]) -> Engine:
             "PostgreSQL requires the extra 'postgres': run pip install '.[postgres]' in a "
             "clone of Latimer."
         ) from None
-    arguments = {"connect_timeout": CONNECT_SECONDS, "application_name": "latimer"}
-    try:
-        engine = create_engine(url, **common, pool_pre_ping=True, connect_args=arguments)
     except ArgumentError:
         # Its message has their values.
         raise StoreError("The options host and port in the URL of the store are wrong.") from None
-
-    @event.listens_for(engine, "do_connect")
-    def _connects(_dialect: Any, _record: Any, words: Any, options: Any) -> Any:
-        try:
-            return Driver.connect(*words, **options)
-        except DriverError as error:
-            error.args = (without_values(str(error), url),)
-            raise
-
-    return engine
-
-
-@contextmanager
-def _unhurried(connection: Connection) -> Iterator[None]:
-    """Let statements take any time."""
-    driver = connection.connection.driver_connection
-    before = getattr(driver, "silence", None)
-    if before is None:
-        yield
-        return
-    driver.silence = None  # type: ignore[union-attr]
-    try:
-        yield
-    finally:
-        driver.silence = before  # type: ignore[union-attr]
 
 
 def _url(place: Place) -> tuple[URL, tuple[str, ...]]:
@@ -410,3 +352,84 @@ def _url(place: Place) -> tuple[URL, tuple[str, ...]]:
     if not path.parent.is_dir():
         raise StoreError(f"The folder of the store does not exist: {path.parent}.")
     return URL.create("sqlite", database=str(path)), _FILE
+
+
+log = logging.getLogger("latimer")
+
+# Seconds from a deletion for room to the checkpoint after it, and between two attempts.
+PAUSE = 3.0
+# Seconds between the attempts of a command that waits for one.
+_SHORT = 0.05
+
+BUSY = "another process or request reads the file"
+
+
+class Checkpoints:
+    """The checkpoints of a database; one that fails is tried again until it succeeds.
+
+    Args:
+        checkpoint: empties the log; returns False if somebody reads.
+    """
+
+    def __init__(self, checkpoint: Callable[[], Awaitable[bool]]) -> None:
+        self._checkpoint = checkpoint
+        self._is_due = self._has_warned = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def now(self) -> None:
+        """Empty the log, or try it again later."""
+        if await self._try() is not None:
+            self.soon()
+
+    def soon(self) -> None:
+        """Empty the log some seconds later."""
+        self._is_due = True
+        loop = asyncio.get_running_loop()
+        task = self._task
+        # A task of an event loop that ended is never done.
+        if task is None or task.done() or task.get_loop() is not loop:
+            self._task = loop.create_task(self._later())
+
+    async def within(self, seconds: float) -> bool:
+        """Empty the log; return False if somebody reads all the time."""
+        end = time.monotonic() + seconds
+        while await self._try() is not None:
+            if time.monotonic() > end:
+                return False
+            await asyncio.sleep(_SHORT)
+        return True
+
+    def cancel(self) -> None:
+        """Try nothing any more."""
+        task, self._task = self._task, None
+        if task is not None:
+            # The event loop of the task may have ended.
+            with suppress(RuntimeError):
+                task.cancel()
+
+    async def _later(self) -> None:
+        while self._is_due:
+            await asyncio.sleep(PAUSE)
+            reason = await self._try() if self._is_due else None
+            if reason is not None and not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "deleted text is still in the log of changes of the store: %s; "
+                    "there is an attempt every %g s",
+                    reason,
+                    PAUSE,
+                )
+
+    async def _try(self) -> str | None:
+        """Return why the log was not emptied, or None."""
+        # What is deleted during the attempt is due again.
+        self._is_due = False
+        try:
+            reason = None if await self._checkpoint() else BUSY
+        except StoreUnavailable as error:
+            reason = error.detail
+        if reason is None:
+            self._has_warned = False
+        else:
+            self._is_due = True
+        return reason

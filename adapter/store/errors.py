@@ -1,8 +1,18 @@
-"""The errors of a store."""
+"""The errors of a store.
+
+A message of a database goes to the log, so it must not show stored text.
+"""
 
 from __future__ import annotations
 
-from ..errors import StoreUnavailable
+import re
+import sqlite3
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import StoreUnavailable as StoreUnavailable
 
 # The reason for clients when there is no answer within seconds.
 LATE = "the database does not answer in time"
@@ -33,11 +43,123 @@ def in_words(error: StoreError | StoreUnavailable) -> str:
     return f"{error.reason} ({error.detail})."
 
 
-__all__ = [
-    "LATE",
-    "ConversationTooLarge",
-    "DuplicateItem",
-    "StoreError",
-    "StoreUnavailable",
-    "in_words",
-]
+_SQLITE = {
+    "SQLITE_FULL": "the disk is full",
+    "SQLITE_BUSY": "the file is locked by another process",
+    "SQLITE_LOCKED": "the file is locked by another process",
+    "SQLITE_CORRUPT": "the file is damaged",
+    "SQLITE_NOTADB": "the file is not a database of SQLite, or is damaged",
+    "SQLITE_READONLY": "the file cannot be written",
+    "SQLITE_CANTOPEN": "the file cannot be opened",
+    "SQLITE_IOERR": "the disk failed",
+}
+DAMAGED = _SQLITE["SQLITE_CORRUPT"]
+WRONG = "stored data is damaged"
+SILENT = "the database does not answer"
+# PostgreSQL's errors and classes of errors.
+_POSTGRESQL = {
+    "28": "the database refused the user",
+    "3D": "the database does not exist",
+    "42501": "the user has no permission",
+    "53": "the database has no space or no connection left",
+}
+# Those that only an operator can mend.
+_REFUSED = ("28", "3D", "42501")
+# The driver has no code of an error while it connects, only the server's message.
+_CONNECTING = (
+    (re.compile(r"no pg_hba\.conf entry|no password supplied|authentication failed"), "28000"),
+    (re.compile(r'FATAL: +role ".*" (does not exist|is not permitted to log in)'), "28000"),
+    (re.compile(r'FATAL: +database ".*" does not exist'), "3D000"),
+    (re.compile(r"FATAL: +permission denied for database"), "42501"),
+)
+# Errors of rows: of their values, their keys, and their sizes.
+_OF_ROWS = ("22", "23", "54")
+# A deadlock, and a transaction that cannot be put in an order with another one.
+_CONFLICTS = ("40P01", "40001")
+
+
+class Rejected(Exception):
+    """Rows that the database can never take, in place of its own error."""
+
+
+class Deadlock(Exception):
+    """A transaction that PostgreSQL ended in favour of another one."""
+
+
+class Refused(StoreUnavailable):
+    """A database that answers and refuses, until its operator changes it or the settings."""
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """Turn errors into those of `errors`, and into `StoreError` if waiting does not help."""
+    try:
+        with errors():
+            yield
+    except Refused as error:
+        raise StoreError(in_words(error)) from None
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Turn errors of the database into `StoreUnavailable` and `Rejected`."""
+    # This module is also for those who need no database.
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        raise _translated(error) from None
+    except OSError as error:
+        raise StoreUnavailable("the disk or the network failed", _first_line(error)) from None
+
+
+def _translated(error: Exception) -> Exception:
+    from sqlalchemy.exc import DataError, IntegrityError
+
+    original = getattr(error, "orig", None) or error
+    state, line = getattr(original, "sqlstate", None) or "", _first_line(original)
+    if isinstance(error, IntegrityError | DataError) or state.startswith(_OF_ROWS):
+        return Rejected(type(original).__name__)
+    if state in _CONFLICTS:
+        return Deadlock()
+    if isinstance(original, sqlite3.Error):
+        name = getattr(original, "sqlite_errorname", None)
+        if name is None:
+            # The driver's own errors show values: of text that is not UTF-8, and of wrong types.
+            return StoreUnavailable(DAMAGED, type(original).__name__)
+        known = next((words for key, words in _SQLITE.items() if name.startswith(key)), None)
+        return StoreUnavailable(known or SILENT, f"{name}: {line}")
+    if not state:
+        state, line = _connecting(original) or (state, line)
+    reason = _POSTGRESQL.get(state) or _POSTGRESQL.get(state[:2], SILENT)
+    return (Refused if state.startswith(_REFUSED) else StoreUnavailable)(reason, line)
+
+
+def _connecting(error: BaseException) -> tuple[str, str] | None:
+    """Return the code and the line of a refusal in the message of a driver, or None.
+
+    The message has a line for each address that was tried.
+    """
+    for line in str(error).splitlines():
+        for words, state in _CONNECTING:
+            if words.search(line):
+                return state, line.strip(" \t-")
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the message of a driver; PostgreSQL shows values of rows in the lines after it."""
+    return str(error).strip().partition("\n")[0]
+
+
+@contextmanager
+def damage() -> Iterator[None]:
+    """Turn errors of reading stored JSON into `StoreUnavailable`."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+        name = type(error).__name__
+        raise StoreUnavailable(WRONG, f"{name} at {where}") from None

@@ -1,21 +1,53 @@
-"""Insert, find, change and delete objects, each in the transaction of the caller."""
+"""Insert, find, change and delete objects, each in the transaction of the caller.
+
+A page of a list is in the order of creation. Each filter has an index in the order of the list. The
+filter with the fewest objects is read in this order, and the others are looked up for each of its
+objects.
+
+Objects that continue one another are a chain. All objects of a tree have the same `used_at`, so
+that they are evicted together.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
-from sqlalchemy import Connection, Row, Select, bindparam, case, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    case,
+    exists,
+    func,
+    literal,
+    literal_column,
+    select,
+    tuple_,
+)
 
-from . import bulk
-from .files import MANY, Files
-from .lists import ids_of
+from .blobs import MANY, Files
 from .media import Medium
-from .record import CONVERSATION, Page, Query, Record, Stored
-from .rows import pairs_of, rows_of, size_of
-from .tables import items, objects, pairs, totals
+from .records import (
+    CONVERSATION,
+    Page,
+    Query,
+    Record,
+    Stored,
+    column_of,
+    pairs_of,
+    rows_of,
+    size_of,
+    time_of,
+)
+from .schema import items, objects, pairs, totals
 
 _SAME = [column == bindparam(f"its_{column.name}") for column in pairs.c]
 # The columns of an object without its request's messages.
@@ -54,9 +86,9 @@ def insert(connection: Connection, files: Files, records: Iterable[Record]) -> i
         media += [(record.id, medium) for medium in found]
     if not rows:
         return 0
-    bulk.insert(connection, objects, rows)
+    connection.execute(objects.insert(), rows)
     if metadata:
-        bulk.insert(connection, pairs, metadata)
+        connection.execute(pairs.insert(), metadata)
     added = files.add(connection, media) if media else 0
     size: int = sum(row["size"] for row in rows)
     return size + added
@@ -202,3 +234,186 @@ def stored_of(row: Row[Any], request: dict[str, Any]) -> Stored:
         row.parent,
         row.chain,
     )
+
+
+# Objects to count before two filters count as equally common.
+FEW = 1_000
+
+
+class Filter(NamedTuple):
+    """Values that an object must have in a table, whose index then has the list's order."""
+
+    table: FromClause
+    values: Mapping[str, Any]
+
+    def on(self, table: FromClause) -> ColumnElement[bool]:
+        """Return the filter as a condition on its table or an alias of it."""
+        return and_(*(table.c[name] == value for name, value in self.values.items()))
+
+
+def ids_of(
+    connection: Connection, owner: str, kind: str, query: Query, since: int | None
+) -> list[str]:
+    """Return the ids of a page in order, and one more if the list continues.
+
+    Args:
+        since: microseconds since 1970; older objects are not in the list.
+    """
+    filters = _filters(owner, kind, query)
+    first = filters[0]
+    if len(filters) > 1:
+        counts = [_count_some(connection, one) for one in filters]
+        first = filters[counts.index(min(counts))]
+    columns = (first.table.c.created_at, first.table.c.id)
+    wanted = [first.on(first.table), *(_also(first, one) for one in filters if one is not first)]
+    if query.after is not None:
+        place, after = tuple_(*columns), tuple_(time_of(query.after), query.after)
+        wanted.append(place < after if query.descending else place > after)
+    if since is not None:
+        wanted.append(first.table.c.created_at >= since)
+    order = [column.desc() if query.descending else column.asc() for column in columns]
+    statement = select(columns[1]).where(*wanted).order_by(*order).limit(query.limit + 1)
+    return [*connection.scalars(statement)]
+
+
+def _filters(owner: str, kind: str, query: Query) -> Sequence[Filter]:
+    common = {"owner": owner, "kind": kind}
+    found = [
+        Filter(pairs, {**common, "key": column_of(key), "value": column_of(value)})
+        for key, value in query.metadata.items()
+    ]
+    if query.model is not None:
+        found.append(Filter(objects, {**common, "model": column_of(query.model)}))
+    return found or [Filter(objects, common)]
+
+
+def _count_some(connection: Connection, one: Filter) -> int:
+    """Return the number of objects that a filter finds, counted up to `FEW`."""
+    some = (
+        select(literal_column("1"))
+        .select_from(one.table)
+        .where(one.on(one.table))
+        .limit(FEW)
+        .subquery()
+    )
+    return connection.scalar(select(func.count()).select_from(some)) or 0
+
+
+def _also(first: Filter, other: Filter) -> ColumnElement[bool]:
+    """Return the condition that another filter finds the object, too."""
+    table = other.table.alias()
+    return exists().where(
+        other.on(table),
+        table.c.created_at == first.table.c.created_at,
+        table.c.id == first.table.c.id,
+    )
+
+
+def read_chain(connection: Connection, files: Files, key: Key) -> list[Stored]:
+    """Return an object and those that it continues, with their whole requests, the oldest first.
+
+    The list is empty if the object or one that it continues does not exist.
+    """
+    own = (objects.c.owner == key.owner, objects.c.kind == key.kind)
+    links = (
+        select(objects.c.id, objects.c.parent, literal(0).label("depth"))
+        .where(objects.c.id == key.id, objects.c.used_at >= key.since, *own)
+        .cte("links", recursive=True)
+    )
+    links = links.union_all(
+        select(objects.c.id, objects.c.parent, links.c.depth + 1).where(
+            objects.c.id == links.c.parent, *own
+        )
+    )
+    found = select(objects).join(links, links.c.id == objects.c.id).order_by(links.c.depth.desc())
+    rows = connection.execute(found).all()
+    if not rows or rows[0].parent is not None:
+        return []
+    return [stored_of(row, files.whole(connection, row)) for row in rows]
+
+
+def touch_chains(connection: Connection, records: Iterable[Record]) -> None:
+    """Note that records continue their chains."""
+    for record in records:
+        if record.parent is not None and record.chain is not None:
+            use_chain(connection, record.chain, record.created_at)
+
+
+def use_chain(connection: Connection, chain: str, now: int) -> None:
+    """Note that a chain is used, in microseconds since 1970."""
+    connection.execute(
+        objects.update()
+        .where(objects.c.chain == chain, objects.c.used_at < now)
+        .values(used_at=now)
+    )
+
+
+def ids_of_chains(connection: Connection, chains: Sequence[str]) -> list[str]:
+    """Return the ids of all objects of chains."""
+    return [*connection.scalars(select(objects.c.id).where(objects.c.chain.in_(chains)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The objects that have all of these values; without values, every object.
+
+    Args:
+        owner: the digest of an API key; empty for the objects of a server without keys.
+        metadata: pairs that an object must have.
+        since: microseconds since 1970; older objects are not selected.
+        before: microseconds since 1970; objects of this time and newer ones are not selected.
+    """
+
+    kind: str | None = None
+    owner: str | None = None
+    model: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    since: int | None = None
+    before: int | None = None
+
+    def where(self) -> list[ColumnElement[bool]]:
+        """Return the conditions on a row of `objects`."""
+        values = {
+            "kind": self.kind,
+            "owner": self.owner,
+            "model": None if self.model is None else column_of(self.model),
+        }
+        found = [objects.c[name] == value for name, value in values.items() if value is not None]
+        if self.since is not None:
+            found.append(objects.c.created_at >= self.since)
+        if self.before is not None:
+            found.append(objects.c.created_at < self.before)
+        return found + [_has(key, value) for key, value in self.metadata.items()]
+
+
+ALL = Selection()
+
+
+class Mark(NamedTuple):
+    """The place of an object in the order of creation."""
+
+    created_at: int
+    id: str
+
+
+def after(
+    statement: Select[Any], mark: Mark | None, most: int, selection: Selection
+) -> Select[Any]:
+    """Return a statement on `objects` for the next objects of a selection, the oldest first."""
+    columns = objects.c.created_at, objects.c.id
+    if mark is not None:
+        statement = statement.where(tuple_(*columns) > tuple_(*mark))
+    return statement.where(*selection.where()).order_by(*columns).limit(most)
+
+
+def some_after(
+    connection: Connection, mark: Mark | None, most: int, selection: Selection
+) -> Sequence[Row[Any]]:
+    """Return the place, last use, size and media of the next objects of a selection."""
+    columns = [objects.c[name] for name in ("created_at", "used_at", "id", "size", "media")]
+    return connection.execute(after(select(*columns), mark, most, selection)).all()
+
+
+def _has(key: str, value: str) -> ColumnElement[bool]:
+    same = [pairs.c[name] == objects.c[name] for name in ("owner", "kind", "created_at", "id")]
+    return exists().where(*same, pairs.c.key == key, pairs.c.value == value)

@@ -15,18 +15,24 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from . import chains, items, objects, retention
-from .blobs import of
-from .checkpoints import Checkpoints
-from .database import Database
-from .errors import ConversationTooLarge, StoreUnavailable
-from .failures import WRONG, Rejected, damage
-from .files import Files
-from .items import Ask
+from . import conversations, objects, retention
+from .blobs import Files, of
+from .config import Place
+from .conversations import Ask
+from .database import Checkpoints, Database
+from .errors import WRONG, ConversationTooLarge, Rejected, StoreUnavailable, damage
 from .objects import Key
-from .place import Place
-from .record import CONVERSATION, ItemPage, Page, Query, Record, Stored
-from .rows import bytes_of, item_rows, rows_of
+from .records import (
+    CONVERSATION,
+    ItemPage,
+    Page,
+    Query,
+    Record,
+    Stored,
+    bytes_of,
+    item_rows,
+    rows_of,
+)
 
 log = logging.getLogger("latimer")
 
@@ -40,9 +46,9 @@ class _Withdrawn(Exception):
 class OpenStore:
     """The operations of a store; see `store.Store`."""
 
-    def __init__(self, place: Place, is_patient: bool = False) -> None:
+    def __init__(self, place: Place) -> None:
         self.place = place
-        self.database = Database(place, is_patient)
+        self.database = Database(place)
         self.checkpoints = Checkpoints(self.database.checkpoint)
         self.blobs = None if place.media is None else of(place.media)
         self.files = Files(self.blobs)
@@ -84,10 +90,10 @@ class OpenStore:
         """Insert records; return those that are larger than the whole store may be."""
         records, large = self._fitting(records)
         # Every process locks objects first, then media, and the totals last.
-        locked = items.lock_all(connection, records)
-        chains.touch(connection, records)
+        locked = conversations.lock_all(connection, records)
+        objects.touch_chains(connection, records)
         size = objects.insert(connection, self.files, records)
-        size += items.append_all(connection, self.files, records, locked)
+        size += conversations.append_all(connection, self.files, records, locked)
         objects.count(connection, len(records), size)
         self._evict(connection)
         if any(one.is_withdrawn for one in records):
@@ -121,7 +127,7 @@ class OpenStore:
         """Append items to a conversation; return the conversation, or None.
 
         Raises:
-            DuplicateItem: see `items.append_new`.
+            DuplicateItem: see `conversations.append_new`.
             ConversationTooLarge: there is no room for the items.
         """
         return await self._appended(partial(self._append, given, key))
@@ -138,7 +144,7 @@ class OpenStore:
         if row is None:
             return None
         now = time.time_ns() // 1_000
-        size = items.append_new(connection, self.files, row, item_rows(given), now)
+        size = conversations.append_new(connection, self.files, row, item_rows(given), now)
         objects.count(connection, 0, size)
         self._evict(connection)
         if self.place.size is not None and objects.find(connection, key) is None:
@@ -149,25 +155,25 @@ class OpenStore:
     async def items(
         self, key: Key, after: str | None, limit: int, descending: bool
     ) -> ItemPage | None:
-        """Return a page of the items of a conversation, or None; see `items.page`."""
+        """Return a page of the items of a conversation, or None; see `conversations.page`."""
         ask = Ask(after, limit, descending)
-        return await self.read(partial(items.page, files=self.files, key=key, ask=ask))
+        return await self.read(partial(conversations.page, files=self.files, key=key, ask=ask))
 
     async def all_items(self, key: Key) -> list[dict[str, Any]] | None:
         """Return all items of a conversation, or None; this uses the conversation."""
-        found = await self.read(partial(items.everything, files=self.files, key=key))
+        found = await self.read(partial(conversations.everything, files=self.files, key=key))
         if found is not None:
             now = time.time_ns() // 1_000
-            await self._change(partial(items.use, key=key, now=now))
+            await self._change(partial(conversations.use, key=key, now=now))
         return found
 
     async def item(self, key: Key, name: str) -> dict[str, Any] | None:
         """Return an item of a conversation, or None."""
-        return await self.read(partial(items.one, files=self.files, key=key, name=name))
+        return await self.read(partial(conversations.one, files=self.files, key=key, name=name))
 
     async def remove_items(self, key: Key, names: Sequence[str]) -> Stored | None:
         """Delete items of a conversation; return the conversation, or None if it has none."""
-        work = partial(items.remove, files=self.files, key=key, names=names)
+        work = partial(conversations.remove, files=self.files, key=key, names=names)
         stored = _checked(await self._change(work))
         if stored is not None:
             await self._forget()
@@ -193,13 +199,13 @@ class OpenStore:
         return _checked(await self.read(work))
 
     async def chain(self, key: Key) -> list[Stored]:
-        """Return an object and those that it continues, the oldest first; see `chains.read`."""
-        found = await self.read(partial(chains.read, files=self.files, key=key))
+        """Return an object and those that it continues, the oldest first."""
+        found = await self.read(partial(objects.read_chain, files=self.files, key=key))
         for one in found:
             _checked(one)
         if found and found[-1].chain is not None:
             now = time.time_ns() // 1_000
-            await self._change(partial(chains.use, chain=found[-1].chain, now=now))
+            await self._change(partial(objects.use_chain, chain=found[-1].chain, now=now))
         return found
 
     async def page(

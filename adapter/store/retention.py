@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, select
 
-from .files import MANY, Files
-from .objects import remove_rows, total
-from .rows import ROW
-from .selection import ALL, Selection
-from .tables import objects
+from .blobs import MANY, Files
+from .objects import ALL, Selection, remove_rows, total
+from .records import ROW
+from .schema import objects
 
 # The bytes of objects and media that are deleted in one transaction, about.
 BYTES = 32 << 20

@@ -9,19 +9,15 @@ from ...schemas.limits import SCHEMA
 from ..base import Generation, Grammar
 from ..errors import InvalidGrammar
 from ..offload import Memo
-from .characters import IN_JSON, PLAIN, Encoding, literal
-from .dialects import check_schema, modern
-from .embedded import embedded
-from .gbnf import MAX_SIZE, WrongGrammar, check
-from .merge import CONSTRAINTS, TYPES, allowed, are_disjoint, merged
+from .dialects import CONSTRAINTS, TYPES, allowed, are_disjoint, check_schema, merged, modern
+from .gbnf import MAX_SIZE, Unenforced, WrongGrammar, check
+from .lark import embedded
 from .notation import GEMMA, JSON, MARK, PYTHON_CALL, WS, Notation, as_gemma, as_python
 from .preamble import after, renamed, token_or_text, until
-from .references import Work, flattened
-from .regex import repetitions
+from .regex import IN_JSON, PLAIN, Encoding, literal, repetitions
 from .regex import to_gbnf as regex_to_gbnf
-from .schema import Within, path_to, rules_of
+from .schema import Within, Work, flattened, path_to, rules_of
 from .schema import to_gbnf as schema_to_gbnf
-from .unenforced import Unenforced
 from .unmarked import unmarked
 
 __all__ = [

@@ -2,14 +2,193 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import jsonschema_rs
 
-from .merge import PATTERNS
-from .unenforced import Unenforced
+from .gbnf import Unenforced
+
+# A regular expression engine whose time is linear in the text for any expression.
+PATTERNS = jsonschema_rs.RegexOptions()
+# The keywords that apply to values of each type.
+TYPES: Mapping[str, frozenset[str]] = {
+    "object": frozenset(
+        {
+            "properties", "required", "additionalProperties", "minProperties", "maxProperties",
+            "patternProperties", "propertyNames", "dependentRequired", "dependentSchemas",
+            "dependencies", "unevaluatedProperties",
+        }
+    ),
+    "array": frozenset(
+        {
+            "items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
+            "contains", "minContains", "maxContains", "unevaluatedItems",
+        }
+    ),
+    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
+    "number": frozenset(
+        {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+    ),
+}  # fmt: skip
+_ANY_TYPE = frozenset(
+    {
+        "type", "const", "enum", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref",
+        "$dynamicRef", "$recursiveRef",
+    }
+)  # fmt: skip
+# The keywords that an answer could violate; all others are annotations.
+CONSTRAINTS = frozenset().union(_ANY_TYPE, *TYPES.values())
+# The keywords that are enforced, within the limits that the errors name.
+KEYWORDS = frozenset(
+    {
+        "type", "const", "enum", "anyOf", "oneOf", "allOf", "$ref", "properties", "required",
+        "additionalProperties", "minProperties", "maxProperties", "items", "prefixItems",
+        "additionalItems", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format",
+        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+    }
+)  # fmt: skip
+
+_LARGER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
+_SMALLER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
+
+
+def merged(schemas: Sequence[Any], path: Sequence[str | int]) -> Any:
+    """Return one schema for several that all apply.
+
+    Raises:
+        Unenforced: two of them have keywords that cannot be merged.
+    """
+    found: dict[str, Any] = {}
+    for schema in schemas:
+        if schema is False:
+            return False
+        if schema is True:
+            continue
+        _check_closed(found, schema, path)
+        for key, value in schema.items():
+            found[key] = _both(key, found[key], value, path) if key in found else value
+    return found
+
+
+def _both(key: str, one: Any, other: Any, path: Sequence[str | int]) -> Any:
+    if one == other or key not in CONSTRAINTS:
+        return one
+    if key == "properties":
+        return {
+            **one,
+            **{
+                name: merged([one[name], value], (*path, key, name)) if name in one else value
+                for name, value in other.items()
+            },
+        }
+    if key == "required":
+        return list(dict.fromkeys([*one, *other]))
+    if key == "type":
+        kinds = [kind for kind in _list(one) if kind in _list(other)]
+        if "number" in _list(one) + _list(other) and "integer" in _list(one) + _list(other):
+            kinds.append("integer")
+        if kinds:
+            return kinds
+    if key == "enum":
+        known = {_identity(value) for value in other}
+        return [value for value in one if _identity(value) in known]
+    if key in _LARGER:
+        return max(one, other)
+    if key in _SMALLER:
+        return min(one, other)
+    if key == "additionalProperties" and False in (one, other):
+        return False
+    raise Unenforced(
+        f"two different values of '{key}' that both apply are not enforced", (*path, key)
+    )
+
+
+def _identity(value: Any) -> bytes:
+    """Return a key that is the same for equal JSON values: 1 and 1.0, objects in any order."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def _check_closed(
+    one: Mapping[str, Any], other: Mapping[str, Any], path: Sequence[str | int]
+) -> None:
+    """Raise `Unenforced` if `additionalProperties` of one schema limits properties of the other."""
+    for closed, open_ in ((one, other), (other, one)):
+        if closed.get("additionalProperties", True) is True:
+            continue
+        if open_.get("properties", {}).keys() - closed.get("properties", {}).keys():
+            raise Unenforced(
+                "'additionalProperties' together with properties of another schema is not enforced",
+                (*path, "additionalProperties"),
+            )
+
+
+def are_disjoint(one: Any, other: Any, path: Sequence[str | int]) -> bool:
+    """Return True if certainly no value satisfies both schemas."""
+    if one is False or other is False:
+        return True
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return False
+    if _values(one) is not None or _values(other) is not None:
+        return _values_disjoint(one, other, path)
+    kinds, others = _kinds(one), _kinds(other)
+    if kinds and others and not kinds & others:
+        return True
+    if kinds != {"object"} or others != {"object"}:
+        return False
+    shared = set(one.get("required", ())) & set(other.get("required", ()))
+    properties, more = one.get("properties", {}), other.get("properties", {})
+    return any(
+        are_disjoint(properties[name], more[name], path)
+        for name in shared
+        if name in properties and name in more
+    )
+
+
+def _values_disjoint(
+    one: Mapping[str, Any], other: Mapping[str, Any], path: Sequence[str | int]
+) -> bool:
+    values = _values(one)
+    if values is None:
+        values, other = _values(other) or [], one
+    return not allowed(other, values, path)
+
+
+def allowed(schema: Any, values: Sequence[Any], path: Sequence[str | int]) -> list[Any]:
+    """Return the values that satisfy a schema.
+
+    Raises:
+        Unenforced: the schema cannot be evaluated, because of a reference or an invalid pattern.
+    """
+    try:
+        validator = jsonschema_rs.Draft202012Validator(
+            schema, offline=True, pattern_options=PATTERNS
+        )
+        return [value for value in values if validator.is_valid(value)]
+    except (jsonschema_rs.ReferencingError, jsonschema_rs.ValidationError, ValueError):
+        reason = "'enum' or 'const' together with references or invalid patterns is not enforced"
+        raise Unenforced(reason, path) from None
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values: list[Any] | None = schema.get("enum")
+    return values
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    """Return the types of a schema, with `number` for `integer`."""
+    return {"number" if kind == "integer" else kind for kind in _list(schema.get("type", []))}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
 
 Path = tuple[str | int, ...]
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from re import _parser as parser  # type: ignore[attr-defined]
 from typing import NamedTuple, NoReturn
 
+from ..base import Grammar
 from ..errors import shortened
-from .characters import Encoding, Range, normal
-from .gbnf import MAX_NESTING, WrongGrammar
+from .gbnf import MAX_NESTING, MAX_SIZE, Unenforced, WrongGrammar
+from .regex import Encoding, Range, encoded, normal
 from .regex import encoded as encoded_regex
-from .unenforced import Unenforced
 
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\r]+|//[^\n]*|\\\r?\n)
@@ -358,3 +359,35 @@ def _body(rule: str, alternatives: _Alternatives) -> str:
 
 def _joined(alternatives: Sequence[Sequence[_Item]]) -> str:
     return " | ".join(" ".join(item.text for item in one) or '""' for one in alternatives)
+
+
+# Errors of Python's parser for syntax of other dialects: `\\p{L}`, `(?<name>…)`.
+_FOREIGN = ("bad escape", "unknown extension")
+
+
+def embedded(grammar: Grammar, name: str, prefix: str, encoding: Encoding) -> dict[str, str]:
+    """Return the rules for a text that matches a regular expression or a Lark grammar.
+
+    Args:
+        name: the name of the main rule; the names of the others begin with `prefix`.
+
+    Raises:
+        WrongGrammar: it is malformed, or too long.
+        Unenforced: GBNF lacks a feature that it uses.
+    """
+    if len(grammar.text) > MAX_SIZE:
+        raise WrongGrammar(
+            f"it is {len(grammar.text)} characters long; at most {MAX_SIZE} are allowed"
+        )
+    if grammar.kind == "lark":
+        return rules_of(grammar.text, name, prefix, encoding)
+    try:
+        parser.parse(grammar.text)
+    except re.error as error:
+        if error.msg.startswith(_FOREIGN):
+            raise Unenforced(f"a regular expression with a {error.msg} is not enforced") from None
+        raise WrongGrammar(f"it is not a valid regular expression: {error}") from None
+    except (RecursionError, OverflowError, ValueError):
+        # The conversion below raises the error.
+        pass
+    return {name: encoded(grammar.text, encoding)}

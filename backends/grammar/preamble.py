@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ..base import Preamble
-from .characters import Range, in_set, literal
+from .regex import Range, in_set, literal
 
 _GAP = "[ \\n]{0,4}"
 # Parts of a grammar without rule names (literals, sets, comments, tokens), and rule names.

@@ -2,16 +2,254 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...schemas import limits
-from .characters import LAST, Encoding, Range, Unsaid, complement, normal, one_of
-from .unenforced import Unenforced
+from .ambiguity import joined
+from .gbnf import Unenforced
+
+LAST = 0x10FFFF
+# UTF-8 cannot encode them.
+_SURROGATES = (0xD800, 0xDFFF)
+
+
+class Unsaid(Exception):
+    """An error for a set of characters, none of which can be written at its place."""
+
+
+class Range(NamedTuple):
+    """Code points from the first to the last, both included."""
+
+    first: int
+    last: int
+
+
+def normal(ranges: Iterable[Range]) -> list[Range]:
+    """Return ranges in order, without overlaps and surrogates."""
+    found = [Range(*one) for one in joined(ranges)]
+    return _minus(found, Range(*_SURROGATES))
+
+
+def complement(ranges: Iterable[Range]) -> list[Range]:
+    """Return the ranges of all other characters."""
+    found, start = [], 0
+    for first, last in normal(ranges):
+        if start < first:
+            found.append(Range(start, first - 1))
+        start = last + 1
+    if start <= LAST:
+        found.append(Range(start, LAST))
+    return normal(found)
+
+
+def _minus(ranges: Sequence[Range], other: Range) -> list[Range]:
+    found = []
+    for first, last in ranges:
+        if first < other.first:
+            found.append(Range(first, min(last, other.first - 1)))
+        if last > other.last:
+            found.append(Range(max(first, other.last + 1), last))
+    return [one for one in found if one.first <= one.last]
+
+
+def holds(ranges: Iterable[Range], character: int) -> bool:
+    """Return True if a character is in a set."""
+    return any(first <= character <= last for first, last in ranges)
+
+
+def one_of(ranges: Sequence[Range]) -> str:
+    """Return GBNF for one character of a set; an empty set matches nothing."""
+    return "[" + "".join(map(in_set, ranges)) + "]" if ranges else _NEVER
+
+
+def one_in_json(ranges: Sequence[Range]) -> str:
+    """Return GBNF for one character of a set inside a JSON string, escaped if necessary."""
+    return _one_between(ranges, SPECIAL, _ESCAPES)
+
+
+def _one_between(
+    ranges: Sequence[Range], special: Sequence[Range], escapes: Mapping[int, str]
+) -> str:
+    """Return GBNF for one character of a set inside a string with its own escapes."""
+    plain = ranges
+    for one in special:
+        plain = _minus(plain, one)
+    options = [one_of(plain)] if plain else []
+    options += [literal(spelled) for code, spelled in escapes.items() if holds(ranges, code)]
+    if not options:
+        return _NEVER
+    return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+
+def literal(text: str) -> str:
+    """Return GBNF for a literal text."""
+    return '"' + "".join(_escaped(ord(character)) for character in text) + '"'
+
+
+# Characters that JSON strings contain only as a short escape, or not at all if they have none.
+SPECIAL = (Range(0, 0x1F), Range(0x22, 0x22), Range(0x5C, 0x5C), Range(0x7F, 0x7F))
+_ESCAPES = {
+    0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t",
+}  # fmt: skip
+# The same for Python's strings in single quotes.
+_SPECIAL_SINGLE = (SPECIAL[0], Range(0x27, 0x27), *SPECIAL[2:])
+_ESCAPES_SINGLE = {**{code: one for code, one in _ESCAPES.items() if code != 0x22}, 0x27: "\\'"}
+# A character that does not appear in text.
+_NEVER = "[\\x00]"
+
+
+def in_set(one: Range) -> str:
+    """Return GBNF for a range inside a set."""
+    if one.first == one.last:
+        return _escaped(one.first)
+    return f"{_escaped(one.first)}-{_escaped(one.last)}"
+
+
+def _escaped(code: int) -> str:
+    character = chr(code)
+    if character.isascii() and (character.isalnum() or character in " _.,:;/+=<>@#$%&{}()"):
+        return character
+    if code < 0x80:
+        return f"\\x{code:02X}"
+    return f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"
+
+
+def _literal_in_json(text: str) -> str:
+    return literal(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def _one_in_single(ranges: Sequence[Range]) -> str:
+    return _one_between(ranges, _SPECIAL_SINGLE, _ESCAPES_SINGLE)
+
+
+def _literal_in_single(text: str) -> str:
+    inside = json.dumps(text, ensure_ascii=False)[1:-1]
+    return literal(inside.replace('\\"', '"').replace("'", "\\'"))
+
+
+class Encoding(NamedTuple):
+    """A way to write text.
+
+    Args:
+        one: returns GBNF for one character of a set.
+        text: returns GBNF for a literal text.
+    """
+
+    one: Callable[[Sequence[Range]], str]
+    text: Callable[[str], str]
+
+
+PLAIN = Encoding(one_of, literal)
+IN_JSON = Encoding(one_in_json, _literal_in_json)
+IN_SINGLE = Encoding(_one_in_single, _literal_in_single)
+
+
+# The digits that a double keeps; a longer number could be parsed as another one.
+MOST_DIGITS = 15
+_DIGIT_COUNTS = "[0-9]"
+_WHOLE = f'"-"? ([0] | [1-9] [0-9]{{0,{MOST_DIGITS - 1}}})'
+
+
+def integers(least: int | None, most: int | None) -> str | None:
+    """Return GBNF for the integers of a range; None if there are none."""
+    if least is None and most is None:
+        return _WHOLE
+    limit = 10**MOST_DIGITS - 1
+    low = -limit if least is None else max(least, -limit)
+    high = limit if most is None else min(most, limit)
+    if low > high:
+        return None
+    options = []
+    if low < 0:
+        options.append(f'"-" {_any(_magnitudes(max(1, -high), -low))}')
+    if high >= 0:
+        options.append(_any(_magnitudes(max(0, low), high)))
+    return _any(options)
+
+
+def numbers(least: int | None, most: int | None) -> str | None:
+    """Return GBNF for the decimal numbers of a range with integer bounds; None if it is empty."""
+    if least is None and most is None:
+        return f"{_WHOLE} {_fraction()} ([eE] [-+]? [0-9]{{1,2}})?"
+    limit = 10**MOST_DIGITS - 1
+    low = -limit if least is None else least
+    high = limit if most is None else most
+    if low > high:
+        return None
+    options = []
+    if low < 0:
+        options += [f'"-" ({part})' for part in _decimals(max(0, -high), -low)]
+    if high >= 0:
+        options += [f"({part})" for part in _decimals(max(0, low), high)]
+    return _any(options)
+
+
+def _decimals(low: int, high: int) -> list[str]:
+    """Return GBNF for decimal numbers: those from `low` to below `high`, and `high` itself."""
+    parts = [_any(_magnitudes(high, high)) + ' ("." [0]{1,16})?']
+    if low < high:
+        parts.append(f"{_any(_magnitudes(low, high - 1))} {_fraction()}")
+    return parts
+
+
+def _fraction() -> str:
+    return '("." [0-9]{1,16})?'
+
+
+def _any(options: list[str]) -> str:
+    return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+
+def _magnitudes(low: int, high: int) -> list[str]:
+    """Return GBNF for unsigned integers from `low` to `high`, by their number of digits."""
+    options = []
+    for size in range(len(str(low)), len(str(high)) + 1):
+        first = max(low, 10 ** (size - 1) if size > 1 else 0)
+        last = min(high, 10**size - 1)
+        options += _same_size(str(first), str(last))
+    return options
+
+
+def _same_size(low: str, high: str) -> list[str]:
+    """Return GBNF for unsigned integers between two with the same number of digits."""
+    if not low:
+        return [""]
+    if low == "0" * len(low) and high == "9" * len(high):
+        return [_run(len(low))]
+    options = []
+    first, last = int(low[0]), int(high[0])
+    if first == last:
+        return [_joined(_digit(first, last), rest) for rest in _same_size(low[1:], high[1:])]
+    zeros, nines = "0" * (len(low) - 1), "9" * (len(low) - 1)
+    if low[1:] != zeros:
+        options += [_joined(_digit(first, first), r) for r in _same_size(low[1:], nines)]
+        first += 1
+    upper: list[str] = []
+    if high[1:] != nines:
+        upper = [_joined(_digit(last, last), r) for r in _same_size(zeros, high[1:])]
+        last -= 1
+    if first <= last:
+        options.append(_joined(_digit(first, last), _run(len(low) - 1)))
+    return options + upper
+
+
+def _run(count: int) -> str:
+    return "" if count == 0 else _DIGIT_COUNTS if count == 1 else f"{_DIGIT_COUNTS}{{{count}}}"
+
+
+def _digit(first: int, last: int) -> str:
+    return f"[{first}]" if first == last else f"[{first}-{last}]"
+
+
+def _joined(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
 
 # llama.cpp's limit for repetitions (src/llama-grammar.cpp).
 MOST_TIMES = limits.REPETITIONS.most

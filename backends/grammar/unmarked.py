@@ -13,10 +13,9 @@ from operator import or_
 from typing import TypeAlias
 
 from .ambiguity import GrammarPart, terminals
-from .characters import Range, complement, holds, literal, normal, one_of
-from .gbnf import WrongGrammar, parts_of
+from .gbnf import Unenforced, WrongGrammar, parts_of
 from .preamble import follow
-from .unenforced import Unenforced
+from .regex import Range, complement, holds, literal, normal, one_of
 
 _Rules: TypeAlias = Mapping[str, list[list[GrammarPart]]]
 # Parts to follow, for about half a second.

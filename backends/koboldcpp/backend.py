@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from ..base import (
+    Backend,
     Batch,
     Capabilities,
     Embedding,
@@ -24,60 +27,63 @@ from ..base import (
 )
 from ..errors import NotServed, Unsupported, read_from
 from ..grammar import with_gbnf
-from ..http import HttpUpstream
+from ..http import HttpClient
+from ..queue import QUEUE
 from ..streams import ended
-from ..turns import QUEUE
-from ..upstream import Upstream
 from . import tokens as tokens_of
-from .call import Run, payload_of
-from .embedding import embed, embedding_model
-from .prompt import counted
+from .call import Run, counted, payload_of
+from .embeddings import NO_RANKS, embed, embedding_model
 from .server import Server, new_genkey
 from .translate import CAPABILITIES, ENGINE, longest_call
-from .vectors import NO_RANKS
+
+if TYPE_CHECKING:
+    from ..http import Client
 
 
-class KoboldCpp:
+class KoboldCpp(Backend):
     """A running koboldcpp.
 
     Args:
-        upstream: the server's address (`http://127.0.0.1:5001`), or a custom `Upstream`.
+        url: the server's address (`http://127.0.0.1:5001`).
         key: the server's `--password`, if it has one.
         max_waiting: the largest number of waiting requests; others are rejected as busy.
         silence: seconds without an event after which the engine is asked if it still generates.
+        client: as of `LlamaServer`.
     """
 
     def __init__(
         self,
-        upstream: str | Upstream,
+        url: str,
         key: str | None = None,
         max_waiting: int = QUEUE,
         silence: float = 5.0,
+        client: Client | None = None,
     ) -> None:
-        if isinstance(upstream, str):
-            upstream = HttpUpstream(upstream, {"Authorization": f"Bearer {key}"} if key else {})
-        self.server = Server(upstream, max_waiting, silence)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.server = Server(HttpClient(url, headers, client), max_waiting, silence)
 
     @property
+    @override
     def capabilities(self) -> Capabilities:
-        """See `Backend.capabilities`; before 1.115, `usage` comes from the tokenizer, inexactly."""
+        """The capabilities; before 1.115, `usage` comes from the tokenizer, inexactly."""
         if self.server.reports_tokens:
             return CAPABILITIES
         return replace(CAPABILITIES, inexact=CAPABILITIES.inexact | {"usage"})
 
+    @override
     def model(self) -> Coroutine[Any, Any, Model]:
-        """See `Backend.model`."""
-        return self.server.known.get()
+        return self.server.monitor.get()
 
+    @override
     @asynccontextmanager
     async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """See `Backend.open`; the choices run one after the other, each in its turn."""
+        """Run the choices one after the other, each in its turn."""
         server = self.server
         tokens_of.check(job)
         if job.prompt.suffix is not None:
             raise Unsupported("suffix", ENGINE, CAPABILITIES.refused["suffix"])
         server.turns.check(job.party)
-        model = await server.known.get_for(job)
+        model = await server.monitor.get_for(job)
         if job.logprobs is not None and not server.reports_tokens:
             raise Unsupported(
                 "logprobs",
@@ -99,12 +105,12 @@ class KoboldCpp:
             # Shielded, since a cancelled request must still abort its generation and end its turn.
             await asyncio.shield(server.background(_leave(run)))
 
+    @override
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
-        """See `Backend.native`."""
         server = self.server
         server.turns.check(job.party)
-        model = await server.known.get_for(job)
+        model = await server.monitor.get_for(job)
         with read_from(ENGINE, "its tokenizer"):
             prompt, count, _tokens = await counted(server, job, model)
         job = await with_gbnf(job)
@@ -119,8 +125,8 @@ class KoboldCpp:
         done = False
         try:
             await server.check_still(model)
-            async with server.upstream.send("POST", path, payload) as reply:
-                yield NativeReply(reply.status, reply.content_type, reply.chunks())
+            async with await server.client.send("POST", path, payload) as response:
+                yield NativeReply(response.status, response.content_type, aiter(response.stream))
             done = True
         finally:
             try:
@@ -129,41 +135,47 @@ class KoboldCpp:
             finally:
                 server.turns.release()
 
+    @override
     async def embedding_model(self) -> EmbeddingModel | None:
-        """See `Backend.embedding_model`."""
         return await embedding_model(self.server)
 
+    @override
     async def embed(self, job: Embedding) -> Embeddings:
-        """See `Backend.embed`; the limits are those of `embedding.embed`."""
         return await embed(self.server, job)
 
+    @override
     async def rank(self, job: Ranking) -> Scores:
-        """See `Backend.rank`; koboldcpp has no rankings."""
+        """Raise `NotServed`, because koboldcpp has no rankings."""
         raise NotServed("rank", ENGINE, NO_RANKS)
 
+    @override
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
-        """See `Backend.tokenize`; koboldcpp always parses control tokens."""
+        """Return the ids of a text in which control tokens are always parsed."""
         if not parse_special:
             raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
         return tuple((await self.server.token_count(text, add_special))["ids"])
 
+    @override
     async def detokenize(self, ids: TokenIds) -> bytes:
-        """See `Backend.detokenize`; the engine drops incomplete characters."""
+        """Return the text of ids, without incomplete characters."""
         return await self.server.detokenize(ids)
 
+    @override
     async def pieces(self) -> None:
-        """See `Backend.pieces`."""
+        pass
 
+    @override
     async def specials(self) -> Sequence[Special]:
-        """See `Backend.specials`; the candidates are from the template and a fixed list."""
+        """Return those of the template and of a fixed list."""
         return await self.server.specials()
 
+    @override
     async def health(self) -> None:
-        """See `Backend.health`; the server is asked at most twice a second."""
+        """Ask the server at most twice a second."""
         await self.server.health()
 
+    @override
     async def aclose(self) -> None:
-        """See `Backend.aclose`."""
         await self.server.aclose()
 
 

@@ -1,25 +1,161 @@
-"""The consecutive native calls of a job: text, token counts, continuation, abort."""
+"""The consecutive native calls of a job: prompt, text, token counts, continuation, abort.
+
+koboldcpp omits the final event if it sends all text before it notices the end of the generation. A
+broken connection looks the same, and the facts about the last generation may be about another one.
+So the text has to be proven complete.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from contextlib import aclosing
+from typing import Literal
 
 import orjson
 
-from ...schemas.native.koboldcpp import LastLogprobs
+from ...schemas.native.koboldcpp import LastLogprobs, Perf
 from .. import offload
-from ..base import Batch, Generation, Model, Piece
-from ..errors import MALFORMED, EngineError, LatimerError, malformed, text_of
+from ..base import Batch, Generation, Model, Piece, Text, TokenIds
+from ..errors import (
+    MALFORMED,
+    ContextExceeded,
+    EmptyPrompt,
+    EngineError,
+    LatimerError,
+    Unsupported,
+    malformed,
+    text_of,
+    whole_of,
+)
+from ..http import Response
+from ..queue import Party
 from ..sse import EventParser
-from ..turns import Party
-from ..upstream import Reply
 from . import tokens as tokens_of
-from . import whole
 from .server import Server, new_genkey
 from .tokens import CallTokens
-from .translate import ENGINE, ChoiceStream, longest_call, to_error, to_native
+from .translate import (
+    CAPABILITIES,
+    ENGINE,
+    ChoiceStream,
+    longest_call,
+    to_error,
+    to_native,
+    with_media,
+)
+
+
+async def counted(server: Server, job: Generation, model: Model) -> tuple[str, int, int]:
+    """Return the prompt as text, and its number of tokens with a BOS and without.
+
+    koboldcpp silently cuts the beginning of a prompt that does not fit, so its tokens are counted
+    first.
+    """
+    content = job.prompt.content
+    if isinstance(content, Text):
+        if not content.parse_special:
+            raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
+        text = await offload.run(len(content.text), with_media, job, content.text)
+    else:
+        text = await _text_of(server, content)
+    tokens = len((await server.token_count(text, False))["ids"])
+    count = tokens + model.adds_bos
+    if not count:
+        raise EmptyPrompt
+    if count + (job.max_tokens or 0) > model.context or count >= model.context:
+        raise ContextExceeded(model.context, tokens, job.max_tokens or 0)
+    return text, count, tokens
+
+
+async def _text_of(server: Server, ids: TokenIds) -> str:
+    """Return the text of token ids, if koboldcpp tokenizes it to the same ids."""
+    text = (await server.detokenize(ids)).decode()
+    if tuple((await server.token_count(text, False))["ids"]) != ids:
+        raise Unsupported(
+            "prompt", ENGINE, "Its tokenizer does not preserve these token ids. Send text instead."
+        )
+    return text
+
+
+FinishReason = Literal["stop", "length"]
+
+STOP_REASONS: dict[int, FinishReason] = {0: "length", 1: "stop", 2: "length"}
+# The number of idle checks, and the seconds between them. koboldcpp becomes idle a moment after it
+# has closed the stream; a generation that still runs takes longer.
+LOOKS, LOOK_SECONDS = 20, 0.05
+
+
+async def prove_finish_reason(
+    server: Server, genkey: str, text: bytes, before: int | None, shows_control: bool
+) -> FinishReason:
+    """Return the finish reason of a generation whose stream does not have one.
+
+    Args:
+        genkey: the key of the call.
+        text: the text that the call has sent.
+        before: the number of generations before the call, or None if unknown.
+        shows_control: True if control tokens are part of the text.
+
+    Raises:
+        EngineError: nothing proves that the text is complete.
+    """
+    perf = await _idle(server)
+    reason = STOP_REASONS.get(whole_of(perf["stop_reason"], least=-(2**31)))
+    if reason is None:
+        raise EngineError(f"{ENGINE} ended its response without a finish reason.")
+    if server.reports_tokens:
+        last = await server.last_logprobs(genkey)
+        proven = last is not None and await _is_of(last, text, reason, server, shows_control)
+    else:
+        proven = await _is_counted(perf, text, reason, before, server)
+    if not proven:
+        raise EngineError(f"{ENGINE} ended its response before it was finished.")
+    return reason
+
+
+async def _idle(server: Server) -> Perf:
+    """Wait until the engine is idle, and return its facts about the last generation."""
+    for _ in range(LOOKS):
+        perf = await server.perf()
+        if perf["idle"]:
+            return perf
+        await asyncio.sleep(LOOK_SECONDS)
+    raise EngineError(f"{ENGINE} closed its response but is still generating.")
+
+
+async def _is_of(
+    last: LastLogprobs, text: bytes, reason: FinishReason, server: Server, shows_control: bool
+) -> bool:
+    """Return True if the tokens of a generation make up the text."""
+    tokens, ids = last["tokens"], last["token_ids"]
+    if not tokens or len(tokens) != len(ids):
+        return False
+    if reason == "stop":
+        tokens, ids = tokens[:-1], ids[:-1]
+    if joined(tokens) == text:
+        return True
+    if not shows_control:
+        control = {special.spelling for special in await server.specials()}
+        if joined(tokens, control) == text:
+            return True
+    # Tokens inside a character are empty in the list, but detokenizing all ids restores them.
+    return await server.detokenize(tuple(ids)) == text
+
+
+def joined(tokens: Collection[str], control: Collection[str] = ()) -> bytes:
+    """Return the text of tokens, without that of control tokens."""
+    return "".join(text_of(token) for token in tokens if token not in control).encode()
+
+
+async def _is_counted(
+    perf: Perf, text: bytes, reason: FinishReason, before: int | None, server: Server
+) -> bool:
+    """Return True if the last generation was this one and has as many tokens as the text."""
+    if before is None or whole_of(perf["total_gens"]) != before + 1:
+        return False
+    counted = len((await server.token_count(text.decode(), False))["ids"])
+    return counted == whole_of(perf["last_token_count"]) - (reason == "stop")
+
 
 # Events to accept beyond one per requested token: text that was held back may have its own event.
 SLACK = 8
@@ -47,7 +183,7 @@ class Run:
         self._prompt_tokens = prompt_tokens
         self._room, self._genkey = 0, ""
         self._generations: int | None = None
-        self._exchange: AbstractAsyncContextManager[Reply] | None = None
+        self._response: Response | None = None
         self._running = False
         self._party = job.party or Party()
         self._has_turn = False
@@ -107,7 +243,7 @@ class Run:
                 yield (Piece(choice, rest),)
             await self.aclose()
             if reason is None and not stream.stopped:
-                reason = await whole.finish_reason(
+                reason = await prove_finish_reason(
                     self._server, self._genkey, stream.text[start:], self._generations,
                     bool(self._job.preserved_tokens),
                 )  # fmt: skip
@@ -144,16 +280,15 @@ class Run:
             bool(stream.text),
         )  # fmt: skip
         await self._server.check_still(self._model)
-        self._generations = self._server.watch.generations
-        exchange = self._server.upstream.send("POST", "/api/extra/generate/stream", payload)
-        reply = await exchange.__aenter__()
-        self._exchange = exchange
-        if reply.status != 200:
-            raise to_error(reply.status, await reply.read())
+        self._generations = self._server.monitor.generations
+        path = "/api/extra/generate/stream"
+        response = self._response = await self._server.client.send("POST", path, payload)
+        if response.status != 200:
+            raise to_error(response.status, await response.aread())
         self._running = True
         parser = EventParser()
         count, size, most = 0, 0, room + SLACK
-        async for chunk in self._chunks(reply):
+        async for chunk in self._chunks(response):
             for data in parser.feed(chunk):
                 event = stream.parse(data)
                 self._running = event["finish_reason"] is None
@@ -166,10 +301,10 @@ class Run:
                     return
         self._running = False
 
-    async def _chunks(self, reply: Reply) -> AsyncIterator[bytes]:
+    async def _chunks(self, response: Response) -> AsyncIterator[bytes]:
         """Yield the stream's chunks; raise an error if the engine goes idle before its end."""
         idle = 0
-        chunks = reply.chunks()
+        chunks = aiter(response.stream)
         while True:
             # A task, since a cancelled read cannot be resumed.
             reading = asyncio.ensure_future(anext(chunks, b""))
@@ -198,8 +333,8 @@ class Run:
 
     async def aclose(self) -> None:
         """End the open call, if any; aborting by key is half a second faster than closing."""
-        exchange, self._exchange = self._exchange, None
-        if exchange is None:
+        response, self._response = self._response, None
+        if response is None:
             return
         try:
             if self._running:
@@ -207,7 +342,7 @@ class Run:
         except LatimerError:
             pass  # The engine is gone, so nothing runs there.
         finally:
-            await exchange.__aexit__(None, None, None)
+            await response.aclose()
 
 
 async def payload_of(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
-from ..base import MediaKind
-from ..checks import Checks, changed
+from typing_extensions import override
+
+from ..base import MediaKind, Model
 from ..errors import (
     EngineError,
     EngineSilent,
@@ -25,6 +26,7 @@ from ..errors import (
     text_of,
     whole_of,
 )
+from ..identity import IdentityMonitor
 from .translate import ENGINE
 
 TESTED = (1, 115)
@@ -62,56 +64,39 @@ class Identity(NamedTuple):
         return tuple(map(int, numbers)) >= TESTED
 
 
-class Watch:
+class ServerMonitor(IdentityMonitor[Identity]):
     """The last known identity of a koboldcpp, and the checks of it.
 
     Args:
-        address: the address for errors.
         ask: `ask(method, path)` returns the JSON of a response.
-        forget: called when the server has another model, so that no earlier answer is valid.
+
+    Attributes:
+        generations: the number of generations at the last check, if reported.
     """
 
     def __init__(
-        self, address: str, ask: Callable[[str, str], Awaitable[Any]], forget: Callable[[], None]
+        self,
+        address: str,
+        ask: Callable[[str, str], Awaitable[Any]],
+        read_model: Callable[[], Coroutine[Any, Any, Model]],
+        forget: Callable[[], None],
     ) -> None:
-        self._address = address
+        super().__init__(address, read_model, forget, HOLDS)
         self._ask = ask
-        self._forget = forget
-        self._checks = Checks(self._look)
         self._started: float | None = None
-        self._seen = -1e9
-        self.identity: Identity | None = None
-        # The number of generations at the last check, if reported.
         self.generations: int | None = None
 
-    @property
-    def is_sure(self) -> bool:
-        """True if the server was checked a moment ago."""
-        return time.monotonic() - self._seen < HOLDS
-
-    def doubt(self) -> None:
-        """Require a new check, since the server was unavailable."""
-        self._seen = -1e9
-
-    async def check(self) -> None:
-        """Ask the server for its identity.
-
-        Raises:
-            EngineUnavailable: it is not reachable, or serves another model than before.
-            EngineError: it is not a koboldcpp.
-        """
-        await self._checks.run()
-
-    async def _look(self) -> None:
+    @override
+    async def _compare(self) -> None:
         before, started = self.identity, await self._start()
         if before is None or not _is_same(started, self._started):
             now = await self._read()
             if before is not None and now != before:
-                self.identity = self._started = None
-                self._forget()
-                raise changed(self._address, now.name, before.name)
+                self._started = None
+                error = self.changed(now.name, before.name)
+                self.lose(error)
+                raise error
             self.identity, self._started = now, started
-        self._seen = time.monotonic()
 
     async def _start(self) -> float | None:
         """Return the server's start time on the clock of this process; None if not reported."""
@@ -133,7 +118,7 @@ class Watch:
         with read_from(ENGINE, "its model"):
             version = await self._ask("GET", "/api/extra/version")
             if version.get("result") != "KoboldCpp":
-                raise EngineError(f"{self._address} does not respond like {ENGINE}.")
+                raise EngineError(f"{self.address} does not respond like {ENGINE}.")
             if not any(letter.isdigit() for letter in text_of(version["version"])):
                 raise EngineError(
                     f"{ENGINE} reports an invalid version: {shortened(version['version'])!r}."

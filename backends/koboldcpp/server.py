@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -15,7 +16,6 @@ import orjson
 from ...schemas.native.koboldcpp import LastLogprobs, Perf, TokenCount, TokenCountPayload
 from .. import offload
 from ..base import Generation, Model, Prompt, Sampling, Special, Text, TokenIds
-from ..checks import Fresh, Known
 from ..errors import (
     EngineError,
     EngineUnavailable,
@@ -25,11 +25,11 @@ from ..errors import (
     text_of,
     whole_of,
 )
-from ..turns import Turns
-from ..upstream import Upstream
-from .identity import Identity, Watch
+from ..http import HttpClient
+from ..identity import Fresh
+from ..queue import Turns
+from .identity import Identity, ServerMonitor
 from .translate import ENGINE, to_error, to_native
-from .vectors import Embedder
 
 T = TypeVar("T")
 
@@ -46,6 +46,14 @@ WELL_KNOWN = frozenset(
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """Facts about an embedding model: the length of its vectors, or what to do if it has none."""
+
+    dimensions: int = 0
+    hint: str = ""
+
+
 class Server:
     """A running koboldcpp.
 
@@ -54,19 +62,17 @@ class Server:
         silence: seconds without an event after which it is asked if it still generates.
 
     Attributes:
-        known: the model that it serves.
+        monitor: the model that it serves, and the detector of another one at the address.
         turns: the queue of calls.
-        watch: the detector of another model at the address.
         embedder: the facts about its embeddings, once known.
     """
 
-    def __init__(self, upstream: Upstream, max_waiting: int, silence: float) -> None:
-        self.upstream = upstream
+    def __init__(self, client: HttpClient, max_waiting: int, silence: float) -> None:
+        self.client = client
         self.silence = silence
         self.turns = Turns(max_waiting)
-        self.watch = Watch(self.upstream.address, self.ask, self._forget)
+        self.monitor = ServerMonitor(client.address, self.ask, self._read_model, self._forget)
         self._health = Fresh(self._ask_health)
-        self.known = Known(self.upstream.address, self.watch, self._read_model)
         self._specials: Sequence[Special] | None = None
         self.embedder: Embedder | None = None
         self._tokenizing = asyncio.Lock()
@@ -75,24 +81,24 @@ class Server:
     @property
     def reports_tokens(self) -> bool:
         """True if it reports the tokens of its last generation."""
-        identity = self.watch.identity
+        identity = self.monitor.identity
         return identity is None or identity.reports_tokens
 
     @property
     def generates(self) -> bool:
         """True if it has a text model."""
-        return self.watch.identity is None or self.watch.identity.generates
+        return self.monitor.identity is None or self.monitor.identity.generates
 
     @property
     def embeds(self) -> bool:
         """True if it has an embedding model."""
-        return self.watch.identity is not None and self.watch.identity.embedder is not None
+        return self.monitor.identity is not None and self.monitor.identity.embedder is not None
 
     async def check_still(self, model: Model) -> None:
         """Raise `EngineUnavailable` if the server has another model now."""
-        if self.known.model is model:
-            await self.watch.check()
-        self.known.check_is(model)
+        if self.monitor.model is model:
+            await self.monitor.check()
+        self.monitor.check_is(model)
 
     async def detokenize(self, ids: TokenIds) -> bytes:
         """Return the text of token ids; the engine drops incomplete characters."""
@@ -105,7 +111,7 @@ class Server:
         """Return the spellings of the template, and well-known ones, that are a single token."""
         specials = self._specials
         if specials is None:
-            model = await self.known.get()
+            model = await self.monitor.get()
             spellings = {model.bos_token, model.eos_token, *_MARK.findall(model.template or "")}
             spellings |= WELL_KNOWN
             specials = [
@@ -113,7 +119,7 @@ class Server:
                 for spelling in sorted(spellings - {""})
                 if len((await self.token_count(spelling, False))["ids"]) == 1
             ]
-            self.known.check_is(model)
+            self.monitor.check_is(model)
             self._specials = specials
         return specials
 
@@ -127,7 +133,7 @@ class Server:
     async def aclose(self) -> None:
         """Wait for the background tasks, and close all connections."""
         await asyncio.gather(*self._closing, return_exceptions=True)
-        await self.upstream.aclose()
+        await self.client.aclose()
 
     async def token_count(self, text: str, special: bool) -> TokenCount:
         """Return the tokens of a text; `special` adds a BOS."""
@@ -190,13 +196,13 @@ class Server:
         """Send a request and return its JSON; `size` is the payload's approximate size in bytes."""
         body = None if payload is None else await offload.run(size, orjson.dumps, payload)
         try:
-            async with self.upstream.send(method, path, body) as reply:
-                data = await reply.read()
-                if reply.status != 200:
-                    raise to_error(reply.status, data)
+            async with await self.client.send(method, path, body) as response:
+                data = await response.aread()
+                if response.status != 200:
+                    raise to_error(response.status, data)
         except EngineUnavailable:
             # The server may come back with another model.
-            self.watch.doubt()
+            self.monitor.invalidate()
             raise
         try:
             answer = await offload.run(len(data), orjson.loads, data)
@@ -209,16 +215,16 @@ class Server:
 
     def _forget(self) -> None:
         """Clear everything read about the model, since the server has another one."""
-        self.known.model = self._specials = self.embedder = None
+        self._specials = self.embedder = None
 
     async def _read_model(self) -> Model:
-        await self.watch.check()
-        identity = self.watch.identity
+        await self.monitor.check()
+        identity = self.monitor.identity
         assert identity is not None
         with read_from(ENGINE, "its model"):
             model = await self._read_facts(identity)
-        if self.watch.identity != identity:
-            raise self.known.changed()
+        if self.monitor.identity != identity:
+            raise self.monitor.changed()
         return model
 
     async def _read_facts(self, identity: Identity) -> Model:

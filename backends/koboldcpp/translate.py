@@ -10,9 +10,8 @@ from typing import Any
 import orjson
 
 from ...schemas.native.koboldcpp import GeneratePayload, LastLogprobs, StreamEvent
-from ..base import MEDIA, Capabilities, Finish, Generation, MediaKind, Reason
+from ..base import ALWAYS_OR_NEVER, MEDIA, Capabilities, Finish, Generation, MediaKind, Reason
 from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, TooMany
-from ..extras import ALWAYS_OR_NEVER
 from ..stops import StopMatcher, begun_before, matcher_of
 
 ENGINE = "koboldcpp"

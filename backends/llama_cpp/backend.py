@@ -14,8 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from .. import offload
 from ..base import (
+    LLAMA_CPP_EXTRAS,
+    Backend,
     Batch,
     Capabilities,
     Embedding,
@@ -42,9 +46,8 @@ from ..errors import (
     check_ids,
     ends_with_media,
 )
-from ..extras import LLAMA_CPP_EXTRAS
+from ..queue import QUEUE, Party
 from ..streams import ended
-from ..turns import QUEUE, Party
 from .embeddings import embed, facts_of, not_generated, rank
 from .options import (
     BATCH,
@@ -79,7 +82,7 @@ CAPABILITIES = Capabilities(
 )
 
 
-class LlamaCpp:
+class LlamaCpp(Backend):
     """A GGUF model in this process.
 
     Args:
@@ -164,8 +167,8 @@ class LlamaCpp:
         return (await self._engine()).model
 
     @asynccontextmanager
+    @override
     async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
-        """See `Backend.open`."""
         engine = await self._engine()
         generator = engine.generator
         if generator is None:
@@ -193,7 +196,7 @@ class LlamaCpp:
         """Create a job's DRY sampler in a worker thread, which does not block the engine's."""
         if not job.sampling.extras.get("dry_multiplier"):
             return
-        from .dry import dry_of, prepare
+        from .sampling import dry_of, prepare
 
         dry = dry_of(job.sampling.extras_within(context), context)
         if dry is not None:
@@ -229,25 +232,26 @@ class LlamaCpp:
         raise Unsupported("oai_compat", ENGINE, CAPABILITIES.refused["oai_compat"])
         yield  # pragma: no cover
 
+    @override
     async def embedding_model(self) -> EmbeddingModel | None:
-        """See `Backend.embedding_model`."""
         engine = await self._engine()
         return None if engine.embedder is None else facts_of(engine)
 
+    @override
     async def embed(self, job: Embedding) -> Embeddings:
-        """See `Backend.embed`; inputs of several jobs are evaluated together."""
+        """Inputs of several jobs are evaluated together."""
         engine = await self._engine()
         with self._let_in(job.party or Party()):
             return await embed(engine, job)
 
+    @override
     async def rank(self, job: Ranking) -> Scores:
-        """See `Backend.rank`."""
         engine = await self._engine()
         with self._let_in(job.party or Party()):
             return await rank(engine, job)
 
+    @override
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
-        """See `Backend.tokenize`."""
         vocabulary = (await self._engine()).vocabulary
 
         def ids() -> TokenIds:
@@ -255,8 +259,8 @@ class LlamaCpp:
 
         return await offload.run(len(text), ids)
 
+    @override
     async def detokenize(self, ids: TokenIds) -> bytes:
-        """See `Backend.detokenize`."""
         vocabulary = (await self._engine()).vocabulary
 
         def text() -> bytes:
@@ -265,21 +269,21 @@ class LlamaCpp:
 
         return await offload.run(len(ids), text)
 
+    @override
     async def pieces(self) -> Sequence[bytes]:
-        """See `Backend.pieces`."""
         return (await self._engine()).vocabulary.pieces
 
+    @override
     async def specials(self) -> Sequence[Special]:
-        """See `Backend.specials`."""
         vocabulary = (await self._engine()).vocabulary
         return await offload.run(vocabulary.size, lambda: vocabulary.specials)
 
+    @override
     async def health(self) -> None:
-        """See `Backend.health`."""
         await self._engine()
 
+    @override
     async def aclose(self) -> None:
-        """See `Backend.aclose`."""
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:

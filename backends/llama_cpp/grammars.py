@@ -9,22 +9,26 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from math import lcm
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import llama_cpp
 import llguidance
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from ...schemas.limits import ITEMS, MULTIPLE, PROPERTIES
-from .. import offload
+from ...schemas.limits import ITEMS, MULTIPLE, PROPERTIES, TRIAL, TRIAL_MEMORY
+from .. import offload, sandbox
 from ..base import Grammar
 from ..errors import shortened
 from ..grammar import Unenforced, check_length, gbnf, gbnf_of, in_request, path_to, repetitions
 from ..offload import DeepThreads, Memo
-from .trials import Trials
+from .trial import STACK
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -53,6 +57,16 @@ _KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
 _PLACE = re.compile(r"^at 1\(\d+\): ")
 
 
+_TRIAL = Path(__file__).with_name("trial.py")
+# The number of trials that run in parallel: a slow one must not block the others.
+AT_ONCE = 4
+# The real time that a trial may take as a multiple of its CPU time, because other processes use the
+# CPU as well.
+PATIENCE = 4
+# The size of the cache of results in bytes.
+_KEPT = 1 << 20
+
+
 class Constraint(Protocol):
     """The position of a choice in a grammar."""
 
@@ -77,7 +91,7 @@ class TooComplex(Exception):
     """A grammar that exceeded llguidance's limits during generation."""
 
 
-class Gbnf:
+class Gbnf(Constraint):
     """llama.cpp's grammar sampler; freed with its last reference."""
 
     def __init__(self, pointer: object, candidates: Candidates) -> None:
@@ -87,55 +101,56 @@ class Gbnf:
     def __del__(self) -> None:
         llama_cpp.llama_sampler_free(self._pointer)
 
+    @override
     def allows(self, token: int) -> bool:
-        """See `Constraint.allows`."""
         data = llama_cpp.llama_token_data(token, 0.0, 0.0)
         array = llama_cpp.llama_token_data_array(ctypes.pointer(data), 1, -1, False)
         llama_cpp.llama_sampler_apply(self._pointer, ctypes.byref(array))
         return bool(data.logit == 0.0)
 
+    @override
     def allowed(self) -> NDArray[np.bool_]:
-        """See `Constraint.allowed`."""
         self._candidates.fill(0.0)
         self._candidates.apply(self._pointer)
         possible: NDArray[np.bool_] = self._candidates.entries["logit"] == 0.0
         return possible
 
+    @override
     def accept(self, token: int) -> None:
-        """See `Constraint.accept`; llama.cpp aborts at a token that is not allowed."""
+        """llama.cpp aborts at a token that is not allowed."""
         llama_cpp.llama_sampler_accept(self._pointer, token)
 
+    @override
     def copy(self) -> Gbnf:
-        """See `Constraint.copy`."""
         return Gbnf(llama_cpp.llama_sampler_clone(self._pointer), self._candidates)
 
 
-class Guidance:
+class Guidance(Constraint):
     """llguidance's matcher."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
 
+    @override
     def allows(self, token: int) -> bool:
-        """See `Constraint.allows`."""
         if self._matcher.is_stopped():
             return not self._matcher.is_error() and token in self._vocabulary.ends
         return self._matcher.validate_tokens([token]) == 1
 
+    @override
     def allowed(self) -> NDArray[np.bool_]:
-        """See `Constraint.allowed`."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         return np.unpackbits(bits, bitorder="little")[: self._vocabulary.size].astype(np.bool_)
 
+    @override
     def accept(self, token: int) -> None:
-        """See `Constraint.accept`."""
         self._matcher.consume_token(token)
         self._check()
 
+    @override
     def copy(self) -> Guidance:
-        """See `Constraint.copy`."""
         return Guidance(self._matcher.deep_copy(), self._vocabulary)
 
     def _check(self) -> None:
@@ -183,6 +198,51 @@ class Candidates:
             return None
         entry = self._array.data[index]
         return int(entry.id) if entry.logit > -np.inf else None
+
+
+class Trials:
+    """Trial compilations in processes with limits (`trial`), cached by the grammar's text.
+
+    Args:
+        limits: the arguments of `llguidance.LLParserLimits`.
+        seconds: the CPU time that a trial may take.
+    """
+
+    def __init__(self, limits: Mapping[str, int], seconds: int = TRIAL.most) -> None:
+        self._limits = json.dumps(limits)
+        self._seconds = seconds
+        # These threads only wait for processes.
+        self._threads = ThreadPoolExecutor(AT_ONCE, "latimer-trials")
+        self._tried: Memo[str, bool] = Memo(_KEPT, lambda text, _: 64 + len(text), self._threads)
+
+    async def check(self, text: str) -> None:
+        """Check that a grammar in llguidance's own format compiles within the limits.
+
+        Raises:
+            WrongGrammar: the grammar takes too much time or memory.
+        """
+        if not await self._tried.get(text, lambda: self._can_compile(text)):
+            raise gbnf.WrongGrammar(
+                f"it takes more than {self._seconds} s or {TRIAL_MEMORY.most} MiB to compile; use "
+                "fewer or smaller intersections, repetitions and multiples"
+            )
+
+    def close(self) -> None:
+        """Cancel trials that have not started, and forget all results."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._tried.clear()
+
+    def _can_compile(self, text: str) -> bool:
+        memory = (TRIAL_MEMORY.most << 20) + STACK
+        wait = PATIENCE * self._seconds
+        try:
+            ended = sandbox.run(
+                _TRIAL, text.encode(), self._limits, cpu=self._seconds, memory=memory, wait=wait
+            )
+        except OSError:
+            # No process can be started, so the grammar is accepted without a trial.
+            return True
+        return ended.status == 0
 
 
 class Grammars:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import attrgetter
 
-from ..tiers import Order, Tier
+from ..queue import Order, Tier
 from .tasks import TaskChoice
 
 _TURN = attrgetter("turn")

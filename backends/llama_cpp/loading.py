@@ -11,16 +11,14 @@ from typing import Any
 
 from ..base import MediaKind, Model, Pooling
 from ..errors import EngineError
-from .cache import Cache
-from .embedder import Embedder
-from .embedding_context import EmbeddingContext
+from .cache import Cache, States
+from .embedder import Embedder, EmbeddingContext
 from .grammars import Candidates, Grammars
 from .library import Context, LoadedModel
 from .loop import Loop
 from .options import DEFAULT_CONTEXT, Options, name_of, parts_of
 from .projector import Projector
 from .scheduler import Delivery, Scheduler
-from .states import States
 from .vocabulary import Vocabulary
 
 

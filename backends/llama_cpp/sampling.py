@@ -1,22 +1,167 @@
-"""A sequence's sampler chain, with llama.cpp's samplers in its order (common/sampling.cpp)."""
+"""A sequence's sampler chain, with llama.cpp's samplers in its order (common/sampling.cpp).
+
+To create a DRY sampler, llama.cpp compares each sequence breaker with every token of the
+vocabulary. With a large vocabulary this takes a second, too long for the engine's thread. It is
+therefore created once for its settings, and cloned for each choice. `score` converts logits to
+log-probabilities.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import random
-from collections.abc import Iterable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from ..base import Sampling
-from .dry import Dry, copied, dry_of
+from ..base import Alternative, Sampling, Token
 from .grammars import Candidates, Constraint
 from .library import Context, Rows
 from .vocabulary import Vocabulary
+
+# The number of logits in a block of rows, which bounds the memory for intermediate results.
+BLOCK = 4 * 1024 * 1024
+STRETCH = 256
+
+
+def score(
+    logits: NDArray[np.float32],
+    tokens: Sequence[tuple[int, bytes, bytes, bool]],
+    top: int,
+    vocabulary: Vocabulary,
+) -> list[Token]:
+    """Return the tokens that follow rows of logits, with their log-probabilities.
+
+    Args:
+        logits: shape (rows, vocabulary).
+        tokens: the token after each row: id, data, spelling, and True for a control token.
+        top: the number of alternatives for each token.
+    """
+    scored: list[Token] = []
+    step = max(BLOCK // logits.shape[1], 1)
+    for start in range(0, len(tokens), step):
+        block = logits[start : start + step]
+        part = tokens[start : start + step]
+        # Double precision, because single would make the log-probabilities inexact.
+        highest = block.max(axis=1, keepdims=True)
+        sums = np.exp(block - highest).sum(axis=1, dtype=np.float64)
+        norms = highest[:, 0].astype(np.float64) + np.log(sums)
+        ids = np.array([token[0] for token in part])
+        own = block[np.arange(len(part)), ids].astype(np.float64) - norms
+        best = _best(block, top)
+        for row, (token, logprob) in enumerate(zip(part, own.tolist(), strict=True)):
+            alternatives = tuple(
+                Alternative(other, *vocabulary.token(other), value)
+                for other, value in zip(
+                    best[row].tolist(), (block[row, best[row]] - norms[row]).tolist(), strict=True
+                )
+            )
+            scored.append(Token(*token, logprob, alternatives))
+    return scored
+
+
+def _best(block: NDArray[np.float32], top: int) -> NDArray[np.intp]:
+    """Return the ids of each row's `top` largest logits, largest first, then lowest id first."""
+    if top == 0:
+        return np.empty((len(block), 0), np.intp)
+    if top == 1:
+        first: NDArray[np.intp] = block.argmax(axis=1)
+        return first[:, None]
+    top = min(top, block.shape[1])
+    # The `top` largest maxima of stretches bound the values that have to be sorted.
+    stretches = np.arange(0, block.shape[1], max(min(STRETCH, block.shape[1] // top), 1))
+    largest = np.maximum.reduceat(block, stretches, axis=1)
+    least = np.partition(largest, -top, axis=1)[:, -top]
+    best = np.empty((len(block), top), np.intp)
+    for row, values in enumerate(block):
+        chosen = np.flatnonzero(values >= least[row])
+        best[row] = chosen[np.argsort(-values[chosen], kind="stable")[:top]]
+    return best
+
+
+# llama.cpp's defaults (common/common.h).
+BREAKERS = ("\n", ":", '"', "*")
+# The number of samplers that are kept.
+_MOST = 8
+
+
+class Dry(NamedTuple):
+    """The settings of a DRY sampler; `last` is a number of tokens."""
+
+    multiplier: float
+    base: float
+    allowed_length: int
+    last: int
+    breakers: tuple[bytes, ...]
+
+
+def dry_of(extras: Mapping[str, Any], context: int) -> Dry | None:
+    """Return the DRY settings in a request's extras, or None if they do not enable DRY.
+
+    Args:
+        context: the context length in tokens, which bounds `last`.
+    """
+    if not extras.get("dry_multiplier"):
+        return None
+    last = extras.get("dry_penalty_last_n", -1)
+    return Dry(
+        extras["dry_multiplier"],
+        extras.get("dry_base", 1.75),
+        extras.get("dry_allowed_length", 2),
+        context if last < 0 else min(last, context),
+        tuple(text.encode() for text in extras.get("dry_sequence_breakers", BREAKERS)),
+    )
+
+
+_lock = threading.Lock()
+_made: OrderedDict[tuple[Vocabulary, Dry], object] = OrderedDict()
+
+
+def prepare(vocabulary: Vocabulary, dry: Dry) -> None:
+    """Create a sampler if there is none with these settings; thread-safe."""
+    with _lock:
+        if (vocabulary, dry) in _made:
+            _made.move_to_end((vocabulary, dry))
+            return
+    sampler = _new(vocabulary, dry)
+    with _lock:
+        if (vocabulary, dry) in _made:
+            llama_cpp.llama_sampler_free(sampler)
+            return
+        _made[vocabulary, dry] = sampler
+        if len(_made) > _MOST:
+            llama_cpp.llama_sampler_free(_made.popitem(last=False)[1])
+
+
+def copied(vocabulary: Vocabulary, dry: Dry) -> object:
+    """Return a sampler that the caller owns, cloned if one with these settings exists."""
+    with _lock:
+        known = _made.get((vocabulary, dry))
+        if known is not None:
+            copy: object = llama_cpp.llama_sampler_clone(known)
+            return copy
+    return _new(vocabulary, dry)
+
+
+def _new(vocabulary: Vocabulary, dry: Dry) -> object:
+    sampler: object = llama_cpp.llama_sampler_init_dry(
+        vocabulary.pointer,
+        dry.multiplier,
+        dry.base,
+        dry.allowed_length,
+        dry.last,
+        (ctypes.c_char_p * len(dry.breakers))(*dry.breakers),
+        len(dry.breakers),
+    )
+    return sampler
 
 
 class DeadEnd(Exception):
@@ -181,8 +326,8 @@ class LongSampler(Sampler):
         super().__init__(sampling, *arguments)
         self._left: int = sampling.extras["min_tokens"]
 
+    @override
     def sample(self, context: Context, rows: Rows, candidates: Candidates) -> int:
-        """See `Sampler.sample`."""
         token = super().sample(context, rows, candidates)
         self._left -= 1
         if self._left == 0:

@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 from ..base import Event, Finish, Piece, PromptTokens, Reason, Token
 from ..errors import EngineError, InvalidGrammar, LatimerError
 from ..stops import TokenCut
-from .cache import Cache, Slot
+from .cache import BLOCK, Cache, Slot
 from .grammars import Candidates, TooComplex
 from .library import Context, DecodeFailed
 from .line import Line
 from .projector import Projector
-from .sampling import DeadEnd, LongSampler, Sampler
-from .scoring import score
-from .states import BLOCK
+from .sampling import DeadEnd, LongSampler, Sampler, score
 from .tasks import Run, Task, TaskChoice
 from .vocabulary import Vocabulary
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from ..base import Event, Generation, Token, TokenIds
 from ..errors import LatimerError
+from ..queue import Party
 from ..stops import TokenCut
-from ..turns import Party
 from .cache import Slot
 from .grammars import Constraint
 from .library import Rows

@@ -1,9 +1,9 @@
-"""Compile a grammar once, in a process of its own that can be killed.
+"""Compile a grammar once, in a process of its own that can be killed (`sandbox`).
 
 llguidance cannot be interrupted, and some short grammars take it minutes and gigabytes, such as
-intersections of regular expressions and multiples of large numbers. Such a grammar is therefore
-compiled here first. This file is run as a script. It reads a grammar in llguidance's own format
-from standard input, and imports nothing from Latimer.
+intersections of regular expressions and multiples of large numbers. This script reads a grammar in
+llguidance's own format from standard input; its argument is the limits of llguidance's parser as
+JSON. It imports nothing from Latimer.
 """
 
 from __future__ import annotations
@@ -17,38 +17,11 @@ import threading
 STACK = 512 << 20
 
 
-def main() -> None:
-    """Compile the grammar on standard input; the process fails if that takes too much.
-
-    The command's arguments are seconds of CPU time, MiB of memory, and the limits of llguidance's
-    parser as JSON.
-    """
-    limit(int(sys.argv[1]), int(sys.argv[2]) << 20)
-    threading.stack_size(STACK)
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-
-
-def limit(seconds: int, memory: int) -> None:
-    """Limit this process to some seconds of CPU time and some bytes of memory."""
-    try:
-        import resource
-    except ImportError:
-        # Windows has no such limits; the parent process kills this one after its timeout.
-        pass
-    else:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        most = memory + STACK
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def run() -> None:
-    """Compile the grammar, and compute the tokens that may come first."""
+def compile_grammar() -> None:
+    """Compile the grammar, compute the tokens that may come first, and exit with 0 or 1."""
     import llguidance
 
-    limits = llguidance.LLParserLimits(**json.loads(sys.argv[3]))
+    limits = llguidance.LLParserLimits(**json.loads(sys.argv[1]))
     tokenizer = llguidance.LLTokenizer("byte")
     text = sys.stdin.buffer.read().decode()
     matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
@@ -62,4 +35,7 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    threading.stack_size(STACK)
+    thread = threading.Thread(target=compile_grammar)
+    thread.start()
+    thread.join()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
+from typing_extensions import override
 
 from .. import offload
 from ..base import (
+    Backend,
     Batch,
     Capabilities,
     Embedding,
@@ -27,55 +29,58 @@ from ..base import (
 )
 from ..errors import check_ids
 from ..grammar import with_gbnf
-from ..http import HttpUpstream
+from ..http import ConnectionPool, HttpClient
+from ..queue import QUEUE, Party
 from ..streams import ended, merged
-from ..turns import QUEUE, Party
-from ..upstream import Upstream
 from .call import Call
-from .embedding import embed, embedding_model
+from .embeddings import embed, embedding_model, rank
 from .prompt import check_biases, native_prompt, prompt_ids
-from .ranking import rank
-from .scorer import prompt_tokens
-from .scoring import speculative
+from .scoring import prompt_tokens, speculative
 from .server import Server
 from .translate import CAPABILITIES, size_of, to_native
+
+if TYPE_CHECKING:
+    from ..http import Client
 
 TIMEOUT = 60.0
 
 
-class LlamaServer:
+class LlamaServer(Backend):
     """A running llama-server.
 
     Args:
-        upstream: the server's address (`http://127.0.0.1:8080`), or a custom `Upstream`.
+        url: the server's address (`http://127.0.0.1:8080`).
         key: the server's `--api-key`, if it has one.
         timeout: seconds of silence within a response after which it counts as lost. The first token
             may take ten times as long, and at least ten minutes.
         max_waiting: the largest number of requests that wait for a slot; others are rejected as
             busy.
+        client: sends the requests instead of Latimer's own connections: a connection pool of
+            httpcore2, or a transport or a client of httpx2. Its user closes it.
     """
 
     capabilities: Capabilities = CAPABILITIES
 
     def __init__(
         self,
-        upstream: str | Upstream,
+        url: str,
         key: str | None = None,
         timeout: float = TIMEOUT,
         max_waiting: int = QUEUE,
+        client: Client | None = None,
     ) -> None:
-        if isinstance(upstream, str):
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
-            patience = max(10 * timeout, 600.0)
-            upstream = HttpUpstream(upstream, headers, timeout, patience, "/health")
-        self.server = Server(upstream, max_waiting)
+        if client is None:
+            client = ConnectionPool(url, timeout, max(10 * timeout, 600.0), "/health")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.server = Server(HttpClient(url, headers, client), max_waiting)
 
+    @override
     def model(self) -> Coroutine[Any, Any, Model]:
-        """See `Backend.model`."""
-        return self.server.known.get()
+        return self.server.monitor.get()
 
+    @override
     def open(self, job: Generation) -> Stream:
-        """See `Backend.open`; each choice is a native call, and the calls wait for free slots."""
+        """Run each choice as a native call; the calls wait for free slots."""
         if job.party is None and (len(job.seeds) > 1 or job.prompt.logprobs is not None):
             job = replace(job, party=Party())
         if job.prompt.logprobs is not None:
@@ -89,7 +94,7 @@ class LlamaServer:
     @asynccontextmanager
     async def _nothing(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
         """Run a job of no tokens without the server, which would generate one token."""
-        model = await self.server.known.get_for(job)
+        model = await self.server.monitor.get_for(job)
         _ids, count = await prompt_ids(self.server, job, model)
         yield ended(job, count)
 
@@ -98,7 +103,7 @@ class LlamaServer:
         """Run a job that scores its prompt before it generates."""
         server = self.server
         server.turns.check(job.party)
-        model = await server.known.get_for(job)
+        model = await server.monitor.get_for(job)
         ids, count = await prompt_ids(server, job, model)
         facts = await server.facts()
         if facts.speculative:
@@ -108,12 +113,12 @@ class LlamaServer:
         async with self._nothing(rest) if job.max_tokens == 0 else self.open(rest) as batches:
             yield _after(first, batches)
 
+    @override
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
-        """See `Backend.native`."""
         server = self.server
         server.turns.check(job.party)
-        model = await server.known.get_for(job)
+        model = await server.monitor.get_for(job)
         if job.sampling.logit_bias:
             await check_biases(server, job)
         prompt = await native_prompt(server, job, model)
@@ -122,32 +127,33 @@ class LlamaServer:
         data = await offload.run(size_of(prompt), orjson.dumps, payload)
         await server.turns.take(job.party)
         try:
-            server.known.check_is(model)
-            async with server.upstream.send("POST", "/completion", data) as reply:
-                yield NativeReply(reply.status, reply.content_type, reply.chunks())
+            server.monitor.check_is(model)
+            async with await server.client.send("POST", "/completion", data) as response:
+                yield NativeReply(response.status, response.content_type, aiter(response.stream))
         finally:
             server.turns.release()
 
+    @override
     async def embedding_model(self) -> EmbeddingModel | None:
-        """See `Backend.embedding_model`."""
         return await embedding_model(self.server)
 
+    @override
     async def embed(self, job: Embedding) -> Embeddings:
-        """See `Backend.embed`."""
         return await embed(self.server, job)
 
+    @override
     async def rank(self, job: Ranking) -> Scores:
-        """See `Backend.rank`; the limits are those of `ranking.rank`."""
         return await rank(self.server, job)
 
+    @override
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
-        """See `Backend.tokenize`."""
         return await self.server.tokenize(
             text, add_special=add_special, parse_special=parse_special
         )
 
+    @override
     async def detokenize(self, ids: TokenIds) -> bytes:
-        """See `Backend.detokenize`; it uses the vocabulary, as `/detokenize` breaks characters."""
+        """Use the vocabulary, as `/detokenize` breaks characters."""
         vocabulary = (await self.server.facts()).vocabulary
 
         def text() -> bytes:
@@ -156,20 +162,22 @@ class LlamaServer:
 
         return await offload.run(len(ids), text)
 
+    @override
     async def pieces(self) -> Sequence[bytes]:
-        """See `Backend.pieces`."""
         return (await self.server.facts()).vocabulary.pieces
 
+    @override
     async def specials(self) -> Sequence[Special]:
-        """See `Backend.specials`; the first call reads the vocabulary."""
+        """Read the vocabulary on the first call."""
         return await self.server.specials()
 
+    @override
     async def health(self) -> None:
-        """See `Backend.health`; the server is asked at most twice a second."""
+        """Ask the server at most twice a second."""
         await self.server.health()
 
+    @override
     async def aclose(self) -> None:
-        """See `Backend.aclose`."""
         await self.server.aclose()
 
 

@@ -21,15 +21,16 @@ from ..errors import (
 )
 from ..grammar import with_gbnf
 from ..sse import EventParser
-from .events import ENGINE, OtherModel, check_model
 from .prompt import check_biases, native_prompt, prompt_ids
-from .scorer import score
-from .scoring import speculative
+from .scoring import score, speculative
 from .server import Server
 from .tokens import TokenStream, pieces_of
 from .translate import (
+    ENGINE,
     ChoiceStream,
     NativePrompt,
+    OtherModel,
+    check_model,
     size_of,
     to_error,
     to_native,
@@ -54,8 +55,8 @@ class Call:
     """
 
     __slots__ = (
-        "_begun", "_choice", "_chunks", "_closed", "_context", "_exchange", "_job",
-        "_names", "_parser", "_payload", "_prompt", "_read", "_server", "_stream", "_tokens",
+        "_begun", "_choice", "_chunks", "_closed", "_context", "_job", "_names", "_parser",
+        "_payload", "_prompt", "_read", "_response", "_server", "_stream", "_tokens",
     )  # fmt: skip
 
     _prompt: TokenIds
@@ -70,7 +71,7 @@ class Call:
     async def __aenter__(self) -> Call:
         server, job = self._server, self._job
         server.turns.check(job.party)
-        model = await server.known.get_for(job)
+        model = await server.monitor.get_for(job)
         self._names = server.names
         if job.sampling.logit_bias:
             await check_biases(server, job)
@@ -96,21 +97,20 @@ class Call:
         if not server.turns.try_take(job.party):
             await server.turns.take(job.party)
         try:
-            server.known.check_is(model)
-            exchange = server.upstream.send("POST", "/completion", data)
-            reply = await exchange.__aenter__()
+            server.monitor.check_is(model)
+            response = await server.client.send("POST", "/completion", data)
         except BaseException as error:
             server.turns.release()
             if isinstance(error, EngineUnavailable):
-                server.watch.doubt()
+                server.monitor.invalidate()
             raise
-        self._exchange = exchange
-        if reply.status != 200:
+        self._response = response
+        if response.status != 200:
             try:
-                raise to_error(reply.status, await reply.read(), job)
+                raise to_error(response.status, await response.aread(), job)
             finally:
                 await self.__aexit__()
-        self._chunks = reply.chunks()
+        self._chunks = response.stream
         self._parser = EventParser()
         return self
 
@@ -120,7 +120,7 @@ class Call:
             # A bound method, which refers to this object.
             self._read = None
             self._server.turns.release()
-            await self._exchange.__aexit__(None, None, None)
+            await self._response.aclose()
 
     def __aiter__(self) -> Call:
         return self

@@ -1,15 +1,35 @@
-"""The identity that a llama-server reports, which shows when another model is at its address."""
+"""The identity that a llama-server reports, and a watch for another model at its address.
+
+The server is asked for its identity before a request is sent on a new connection, and before its
+model is returned. It is not asked again for a second while the connection of the last answer is
+open.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+import orjson
+from typing_extensions import override
+
 from ..base import MediaKind, Model
-from ..errors import text_of, whole_of
+from ..errors import (
+    MALFORMED,
+    EngineError,
+    EngineSilent,
+    EngineUnavailable,
+    RequestError,
+    read_from,
+    text_of,
+    whole_of,
+)
+from ..http import Connection, HttpClient
+from ..identity import IdentityMonitor
+from .translate import ENGINE, to_error
 
 # The largest number of slots to accept.
 MOST_SLOTS = 65_536
@@ -124,3 +144,107 @@ def read_meta(models: Any) -> tuple[str, ...]:
     """
     meta = models["data"][0]["meta"]
     return tuple(f"{name} {meta[name]!s:.40}" for name in _META if name in meta)
+
+
+# Seconds for which a check is valid while the connection of its answer is open, and with a user's
+# own client, whose connections are unknown.
+HOLDS, HOLDS_WITHOUT_POOL = 1.0, 2.0
+
+
+class ServerMonitor(IdentityMonitor[Identity]):
+    """The last known identity of a server, and the checks of it.
+
+    Args:
+        forget: called when the server has another model, so that no earlier answer is valid.
+        restarted: called when a new process serves the same model.
+    """
+
+    def __init__(
+        self,
+        client: HttpClient,
+        read_model: Callable[[], Coroutine[Any, Any, Model]],
+        forget: Callable[[], None],
+        restarted: Callable[[], None],
+    ) -> None:
+        pool = self._pool = client.pool
+        holds = HOLDS_WITHOUT_POOL if pool is None else HOLDS
+        super().__init__(client.address, read_model, forget, holds)
+        # Other connections prove nothing: llama-server closes those of streamed responses.
+        self.client = client.separate()
+        self._witness: Connection | None = None
+        self._restarted = restarted
+        self._props = b""
+        if pool is not None:
+            pool.on_connect = self._verify_connection
+
+    @property
+    @override
+    def is_verified(self) -> bool:
+        """True if the last check is still valid.
+
+        The open connection of its answer shows that the process is running. The time limit is
+        needed because a process that shuts down may keep its connections while another one listens.
+        """
+        witness = self._witness
+        if self._pool is not None and (witness is None or witness.closed):
+            return False
+        return time.monotonic() - self._checked_at < self._holds
+
+    @override
+    def lose(self, error: EngineUnavailable) -> None:
+        """Clear the identity and fail the requests for the old model that are not sent yet."""
+        self._props = b""
+        self.invalidate()
+        super().lose(error)
+        if self._pool is not None:
+            self._pool.fail_pending(error)
+
+    async def ask(self, path: str) -> bytes:
+        """Send a request that does not depend on the model, on a connection of its own."""
+        return (await self._ask(path))[0]
+
+    async def _ask(self, path: str) -> tuple[bytes, Connection | None]:
+        """Return the body of a response, and the connection that it came by if that is known."""
+        async with await self.client.send("GET", path) as response:
+            data = await response.aread()
+            if response.status != 200:
+                raise to_error(response.status, data)
+            stream = response.stream
+            return data, stream if isinstance(stream, Connection) else None
+
+    async def _verify_connection(self) -> None:
+        if self.identity is not None and not self.is_verified:
+            await self.check()
+
+    @override
+    async def _compare(self) -> None:
+        data, self._witness = await self._ask("/props")
+        before = self.identity
+        # The marker changes with each start, so equal bytes come from the same process.
+        if before is not None and before.marker and data == self._props:
+            return
+        now = await self._read(data, before)
+        if before is not None and not now.is_same(before):
+            error = self.changed(now.name, before.name)
+            self.lose(error)
+            raise error
+        self.identity, self._props = now, data
+        if before is not None and now.marker != before.marker:
+            self._restarted()
+
+    async def _read(self, data: bytes, before: Identity | None) -> Identity:
+        try:
+            identity = read_identity(orjson.loads(data))
+        except MALFORMED as error:
+            raise EngineError(f"{self.address} is not {ENGINE}: {error!r:.200}") from error
+        if before is not None and before.marker and identity.marker == before.marker:
+            return identity._replace(meta=before.meta)
+        try:
+            with read_from(ENGINE, "/v1/models"):
+                meta = read_meta(orjson.loads(await self.ask("/v1/models")))
+        except (EngineUnavailable, EngineSilent):
+            raise
+        except (EngineError, RequestError):
+            # Some versions lack it; the model is then identified by its name and template.
+            return identity if before is None else identity._replace(meta=before.meta)
+        return identity._replace(meta=meta)

@@ -15,10 +15,8 @@ from ..errors import (
     read_from,
     text_of,
 )
-from . import infill
-from .events import ENGINE
-from .server import Server
-from .translate import NativePrompt, to_error, with_media
+from .server import INFILL_PROBE, INFILL_TEXTS, InfillTokens, Server, infill_tokens
+from .translate import ENGINE, NativePrompt, to_error, with_media
 
 
 async def native_prompt(server: Server, job: Generation, model: Model) -> NativePrompt:
@@ -88,10 +86,10 @@ async def _filling(server: Server, job: Generation, model: Model) -> tuple[Token
     return ((await server.ids("")) + ids if model.adds_bos else ids), len(ids)
 
 
-async def _markers(server: Server, model: Model) -> infill.InfillTokens:
+async def _markers(server: Server, model: Model) -> InfillTokens:
     found = server.infill
     if found is None:
-        status, body = await server.reply("POST", "/infill", orjson.dumps(infill.PROBE))
+        status, body = await server.reply("POST", "/infill", orjson.dumps(INFILL_PROBE))
         if status == 501:
             raise Unsupported("suffix", ENGINE, "This model has no fill-in-the-middle tokens.")
         if status != 200:
@@ -99,13 +97,13 @@ async def _markers(server: Server, model: Model) -> infill.InfillTokens:
         with read_from(ENGINE, "/infill"):
             spelled = text_of(orjson.loads(body)["prompt"])
         ids = await server.tokenize(spelled, add_special=False, parse_special=True)
-        before, after = [await server.plain(text) for text in infill.TEXTS]
-        found = infill.markers(ids, before, after)
-        server.known.check_is(model)
+        before, after = [await server.plain(text) for text in INFILL_TEXTS]
+        found = infill_tokens(ids, before, after)
+        server.monitor.check_is(model)
         server.infill = found
     return found
 
 
 def _marker(server: Server) -> str:
     """Return the media placeholder of the server's prompts."""
-    return server.watch.identity.marker if server.watch.identity is not None else ""
+    return server.monitor.identity.marker if server.monitor.identity is not None else ""

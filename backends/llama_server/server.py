@@ -1,30 +1,243 @@
-"""A running llama-server: questions to it, their cached answers, and places for calls."""
+"""A running llama-server: questions to it, their cached answers, and places for calls.
+
+`/infill` silently cuts prefix and suffix to a share of the batch (`format_prompt_infill` in
+server-common.cpp). So it is called once with short texts, only to detect the tokens.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import orjson
 
 from ...schemas.native.llama_server import TokenizePayload
 from .. import offload
 from ..base import Model, Special, TokenIds
-from ..checks import Fresh, Known, changed
-from ..errors import LARGEST, EngineError, EngineUnavailable, ids_of_text, read_from
-from ..turns import Party, Turns
-from ..upstream import Upstream
-from .events import ENGINE
-from .facts import Facts, read_facts, read_specials
-from .infill import InfillTokens
-from .translate import to_error
-from .vectors import Embedder
-from .watch import Watch
+from ..errors import (
+    LARGEST,
+    EngineError,
+    EngineUnavailable,
+    LatimerError,
+    Unsupported,
+    ids_of,
+    ids_of_text,
+    read_from,
+)
+from ..http import HttpClient
+from ..identity import Fresh
+from ..queue import Party, Turns
+from .identity import ServerMonitor
+from .translate import ENGINE, Vocabulary, read_pieces, to_error
+
+Ask = Callable[..., Awaitable[Any]]
+Reply = Callable[[str, str, bytes | None], Awaitable[tuple[int, bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts about a server that reporting tokens needs.
+
+    Args:
+        model: the model that the server served when they were read.
+        slots: the number of calls that it runs at a time.
+        speculative: True if it invents log-probabilities, since it decodes speculatively.
+        rolls_back: True if the model's memory can drop its last tokens. A recurrent model's memory
+            cannot, and the server then reports other numbers for a prompt with a cached part.
+    """
+
+    model: Model
+    vocabulary: Vocabulary
+    slots: int
+    speculative: bool
+    rolls_back: bool
+
+
+async def read_facts(reply: Reply, ask: Ask, model: Model, slots: int) -> Facts:
+    """Ask a server for its facts.
+
+    Args:
+        reply: `reply(method, path, body)` returns the status and the body of a response.
+        ask: `ask(method, path, payload)` returns the JSON of a response.
+        model: the model that the server serves.
+        slots: the number of calls that the server runs at a time.
+    """
+    pieces = await _read_pieces(reply)
+    control = [token for token, piece in enumerate(pieces) if not piece]
+    plain = {"content": "a", "add_special": False, "parse_special": False}
+    first = ids_of((await ask("POST", "/tokenize", plain))["tokens"])[:1]
+    adds_space = any(pieces[token][:1] == b" " for token in first)
+    vocabulary = Vocabulary(pieces, await _names(control, pieces, ask), adds_space)
+    await offload.run(len(pieces), vocabulary.index)
+    return Facts(
+        model,
+        vocabulary,
+        slots,
+        await _speculates(ask),
+        await _rolls_back(ask, vocabulary.ordinary),
+    )
+
+
+async def _rolls_back(ask: Ask, token: int) -> bool:
+    """Return True if a prompt that diverges halfway reuses the common part.
+
+    A request that runs in between can make the result False. The only cost is that no later call
+    reuses the cache.
+    """
+    payload = {"n_predict": 1, "id_slot": 0, "response_fields": ["timings"]}
+    first = {**payload, "prompt": [token] * 16, "cache_prompt": False}
+    await ask("POST", "/completion", first)
+    second = {**payload, "prompt": [*[token] * 8, token + 1], "cache_prompt": True}
+    timings = (await ask("POST", "/completion", second)).get("timings") or {}
+    return bool(timings.get("cache_n") == 8)
+
+
+async def _read_pieces(reply: Reply) -> list[bytes]:
+    """Return every token's bytes, from one call with all alternatives."""
+    payload = {"prompt": [0], "n_predict": 1, "n_probs": 1_000_000, "cache_prompt": False}
+    # A server-side ban or an end token still yields the whole distribution; a token that ends
+    # inside a character yields no entry, so an ordinary one is forced.
+    for bias in ([], [[" a", 1000]], [["a", 1000]]):
+        body = orjson.dumps({**payload, "logit_bias": bias})
+        status, data = await reply("POST", "/completion", body)
+        if status != 200:
+            raise to_error(status, data)
+        if b'"completion_probabilities"' in data:
+            return await offload.run(len(data), read_pieces, data)
+    raise EngineError(f"{ENGINE} does not expose its vocabulary.")
+
+
+async def _names(control: Sequence[int], pieces: Sequence[bytes], ask: Ask) -> dict[int, bytes]:
+    """Return the spellings of control tokens, from one call with line ends between them."""
+    line_end = next((token for token, piece in enumerate(pieces) if piece == b"\n"), None)
+    if line_end is not None and control:
+        tokens = [token for one in control for token in (one, line_end)]
+        reply = await ask("POST", "/detokenize", {"tokens": tokens})
+        names = str(reply["content"]).encode().split(b"\n")[:-1]
+        if len(names) == len(control):
+            return dict(zip(control, names, strict=True))
+    found = {}
+    for token in control:
+        reply = await ask("POST", "/detokenize", {"tokens": [token]})
+        found[token] = str(reply["content"]).encode()
+    return found
+
+
+async def _speculates(ask: Ask) -> bool:
+    try:
+        slots = await ask("GET", "/slots")
+    except LatimerError:
+        # `--no-slots`: a reply also reports speculation, if the draft model proposed tokens.
+        return False
+    return any(slot.get("speculative") for slot in slots)
+
+
+async def read_specials(
+    vocabulary: Vocabulary, tokenize: Callable[[str], Awaitable[TokenIds]]
+) -> list[Special]:
+    """Return the control tokens, and the added tokens that the tokenizer finds anywhere.
+
+    Args:
+        tokenize: returns the ids of a text without parsing control tokens.
+    """
+    found, candidates = await offload.run(len(vocabulary), _candidates, vocabulary)
+    for token, text in candidates:
+        # Doubling the first character rarely leaves an ordinary token in one piece.
+        if (await tokenize(text[0] + text))[-1:] == (token,):
+            found.append(Special(text, False))
+    return found
+
+
+def _candidates(vocabulary: Vocabulary) -> tuple[list[Special], list[tuple[int, str]]]:
+    """Return the control tokens, and the tokens that look like added ones."""
+    found = []
+    candidates = []
+    for token in range(len(vocabulary)):
+        spelling, control = vocabulary.token(token)
+        if control and spelling:
+            found.append(Special(spelling.decode(errors="replace"), True))
+        elif _LIKE_A_MARK.fullmatch(spelling):
+            candidates.append((token, spelling.decode(errors="replace")))
+    return found, candidates
+
+
+_LIKE_A_MARK = re.compile(rb"<[^<>]{2,}>|\[[^\[\]]{2,}\]")
+
+
+INFILL_TEXTS = ("7", "3")
+INFILL_PROBE: dict[str, Any] = {
+    "input_prefix": INFILL_TEXTS[0],
+    "input_suffix": INFILL_TEXTS[1],
+    "n_predict": 1,
+    "stream": False,
+}
+
+
+class InfillTokens(NamedTuple):
+    """The tokens in front of the prefix, the suffix, and the completion that fills the gap."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    suffix_first: bool
+
+    def around(self, prefix: TokenIds, suffix: TokenIds) -> TokenIds:
+        """Return the prompt whose completion fills the gap."""
+        before, after = (self.prefix, *prefix), (self.suffix, *suffix)
+        both = (*after, *before) if self.suffix_first else (*before, *after)
+        return (*both, self.middle)
+
+
+def infill_tokens(ids: TokenIds, prefix: TokenIds, suffix: TokenIds) -> InfillTokens:
+    """Detect the infill tokens in a prompt that `/infill` made of a known prefix and suffix.
+
+    Raises:
+        Unsupported: the tokens are not in the expected places.
+    """
+    before, after = _last_index(ids, prefix), _last_index(ids, suffix)
+    if before < 1 or after < 1:
+        raise Unsupported("suffix", ENGINE, "It does not show its fill-in-the-middle tokens.")
+    return InfillTokens(ids[before - 1], ids[after - 1], ids[-1], after < before)
+
+
+def _last_index(ids: TokenIds, part: TokenIds) -> int:
+    """Return the last position of a part; -1 if it is missing."""
+    size = len(part)
+    return next((i for i in range(len(ids) - size, -1, -1) if ids[i : i + size] == part), -1)
+
 
 # Concurrent questions. A server has four threads more than slots for its connections. A connection
 # without a thread waits until another connection is closed, which can take seconds.
 QUESTIONS = 2
+
+
+RERANKING_OFF = "Start llama-server with --reranking."
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """Facts about a server's embeddings.
+
+    Args:
+        dimensions: the length of a vector; 0 if it returns none.
+        hint: what to do for embeddings; empty if it returns vectors.
+        rank_hint: what to do for rankings; empty if it ranks.
+        prefix, suffix: the tokens that the model adds around a text.
+    """
+
+    dimensions: int = 0
+    hint: str = ""
+    rank_hint: str = RERANKING_OFF
+    prefix: TokenIds = ()
+    suffix: TokenIds = ()
+
+    @property
+    def ranks(self) -> bool:
+        """True if the server scores documents."""
+        return not self.rank_hint
 
 
 class Server:
@@ -34,9 +247,8 @@ class Server:
         max_waiting: the largest number of requests that wait for a place.
 
     Attributes:
-        known: the model that it serves.
+        monitor: the model that it serves, and the detector of another one at the address.
         turns: the queue of calls.
-        watch: the detector of another model at the address.
         names: the model's names in responses.
         infill: the model's infill tokens, once known.
         embedder: the facts about its embeddings, once known.
@@ -44,18 +256,17 @@ class Server:
         generates: True if it also generates text; None if not known yet.
     """
 
-    def __init__(self, upstream: Upstream, max_waiting: int) -> None:
-        self.upstream = upstream
+    def __init__(self, client: HttpClient, max_waiting: int) -> None:
+        self.client = client
         self.turns = Turns(max_waiting)
         self._batches = Turns(max_waiting)
         self._most_batches = 1
         # Calls made inside a call that already has a place, which must not wait for each other.
         self._asides = Turns(None)
         self._questions = Turns(None, QUESTIONS)
-        self.watch = Watch(upstream, self._forget, self._restarted)
+        self.monitor = ServerMonitor(client, self._read_model, self._forget, self._restarted)
         self._health = Fresh(self._ask_health)
         self.names: frozenset[str] = frozenset()
-        self.known = Known(upstream.address, self.watch, self._read_model)
         self._facts: Facts | None = None
         self.infill: InfillTokens | None = None
         self._specials: Sequence[Special] | None = None
@@ -81,11 +292,11 @@ class Server:
             await turns.take()
         try:
             if model is not None:
-                self.known.check_is(model)
-            async with self.upstream.send("POST", path, payload) as reply:
-                return reply.status, await reply.read()
+                self.monitor.check_is(model)
+            async with await self.client.send("POST", path, payload) as response:
+                return response.status, await response.aread()
         except EngineUnavailable:
-            self.watch.doubt()
+            self.monitor.invalidate()
             raise
         finally:
             turns.release()
@@ -125,12 +336,12 @@ class Server:
             return await offload.run(len(text), ids_of_text, reply["tokens"], text, size)
 
     async def specials(self) -> Sequence[Special]:
-        """See `Backend.specials`; the first call reads the vocabulary."""
+        """Return its special spellings; the first call reads the vocabulary."""
         specials = self._specials
         if specials is None:
             facts = await self.facts()
             specials = await read_specials(facts.vocabulary, self.plain)
-            self.known.check_is(facts.model)
+            self.monitor.check_is(facts.model)
             self._specials = specials
         return specials
 
@@ -140,29 +351,30 @@ class Server:
 
     async def _ask_health(self) -> None:
         with read_from(ENGINE, "/health"):
-            orjson.loads(await self.watch.get("/health"))
+            orjson.loads(await self.monitor.ask("/health"))
 
     def served(self, name: str) -> EngineError:
         """Clear the cached facts and return the error for a response of another model."""
-        model = self.known.model
-        error = changed(self.upstream.address, name, "another" if model is None else model.name)
-        self.watch.lose(error)
+        model = self.monitor.model
+        error = self.monitor.changed(name, "another" if model is None else model.name)
+        self.monitor.lose(error)
         return EngineError(error.message)
 
     def _forget(self) -> None:
         """Clear everything read about the model, since the server has another one."""
-        self.known.model = self._facts = self.infill = self._specials = None
+        self._facts = self.infill = self._specials = None
         self.embedder = self.generates = None
 
     def _restarted(self) -> None:
         """Clear facts that a restart can change: slots, draft model and embeddings."""
         self._facts = self.embedder = self.generates = None
-        if self.watch.identity is not None:
-            self._resize(self.watch.identity.slots)
+        if self.monitor.identity is not None:
+            self._resize(self.monitor.identity.slots)
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self.upstream.aclose()
+        await self.client.aclose()
+        await self.monitor.client.aclose()
 
     async def plain(self, text: str) -> TokenIds:
         """Return the ids of a text without parsing control tokens in it."""
@@ -187,38 +399,38 @@ class Server:
         """Send a question and return status and body; at most `QUESTIONS` run concurrently."""
         async with self._questions:
             try:
-                async with self.upstream.send(method, path, body) as reply:
-                    return reply.status, await reply.read()
+                async with await self.client.send(method, path, body) as response:
+                    return response.status, await response.aread()
             except EngineUnavailable:
-                self.watch.doubt()
+                self.monitor.invalidate()
                 raise
 
     async def _read_model(self) -> Model:
-        await self.watch.check()
+        await self.monitor.check()
         adds_bos = bool(await self.ids(""))
-        identity = self.watch.identity
+        identity = self.monitor.identity
         if identity is None:
-            raise self.known.changed()
+            raise self.monitor.changed()
         self.names = identity.names
         self._resize(identity.slots)
         return identity.model(adds_bos)
 
     async def vocabulary_size(self) -> int:
         """Return the number of tokens in the vocabulary."""
-        size = self.watch.identity.vocabulary if self.watch.identity is not None else None
+        size = self.monitor.identity.vocabulary if self.monitor.identity is not None else None
         return size if size is not None else len((await self.facts()).vocabulary)
 
     async def facts(self) -> Facts:
         """Return the facts that reporting tokens needs; the first call reads them."""
         facts = self._facts
         if facts is None:
-            model = await self.known.get()
+            model = await self.monitor.get()
             async with self._learning:
                 facts = self._facts
                 if facts is None:
-                    slots = self.watch.identity.slots if self.watch.identity is not None else 1
+                    slots = self.monitor.identity.slots if self.monitor.identity is not None else 1
                     with read_from(ENGINE, "its vocabulary"):
                         facts = await read_facts(self.reply, self.ask, model, slots)
-                    self.known.check_is(model)
+                    self.monitor.check_is(model)
                     self._facts = facts
         return facts

@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 from ..base import Finish, Generation, Piece, Reason, Token
 from ..errors import EngineError
 from ..stops import TokenCut
-from .events import ENGINE
 from .scoring import alternatives, logprob_of, speculative
-from .translate import heads
-from .vocabulary import Vocabulary, ends_inside
+from .translate import ENGINE, Vocabulary, ends_inside, heads
 
 
 class _Step(NamedTuple):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import orjson
 
 from ...schemas.native.llama_server import CompletionPayload, MultimodalPrompt
 from ..base import (
+    ALWAYS_OR_NEVER,
+    LLAMA_CPP_EXTRAS,
     MEDIA,
     Capabilities,
     Event,
@@ -37,10 +40,164 @@ from ..errors import (
     summed_up,
     whole_of,
 )
-from ..extras import ALWAYS_OR_NEVER, LLAMA_CPP_EXTRAS
+from ..sentencepiece import shown
 from ..stops import begun_before, cut
-from .events import ENGINE, last_of, more_than_last, none_of
-from .vocabulary import Vocabulary
+
+ENGINE = "llama-server"
+
+
+def last_of(event: Any) -> tuple[str, str | None, int, int, int]:
+    """Read the last event of an answer.
+
+    Returns:
+        The `stop_type`, the stop sequence or None, and the numbers of generated tokens, of prompt
+        tokens, and of prompt tokens from the cache.
+
+    Raises:
+        EngineError: the event is malformed.
+    """
+    try:
+        kind, predicted, read = (
+            event["stop_type"],
+            event["tokens_predicted"],
+            event["tokens_evaluated"],
+        )
+        word = event["stopping_word"] if kind == "word" else None
+        cached = event["timings"]["cache_n"] if "timings" in event else 0
+        is_last = (
+            event["stop"] is True
+            and type(kind) is str
+            and (kind != "word" or type(word) is str)
+            and type(predicted) is type(read) is type(cached) is int
+            and 0 <= predicted <= LARGEST
+            and 0 <= read <= LARGEST
+        )
+    except (KeyError, TypeError):
+        is_last = False
+    if not is_last:
+        raise none_of(event)
+    return kind, word, predicted, read, cached
+
+
+def none_of(event: Any) -> EngineError:
+    """Return the error for a malformed event."""
+    return EngineError(f"{ENGINE} sent an invalid event: {str(event)[:200]}")
+
+
+def more_than_last() -> EngineError:
+    """Return the error for an event after the last one."""
+    return EngineError(f"{ENGINE} sent data after its last event.")
+
+
+class OtherModel(Exception):
+    """A response from another model, called `name`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def check_model(reply: Mapping[str, Any], names: Container[str]) -> None:
+    """Raise `OtherModel` if a response names a model that is not in `names`."""
+    name = reply.get("model")
+    if name is not None and name not in names:
+        raise OtherModel(str(name)[:200])
+
+
+def read_pieces(reply: bytes) -> list[bytes]:
+    """Return every token's bytes by id, empty for control tokens.
+
+    Args:
+        reply: the response of a `/completion` with one token and an `n_probs` above the size of the
+            vocabulary.
+    """
+    entries = orjson.loads(reply)["completion_probabilities"][0]["top_logprobs"]
+    pieces = [b""] * len(entries)
+    for entry in entries:
+        data, token = entry["bytes"], entry["id"]
+        # `bytes` of a number would be that many zeros.
+        if type(data) is not list or token < 0:
+            raise TypeError("an invalid entry")
+        pieces[token] = bytes(data)
+    return pieces
+
+
+def ends_inside(data: bytes) -> bool:
+    """Return True if text ends inside a character by llama-server's rule (`validate_utf8`)."""
+    for back, lead, mask in ((1, 0xC0, 0xE0), (1, 0xE0, 0xF0), (2, 0xE0, 0xF0), *_FOUR):
+        if back <= len(data) and data[-back] & mask == lead:
+            return True
+    return False
+
+
+_FOUR = ((1, 0xF0, 0xF8), (2, 0xF0, 0xF8), (3, 0xF0, 0xF8))
+
+
+class Vocabulary:
+    """The exact bytes of every token, by id.
+
+    Args:
+        names: the spelling of each control token.
+        adds_space: True if the tokenizer adds a space in front of words at a start.
+    """
+
+    def __init__(
+        self, pieces: Sequence[bytes], names: Mapping[int, bytes], adds_space: bool = False
+    ) -> None:
+        self.pieces = pieces
+        self._names = names
+        self._adds_space = adds_space
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes that a token adds to the text."""
+        return self.pieces[token]
+
+    def token(self, token: int) -> tuple[bytes, bool]:
+        """Return a token's spelling, and True if it is a control token."""
+        if token < 0:
+            raise IndexError(token)
+        data = self.pieces[token]
+        return (data, False) if data else (self._names.get(token, b""), True)
+
+    def shown(self, ids: TokenIds, text: bytes | None = None) -> list[bytes]:
+        """Return the text of each token of a prompt; see `pieces.shown`."""
+        return shown([self.token(token) for token in ids], self._adds_space, text)
+
+    def marks(self, spellings: Iterable[str]) -> dict[int, bytes]:
+        """Return the spellings that are tokens, by token id."""
+        wanted = {spelling.encode() for spelling in spellings}
+        return {self._ids[mark]: mark for mark in wanted if mark in self._ids}
+
+    def index(self) -> None:
+        """Build the cached tables; a large vocabulary takes a tenth of a second."""
+        _ = self._ids, self.ordinary, self.fragments
+
+    @cached_property
+    def _ids(self) -> Mapping[bytes, int]:
+        return {self.token(token)[0]: token for token in range(len(self))}
+
+    @cached_property
+    def ordinary(self) -> int:
+        """The id of a token that is a single letter, which always has an entry."""
+        for token, piece in enumerate(self.pieces):
+            if len(piece) == 1 and piece.isalpha():
+                return token
+        raise ValueError("a vocabulary without letters")
+
+    @cached_property
+    def fragments(self) -> Mapping[bytes, list[int]]:
+        """Ids of the tokens with incomplete characters, by their bytes."""
+        found: dict[bytes, list[int]] = {}
+        for token, piece in enumerate(self.pieces):
+            try:
+                piece.decode()
+            except UnicodeDecodeError:
+                found.setdefault(piece, []).append(token)
+        return found
+
 
 # The server's own defaults and flags (top_k 40, min_p 0.05, temperature 0.8 …) apply to omitted
 # fields, so every request has neutral values.

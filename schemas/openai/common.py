@@ -2,19 +2,85 @@
 
 Values are not coerced: an integer in quotes is an error. An explicit null means the default
 wherever the contract says so, so nullable fields are `None` when absent as well. Unknown fields
-are kept in `model_extra`.
+are kept in `model_extra`. Engine extras that llama.cpp and its clients spell in more than one way
+have one type each: it accepts the spellings and has one value for each meaning, llama.cpp's own.
+Objects of Responses are distinguished by their `type`, with OpenAI's errors for a wrong one.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
-from .spellings import Breakers, Gbnf, RepeatPenalty, TopK, Whole, Window, read_schema
+
+_MOST = 2**31 - 1
+# The beginning of a JSON array of strings.
+_ARRAY = re.compile(r'\s*\[\s*["\]]')
+
+
+def whole(value: object) -> object:
+    """Return a whole number such as 20.0 as an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def read_schema(text: str) -> object:
+    """Return the schema that a text contains as JSON; None for an empty text.
+
+    Raises:
+        ValueError: it is too long, or not JSON.
+    """
+    if not text:
+        return None
+    if len(text) > limits.SCHEMA.most:
+        raise ValueError(f"it has {len(text)} characters; {limits.SCHEMA.most} are allowed")
+    try:
+        found: object = orjson.loads(text)
+    except ValueError:
+        raise ValueError("it is not valid JSON") from None
+    return found
+
+
+def _listed(value: object) -> object:
+    """Return the list in a string: a JSON array, or one sequence breaker."""
+    if not isinstance(value, str):
+        return value
+    if _ARRAY.match(value):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            # A string is not a list: the error names the field.
+            return value
+    return [value] if value else None
+
+
+Whole = BeforeValidator(whole)
+# Zero and below switch it off.
+TopK = Annotated[
+    int, Field(ge=-_MOST, le=_MOST), Whole, AfterValidator(lambda value: max(value, 0))
+]
+# A number of tokens; -1 is the context length.
+Window = Annotated[int, Field(ge=-1, le=_MOST), Whole]
+# 0 switches it off, like 1.
+RepeatPenalty = Annotated[float, Field(ge=0), AfterValidator(lambda value: value or 1.0)]
+# An empty grammar means no grammar.
+Gbnf = Annotated[str | None, AfterValidator(lambda value: value or None)]
+Breakers = Annotated[
+    Annotated[
+        list[Annotated[str, Field(max_length=limits.BREAKER.most)]],
+        Field(max_length=limits.BREAKERS.most),
+    ]
+    | None,
+    BeforeValidator(_listed),
+]
+
 
 # OpenAI's limits are 2 and -2 to 2; the engines have none.
 Temperature = Annotated[float, Field(ge=0, le=limits.STRENGTH.most)]
@@ -291,3 +357,43 @@ class ErrorReply(TypedDict):
 
 
 JsonObject = dict[str, Any]
+
+
+def type_of(value: object) -> tuple[dict[str, Any], Any]:
+    """Return an object and its type, which may be any value but null.
+
+    Raises:
+        PydanticCustomError: it is not an object, or has no type.
+    """
+    if not isinstance(value, dict):
+        raise wrong_type(value, "an object")
+    kind = value.get("type")
+    if kind is None:
+        raise invalid(
+            "Missing required parameter: '{param}'.", "missing_required_parameter", ".type"
+        )
+    return value, kind
+
+
+def wrong_type(value: object, expected: str) -> Exception:
+    """Return OpenAI's error for a value of another JSON type; it calls null an object here."""
+    found = "an object" if value is None else kind_of(value)
+    return invalid(
+        f"Invalid type for '{{param}}': expected {expected}, but got {found} instead.",
+        "invalid_type",
+    )
+
+
+def wrong_value(value: object, words: Sequence[str], path: str = "") -> Exception:
+    """Return OpenAI's error for a word that is not one of several."""
+    listed = ", ".join(f"'{word}'" for word in words[:-1])
+    listed += f"{',' * (len(words) > 2)} and '{words[-1]}'"
+    # The text is a template in which `{param}` is replaced.
+    shown = str(value)[:200].replace("{param}", "{ param }")
+    message = f"Invalid value: '{shown}'. Supported values are: {listed}."
+    return invalid(message, "invalid_value", path)
+
+
+def without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object without its null members."""
+    return {name: one for name, one in value.items() if one is not None}

@@ -21,8 +21,8 @@ from .common import (
     Usage,
     is_unlimited,
 )
-from .formats import ResponseFormat
 from .inputs import check_inputs
+from .messages import ResponseFormat
 
 MOST_PROMPTS = limits.PROMPTS.most
 

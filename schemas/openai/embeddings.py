@@ -1,14 +1,17 @@
-"""`POST /v1/embeddings` (contract, section 6)."""
+"""`POST /v1/embeddings` (contract, section 6), and `POST /v1/rerank`.
+
+Reranking is not an endpoint of OpenAI; Jina, Cohere and llama-server share its shape.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
-from .common import Request
+from .common import Request, invalid, kind_of
 from .inputs import Inputs, check_inputs
 
 
@@ -52,4 +55,75 @@ class EmbeddingList(TypedDict):
     object: Literal["list"]
     data: list[EmbeddingObject]
     model: str
+    usage: EmbeddingUsage
+
+
+class Document(Request):
+    """A document as an object."""
+
+    text: str
+
+
+def _check_documents(value: object) -> object:
+    """Check that each document is a string, or an object with a text."""
+    if not isinstance(value, list):
+        return value
+    for index, item in enumerate(value):
+        if isinstance(item, str):
+            continue
+        where, found = f"[{index}]", item
+        if isinstance(item, dict):
+            if isinstance(item.get("text"), str):
+                continue
+            where, found = f"{where}.text", item.get("text")
+            if "text" not in item:
+                raise invalid(
+                    "Missing required parameter: '{param}'.", "missing_required_parameter", where
+                )
+        expected = "a string" if isinstance(item, dict) else "one of a string or object with 'text'"
+        raise invalid(
+            f"Invalid type for '{{param}}': expected {expected}, but got {kind_of(found)} instead.",
+            "invalid_type",
+            where,
+        )
+    return value
+
+
+Documents = Annotated[
+    list[str | Document],
+    Field(min_length=1, max_length=limits.INPUTS.most),
+    BeforeValidator(_check_documents),
+]
+
+
+class RerankRequest(Request):
+    """Body of `POST /v1/rerank`; `top_n` is the number of results, by default all."""
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: Documents
+    model: str | None = None
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+
+
+class DocumentText(TypedDict):
+    """A document in the response."""
+
+    text: str
+
+
+class RerankResult(TypedDict):
+    """The score of the document at `index` in the request; it is the model's own number."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[DocumentText]
+
+
+class Reranking(TypedDict):
+    """The response, with the best document first."""
+
+    object: Literal["list"]
+    model: str
+    results: list[RerankResult]
     usage: EmbeddingUsage

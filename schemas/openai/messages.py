@@ -1,4 +1,4 @@
-"""The messages of a chat request, their parts and tool calls, and its tools (contract 3.2)."""
+"""Messages, tools and tool calls of a chat request (contract 3.2), and `response_format` (3.7)."""
 
 from __future__ import annotations
 
@@ -296,3 +296,38 @@ class CustomTool(Request):
 
 
 Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+
+
+class JsonSchema(Request):
+    """A schema that the answer must follow."""
+
+    name: Name
+    description: str | None = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextFormat(Request):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Request):
+    """One JSON object; `schema` is llama.cpp's."""
+
+    type: Literal["json_object"]
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
+
+
+class JsonSchemaFormat(Request):
+    """JSON that follows a schema; `schema` next to `type` is llama.cpp's."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+]

@@ -1,15 +1,22 @@
-"""`GET /v1/models` and `GET /v1/models/{model}` (contract, section 5).
+"""Responses of the models endpoints, and requests and responses of the tokenizer's.
 
-OpenAI defines the first four keys. The others are keys of servers whose clients need more than the
-name: llama-server (`meta`, `architecture`), vLLM (`max_model_len`), OpenRouter (`context_length`,
-`supported_parameters`), Ollama and LM Studio (`capabilities`).
+OpenAI defines the first four keys of a model. The others are keys of servers whose clients need
+more than the name: llama-server (`meta`, `architecture`), vLLM (`max_model_len`), OpenRouter
+(`context_length`, `supported_parameters`), Ollama and LM Studio (`capabilities`).
+
+`/tokenizer_info`, `/tokenize` and `/detokenize` are endpoints of vLLM. Evaluation harnesses use
+them as a model's tokenizer (lm-eval's `tokenizer_backend=remote`).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
 from typing_extensions import TypedDict
+
+from .. import limits
+from .common import Request
 
 
 class Architecture(TypedDict):
@@ -43,3 +50,46 @@ class ModelList(TypedDict):
 
     object: Literal["list"]
     data: list[ModelObject]
+
+
+class TokenizeRequest(Request):
+    """Body of `POST /tokenize`."""
+
+    prompt: Annotated[str, Field(max_length=limits.TEXT.most)]
+    model: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class Tokenized(TypedDict):
+    """Response of `POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeRequest(Request):
+    """Body of `POST /detokenize`."""
+
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=limits.IDS.most)
+    ]
+    model: str | None = None
+
+
+class Detokenized(TypedDict):
+    """Response of `POST /detokenize`."""
+
+    prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    """Response of `GET /tokenizer_info`."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    add_bos_token: bool
+    model_max_length: int
+    chat_template: str | None

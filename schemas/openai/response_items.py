@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from .common import Request
+from .common import Request, type_of, without_nulls, wrong_type, wrong_value
 from .messages import CacheBreakpoint, InputAudio
 from .response_tools import AnyTool
-from .tagged import type_of, without_nulls, wrong_type, wrong_value
 
 Detail: TypeAlias = Literal["auto", "low", "high", "original"]
 

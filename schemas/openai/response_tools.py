@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from .common import JsonObject, Request
+from .common import JsonObject, Request, type_of, without_nulls, wrong_type, wrong_value
 from .messages import TextInput
-from .tagged import type_of, without_nulls, wrong_type, wrong_value
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+$", min_length=1, max_length=128)]
 

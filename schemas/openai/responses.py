@@ -18,12 +18,11 @@ from .common import (
     Stop,
     invalid,
     kind_of,
+    without_nulls,
 )
-from .formats import TextFormat
-from .messages import Name
+from .messages import Name, TextFormat
 from .response_items import Item
 from .response_tools import AnyTool, FlatToolChoice
-from .tagged import without_nulls
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter, background
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.responses import background
 from latimer.backends.llama_cpp import LlamaCpp
 from support.stored import error_of
 

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from latimer.adapter.config import Settings
-from latimer.adapter.credentials import UnusableKey, check_key, keys_of
+from latimer.adapter.auth import UnusableKey, check_key, keys_of
+from latimer.adapter.settings import Settings
 
 SECRET = "s3cr3t"
 

@@ -16,8 +16,8 @@ import pytest
 import tiktoken
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.endpoints.embeddings import send
-from latimer.adapter.exchange import Exchange
 from latimer.adapter.generation.token_ids import forget
+from latimer.adapter.request import Exchange
 from latimer.backends.base import Backend, Embeddings
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.schemas.openai.embeddings import EmbeddingRequest

@@ -10,7 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.end_user import in_log, named
+from latimer.adapter.errors import in_log
+from latimer.adapter.validation import end_user_of
 from support.engines.echo import Echo
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}
@@ -63,7 +64,7 @@ def test_a_hash_is_of_one_user_and_one_process() -> None:
     assert re.fullmatch("[0-9a-f]{12}", in_log(NAME))
     assert in_log(NAME) == in_log(NAME)
     assert len({in_log(name) for name in (NAME, "bob", "", "\ud800", "é")}) == 5
-    code = f"from latimer.adapter.end_user import in_log; print(in_log({NAME!r}))"
+    code = f"from latimer.adapter.errors import in_log; print(in_log({NAME!r}))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert re.fullmatch("[0-9a-f]{12}", other.stdout.decode().strip())
     assert other.stdout.decode().strip() != in_log(NAME)
@@ -72,4 +73,4 @@ def test_a_hash_is_of_one_user_and_one_process() -> None:
 @pytest.mark.parametrize("body", [{}, {"user": 5}, {"user": ["a"]}, {"safety_identifier": ""}])
 def test_other_bodies_name_nobody(body: dict[str, Any]) -> None:
     """A body without such a text names no user."""
-    assert named(body) == ""
+    assert end_user_of(body) == ""

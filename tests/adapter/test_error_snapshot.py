@@ -27,10 +27,9 @@ from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.common import EngineExtras
 from latimer.schemas.openai.completions import CompletionRequest
 from latimer.schemas.openai.conversations import CreateConversation
-from latimer.schemas.openai.embeddings import EmbeddingRequest
-from latimer.schemas.openai.rerank import RerankRequest
+from latimer.schemas.openai.embeddings import EmbeddingRequest, RerankRequest
+from latimer.schemas.openai.models import DetokenizeRequest, TokenizeRequest
 from latimer.schemas.openai.responses import ResponseRequest
-from latimer.schemas.openai.tokenizer import DetokenizeRequest, TokenizeRequest
 from pydantic import BaseModel
 from support import error_page
 from support.engines.koboldcpp import FakeKoboldcpp

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from latimer.adapter.event_log import EventLog
+from latimer.adapter.responses.background import EventLog
 
 EVENTS = [b'event: a\ndata: {"n":%d}\n\n' % number for number in range(4)]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.store import writer
+from latimer.adapter.store import queue
 from latimer.adapter.store.errors import StoreUnavailable
 from support.servers import free_port
 from support.stored import record
@@ -58,7 +58,7 @@ async def test_a_full_queue_is_reported(
     make_backend: Any, client_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A queue that takes nothing more is reported, with the number of lost objects."""
-    monkeypatch.setattr(writer, "MOST", 1)
+    monkeypatch.setattr(queue, "MOST", 1)
     app = OpenAIAdapter(make_backend("llama_server"))
     store = app._service.store
     assert store is not None

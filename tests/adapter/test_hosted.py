@@ -9,9 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.config import Settings
 from latimer.adapter.hosted import CHAT_LIMITS, COMPLETION_LIMITS, table
 from latimer.adapter.service import Listing, Service
+from latimer.adapter.settings import Settings
 from latimer.backends.base import Backend
 from latimer.backends.errors import RequestError
 from latimer.backends.llama_cpp import LlamaCpp

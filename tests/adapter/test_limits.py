@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter.config import Settings
-from latimer.adapter.exchange import _check_count
+from latimer.adapter.request import _check_count
+from latimer.adapter.settings import Settings
 from latimer.schemas import limits
 
 C, H = "/v1/completions", "/v1/chat/completions"

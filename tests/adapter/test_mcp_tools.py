@@ -13,8 +13,8 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat
+from latimer.adapter.chat.formats.base import FunctionSchema
 from latimer.adapter.chat.formats.grammar import GrammarRequest, grammar
-from latimer.adapter.chat.formats.rules import FunctionSchema
 from latimer.backends.base import Backend
 from latimer.backends.grammar import check_schema, gbnf
 from latimer.backends.llama_cpp import LlamaCpp

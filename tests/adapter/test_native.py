@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.llama_server import LlamaServer
 from support.recordings import DEMO_CHATML
+from support.recordings import body as recorded
 
 COUNT = DEMO_CHATML.format("Count to 12.")
 BODY = {"model": "m", "prompt": COUNT, "max_tokens": 5, "temperature": 0, "oai_compat": False}
@@ -38,6 +41,29 @@ async def test_a_stream(upstream: httpx2.AsyncClient) -> None:
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert "[DONE]" not in reply.text
     assert '"stop":true' in reply.text or '"finish_reason": "length"' in reply.text
+
+
+async def test_a_stream_that_the_engine_cuts_ends_with_an_error(client_of: Any) -> None:
+    """A stream that breaks ends with an error event and no `[DONE]`."""
+
+    async def half() -> AsyncIterator[bytes]:
+        yield b'data: {"content":"1"}\n\n'
+        raise httpx2.ReadError("gone")
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/props":
+            return httpx2.Response(200, content=recorded("llama_server", "props"))
+        if request.url.path == "/tokenize":
+            return httpx2.Response(200, json={"tokens": []})
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=half())
+
+    engine = LlamaServer("http://engine", client=httpx2.MockTransport(answer))
+    async with client_of(OpenAIAdapter(engine, any_model=True)) as client:
+        reply = await client.post("/v1/completions", json={**BODY, "stream": True})
+    events = reply.text.split("\n\n")
+    assert events[0] == 'data: {"content":"1"}'
+    assert "The connection to the engine" in events[1]
+    assert events[2:] == [""]
 
 
 async def test_chat(upstream: httpx2.AsyncClient) -> None:

@@ -14,10 +14,9 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.adapter.cli.listening import local_rules
-from latimer.adapter.config import Settings
-from latimer.adapter.cors import Access
-from latimer.adapter.origins import LocalRules
+from latimer.adapter.cli.serve import local_rules
+from latimer.adapter.origins import Access, LocalRules
+from latimer.adapter.settings import Settings
 from support.browser import chromium, needs_chromium
 from support.servers import command
 

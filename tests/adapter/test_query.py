@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from latimer.adapter.errors import InvalidRequest
-from latimer.adapter.exchange import Exchange
-from latimer.adapter.query import parameters, read_query
-from latimer.adapter.validation import parse
+from latimer.adapter.request import Exchange, parameters
+from latimer.adapter.validation import parse, read_query
 from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.stored import CompletionsQuery, MetadataUpdate
 from pydantic import TypeAdapter

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.endpoints.models import list_models, retrieve_model
-from latimer.adapter.exchange import Exchange
+from latimer.adapter.request import Exchange
 from latimer.adapter.routes import ROUTES, Routes
 from latimer.adapter.service import Service
 from latimer.backends.llama_cpp import LlamaCpp

@@ -8,7 +8,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.adapter.sealed import PREFIX, Seal
+from latimer.adapter.responses.sealed import PREFIX, Seal
 
 
 @given(st.text(), st.text())
@@ -47,7 +47,7 @@ def test_an_empty_secret_is_refused() -> None:
 def test_the_library_is_imported_with_the_first_text() -> None:
     """A server that seals nothing does not import `cryptography`."""
     code = (
-        "import sys; from latimer.adapter.sealed import Seal; Seal();"
+        "import sys; from latimer.adapter.responses.sealed import Seal; Seal();"
         "sys.exit('cryptography' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

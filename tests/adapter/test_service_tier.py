@@ -14,7 +14,7 @@ from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
-from latimer.backends.tiers import MOST_PASSED
+from latimer.backends.queue import MOST_PASSED
 from support.engines.koboldcpp import FakeKoboldcpp
 from support.engines.llama_server import FakeLlamaServer
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter.chat.manner import Manner, manner_of
+from latimer.adapter.chat.profile import Manner, manner_of
 from latimer.adapter.chat.templates import render
 from latimer.backends.base import Backend, Model
 from latimer.backends.llama_cpp import LlamaCpp

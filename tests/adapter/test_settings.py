@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from latimer.adapter.app import Options
-from latimer.adapter.cli import check, serve
-from latimer.adapter.config import Settings, WrongSettings
+from latimer.adapter.cli.commands import check, serve
+from latimer.adapter.settings import Settings, WrongSettings
 
 MOUNTING = Path(__file__).parents[2] / "docs" / "mounting.md"
 

@@ -11,7 +11,7 @@ import httpx2
 import orjson
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.store.place import place_of
+from latimer.adapter.store.config import place_of
 from latimer.adapter.store.store import Store
 from latimer.backends.llama_cpp import LlamaCpp
 from support.stored import client_of, error_of, record

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.store import writer
-from latimer.adapter.store.place import place_of
+from latimer.adapter.store import queue
+from latimer.adapter.store.config import place_of
 from latimer.adapter.store.store import Store
 from latimer.backends.llama_cpp import LlamaCpp
 from support.stored import PIXEL, record
@@ -54,8 +54,8 @@ def locked(file: Path) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "PATIENCE", 0.1)
-    monkeypatch.setattr(writer, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(queue, "PATIENCE", 0.1)
+    monkeypatch.setattr(queue, "FIRST_PAUSE", 0.05)
 
 
 async def everything(http: httpx2.AsyncClient) -> list[str]:
@@ -108,7 +108,7 @@ async def test_a_missing_image_is_a_503(tmp_path: Path, caplog: pytest.LogCaptur
 
 async def test_a_full_queue_is_in_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain response whose completion is lost says so, and `/health` counts it."""
-    monkeypatch.setattr(writer, "MOST", 1)
+    monkeypatch.setattr(queue, "MOST", 1)
     file = tmp_path / "s.db"
     async with client(file) as http:
         with locked(file):

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from latimer.adapter.endpoints.stored_replies import (
+from latimer.adapter.endpoints.stored import (
     completion,
     completion_of,
     joined,
@@ -16,7 +16,7 @@ from latimer.adapter.endpoints.stored_replies import (
     message_of,
     messages,
 )
-from latimer.adapter.store.record import Stored
+from latimer.adapter.store.records import Stored
 from latimer.conformance.published import first_wrong
 from openai.types.chat import ChatCompletion, ChatCompletionStoreMessage
 

@@ -1,18 +1,30 @@
-"""Tests of the upstream client against servers that behave like engines, or worse."""
+"""Tests of the client client against servers that behave like engines, or worse."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
+from typing import Any
 
+import httpcore2
 import httpx2
 import pytest
 from latimer.backends import http
 from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
-from latimer.backends.http import MOST_IDLE, HttpUpstream
-from latimer.backends.upstream import HttpxUpstream
+from latimer.backends.http import (
+    MOST_IDLE,
+    ConnectionPool,
+    HttpClient,
+    header_lines,
+    shown_address,
+)
+from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_server import LlamaServer
 from support.engines.wire import OK, Peer, ask, server
+from support.servers import llama_server
 
 
 async def test_a_request_carries_our_headers_and_nothing_else() -> None:
@@ -23,9 +35,9 @@ async def test_a_request_carries_our_headers_and_nothing_else() -> None:
         seen.append(request)
         await peer.send(OK)
 
-    async with server(answer) as (upstream, _):
-        assert await ask(upstream, b'{"a":1}') == b"ok"
-        host = upstream.address.removeprefix("http://").removesuffix("/prefix")
+    async with server(answer) as (client, _):
+        assert await ask(client, b'{"a":1}') == b"ok"
+        host = client.address.removeprefix("http://").removesuffix("/prefix")
     assert seen[0].decode().split("\r\n") == [
         "POST /prefix/x HTTP/1.1",
         f"Host: {host}",
@@ -43,9 +55,9 @@ async def test_a_connection_is_reused() -> None:
     async def answer(peer: Peer, _request: bytes) -> None:
         await peer.send(OK)
 
-    async with server(answer) as (upstream, peers):
+    async with server(answer) as (client, peers):
         for _ in range(150):
-            assert await ask(upstream) == b"ok"
+            assert await ask(client) == b"ok"
         assert len(peers) == 1
 
 
@@ -59,9 +71,9 @@ async def test_a_server_that_closes_after_100_answers_causes_no_error() -> None:
         if close:
             await peer.close()
 
-    async with server(answer) as (upstream, peers):
+    async with server(answer) as (client, peers):
         for _ in range(250):
-            assert await ask(upstream) == b"ok"
+            assert await ask(client) == b"ok"
         assert [peer.requests for peer in peers] == [100, 100, 50]
 
 
@@ -74,8 +86,8 @@ async def test_a_reused_connection_that_dies_silently_is_replaced() -> None:
         else:
             await peer.send(OK)
 
-    async with server(answer) as (upstream, peers):
-        assert [await ask(upstream) for _ in range(3)] == [b"ok"] * 3
+    async with server(answer) as (client, peers):
+        assert [await ask(client) for _ in range(3)] == [b"ok"] * 3
         assert [peer.requests for peer in peers] == [2, 2]
 
 
@@ -85,9 +97,9 @@ async def test_a_fresh_connection_that_dies_is_an_error() -> None:
     async def answer(peer: Peer, _request: bytes) -> None:
         await peer.close()
 
-    async with server(answer) as (upstream, peers):
+    async with server(answer) as (client, peers):
         with pytest.raises(EngineError, match="without a response"):
-            await ask(upstream)
+            await ask(client)
         assert len(peers) == 1
 
 
@@ -98,10 +110,10 @@ async def test_an_idle_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) ->
         await peer.send(OK)
 
     monkeypatch.setattr("latimer.backends.http.IDLE_SECONDS", 0.01)
-    async with server(answer) as (upstream, peers):
-        await ask(upstream)
+    async with server(answer) as (client, peers):
+        await ask(client)
         await asyncio.sleep(0.05)
-        await ask(upstream)
+        await ask(client)
         assert len(peers) == 2
 
 
@@ -114,8 +126,8 @@ async def test_a_stream_comes_as_it_is_sent() -> None:
         await go.wait()
         await peer.send(b"3\r\ntwo\r\n0\r\n\r\n")
 
-    async with server(answer) as (upstream, _), upstream.send("GET", "/s") as reply:
-        chunks = reply.chunks()
+    async with server(answer) as (client, _), await client.send("GET", "/s") as response:
+        chunks = aiter(response.stream)
         assert await anext(chunks) == b"one"
         go.set()
         assert await anext(chunks) == b"two"
@@ -131,9 +143,9 @@ async def test_leaving_early_closes_the_connection() -> None:
         if not await peer.reader.read():
             closed.set()
 
-    async with server(answer) as (upstream, _):
-        async with upstream.send("GET", "/s") as reply:
-            await anext(reply.chunks())
+    async with server(answer) as (client, _):
+        async with await client.send("GET", "/s") as response:
+            await anext(aiter(response.stream))
         await asyncio.wait_for(closed.wait(), 1)
 
 
@@ -146,8 +158,8 @@ async def test_a_body_may_end_with_the_connection() -> None:
         await peer.send(b"of it")
         await peer.close()
 
-    async with server(answer) as (upstream, _):
-        assert await ask(upstream) == b"all of it"
+    async with server(answer) as (client, _):
+        assert await ask(client) == b"all of it"
 
 
 async def test_a_broken_body_is_an_error() -> None:
@@ -157,9 +169,9 @@ async def test_a_broken_body_is_an_error() -> None:
         await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
         await peer.close()
 
-    async with server(answer) as (upstream, _):
+    async with server(answer) as (client, _):
         with pytest.raises(EngineError, match="was lost"):
-            await ask(upstream)
+            await ask(client)
 
 
 async def test_silence_is_an_error() -> None:
@@ -168,9 +180,9 @@ async def test_silence_is_an_error() -> None:
     async def answer(_peer: Peer, _request: bytes) -> None:
         await asyncio.sleep(2)
 
-    async with server(answer) as (upstream, _):
+    async with server(answer) as (client, _):
         with pytest.raises(EngineError, match=r"sent nothing for 0\.3 s"):
-            await ask(upstream)
+            await ask(client)
 
 
 async def test_silence_is_an_error_after_a_close() -> None:
@@ -180,10 +192,10 @@ async def test_silence_is_an_error_after_a_close() -> None:
     async def answer(_peer: Peer, _request: bytes) -> None:
         await asyncio.sleep(2)
 
-    async with server(answer) as (upstream, _):
-        asking = asyncio.create_task(ask(upstream))
+    async with server(answer) as (client, _):
+        asking = asyncio.create_task(ask(client))
         await asyncio.sleep(0.05)
-        await upstream.aclose()
+        await client.aclose()
         with pytest.raises(EngineError, match=r"sent nothing for 0\.3 s"):
             await asyncio.wait_for(asking, 2)
 
@@ -194,16 +206,16 @@ async def test_something_else_than_http_is_an_error() -> None:
     async def answer(peer: Peer, _request: bytes) -> None:
         await peer.send(b"220 mail.example ESMTP\r\n")
 
-    async with server(answer) as (upstream, _):
+    async with server(answer) as (client, _):
         with pytest.raises(EngineError, match="invalid HTTP response"):
-            await ask(upstream)
+            await ask(client)
 
 
 async def test_nobody_there_is_unavailable() -> None:
     """The error of a refused connection names the address."""
-    upstream = HttpUpstream("http://127.0.0.1:1")
+    client = HttpClient("http://127.0.0.1:1")
     with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1 cannot be reached"):
-        await ask(upstream)
+        await ask(client)
 
 
 async def test_a_slow_reader_stops_the_server() -> None:
@@ -217,8 +229,8 @@ async def test_a_slow_reader_stops_the_server() -> None:
             await peer.send(b"x" * 100_000)
             sent += 100_000
 
-    async with server(answer) as (upstream, _), upstream.send("GET", "/s") as reply:
-        await anext(reply.chunks())
+    async with server(answer) as (client, _), await client.send("GET", "/s") as response:
+        await anext(aiter(response.stream))
         await asyncio.sleep(0.2)
         assert sent < 50_000_000
 
@@ -226,32 +238,92 @@ async def test_a_slow_reader_stops_the_server() -> None:
 def test_an_address_must_be_one() -> None:
     """The constructor rejects an invalid address."""
     with pytest.raises(ValueError, match="not a valid address"):
-        HttpUpstream("localhost:8080")
+        HttpClient("localhost:8080")
 
 
-async def test_a_users_own_client_is_an_upstream_too() -> None:
-    """An httpx client, here over an ASGI app, works like the default client."""
-
-    async def app(scope: object, receive: object, send: Callable[..., Awaitable[None]]) -> None:
-        start = {"type": "http.response.start", "status": 200}
-        await send({**start, "headers": [(b"content-type", b"text/plain")]})
-        await send({"type": "http.response.body", "body": b"inside"})
-
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://inside") as client:
-        upstream = HttpxUpstream(client)
-        async with upstream.send("POST", "/x", b"{}") as reply:
-            assert (reply.status, reply.content_type) == (200, "text/plain")
-            assert await reply.read() == b"inside"
+async def inside(scope: object, receive: object, send: Callable[..., Awaitable[None]]) -> None:
+    """Answer every request with a text."""
+    start = {"type": "http.response.start", "status": 200}
+    await send({**start, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": b"inside"})
 
 
-async def test_a_users_own_client_fails_as_the_default_one_does() -> None:
-    """A transport error of an httpx client is raised as an error of this project."""
-    async with httpx2.AsyncClient() as client:
-        upstream = HttpxUpstream(client, "http://127.0.0.1:1")
-        with pytest.raises(EngineUnavailable):
-            async with upstream.send("GET", "/x"):
-                pass
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: httpx2.ASGITransport(inside),
+        lambda: httpx2.AsyncClient(transport=httpx2.ASGITransport(inside)),
+        lambda: httpx2.MockTransport(lambda request: httpx2.Response(200, text="inside")),
+        lambda: httpcore2.AsyncConnectionPool(
+            network_backend=httpcore2.AsyncMockBackend(
+                [b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\n", b"\r\ninside"]
+            )
+        ),
+    ],
+    ids=["transport", "client", "mock", "pool"],
+)
+async def test_a_users_own_client_takes_the_pools_place(made: Callable[[], Any]) -> None:
+    """A transport, client, mock or pool of httpx2 or httpcore2 sends the requests."""
+    client = HttpClient("http://inside/prefix", client=made())
+    async with await client.send("POST", "/x", b"{}") as response:
+        assert response.status == 200
+        assert response.content_type.startswith("text/plain")
+        assert await response.aread() == b"inside"
+    await client.aclose()
+
+
+@pytest.mark.parametrize(
+    "made", [httpx2.AsyncClient, httpx2.AsyncHTTPTransport, httpcore2.AsyncConnectionPool]
+)
+async def test_a_users_own_client_fails_as_the_pool_does(made: Callable[[], Any]) -> None:
+    """A transport error of a user's client is raised as an error of this project."""
+    async with made() as own:
+        client = HttpClient("http://127.0.0.1:1", client=own)
+        with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1 cannot be reached"):
+            await client.send("GET", "/x")
+
+
+async def test_a_users_own_client_sends_what_the_pool_sends() -> None:
+    """Both send the same request, and a response that breaks is the same error."""
+    seen: list[list[bytes]] = []
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        seen.append(sorted(request.lower().split(b"\r\n")))
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf")
+        await peer.close()
+
+    async with server(answer) as (client, _), httpcore2.AsyncConnectionPool() as own:
+        url = client.address
+        for each in (client, HttpClient(url, {"X-Own": "1"}, own)):
+            with pytest.raises(EngineError, match="was lost"):
+                await ask(each)
+    assert seen[0] == seen[1]
+
+
+async def test_the_pool_takes_requests_of_httpcore() -> None:
+    """The pool has the interface of httpcore's own pools."""
+    seen: list[bytes] = []
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        seen.append(request)
+        await peer.send(OK)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"one "
+        yield b"two"
+
+    async with server(answer) as (client, _):
+        assert client.pool is not None
+        headers = [(b"Host", b"x"), (b"Transfer-Encoding", b"chunked")]
+        url = f"{client.address}/y?z=1"
+        for content in (b"one two", parts(), None):
+            request = httpcore2.Request("POST", url, headers=headers, content=content)
+            response = await client.pool.handle_async_request(request)
+            assert (response.status, response.headers[0]) == (200, (b"content-length", b"2"))
+            assert await response.aread() == b"ok"
+            await response.aclose()
+    whole = b"POST /prefix/y?z=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n\r\none two"
+    assert seen == [whole, whole, b"POST /prefix/y?z=1 HTTP/1.1\r\nHost: x\r\n\r\n"]
 
 
 async def test_a_large_body_arrives_whole() -> None:
@@ -265,8 +337,8 @@ async def test_a_large_body_arrives_whole() -> None:
 
     async with server(answer) as (client, peers):
         for _ in range(2):
-            async with client.send("POST", "/", body) as reply:
-                assert await reply.read() == b"ok"
+            async with await client.send("POST", "/", body) as response:
+                assert await response.aread() == b"ok"
         assert received == [body, body]
         assert len(peers) == 1
 
@@ -284,10 +356,10 @@ async def test_an_answer_before_the_end_of_a_body_is_read() -> None:
 
     served: list[bytes] = []
     running = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1024)
-    client = HttpUpstream(f"http://127.0.0.1:{running.sockets[0].getsockname()[1]}")
+    client = HttpClient(f"http://127.0.0.1:{running.sockets[0].getsockname()[1]}")
     for _ in range(2):
-        async with client.send("POST", "/", bytes(30_000_000)) as reply:
-            assert (reply.status, await reply.read()) == (413, b"ok")
+        async with await client.send("POST", "/", bytes(30_000_000)) as response:
+            assert (response.status, await response.aread()) == (413, b"ok")
     assert len(served) == 2
     await client.aclose()
     running.close()
@@ -308,8 +380,8 @@ async def test_informational_answers_are_skipped(cut: int) -> None:
 
     async with server(answer) as (client, peers):
         for name in ("/a", "/bc", "/def"):
-            async with client.send("GET", name) as reply:
-                assert (reply.status, await reply.read()) == (200, name.encode())
+            async with await client.send("GET", name) as response:
+                assert (response.status, await response.aread()) == (200, name.encode())
         assert len(peers) == 1
 
 
@@ -330,8 +402,8 @@ async def test_what_follows_an_answer_is_nobodys(more: bytes, late: bool) -> Non
 
     async with server(answer) as (client, peers):
         for name in ("/a", "/bc", "/def"):
-            async with client.send("GET", name) as reply:
-                assert (reply.status, await reply.read()) == (200, name.encode())
+            async with await client.send("GET", name) as response:
+                assert (response.status, await response.aread()) == (200, name.encode())
             await asyncio.sleep(0.03)
         assert len(peers) == 3
 
@@ -344,9 +416,9 @@ async def test_bytes_behind_an_answer_leave_nobody_waiting() -> None:
         await peer.send(head + b"2\r\nok\r\n0\r\n\r\ngarbage")
 
     async with server(answer) as (client, _), asyncio.timeout(5):
-        patient = HttpUpstream(client.address)
-        async with patient.send("GET", "/") as reply:
-            assert await reply.read() == b"ok"
+        patient = HttpClient(client.address)
+        async with await patient.send("GET", "/") as response:
+            assert await response.aread() == b"ok"
 
 
 async def test_an_answer_that_changes_the_protocol_is_an_error() -> None:
@@ -357,7 +429,7 @@ async def test_an_answer_that_changes_the_protocol_is_an_error() -> None:
 
     async with server(answer) as (client, _), asyncio.timeout(2):
         with pytest.raises(EngineError, match="invalid HTTP response: an upgrade"):
-            async with client.send("GET", "/"):
+            async with await client.send("GET", "/"):
                 pass
 
 
@@ -368,8 +440,8 @@ async def test_framing_holds_nothing_back() -> None:
         await peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         await peer.send(b"2;" + b"e" * 2**20 + b"\r\nok\r\n0\r\n\r\n")
 
-    async with server(answer) as (client, _peers), client.send("GET", "/") as reply:
-        assert await asyncio.wait_for(reply.read(), 10) == b"ok"
+    async with server(answer) as (client, _peers), await client.send("GET", "/") as response:
+        assert await asyncio.wait_for(response.aread(), 10) == b"ok"
 
 
 async def test_headers_without_end_are_an_error() -> None:
@@ -383,7 +455,7 @@ async def test_headers_without_end_are_an_error() -> None:
 
     async with server(answer) as (client, _peers):
         with pytest.raises(EngineError, match="headers that are too large"):
-            async with client.send("GET", "/"):
+            async with await client.send("GET", "/"):
                 pass
 
 
@@ -397,9 +469,9 @@ async def test_of_an_errors_body_only_the_beginning_is_read() -> None:
                 await peer.send(b"broken " * 10_000)
 
     async with server(answer) as (client, _peers):
-        async with client.send("GET", "/") as reply:
-            body = await reply.read()
-        assert reply.status == 500
+        async with await client.send("GET", "/") as response:
+            body = await response.aread()
+        assert response.status == 500
         assert body.startswith(b"broken broken")
         assert len(body) < 4_000_000
 
@@ -412,9 +484,9 @@ async def test_idle_connections_are_bounded() -> None:
         await together.wait()
         await peer.send(OK)
 
-    async def ask(client: HttpUpstream) -> None:
-        async with client.send("GET", "/") as reply:
-            await reply.read()
+    async def ask(client: HttpClient) -> None:
+        async with await client.send("GET", "/") as response:
+            await response.aread()
 
     async with server(answer) as (client, peers):
         asking = [asyncio.create_task(ask(client)) for _ in range(MOST_IDLE + 20)]
@@ -422,7 +494,36 @@ async def test_idle_connections_are_bounded() -> None:
             await asyncio.sleep(0.01)
         together.set()
         await asyncio.gather(*asking)
-        assert len(client._idle) == MOST_IDLE
+        assert len(client.pool._idle) == MOST_IDLE
+
+
+async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client closes idle connections after `IDLE_SECONDS`, without another request."""
+    monkeypatch.setattr(http, "IDLE_SECONDS", 0.2)
+    together = asyncio.Event()
+    closed = 0
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        nonlocal closed
+        await together.wait()
+        await peer.send(OK)
+        if not await peer.reader.read():
+            closed += 1
+
+    async with server(answer) as (client, peers):
+        asking = [asyncio.create_task(ask(client)) for _ in range(5)]
+        while len(peers) < 5:
+            await asyncio.sleep(0.01)
+        together.set()
+        await asyncio.gather(*asking)
+        assert client.pool is not None
+        assert len(client.pool._idle) == 5
+        async with asyncio.timeout(2):
+            while closed < 5:
+                await asyncio.sleep(0.01)
+        # Without connections there is no timer.
+        await asyncio.sleep(0.1)
+        assert (client.pool._idle, client.pool._sweep) == ([], None)
 
 
 @pytest.mark.parametrize("listens", [True, False])
@@ -451,13 +552,141 @@ async def test_an_engine_that_stops_listening_has_lost_its_answer(
 
     running = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = f"http://127.0.0.1:{running.sockets[0].getsockname()[1]}"
-    client = HttpUpstream(address, probe="/health")
-    async with client.send("POST", "/", b"{}") as reply:
+    client = HttpClient(address, client=ConnectionPool(address, probe="/health"))
+    async with await client.send("POST", "/", b"{}") as response:
         if listens:
-            assert await reply.read() == b"halfrest"
+            assert await response.aread() == b"halfrest"
             assert probes
         else:
             with pytest.raises(EngineSilent, match="no longer accepts connections"):
-                await reply.read()
+                await response.aread()
     await client.aclose()
     running.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"HTTP/1.1 204 No Content\r\n\r\n", 204),
+        (b"HTTP/1.1 204 No Content\r\nContent-Length: 4\r\n\r\nbody", 204),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n", 302),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nx", None),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", None),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n", None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n", None),
+        (b"HTTP/9.9 banana\r\n\r\n", None),
+    ],
+    ids=range(9),
+)
+async def test_odd_answers_are_read_or_errors(data: bytes, status: int | None) -> None:
+    """The client follows no redirect, rejects upgrades, and reports broken framing as an engine
+    error."""
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        await peer.send(data)
+
+    async with server(answer) as (client, _):
+        for _ in range(2):
+            if status is None:
+                with pytest.raises(EngineError):
+                    await ask(client)
+                continue
+            async with await client.send("GET", "/") as response:
+                assert (response.status, await response.aread()) == (status, b"")
+
+
+async def test_a_new_connection_is_asked_about_before_a_request() -> None:
+    """An error that the hook for new connections raises reaches the caller and no request is sent.
+    Reused connections do not call the hook."""
+    hooked = 0
+    may_go = asyncio.Event()
+    sent: list[bytes] = []
+
+    async def answer(peer: Peer, request: bytes) -> None:
+        sent.append(request)
+        await peer.send(OK)
+
+    async def hook() -> None:
+        nonlocal hooked
+        hooked += 1
+        if hooked == 2:
+            await may_go.wait()
+        if hooked == 3:
+            raise EngineUnavailable("another")
+
+    async with server(answer) as (client, peers):
+        pool = client.pool
+        assert pool is not None
+        pool.on_connect = hook
+        for _ in range(3):
+            await ask(client)
+        assert (hooked, len(peers)) == (1, 1)
+        pool.fail_pending(EngineUnavailable("was made before"))
+        pending = asyncio.create_task(ask(client))
+        while len(peers) == 1:
+            await asyncio.sleep(0)
+        pool.fail_pending(EngineUnavailable("was made before"))
+        may_go.set()
+        with pytest.raises(EngineUnavailable, match="was made before"):
+            await pending
+        pool.fail_pending(EngineUnavailable("was made before"))
+        with pytest.raises(EngineUnavailable, match="another"):
+            await ask(client)
+        assert (hooked, len(sent)) == (3, 3)
+
+
+def test_headers_are_utf_8() -> None:
+    """Header values are sent as UTF-8, as an engine reads its key from the command line."""
+    assert header_lines({"A": "schlüssel", "b-C": "ключ"}) == (
+        "A: schlüssel\r\nb-C: ключ\r\n".encode()
+    )
+
+
+async def test_an_engine_takes_such_a_key() -> None:
+    """llama-server accepts a key that is not ASCII."""
+    with llama_server(DEMO_MODEL, "--api-key", "schlüssel", slots=1, context=256) as address:
+        for key, refused in (("schlüssel", False), ("schlussel", True)):
+            backend = LlamaServer(address, key)
+            with pytest.raises(EngineError) if refused else nullcontext():
+                assert (await backend.model()).context == 256
+            await backend.aclose()
+
+
+@pytest.mark.parametrize(
+    "value", ["s3cr3t\r\nX: y", "s3cr3t\n", "\rs3cr3t", "s3cr3t\x00", "\udcff"]
+)
+def test_a_value_cannot_end_its_line(value: str) -> None:
+    """The constructor rejects a header value with a line end, and its message does not show the
+    value."""
+    for make in (
+        lambda: HttpClient("http://127.0.0.1:1", {"Authorization": value}),
+        lambda: LlamaServer("http://127.0.0.1:1", value),
+        lambda: KoboldCpp("http://127.0.0.1:1", value),
+    ):
+        with pytest.raises(ValueError, match="the value of the header Authorization") as raised:
+            make()
+        assert "s3cr3t" not in str(raised.value)
+        assert raised.value.__context__ is None
+
+
+def test_a_name_is_a_token() -> None:
+    """The constructor rejects a header name that is not an ASCII token."""
+    for name in ("a b", "a:", "a\r\n", "", "ü"):
+        with pytest.raises(ValueError, match="not the name of an HTTP header"):
+            HttpClient("http://127.0.0.1:1", {name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://127.0.0.1:8080/prefix/", "http://127.0.0.1:8080/prefix"),
+        ("http://user:pass@host:1/x", "http://host:1/x"),
+        ("http://user:p/a@host:1?key=s#t", "http://host:1"),
+        ("http://host?a=http://b", "http://host"),
+        ("user:pass@host", "host"),
+    ],
+)
+def test_addresses_are_shown_without_secrets(address: str, shown: str) -> None:
+    """Messages show an address without user, password and query."""
+    assert shown_address(address) == shown

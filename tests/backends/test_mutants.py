@@ -7,12 +7,11 @@ import random
 from collections.abc import Callable
 
 import pytest
+from httpcore2 import AsyncConnectionInterface
 from latimer.backends.base import Backend, Generation, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import LatimerError
-from latimer.backends.http import HttpUpstream
-from latimer.backends.koboldcpp import KoboldCpp, whole
+from latimer.backends.koboldcpp import KoboldCpp, call
 from latimer.backends.llama_server import LlamaServer
-from latimer.backends.upstream import Upstream
 from support.mutants import Recorder, Replayed, mutants
 from support.recordings import DEMO_CHATML
 from support.samples import sample
@@ -46,10 +45,13 @@ async def outcome(backend: Backend, job: Generation) -> str:
     return "answered"
 
 
-async def check(make: Callable[[Upstream], Backend], address: str, job: Generation) -> None:
+async def check(
+    make: Callable[[AsyncConnectionInterface], Backend], address: str, job: Generation
+) -> None:
     """Record the engine's responses to a job, then run the job with mutated responses."""
-    recorder = Recorder(HttpUpstream(address))
+    recorder = Recorder(address)
     assert await outcome(make(recorder), job) == "answered"
+    await recorder.aclose()
     broken = []
     for what, record in mutants(recorder.record, random.Random(random.random()), sample(10, 25)):
         try:
@@ -62,7 +64,11 @@ async def check(make: Callable[[Upstream], Backend], address: str, job: Generati
 @pytest.mark.parametrize("name", LLAMA_SERVER)
 async def test_llama_server_may_answer_anything(llama_server_url: str, name: str) -> None:
     """A job ends cleanly with every mutation of llama-server's responses."""
-    await check(LlamaServer, llama_server_url, LLAMA_SERVER[name])
+
+    def make(client: AsyncConnectionInterface) -> Backend:
+        return LlamaServer("http://engine", client=client)
+
+    await check(make, llama_server_url, LLAMA_SERVER[name])
 
 
 @pytest.mark.parametrize("name", KOBOLDCPP)
@@ -70,5 +76,9 @@ async def test_koboldcpp_may_answer_anything(
     koboldcpp_replay: tuple[str, object], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job ends cleanly with every mutation of koboldcpp's responses."""
-    monkeypatch.setattr(whole, "LOOK_SECONDS", 0.001)
-    await check(lambda up: KoboldCpp(up, silence=0.05), koboldcpp_replay[0], KOBOLDCPP[name])
+    monkeypatch.setattr(call, "LOOK_SECONDS", 0.001)
+
+    def make(client: AsyncConnectionInterface) -> Backend:
+        return KoboldCpp("http://engine", silence=0.05, client=client)
+
+    await check(make, koboldcpp_replay[0], KOBOLDCPP[name])

@@ -267,19 +267,19 @@ def run_latimer(port: int, engine: int, core: int) -> None:
 def run_floor(port: int, engine: int, core: int) -> None:
     """Run the minimal proxy on this server, which copies bytes without translating them."""
     import uvicorn
-    from latimer.backends.http import HttpUpstream
+    from latimer.backends.http import HttpClient
 
     os.sched_setaffinity(0, {core})
-    upstream = HttpUpstream(f"http://127.0.0.1:{engine}")
+    upstream = HttpClient(f"http://127.0.0.1:{engine}")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
         body = (await receive())["body"]
-        async with upstream.send("POST", "/completion", body) as reply:
+        async with await upstream.send("POST", "/completion", body) as reply:
             headers = [(b"content-type", reply.content_type.encode())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            async for data in reply.chunks():
+            async for data in reply.stream:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 

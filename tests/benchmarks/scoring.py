@@ -46,10 +46,10 @@ async def score(backend: Backend, ids: TokenIds) -> None:
 async def generate(backend: LlamaServer, prompt: TokenIds, count: int) -> None:
     """Generate tokens on the server itself, without a stream."""
     payload = {"prompt": prompt, "n_predict": count, "ignore_eos": True, "cache_prompt": False}
-    async with backend.server.upstream.send(
+    async with await backend.server.client.send(
         "POST", "/completion", json.dumps(payload).encode()
     ) as reply:
-        assert json.loads(await reply.read())["tokens_predicted"] == count
+        assert json.loads(await reply.aread())["tokens_predicted"] == count
 
 
 async def median(work: Callable[[], Awaitable[None]], rounds: int) -> float:

@@ -197,8 +197,8 @@ def rows(count: int, folder: str) -> None:
 
 async def fill(kind: str, place: str, count: int) -> None:
     """Store completions with ids of past moments, and print the size of a row."""
+    from latimer.adapter.store.config import place_of
     from latimer.adapter.store.open_store import OpenStore
-    from latimer.adapter.store.place import place_of
 
     where = place_of(place)
     assert where is not None
@@ -230,7 +230,7 @@ SIZES: dict[str, Callable[[Any], int]] = {
 
 def completions(count: int) -> Iterator[Any]:
     """Yield records with common and rare pairs of metadata."""
-    from latimer.adapter.store.record import Record
+    from latimer.adapter.store.records import Record
 
     first = time.time_ns() // 1_000 - count * 1_000
     text = "The weather in Paris is mild and often cloudy. " * 6

@@ -25,7 +25,7 @@ import uvicorn
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.cli import main
 from latimer.backends.base import Backend
-from latimer.backends.http import HttpUpstream
+from latimer.backends.http import ConnectionPool
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_server import LlamaServer
 
@@ -110,8 +110,10 @@ class Renewed:
 
     def _made(self) -> Backend:
         if self._kind == "koboldcpp":
-            return KoboldCpp(HttpUpstream(self._address, {}, SILENCE, PATIENCE), silence=0.5)
-        return LlamaServer(HttpUpstream(self._address, {}, SILENCE, PATIENCE, "/health"))
+            pool = ConnectionPool(self._address, SILENCE, PATIENCE)
+            return KoboldCpp(self._address, silence=0.5, client=pool)
+        pool = ConnectionPool(self._address, SILENCE, PATIENCE, "/health")
+        return LlamaServer(self._address, client=pool)
 
     async def renew(self) -> None:
         """Make a new backend, and close the one before."""

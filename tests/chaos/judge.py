@@ -8,9 +8,8 @@ from typing import Any
 from latimer.schemas.openai.chat import ChatChunk, ChatCompletion
 from latimer.schemas.openai.common import ErrorReply
 from latimer.schemas.openai.completions import Completion, CompletionChunk
-from latimer.schemas.openai.embeddings import EmbeddingList
-from latimer.schemas.openai.rerank import Reranking
-from latimer.schemas.openai.tokenizer import Detokenized, Tokenized
+from latimer.schemas.openai.embeddings import EmbeddingList, Reranking
+from latimer.schemas.openai.models import Detokenized, Tokenized
 from pydantic import TypeAdapter
 
 from chaos.client import Reply, Request

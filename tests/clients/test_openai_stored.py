@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.store.ids import new_id
-from latimer.adapter.store.place import place_of
-from latimer.adapter.store.record import Record
+from latimer.adapter.store.config import place_of
+from latimer.adapter.store.records import Record, new_id
 from latimer.adapter.store.store import Store
 from latimer.backends.llama_cpp import LlamaCpp
 from openai import NotFoundError, OpenAI

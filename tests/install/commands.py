@@ -27,10 +27,6 @@ sys.exit("\\n".join(failures) or None)
 """
 
 
-# The module that needs the extra `postgres`.
-POSTGRES = "latimer.adapter.store.silence"
-
-
 def imported(environment: Environment, *packages: str, without: str = "") -> int:
     """Import every module of some packages and return their number.
 

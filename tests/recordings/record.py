@@ -11,7 +11,7 @@ remove the file to start over. Further arguments select tests and go to pytest.
     koboldcpp --model backends/llama_cpp/demo.gguf --embeddingsmodel tests/models/bert-cls.gguf \\
         --contextsize 2048 --port 5001
     python tests/recordings/record.py http://127.0.0.1:5001 \\
-        tests/backends/koboldcpp/test_embedding.py
+        tests/backends/koboldcpp/test_embeddings.py
 
 The tests of embeddings are recorded alone, in `koboldcpp/embeddings.jsonl`.
 """
@@ -36,7 +36,7 @@ from support.engines.replay import EMBEDDINGS, EXCHANGES, GENERATE, key_of  # no
 # Paths of the engine's state, which is that of the last generation.
 STATE = ("/api/extra/last_logprobs", "/api/extra/perf")
 
-EMBEDDING_TESTS = "tests/backends/koboldcpp/test_embedding.py"
+EMBEDDING_TESTS = "tests/backends/koboldcpp/test_embeddings.py"
 
 
 class Recorder:

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import httpx2
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.auth import Keys
 from latimer.adapter.cli.protocol import MOST_HEAD
-from latimer.adapter.cors import Access
 from latimer.adapter.errors import (
     ShuttingDown,
     StoreUnavailable,
@@ -23,9 +23,8 @@ from latimer.adapter.errors import (
     render,
     unexpected,
 )
-from latimer.adapter.exchange import Exchange
-from latimer.adapter.guards import Keys
-from latimer.adapter.origins import LocalRules
+from latimer.adapter.origins import Access, LocalRules
+from latimer.adapter.request import Exchange
 from latimer.adapter.service import DEFAULT_MAX_BODY
 from latimer.backends.errors import (
     Busy,

@@ -8,10 +8,10 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from latimer.backends.upstream import Reply, Upstream
+from httpcore2 import AsyncConnectionInterface, Request, Response
+from latimer.backends.http import ConnectionPool
 
 STRANGE: tuple[Any, ...] = (
     None, True, -1, 0, 5, 1.5, 1e300, 2**70, "", "x", "é" * 40, [], [None], ["x"], [-5], {},
@@ -28,63 +28,57 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Answered:
-    """A reply that replays a recorded response."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.status, self.content_type, self._body = answer
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body in lines, as a stream does."""
-        for line in re.findall(rb"[^\n]*\n|[^\n]+", self._body):
-            yield line
-
-    async def read(self) -> bytes:
-        """Return the whole body."""
-        return self._body
-
-
 Record = dict[tuple[str, str], list[Answer]]
 
 
-class Recorder:
-    """An upstream that records every response by method and path."""
+class Recorder(AsyncConnectionInterface):
+    """A client that records every response by method and path."""
 
-    def __init__(self, inner: Upstream) -> None:
-        self._inner = inner
-        self.address = inner.address
+    def __init__(self, address: str) -> None:
+        self._pool = ConnectionPool(address)
         self.record: Record = defaultdict(list)
 
-    @asynccontextmanager
-    async def send(self, method: str, path: str, body: bytes | None = None) -> AsyncIterator[Reply]:
+    async def handle_async_request(self, request: Request) -> Response:
         """Send a request and record its response."""
-        async with self._inner.send(method, path, body) as reply:
-            data = await reply.read()
-            answer = Answer(reply.status, reply.content_type, data)
-        self.record[method, path].append(answer)
-        yield Answered(answer)
+        async with await self._pool.handle_async_request(request) as response:
+            data = await response.aread()
+            answer = Answer(response.status, response.content_type, data)
+        self.record[_key(request)].append(answer)
+        return _response(answer)
 
     async def aclose(self) -> None:
-        """Close the upstream."""
-        await self._inner.aclose()
+        """Close the connections."""
+        await self._pool.aclose()
 
 
-class Replayed:
-    """An upstream that replays each path's responses in order and repeats the last one."""
-
-    address = "http://engine"
+class Replayed(AsyncConnectionInterface):
+    """A client that replays each path's responses in order and repeats the last one."""
 
     def __init__(self, record: Record) -> None:
         self._record = {key: list(answers) for key, answers in record.items()}
 
-    @asynccontextmanager
-    async def send(self, method: str, path: str, body: bytes | None = None) -> AsyncIterator[Reply]:
+    async def handle_async_request(self, request: Request) -> Response:
         """Replay a response."""
-        answers = self._record.get((method, path), [Answer(404, "text/html", b"not found")])
-        yield Answered(answers.pop(0) if len(answers) > 1 else answers[0])
+        answers = self._record.get(_key(request), [Answer(404, "text/html", b"not found")])
+        return _response(answers.pop(0) if len(answers) > 1 else answers[0])
 
-    async def aclose(self) -> None:
-        """Do nothing, since no connection is open."""
+
+def _key(request: Request) -> tuple[str, str]:
+    return request.method.decode(), request.url.target.decode()
+
+
+def _response(answer: Answer) -> Response:
+    return Response(
+        answer.status,
+        headers=[(b"content-type", answer.content_type.encode())],
+        content=_lines(answer.body),
+    )
+
+
+async def _lines(body: bytes) -> AsyncIterator[bytes]:
+    """Yield a body in lines, as a stream does."""
+    for line in re.findall(rb"[^\n]*\n|[^\n]+", body):
+        yield line
 
 
 def mutants(record: Record, generator: random.Random, count: int) -> Iterator[tuple[str, Record]]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import httpx2
 from latimer.adapter.app import Options
-from latimer.adapter.store.ids import new_id
-from latimer.adapter.store.place import place_of
-from latimer.adapter.store.record import Record, Stored
+from latimer.adapter.store.config import place_of
+from latimer.adapter.store.records import Record, Stored, new_id
 from latimer.adapter.store.store import Store
 from latimer.backends.llama_cpp import LlamaCpp
 from typing_extensions import Unpack

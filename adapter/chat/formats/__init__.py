@@ -4,52 +4,10 @@ from __future__ import annotations
 
 import re
 
-from . import (
-    bare,
-    command_r7b,
-    deepseek,
-    dsml,
-    functionary,
-    gemma4,
-    glm,
-    harmony,
-    hermes,
-    kimi_k2,
-    lfm2,
-    llama3,
-    minimax,
-    mistral,
-    tool_call_list,
-    xml,
-)
 from .base import Place, ToolCallFormat
+from .table import FORMATS, HERMES
 
 __all__ = ["FORMATS", "HERMES", "Place", "ToolCallFormat", "completed", "format_of"]
-
-HERMES = hermes.FORMAT
-# The first format that matches a template is used.
-FORMATS: tuple[ToolCallFormat, ...] = (
-    HERMES,
-    harmony.FORMAT,
-    xml.FORMAT,
-    glm.FORMAT,
-    minimax.FORMAT,
-    deepseek.FORMAT,
-    dsml.V3_2,
-    dsml.V4,
-    mistral.WITH_ARGS,
-    mistral.FORMAT,
-    tool_call_list.FORMAT,
-    command_r7b.FORMAT,
-    functionary.FORMAT_3_1,
-    functionary.FORMAT_3_2,
-    gemma4.FORMAT,
-    kimi_k2.FORMAT,
-    kimi_k2.FIRST,
-    lfm2.FORMAT,
-    llama3.FORMAT,
-    bare.FORMAT,
-)
 
 
 def format_of(template: str) -> ToolCallFormat | None:

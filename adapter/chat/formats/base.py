@@ -3,18 +3,154 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
-from ....backends.grammar import literal
+import orjson
+from typing_extensions import override
+
+from ....backends.base import Grammar, Preamble
+from ....backends.grammar import (
+    JSON,
+    PLAIN,
+    Notation,
+    Unenforced,
+    embedded,
+    literal,
+    rules_of,
+    token_or_text,
+    unmarked,
+)
 from ...generation.parts import Parser
-from ..calls import CallParser, Calls
-from ..json_call import ARGUMENTS, NAME, JsonCallParser
-from .rules import GAP, FunctionSchema, marker
-from .rules import arguments as json_arguments
+from ..parsers import ARGUMENTS, INPUT, NAME, CallParser, Calls
+
+Path: TypeAlias = tuple[str | int, ...]
+
+GAP = "[ \\n]{0,2}"
+# Keywords of schemas that allow no arguments if `properties` and `required` are empty.
+_OF_NONE = {
+    "$comment", "$defs", "$id", "$schema", "default", "definitions", "description", "examples",
+    "properties", "required", "strict", "title", "type",
+}  # fmt: skip
+# Keywords to remove from a schema one by one; each removal reads the whole schema again.
+MOST_TAKEN_AWAY = 32
+# The characters of an input's grammar, up to which it is repeated for another kind of quotes.
+_MOST_TWICE = 16_000
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class FunctionSchema(NamedTuple):
+    """A function, and the schema of its arguments.
+
+    Args:
+        schema: the JSON schema of the arguments; None if the function has no arguments.
+        strict: True if the whole schema must be enforced. Otherwise keywords that a grammar cannot
+            enforce are dropped, or the whole schema if the grammar would be too large.
+        input: the grammar of the text that a custom tool takes; its schema has one argument.
+    """
+
+    name: str
+    schema: bytes | None
+    strict: bool
+    input: Grammar | None = None
+
+
+def marker(text: str, special: frozenset[str]) -> str:
+    """Return the GBNF of a marker: one token of the model, or its spelling."""
+    return token_or_text(text, Preamble("", "", False, special))
+
+
+def argument_rules(
+    function: FunctionSchema, name: str, prefix: str, index: int, notation: Notation = JSON
+) -> Mapping[str, str]:
+    """Return the rules for arguments as an object.
+
+    Args:
+        name: the name of the main rule; names of the others begin with the prefix.
+        index: the index of the function, for errors.
+        notation: the way to write the object.
+
+    Raises:
+        Unenforced: a strict schema cannot be enforced.
+    """
+    if function.input is not None:
+        return _input(function.input, name, prefix, notation)
+    schema = _NO_ARGUMENTS if function.schema is None else orjson.loads(function.schema)
+    # Keywords that cannot be enforced may still allow arguments.
+    may_be_none = isinstance(schema, dict) and schema.keys() <= _OF_NONE
+    if function.strict:
+        try:
+            return rules_of(_as_object(schema, may_be_none), name, prefix, notation)
+        except Unenforced as error:
+            raise Unenforced(error.reason, (index, *error.path)) from None
+    # Remove what cannot be enforced, until the rest can be.
+    for _ in range(MOST_TAKEN_AWAY):
+        try:
+            return rules_of(_as_object(schema, may_be_none), name, prefix, notation)
+        except Unenforced as error:
+            if not without(schema, error.path):
+                break
+    return rules_of({"type": "object"}, name, prefix, notation)
+
+
+def _input(grammar: Grammar, name: str, prefix: str, notation: Notation) -> Mapping[str, str]:
+    """Return the rules for the arguments of a custom tool, whose text follows a grammar."""
+    quote, text = notation.quote, f"{prefix}text"
+    encoding = PLAIN if notation.end else notation.encoding
+    rules = embedded(grammar, text, f"{prefix}i", encoding)
+    if notation.end:
+        rules = unmarked(rules, text, notation.end)
+    given = f"{quote} {text} {quote}"
+    if notation.other is not None and sum(map(len, rules.values())) <= _MOST_TWICE:
+        quote, encoding = notation.other
+        rules |= embedded(grammar, f"{text}-other", f"{prefix}o", encoding)
+        given = f"({given} | {quote} {text}-other {quote})"
+    key, ws = notation.named(INPUT), notation.ws
+    first, last = notation.brackets
+    rules[name] = f'{first} {ws} {key} {ws} "{notation.colon}" {ws} {given} {ws} {last}'
+    return rules
+
+
+def _as_object(schema: Any, may_be_none: bool) -> Any:
+    """Require an object in a schema, and an empty one if it may be and names no properties."""
+    if not isinstance(schema, dict):
+        return schema
+    if may_be_none and schema.get("properties") == {} and not schema.get("required"):
+        schema = {**schema, "additionalProperties": False}
+    return {"type": "object", **schema}
+
+
+def without(schema: Any, path: Sequence[str | int], exactly: bool = False) -> bool:
+    """Remove the keyword at a path, or the nearest before it; return True if one was removed.
+
+    Of the required names, only the one at the path is removed. A path may continue through the
+    target of a reference, which is elsewhere in the schema.
+
+    Args:
+        exactly: True if only the keyword at the path itself may be removed.
+    """
+    nearest: tuple[Any, str | int] | None = None
+    before: str | int = ""
+    for key in path:
+        if isinstance(schema, dict) and isinstance(key, str) and key in schema:
+            nearest = schema, key
+        elif not isinstance(schema, list) or not isinstance(key, int) or key >= len(schema):
+            nearest = None if exactly else nearest
+            break
+        elif before == "required":
+            nearest = schema, key
+        schema, before = schema[key], key
+    if nearest is None:
+        return False
+    del nearest[0][nearest[1]]
+    return True
+
 
 Check: TypeAlias = Callable[[str], bool]
+# A text of a template, a pattern, or several texts of which one is enough.
+Sign: TypeAlias = str | re.Pattern[str] | tuple[str, ...]
 
 
 class Place(NamedTuple):
@@ -31,6 +167,22 @@ class Place(NamedTuple):
     in_message: int
 
 
+def as_json(value: Any) -> str:
+    """Write a value as JSON, with characters of every script."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def named_arguments(arguments: Any) -> Mapping[str, Any]:
+    """Return arguments as an object; those of an earlier call may be another value."""
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
+
+
+def _has(template: str, sign: Sign) -> bool:
+    if isinstance(sign, re.Pattern):
+        return sign.search(template) is not None
+    return sign in template if isinstance(sign, str) else any(one in template for one in sign)
+
+
 @dataclass(frozen=True, eq=False)
 class ToolCallFormat:
     """Tool calls as JSON objects, between markers or alone; subclasses implement other formats.
@@ -39,8 +191,14 @@ class ToolCallFormat:
         markers: the strings of the format that can be tokens of the model.
         begin, end: the markers around calls; empty if the whole answer is a call.
         name, arguments: the keys of a call's object.
-        in_list: True if a list of objects is between the markers, False for one object.
+        signs: what chat templates with such calls contain, if not `usual_signs`.
+        absent: what they do not contain.
+        block: `list` if a list of calls in brackets is between the markers, `section` if several
+            calls are, one after another; empty if only one is.
+        is_tight: True if calls follow the first marker directly, and end with the last one.
         bare: True if JSON at the beginning of an answer is a call.
+        optional_begin: the marker that a call may follow, if `begin` is empty.
+        call_parser: makes a parser of the text after a marker, for other calls than objects.
         id_size: the length of call ids that the template requires; None for any.
         answer: the text before the answer, if a turn of the model has several messages.
         recipient: the same text, if an answer always begins with it.
@@ -57,8 +215,14 @@ class ToolCallFormat:
     end: str = ""
     name: str = NAME
     arguments: str = ARGUMENTS[0]
-    in_list: bool = False
+    _: KW_ONLY
+    signs: tuple[Sign, ...] = ()
+    absent: tuple[Sign, ...] = ()
+    block: Literal["", "list", "section"] = ""
+    is_tight: bool = False
     bare: bool = False
+    optional_begin: str = ""
+    call_parser: Callable[[Check | None], CallParser] | None = None
     id_size: int | None = None
     answer: str = ""
     recipient: str = ""
@@ -69,10 +233,20 @@ class ToolCallFormat:
     interrupts: bool = False
     # The class of the parser that separates calls from content.
     calls: ClassVar[type[Calls]] = Calls
+    # GBNF for what may be between the calls of a section.
+    gap: ClassVar[str] = GAP
 
     def is_of(self, template: str) -> bool:
         """Return True if a chat template has calls in this format."""
-        return self.begin in template and "tools" in template
+        signs = self.signs or self.usual_signs
+        return all(_has(template, one) for one in signs) and not any(
+            _has(template, one) for one in self.absent
+        )
+
+    @property
+    def usual_signs(self) -> tuple[Sign, ...]:
+        """The signs of a format that names none."""
+        return self.begin, "tools"
 
     def parser(
         self, functions: Mapping[str, Any], special: frozenset[str], enforced: bool, forced: bool
@@ -99,7 +273,8 @@ class ToolCallFormat:
     @property
     def begins(self) -> tuple[str, ...]:
         """The markers that can begin a call."""
-        return (self.begin,) if self.begin else ()
+        begin = self.begin or self.optional_begin
+        return (begin,) if begin else ()
 
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
         """Return a parser of the text after a marker.
@@ -107,7 +282,9 @@ class ToolCallFormat:
         Args:
             check: returns True if a function is offered; None if a grammar guarantees it.
         """
-        return JsonCallParser(self.name, (self.arguments, *ARGUMENTS), check)
+        if self.call_parser is not None:
+            return self.call_parser(check)
+        return CallParser(check, self.name, (self.arguments, *ARGUMENTS))
 
     def call_id(self, call_id: str, place: Place) -> str:
         """Return the id that the template gets for an earlier call and its result."""
@@ -123,19 +300,22 @@ class ToolCallFormat:
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Write calls, each a name and arguments, as the model does."""
-        objects = [
-            json.dumps({self.name: name, self.arguments: arguments}, ensure_ascii=False)
-            for name, arguments in calls
-        ]
-        if self.in_list:
-            return f"{self.begin}[{', '.join(objects)}]{self.end}"
-        return "".join(f"{self.begin}{one}{self.end}" for one in objects)
+        each = [self.write(name, given, index) for index, (name, given) in enumerate(calls)]
+        if self.block == "list":
+            return f"{self.begin}[{', '.join(each)}]{self.end}"
+        if self.block == "section":
+            return f"{self.begin}{''.join(each)}{self.end}"
+        return "".join(f"{self.begin}{one}{self.end}" for one in each)
+
+    def write(self, name: str, arguments: Any, index: int) -> str:
+        """Write the call with an index, without the markers around it."""
+        return as_json({self.name: name, self.arguments: arguments})
 
     def rules(
         self, function: FunctionSchema, name: str, prefix: str, index: int
     ) -> Mapping[str, str]:
-        """Return GBNF rules for a function's arguments (`rules.arguments`)."""
-        return json_arguments(function, name, prefix, index)
+        """Return GBNF rules for a function's arguments (`argument_rules`)."""
+        return argument_rules(function, name, prefix, index)
 
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
         """Return the GBNF of one call, without the markers around it.
@@ -150,11 +330,55 @@ class ToolCallFormat:
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
         """Return the GBNF of the marker that begins calls, and of everything after it."""
         if not self.begin:
-            return "", "call"
+            return "".join(f"{marker(one, special)}?" for one in self.begins), "call"
         begin = marker(self.begin, special)
-        end = f" {GAP} {marker(self.end, special)}" if self.end else ""
-        if self.in_list:
+        gap = self.gap if self.block == "section" else GAP
+        end = f" {gap} {marker(self.end, special)}" if self.end else ""
+        if self.block == "list":
             more = f' ({GAP} "," {GAP} call)*' if parallel else ""
             return begin, f'{GAP} "[" {GAP} call{more} {GAP} "]"{end}'
-        more = f" ({GAP} {begin} {GAP} call{end})*" if parallel else ""
-        return begin, f"{GAP} call{end}{more}"
+        if self.block == "section":
+            more = f" ({gap} call)*" if parallel else ""
+            return begin, f"{gap} call{more}{end}"
+        call = "call" if self.is_tight else f"{GAP} call{end}"
+        more = f" ({GAP} {begin} {call})*" if parallel else ""
+        return begin, f"{call}{more}"
+
+
+@dataclass(frozen=True, eq=False)
+class NamedFormat(ToolCallFormat):
+    """Calls as a name and arguments.
+
+    Args:
+        head: the text before the arguments, with `{}` for the name.
+        spellings: forms of the name and of text next to it; by default the head.
+        notation: the notation of the arguments.
+        write_arguments: writes arguments in this notation.
+    """
+
+    head: str = "{}"
+    spellings: tuple[str, ...] = ()
+    notation: Notation = JSON
+    write_arguments: Callable[[Any], str] = as_json
+
+    @override
+    def spelled(self, name: str) -> tuple[str, ...]:
+        return tuple(one.replace("{}", name) for one in self.spellings or (self.head,))
+
+    @override
+    def write(self, name: str, arguments: Any, index: int) -> str:
+        return f"{self.head.replace('{}', name)}{self.write_arguments(arguments)}"
+
+    @override
+    def rules(
+        self, function: FunctionSchema, name: str, prefix: str, index: int
+    ) -> Mapping[str, str]:
+        return argument_rules(function, name, prefix, index, self.notation)
+
+    @override
+    def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
+        before, _, after = self.head.partition("{}")
+        parts = [literal(before + name), marker(after, special) if after else "", arguments]
+        if self.is_tight and self.end:
+            parts.append(marker(self.end, special))
+        return " ".join(one for one in parts if one)

@@ -7,45 +7,40 @@ v3.2: every part of a turn begins with its recipient after `>>>`, which the prom
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from typing_extensions import override
 
 from ....backends.grammar import literal
 from ...generation.parts import Parser, Part
-from ..calls import CallParser, Calls
-from ..json_call import LONGEST_NAME, Broken, JsonCallParser, Steps
-from .base import Check, ToolCallFormat
-from .llama3 import INTERPRETERS, MARKER
-from .rules import GAP
+from ..parsers import LONGEST_NAME, Broken, CallParser, Calls, Steps
+from .base import Check, NamedFormat
+from .json_formats import INTERPRETERS, PYTHON_TAG, CodeParser
 
-BEGIN, END = "<function=", "</function>"
-NEXT, CONTENT = ">>>", "all"
-_LINE = literal("\n")
+CONTENT = "all"
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}".encode())
 
 
-class FunctionParser(JsonCallParser):
+class FunctionParser(CodeParser):
     """A parser of a name, the mark after it, and arguments.
 
     Args:
         after: the mark after the name.
-        check: see `JsonCallParser`.
+        check: see `CallParser`.
         interpreter: the name of the function that gets code; None for the one that is named.
     """
 
     def __init__(self, after: int, check: Check | None, interpreter: str | None = None) -> None:
         self._after = after
         self._interpreter = interpreter
-        self._code: bytearray | None = None
-        super().__init__(check=check)
+        super().__init__(check)
 
+    @override
     def end(self) -> list[Part]:
-        """See `CallParser.end`; code extends to the end of the text."""
         text = (self._code or b"").decode(errors="replace").strip()
         if not text:
             raise Broken
@@ -60,15 +55,9 @@ class FunctionParser(JsonCallParser):
                 return
         self._begin(name)
         byte = yield from self._next()
-        if byte == ord("{"):
-            yield from self._value(byte, self._fragment)
-            self._check_whole()
-            return
-        if name not in INTERPRETERS:
+        if byte != ord("{") and name not in INTERPRETERS:
             raise Broken
-        self._code = bytearray([byte])
-        while True:
-            self._code.append((yield))
+        yield from self._object(byte) if byte == ord("{") else self._rest(byte)
 
     def _header(self) -> Generator[None, int, str]:
         name = bytearray()
@@ -104,17 +93,13 @@ class _Headed(Calls):
 
 
 @dataclass(frozen=True, eq=False)
-class Functionary31(ToolCallFormat):
-    """The format of v3.1."""
+class Functionary31(NamedFormat):
+    """Calls as `<function=name>{…}</function>`, and code of the interpreter after its marker."""
 
-    def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`; other formats have parameters in tags after the same tag."""
-        return BEGIN in template and "<parameter=" not in template and "tools" in template
-
+    @override
     def parser(
         self, functions: Mapping[str, Any], special: frozenset[str], enforced: bool, forced: bool
     ) -> Parser:
-        """See `ToolCallFormat.parser`."""
         check = functions.__contains__
         interpreter = next((one for one in INTERPRETERS if check(one)), INTERPRETERS[0])
 
@@ -124,71 +109,26 @@ class Functionary31(ToolCallFormat):
         def code(_: bool) -> CallParser:
             return FunctionParser(0, check, interpreter)
 
-        makers = {BEGIN.encode(): make, MARKER.encode(): code}
+        makers = {self.begin.encode(): make, PYTHON_TAG.encode(): code}
         own = frozenset() if forced else special
         return _Marked(makers, self.end, False, own, enforced, (), "", forced)
 
-    def spelled(self, name: str) -> tuple[str, ...]:
-        """See `ToolCallFormat.spelled`."""
-        return (f"{BEGIN}{name}>",)
-
-    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """See `ToolCallFormat.written`."""
-        return "".join(
-            f"{BEGIN}{name}>{json.dumps(arguments, ensure_ascii=False)}{END}"
-            for name, arguments in calls
-        )
-
-    def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        """See `ToolCallFormat.call`."""
-        return f"{literal(name)} {literal('>')} {arguments} {literal(END)}"
-
-    def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`."""
-        begin = literal(BEGIN)
-        return begin, f"call ({GAP} {begin} call)*" if parallel else "call"
-
 
 @dataclass(frozen=True, eq=False)
-class Functionary32(ToolCallFormat):
-    """The format of v3.2."""
+class Functionary32(NamedFormat):
+    """Parts of a turn that begin with a recipient, which is a function or `all` for content."""
 
     calls = _Headed
 
-    def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`."""
-        return NEXT + CONTENT in template
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        """See `ToolCallFormat.begins`."""
-        return (NEXT,)
-
+    @override
     def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
-        """See `ToolCallFormat.one`."""
         return FunctionParser(ord("\n"), check)
 
-    def spelled(self, name: str) -> tuple[str, ...]:
-        """See `ToolCallFormat.spelled`."""
-        return (f"{NEXT}{name}\n",)
+    @override
+    def write(self, name: str, arguments: Any, index: int) -> str:
+        return f"{self.optional_begin}{super().write(name, arguments, index)}"
 
-    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """See `ToolCallFormat.written`."""
-        return "".join(
-            f"{NEXT}{name}\n{json.dumps(arguments, ensure_ascii=False)}"
-            for name, arguments in calls
-        )
-
-    def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        """See `ToolCallFormat.call`."""
-        return f"{literal(name)} {_LINE} {arguments}"
-
+    @override
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`; the prompt has the marker of the first call."""
-        return "", f"call ({literal(NEXT)} call)*" if parallel else "call"
-
-
-FORMAT_3_1 = Functionary31("functionary-v3.1", (MARKER,), BEGIN, END, in_order=True)
-FORMAT_3_2 = Functionary32(
-    "functionary-v3.2", answer=f"{CONTENT}\n", recipient=f"{CONTENT}\n", in_order=True
-)
+        """The prompt has the marker of the first call."""
+        return "", f"call ({literal(self.optional_begin)} call)*" if parallel else "call"

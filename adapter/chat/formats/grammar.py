@@ -10,8 +10,7 @@ from ....backends.base import Grammar
 from ....backends.grammar import WS, as_gbnf, literal, renamed, until
 from ....backends.offload import Memo
 from ....schemas import limits
-from .base import ToolCallFormat
-from .rules import FunctionSchema
+from .base import FunctionSchema, ToolCallFormat
 
 _ANY = b'{"type":"object"}'
 # Leaves room for a preamble: the reasoning before the calls.

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from ....backends.grammar import literal
 from ...generation.parts import Parser, Part
-from ..json_call import ARGUMENTS, Broken, JsonCallParser, Steps
-from ..parsing import BLANKS, Blanks, MarkerFinder
+from ..parsers import BLANKS, Blanks, Broken, CallParser, MarkerFinder, Steps
 from .base import ToolCallFormat
-from .rules import marker as marker_of
+from .base import marker as marker_of
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
@@ -25,25 +26,22 @@ _CHANNEL = re.compile(rb"<\|channel\|>\s*([a-z]+)")
 _OUTSIDE = {START.encode(), CHANNEL.encode()}
 
 
-class BodyParser(JsonCallParser):
+class BodyParser(CallParser):
     """A parser of a call's body, which contains only the arguments."""
 
     def __init__(self, name: str, check: Callable[[str], bool] | None) -> None:
         self._own_name = name
-        super().__init__("", ARGUMENTS, check)
+        super().__init__(check)
 
     def _run(self) -> Steps:
         self._whole.clear()
         byte = yield from self._next()
         if self._check is not None and not self._check(self._own_name):
             raise Broken
-        if byte != ord("{"):
-            raise Broken
-        yield from self._value(byte, self._fragment)
-        self._check_whole()
+        yield from self._object(byte)
 
 
-class HarmonyParser:
+class HarmonyParser(Parser):
     """A parser of an assistant turn, which the prompt begins with `<|start|>assistant`.
 
     Args:
@@ -64,19 +62,19 @@ class HarmonyParser:
         self._header: bytes | None = b""
         self._first = True
         self._kind = "content"
-        self._call: JsonCallParser | None = None
+        self._call: CallParser | None = None
         self._raw = b""
         self._settled = 0
         self._waiting: list[Part] = []
         self._called = False
 
     @property
+    @override
     def in_call(self) -> bool:
-        """See `Parser.in_call`."""
         return self._call is not None
 
+    @override
     def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """See `Parser.feed`."""
         out: list[Part] = []
         if mark and data in self._markers.all:
             out += self._takes(self._text)
@@ -93,8 +91,8 @@ class HarmonyParser:
         self._text = self._text[keep:]
         return out
 
+    @override
     def end(self) -> list[Part]:
-        """See `Parser.end`."""
         out = self._takes(self._text)
         self._text = b""
         out += self._close()
@@ -156,7 +154,7 @@ class HarmonyParser:
         self._kind = "reasoning" if channel is not None and channel[1] == b"analysis" else "content"
         return [Part("nothing", b"", len(header))]
 
-    def _calls(self, call: JsonCallParser, data: bytes) -> list[Part]:
+    def _calls(self, call: CallParser, data: bytes) -> list[Part]:
         self._raw += data
         if call.done:
             return []
@@ -198,32 +196,26 @@ class HarmonyParser:
 class Harmony(ToolCallFormat):
     """The harmony format: a call is a message to a function in the commentary channel."""
 
-    def is_of(self, template: str) -> bool:
-        """See `ToolCallFormat.is_of`."""
-        return all(one in template for one in (CHANNEL, "commentary", "functions."))
-
+    @override
     def parser(
         self, functions: Mapping[str, Any], special: frozenset[str], enforced: bool, forced: bool
     ) -> Parser:
-        """See `ToolCallFormat.parser`."""
         return HarmonyParser(frozenset() if forced else special, functions.__contains__, enforced)
 
+    @override
     def spelled(self, name: str) -> tuple[str, ...]:
-        """See `ToolCallFormat.spelled`."""
         return (f"functions.{name}",)
 
+    @override
     def call(self, name: str, arguments: str, special: frozenset[str]) -> str:
-        """See `ToolCallFormat.call`."""
         constrain, message = marker_of(CONSTRAIN, special), marker_of(MESSAGE, special)
         return f'{literal(name)} " "? ({constrain} "json")? {message} {arguments}'
 
+    @override
     def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
-        """See `ToolCallFormat.around`; a message with reasoning may come before the call."""
+        """A message with reasoning may come before the call."""
         channel, message = marker_of(CHANNEL, special), marker_of(MESSAGE, special)
         over, start = marker_of(END, special), marker_of(START, special)
         thought = f"!{over}*" if over.startswith("<") else "[^<]*"
         before = f'({channel} "analysis" {message} {thought} {over} {start} "assistant")?'
         return f'{before} {channel} "commentary to=functions."', "call"
-
-
-FORMAT = Harmony("harmony", MARKERS, answer=f"{CHANNEL}final{MESSAGE}", reasons=True)

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
-from latimer.adapter.chat.conversation import style_of
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat, format_of
-from latimer.adapter.chat.formats.tags import Tagged
+from latimer.adapter.chat.formats.tag_formats import Tagged
+from latimer.adapter.chat.profile import style_of
 from latimer.backends.base import Model
 from latimer.backends.llama_cpp import LlamaCpp
 from support.clients import adapting

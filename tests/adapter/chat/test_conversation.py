@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latimer.adapter.chat.conversation import BLOCK, style_of, turns_of
+from latimer.adapter.chat.conversation import BLOCK, turns_of
+from latimer.adapter.chat.profile import style_of
 from latimer.adapter.chat.reasoning import tags_of
 from latimer.adapter.chat.templates import render
 from latimer.backends.base import Model

@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter.chat.conversation import FUNCTION, style_of, turns_of
+from latimer.adapter.chat.conversation import turns_of
+from latimer.adapter.chat.profile import FUNCTION, style_of
 from latimer.adapter.chat.reasoning import tags_of
 from latimer.adapter.chat.templates import render
 from latimer.backends.base import Backend, Model

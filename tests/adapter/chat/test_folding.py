@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latimer.adapter.chat.conversation import FUNCTION, turns_of
+from latimer.adapter.chat.conversation import turns_of
 from latimer.adapter.chat.folding import ANY, STRICTEST, Order, folded
-from latimer.adapter.chat.manner import Manner, manner_of
+from latimer.adapter.chat.profile import FUNCTION, Manner, manner_of
 from latimer.adapter.chat.templates import TemplateError, render
 from latimer.backends.base import Model
 from latimer.schemas.openai.chat import ChatRequest

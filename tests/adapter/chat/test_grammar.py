@@ -11,6 +11,7 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat
+from latimer.adapter.chat.formats.base import FunctionSchema
 from latimer.adapter.chat.formats.grammar import (
     WELL_FOLLOWED,
     GrammarRequest,
@@ -18,7 +19,6 @@ from latimer.adapter.chat.formats.grammar import (
     beside,
 )
 from latimer.adapter.chat.formats.grammar import grammar as grammar_of
-from latimer.adapter.chat.formats.rules import FunctionSchema
 from latimer.backends.grammar import Unenforced, gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.schemas.limits import SCHEMA

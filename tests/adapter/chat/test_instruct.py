@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.chat.instruct import FORMATS
-from latimer.adapter.endpoints.turns import format_of
+from latimer.adapter.endpoints.common import format_of
 from latimer.backends.base import Backend
 from latimer.backends.errors import RequestError
 from latimer.schemas.openai.chat import InstructAdapter

@@ -14,7 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.chat.conversation import style_of, turns_of
+from latimer.adapter.chat.conversation import turns_of
+from latimer.adapter.chat.profile import style_of
 from latimer.adapter.chat.reasoning import Framed, Tags
 from latimer.adapter.chat.special_tokens import BREAK, _Cutter, _special_tokens_of, prompt_of
 from latimer.adapter.chat.templates import Conversation, render

@@ -9,9 +9,9 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat
+from latimer.adapter.chat.formats.base import FunctionSchema
 from latimer.adapter.chat.formats.grammar import GrammarRequest, grammar
-from latimer.adapter.chat.formats.rules import FunctionSchema
-from latimer.adapter.chat.formats.tags import Tagged
+from latimer.adapter.chat.formats.tag_formats import Tagged
 from latimer.backends.grammar import Unenforced, gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from latimer.adapter.chat.conversation import plain
+from latimer.adapter.chat.conversation import turns_of
 from latimer.adapter.chat.instruct import Opening
+from latimer.adapter.chat.profile import IN_WORDS
 from latimer.adapter.chat.templates import (
     AS_USUAL,
     Conversation,
@@ -39,7 +40,9 @@ def prompt_of(
     body = [{"role": role, "content": content, **extra} for role, content in messages]
     request = ChatRequest.model_validate({"model": "m", "messages": body})
     model = replace(MODEL, template=template, adds_bos=adds_bos)
-    return render(model, {"messages": plain(model, request.messages), "variables": {}})
+    style = IN_WORDS[0]._replace(developer="developer" in template)
+    turns, _ = turns_of(model, request.messages, (), style, None)
+    return render(model, {"messages": turns, "variables": {}})
 
 
 def test_a_template_with_bos_and_eos() -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from latimer.adapter.chat.formats import HERMES
-from latimer.adapter.chat.parsing import Plain
-from latimer.adapter.chat.reasoning import Tags, tags_of
-from latimer.adapter.chat.thinking import Thinking
+from latimer.adapter.chat.parsers import Plain
+from latimer.adapter.chat.reasoning import Tags, Thinking, tags_of
 from latimer.adapter.generation.parts import Parser, Part
 
 from .test_formats import halves, whole

@@ -14,12 +14,12 @@ from typing import Any
 import httpx2
 import pytest
 from click.testing import CliRunner
+from latimer.adapter.auth import UnusableKey
 from latimer.adapter.cli import main
-from latimer.adapter.cli.listening import bound
-from latimer.adapter.config import Settings, WrongSettings
-from latimer.adapter.credentials import UnusableKey
-from latimer.adapter.discovery import backend_of
-from latimer.backends.deferred import Deferred
+from latimer.adapter.cli.serve import bound
+from latimer.adapter.engines import backend_of
+from latimer.adapter.settings import Settings, WrongSettings
+from latimer.backends.identity import Deferred
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
 from support.servers import command, free_port

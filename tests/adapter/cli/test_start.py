@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.backends.deferred import MOMENT
+from latimer.backends.identity import MOMENT
 from latimer.backends.llama_cpp import DEMO_MODEL
 from support.servers import begun, canned, free_port, llama_server
 

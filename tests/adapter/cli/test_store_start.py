@@ -12,12 +12,11 @@ from pathlib import Path
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.capability_table import describe_store
-from latimer.adapter.cli import serving
-from latimer.adapter.config import Settings
-from latimer.adapter.discovery import backend_of
+from latimer.adapter.cli import serve
+from latimer.adapter.engines import backend_of, describe_store
+from latimer.adapter.settings import Settings
+from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreError
-from latimer.adapter.store.place import place_of
 from latimer.adapter.store.store import Store
 from latimer.backends.llama_server import LlamaServer
 from support.postgresql import STRANGER, PostgreSQL
@@ -31,8 +30,8 @@ SECRET = "pa55word"
 async def started(store: str, **settings: object) -> None:
     """Open a store as `latimer serve` does."""
     loaded = Settings.load(None, model=ENGINE, store=store, **settings)
-    app = serving.adapter_of(loaded, backend_of(loaded))
-    opening = await serving._open_store(app, loaded)
+    app = serve.adapter_of(loaded, backend_of(loaded))
+    opening = await serve._open_store(app, loaded)
     if opening is not None:
         opening.cancel()
     await app.aclose()
@@ -189,11 +188,11 @@ async def test_a_postgresql_that_starts_later_is_opened(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A database that takes connections later is opened without a request, and named."""
-    monkeypatch.setattr(serving, "_REOPEN", 0.02)
+    monkeypatch.setattr(serve, "_REOPEN", 0.02)
     postgresql_server.execute("CREATE DATABASE later WITH ALLOW_CONNECTIONS false")
     loaded = Settings.load(None, model=ENGINE, store=postgresql_server.url("later"))
-    app = serving.adapter_of(loaded, backend_of(loaded))
-    opening = await serving._open_store(app, loaded)
+    app = serve.adapter_of(loaded, backend_of(loaded))
+    opening = await serve._open_store(app, loaded)
     assert opening is not None
     assert "The store is not available yet: " in capsys.readouterr().err
     postgresql_server.execute("ALTER DATABASE later WITH ALLOW_CONNECTIONS true")

@@ -11,12 +11,11 @@ import pytest
 from latimer.adapter.chat import message
 from latimer.adapter.chat.formats import HERMES
 from latimer.adapter.chat.message import ChatFrames
-from latimer.adapter.exchange import Exchange
 from latimer.adapter.generation.frames import CompletionFrames, Frames
 from latimer.adapter.generation.parts import MessageFormat
 from latimer.adapter.generation.run import Plan, run
-from latimer.adapter.generation.sinks import Answer, Streamed
-from latimer.adapter.generation.usage import usage_of
+from latimer.adapter.generation.sinks import Answer, Streamed, usage_of
+from latimer.adapter.request import Exchange
 from latimer.adapter.service import Policy, Served
 from latimer.backends.base import (
     Batch,

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter.generation.obfuscation import STEP
+from latimer.adapter.generation.frames import STEP
 
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},

@@ -7,6 +7,7 @@ import base64
 import io
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -16,9 +17,9 @@ import orjson
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.errors import InvalidRequest
-from latimer.adapter.responses import pdf as reading
-from latimer.adapter.responses.files import Pdf
-from latimer.adapter.responses.pdf import AT_ONCE, read_pdfs
+from latimer.adapter.responses import files as reading
+from latimer.adapter.responses.files import AT_ONCE, Pdf, read_pdfs
+from latimer.backends import sandbox
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.schemas import limits
 from openai import AsyncOpenAI
@@ -70,16 +71,16 @@ async def client(app: OpenAIAdapter) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[asyncio.subprocess.Process]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Return the readers that are started, which have all ended after the test."""
-    found: list[asyncio.subprocess.Process] = []
-    start = reading._started
+    found: list[subprocess.Popen[bytes]] = []
+    start = sandbox._start
 
-    async def recorded() -> asyncio.subprocess.Process:
-        found.append(await start())
+    def recorded(*arguments: str) -> subprocess.Popen[bytes]:
+        found.append(start(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(reading, "_started", recorded)
+    monkeypatch.setattr(sandbox, "_start", recorded)
     yield found
     assert [process.returncode for process in found].count(None) == 0
 
@@ -201,7 +202,7 @@ async def test_openais_client_sends_a_pdf(app: OpenAIAdapter) -> None:
 )  # fmt: skip
 async def test_a_pdf_that_is_not_read(
     client: httpx2.AsyncClient,
-    started: list[asyncio.subprocess.Process],
+    started: list[subprocess.Popen[bytes]],
     data: bytes,
     message: str,
     code: str,
@@ -245,7 +246,7 @@ SPACES = pdf(b" " * 70_000_000)
 )
 async def test_limits_of_a_pdf(
     client: httpx2.AsyncClient,
-    started: list[asyncio.subprocess.Process],
+    started: list[subprocess.Popen[bytes]],
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     most: int,
@@ -271,7 +272,7 @@ async def test_one_text_many_times_is_too_long(
     assert (error["param"], error["code"]) == ("input[0].content[2].file_data", "file_too_large")
 
 
-async def test_time_is_limited(started: list[asyncio.subprocess.Process]) -> None:
+async def test_time_is_limited(started: list[subprocess.Popen[bytes]]) -> None:
     """A reader that takes too long is killed, and the time is that of all files together."""
     pdfs = [Pdf("a", pdf_url(pdf("In time"))), Pdf("b", pdf_url(ENDLESS))]
     with pytest.raises(InvalidRequest) as caught:
@@ -281,7 +282,7 @@ async def test_time_is_limited(started: list[asyncio.subprocess.Process]) -> Non
 
 
 async def test_a_client_that_leaves_ends_the_reader(
-    app: OpenAIAdapter, started: list[asyncio.subprocess.Process]
+    app: OpenAIAdapter, started: list[subprocess.Popen[bytes]]
 ) -> None:
     """When a client disconnects, the reader of its file is killed and the next one has a turn."""
     body = orjson.dumps({"model": "m", "input": [user([file(ENDLESS)])]})
@@ -299,11 +300,14 @@ async def test_a_client_that_leaves_ends_the_reader(
 
     scope = {"type": "http", "method": "POST", "path": R, "headers": [], "query_string": b""}
     await asyncio.wait_for(app(scope, receive, send), 10)
+    async with asyncio.timeout(10):
+        while started[0].returncode is None:
+            await asyncio.sleep(0.01)
     assert [process.returncode for process in started] == [-signal.SIGKILL]
     assert await read_pdfs([Pdf("", pdf_url(pdf("Next")))], "")
 
 
-async def test_few_readers_at_once(started: list[asyncio.subprocess.Process]) -> None:
+async def test_few_readers_at_once(started: list[subprocess.Popen[bytes]]) -> None:
     """Two readers run at a time, and the others wait for them."""
     most = 0
     names = [f"Reader {number}" for number in range(5)]
@@ -318,7 +322,7 @@ async def test_few_readers_at_once(started: list[asyncio.subprocess.Process]) ->
     assert most == AT_ONCE
 
 
-async def test_a_text_is_kept_for_its_owner(started: list[asyncio.subprocess.Process]) -> None:
+async def test_a_text_is_kept_for_its_owner(started: list[subprocess.Popen[bytes]]) -> None:
     """A file is read once for the turns of a conversation, and again for another API key."""
     found = [Pdf("", pdf_url(pdf("Kept"))), Pdf("", pdf_url(pdf("Kept")))]
     for owner, count in (("one", 1), ("one", 1), ("two", 2)):
@@ -332,7 +336,7 @@ async def test_without_a_reader(
     """If no reader can be started, a PDF file is a 400 that asks for its text."""
     broken = tmp_path / "reader.py"
     broken.write_text("raise SystemExit(1)")
-    for place, name, value in ((reading, "_PROGRAM", broken), (sys, "executable", "")):
+    for place, name, value in ((reading, "_READER", broken), (sys, "executable", "")):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, value)
             error = (await asked(client, [user([file(pdf("No reader"))])])).json()["error"]

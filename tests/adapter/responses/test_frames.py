@@ -10,11 +10,10 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latimer.adapter.generation.choice import Delta
-from latimer.adapter.generation.obfuscation import STEP, Obfuscated
+from latimer.adapter.generation.frames import STEP, Obfuscated
 from latimer.adapter.generation.sinks import Result
-from latimer.adapter.responses.frames import ResponseFrames
 from latimer.adapter.responses.output import Output, Shape, Thoughts
-from latimer.adapter.responses.response import Draft
+from latimer.adapter.responses.response import Draft, ResponseFrames
 from latimer.adapter.responses.tools import CalledTool
 from latimer.backends.errors import Busy, EngineError, LatimerError
 from latimer.schemas.openai.common import FinishReason, Usage

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from latimer.adapter.responses.ids import Place, item_id, new_response_id, place_of
-from latimer.adapter.store.ids import time_of
+from latimer.adapter.responses.items import Place, item_id, new_response_id, place_of
+from latimer.adapter.store.records import time_of
 
 
 @pytest.mark.parametrize("is_input", [False, True])

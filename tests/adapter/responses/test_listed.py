@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from latimer.adapter.responses.ids import new_response_id, place_of
-from latimer.adapter.responses.listed import (
+from latimer.adapter.responses.items import (
     history,
     input_items,
     items_of,
     named,
+    new_response_id,
+    place_of,
     turn_items,
 )
-from latimer.adapter.store.record import Stored
+from latimer.adapter.store.records import Stored
 
 
 def stored(given: Any, *output: dict[str, Any]) -> Stored:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from latimer.adapter.generation.choice import Delta
 from latimer.adapter.generation.logprobs import Entry, to_response
 from latimer.adapter.generation.parts import Kind
-from latimer.adapter.responses.ids import new_response_id
-from latimer.adapter.responses.open_items import Event
-from latimer.adapter.responses.output import Output, Shape, Thoughts
+from latimer.adapter.responses.items import new_response_id
+from latimer.adapter.responses.output import Event, Output, Shape, Thoughts
 from latimer.adapter.responses.tools import CalledTool
 from latimer.backends.base import Alternative, Token
 from latimer.conformance.published import event_problem

@@ -7,11 +7,9 @@ from typing import Any
 import orjson
 import pytest
 from latimer.adapter.generation.choice import Delta
-from latimer.adapter.responses.frames import ResponseFrames
-from latimer.adapter.responses.ids import new_response_id
-from latimer.adapter.responses.output import Shape
-from latimer.adapter.responses.replay import replayed
-from latimer.adapter.responses.response import Draft
+from latimer.adapter.responses.items import new_response_id
+from latimer.adapter.responses.output import Shape, replayed
+from latimer.adapter.responses.response import Draft, ResponseFrames
 from latimer.adapter.responses.tools import CalledTool
 from latimer.schemas.openai.common import Usage
 

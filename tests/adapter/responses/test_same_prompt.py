@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from latimer.adapter.chat.conversation import turns_of
 from latimer.adapter.chat.folding import folded
-from latimer.adapter.chat.manner import Manner, manner_of
+from latimer.adapter.chat.profile import Manner, manner_of
 from latimer.adapter.chat.templates import render
 from latimer.adapter.errors import InvalidRequest
 from latimer.adapter.responses.input import conversation_of

@@ -8,11 +8,26 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from latimer.adapter.store.database import Database
 from latimer.adapter.store.store import Store
 from support import stored
 
 KINDS = ("memory", "sqlite", "postgresql")
 Opened = Callable[..., AbstractAsyncContextManager[Store]]
+
+
+_COUNTS = """
+SELECT (SELECT value FROM latimer_totals WHERE name = 'objects')
+       - (SELECT count(*) FROM latimer_objects),
+       (SELECT value FROM latimer_totals WHERE name = 'bytes')
+       - (SELECT coalesce(sum(size), 0) FROM latimer_objects)
+       - (SELECT coalesce(sum(size), 0) FROM latimer_media)
+"""
+
+
+async def miscounted(database: Database) -> tuple[int, int]:
+    """Return by how many objects and bytes the totals of a store are too large."""
+    return await database.read(lambda connection: tuple(connection.exec_driver_sql(_COUNTS).one()))
 
 
 @pytest.fixture(params=KINDS)

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 from latimer.adapter.store import blobs
-from latimer.adapter.store.blobs import Blobs, Folder
+from latimer.adapter.store.blobs import ABANDONED, Blobs, Folder
 from latimer.adapter.store.errors import StoreError, StoreUnavailable
-from latimer.adapter.store.folder import ABANDONED
 from support.s3 import BUCKET
 
 
@@ -136,7 +135,7 @@ def test_a_deletion_deletes_the_file(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from latimer.adapter.store.folder import Folder
+from latimer.adapter.store.blobs import Folder
 Path.replace = lambda self, path: os.kill(os.getpid(), signal.SIGKILL)
 Folder(Path(sys.argv[1])).put(sys.argv[2], b"two" * 1000)
 """

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from adapter.store.conftest import Opened
-from latimer.adapter.store.record import Record
+from latimer.adapter.store.records import Record
 from latimer.adapter.store.store import Store
 from support.stored import record
 

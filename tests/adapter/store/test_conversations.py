@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from adapter.store.conftest import Opened
+from adapter.store.conftest import Opened, miscounted
 from latimer.adapter.store.errors import ConversationTooLarge, DuplicateItem
-from latimer.adapter.store.record import CONVERSATION, Record
+from latimer.adapter.store.records import CONVERSATION, Record
 from latimer.adapter.store.store import Store
 from support.stored import PIXEL, record
 
@@ -176,7 +176,7 @@ async def test_a_response_outlives_its_conversation(store: Store) -> None:
 
 async def test_a_packed_response_keeps_its_items(store: Store) -> None:
     """Items that wait as JSON are appended as those that do not wait."""
-    from latimer.adapter.store.rows import pack
+    from latimer.adapter.store.records import pack
 
     name = await made(store)
     one = response(name, [item("msg_1", image=PIXEL)])
@@ -211,8 +211,6 @@ async def test_a_rejected_response_appends_nothing(store: Store) -> None:
 
 async def test_concurrent_transactions_append_in_one_order(store: Store) -> None:
     """Each of many transactions appends its items together, and none is lost."""
-    from latimer.adapter.store.prune import miscounted
-
     opened = await store.open()
     name = await made(store)
     key = opened.key("", CONVERSATION, name)
@@ -237,19 +235,18 @@ async def test_concurrent_transactions_append_in_one_order(store: Store) -> None
     starts = [one.rpartition("_")[0] for one in found[::3]]
     assert sorted(starts) == sorted(f"msg_{index}" for index in range(40))
     assert found == [f"{start}_{place}" for start in starts for place in range(3)]
-    assert await miscounted(opened) == (0, 0)
+    assert await miscounted(opened.database) == (0, 0)
 
 
 async def test_totals_count_items(store: Store) -> None:
     """The totals are those of the rows and media at any time, and zero in the end."""
 
     from latimer.adapter.store.objects import total
-    from latimer.adapter.store.prune import miscounted
 
     opened = await store.open()
 
     async def check() -> int:
-        assert await miscounted(opened) == (0, 0)
+        assert await miscounted(opened.database) == (0, 0)
         return await opened.read(lambda connection: total(connection, "bytes"))
 
     name = await made(store, item("msg_0"), a="b")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from latimer.adapter.store.export import KIND, lines
-from latimer.adapter.store.record import Stored
+from latimer.adapter.store.records import Stored
 from openai.types.chat import (
     ChatCompletionAssistantMessageParam,
     ChatCompletionFunctionToolParam,

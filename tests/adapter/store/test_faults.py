@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from latimer.adapter.store import database, silence, writer
+from latimer.adapter.store import database, queue
 from latimer.adapter.store import store as stores
+from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreUnavailable
-from latimer.adapter.store.place import place_of
-from latimer.adapter.store.record import Query
+from latimer.adapter.store.records import Query
 from latimer.adapter.store.store import Store
 from support import postgresql
 from support.stored import KIND, PIXEL, record, same
@@ -64,16 +64,15 @@ async def recovered(store: Store) -> None:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "FIRST_PAUSE", 0.05)
-    monkeypatch.setattr(writer, "LONGEST_PAUSE", 0.1)
-    monkeypatch.setattr(writer, "PATIENCE", 0.3)
-    monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(queue, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(queue, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(queue, "PATIENCE", 0.3)
+    monkeypatch.setattr(queue, "CLOSE_SECONDS", 0.5)
     monkeypatch.setattr(stores, "ANSWER_SECONDS", 0.8)
     monkeypatch.setattr(stores, "OPEN_SECONDS", 1.0)
     monkeypatch.setattr(stores, "FAILING_SECONDS", 0.2)
     monkeypatch.setattr(database, "CONNECT_SECONDS", 2)
     monkeypatch.setattr(database, "CLOSE_SECONDS", 0.3)
-    monkeypatch.setattr(silence.Connection, "silence", 0.6)
 
 
 @pytest.fixture(autouse=True)
@@ -259,6 +258,39 @@ async def test_a_damaged_text(tmp_path: Path, column: str) -> None:
             await refused(store.get("", KIND, name, whole), "damaged")
         await refused(store.page("", KIND, Query(), same), "damaged")
     other.close()
+    await store.aclose()
+
+
+async def test_a_missing_image_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request is not returned with an empty image; the log has its hash once, and it recovers."""
+    store = made(tmp_path / "store.db")
+    one = record(image=PIXEL)
+    store.keep(one)
+    assert await store.get("", KIND, one.id) is not None
+    folder, away = tmp_path / "store.media", tmp_path / "away"
+    (medium,) = [file.name for file in folder.rglob("*") if file.is_file()]
+    shutil.move(folder, away)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="is missing or damaged"):
+            await store.get("", KIND, one.id, whole=True)
+    assert caplog.messages == [
+        f"the store did not answer a request: the medium {medium} is missing or damaged"
+    ]
+    assert store.status().state == "unavailable"
+    with pytest.raises(StoreUnavailable, match="is missing or damaged"):
+        await store.chain("", KIND, one.id)
+    assert await store.get("", KIND, one.id) is not None
+    assert store.status().state == "ok"
+    with pytest.raises(StoreUnavailable):
+        await store.get("", KIND, one.id, whole=True)
+    assert await store.commit(record())
+    assert store.status().state == "ok"
+    shutil.move(away, folder)
+    found = await store.get("", KIND, one.id, whole=True)
+    assert found is not None
+    assert found.request == one.request
     await store.aclose()
 
 
@@ -469,7 +501,7 @@ async def test_objects_that_wait_take_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Objects in the queue are packed as JSON, and are written whole when the database is back."""
-    monkeypatch.setattr(writer, "LOOSE", 2_000)
+    monkeypatch.setattr(queue, "LOOSE", 2_000)
     file = tmp_path / "store.db"
     store = made(file)
     old = await kept(store)

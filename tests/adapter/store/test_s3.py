@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import boto3
 import pytest
-from latimer.adapter.store import s3
+from latimer.adapter.store import blobs
+from latimer.adapter.store.blobs import S3
 from latimer.adapter.store.errors import StoreError, StoreUnavailable
-from latimer.adapter.store.s3 import S3
 from support.s3 import BUCKET, variables
 
 DATA = b"\x89PNG"
@@ -54,7 +54,7 @@ def test_many_are_listed_and_deleted(
 ) -> None:
     """Deletions of more objects than one request allows delete all of them."""
     at(s3_variables)
-    monkeypatch.setattr(s3, "DELETED", 3)
+    monkeypatch.setattr(blobs, "DELETED", 3)
     storage = S3(BUCKET, "many")
     names = [hashlib.sha256(bytes([number])).hexdigest() for number in range(8)]
     for name in names:
@@ -99,7 +99,7 @@ def test_a_server_that_is_down(at: Set) -> None:
 
 def test_a_server_that_is_silent(at: Set, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts connections and does not answer fails after the limit of time."""
-    monkeypatch.setattr(s3, "READ", 0.2)
+    monkeypatch.setattr(blobs, "READ", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -134,7 +134,7 @@ def test_the_bucket_is_in_the_path_of_other_servers(endpoint: str, start: str, a
     """A server other than AWS needs no host name for the bucket."""
     at({**variables(endpoint), "AWS_ENDPOINT_URL": ""})
     arguments = {"Bucket": BUCKET, "Key": HASH}
-    assert s3._client().generate_presigned_url("get_object", arguments).startswith(start)
+    assert blobs._client().generate_presigned_url("get_object", arguments).startswith(start)
 
 
 def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:

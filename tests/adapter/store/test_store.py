@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from adapter.store.conftest import Opened
+from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreUnavailable
-from latimer.adapter.store.ids import new_id
-from latimer.adapter.store.place import place_of
-from latimer.adapter.store.record import Query, Record
+from latimer.adapter.store.records import Query, Record, new_id
 from latimer.adapter.store.store import Store
 from support.stored import KIND, PIXEL, record, same
 
@@ -286,7 +285,7 @@ def test_a_store_imports_its_database_when_it_is_needed() -> None:
     """Neither the adapter nor an unused store imports SQLAlchemy."""
     code = (
         "import sys; import latimer.adapter.app; from latimer.adapter.store.store import Store;"
-        "from latimer.adapter.store.place import place_of; Store(place_of('memory'));"
+        "from latimer.adapter.store.config import place_of; Store(place_of('memory'));"
         "sys.exit('sqlalchemy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

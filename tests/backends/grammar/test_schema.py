@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latimer.backends.grammar import Unenforced, gbnf, path_to
-from latimer.backends.grammar.numbers import integers, numbers
+from latimer.backends.grammar.regex import integers, numbers
 from latimer.backends.grammar.schema import FORMATS, to_gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from support.samples import sample

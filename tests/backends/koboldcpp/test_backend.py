@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
 import orjson
 import pytest
+from httpcore2 import AsyncConnectionInterface, Request, Response
 from latimer.backends.base import Finish, Generation, Grammar, Prompt, Sampling, Text
 from latimer.backends.errors import (
     Busy,
@@ -21,9 +21,8 @@ from latimer.backends.errors import (
     RequestError,
     Unsupported,
 )
-from latimer.backends.http import HttpUpstream
+from latimer.backends.http import ConnectionPool
 from latimer.backends.koboldcpp import KoboldCpp
-from latimer.backends.upstream import HttpxUpstream, Reply
 from support.engines.replay import Replay
 from support.jobs import run
 from support.recordings import DEMO_CHATML, body, exchange
@@ -49,24 +48,23 @@ async def test_koboldcpp_facts_of_the_model(backend: KoboldCpp) -> None:
     assert "<|im_start|>" in (model.template or "")
 
 
-class Watched:
-    """An upstream that counts concurrent requests to the tokenizer."""
+class Watched(AsyncConnectionInterface):
+    """A client that counts concurrent requests to the tokenizer."""
 
     def __init__(self, address: str) -> None:
-        self.address = address
         self.running = self.most = 0
-        self._inner = HttpUpstream(address)
-        self.aclose = self._inner.aclose
+        self._pool = ConnectionPool(address)
+        self.aclose = self._pool.aclose  # type: ignore[method-assign]
 
-    @asynccontextmanager
-    async def send(self, method: str, path: str, body: bytes | None = None) -> AsyncIterator[Reply]:
-        """See `Upstream.send`."""
-        counted = path.endswith(("/tokencount", "/detokenize"))
+    async def handle_async_request(self, request: Request) -> Response:
+        """Send a request and read its response."""
+        counted = request.url.target.endswith((b"/tokencount", b"/detokenize"))
         self.running += counted
         self.most = max(self.most, self.running)
         try:
-            async with self._inner.send(method, path, body) as reply:
-                yield reply
+            async with await self._pool.handle_async_request(request) as response:
+                content = await response.aread()
+                return Response(response.status, headers=response.headers, content=content)
         finally:
             self.running -= counted
 
@@ -76,8 +74,8 @@ async def test_koboldcpp_tokenizes_one_text_at_a_time(
 ) -> None:
     """Requests to the tokenizer run one at a time, also after callers are cancelled, because it has
     one buffer."""
-    upstream = Watched(koboldcpp_replay[0])
-    backend = KoboldCpp(upstream)
+    client = Watched(koboldcpp_replay[0])
+    backend = KoboldCpp(koboldcpp_replay[0], client=client)
 
     async def count() -> int:
         return len(await backend.tokenize(COUNT.text, add_special=False, parse_special=True))
@@ -88,8 +86,8 @@ async def test_koboldcpp_tokenizes_one_text_at_a_time(
         task.cancel()
     found = await asyncio.gather(*asked, return_exceptions=True)
     assert found[10:] == [12] * 10
-    assert upstream.most == 1
-    await backend.aclose()
+    assert client.most == 1
+    await client.aclose()
 
 
 async def test_koboldcpp_answers_are_whole(backend: KoboldCpp) -> None:
@@ -212,8 +210,8 @@ def fake(handler: Handler, **options: Any) -> KoboldCpp:
             return httpx2.Response(200, content=body("koboldcpp", plain[path]))
         return handler(request)
 
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
-    return KoboldCpp(HttpxUpstream(client), **options)
+    client = httpx2.MockTransport(answer)
+    return KoboldCpp("http://fake", client=client, **options)
 
 
 def perf(stop_reason: int, idle: int = 1) -> httpx2.Response:
@@ -248,12 +246,9 @@ async def test_a_stream_that_never_ends_is_an_error() -> None:
 
 async def test_a_null_body_is_an_error() -> None:
     """The body `null`, which koboldcpp sends after an internal failure, raises an error."""
-    client = httpx2.AsyncClient(
-        transport=httpx2.MockTransport(lambda _: httpx2.Response(200, content=b"null")),
-        base_url="http://fake",
-    )
+    client = httpx2.MockTransport(lambda _: httpx2.Response(200, content=b"null"))
     with pytest.raises(EngineError, match="failed to answer"):
-        await KoboldCpp(HttpxUpstream(client)).model()
+        await KoboldCpp("http://fake", client=client).model()
 
 
 async def test_a_failure_while_generating_is_an_error() -> None:
@@ -288,8 +283,8 @@ async def test_a_koboldcpp_that_went_away_is_asked_anew() -> None:
             return httpx2.Response(200, json={"value": 2048})
         return httpx2.Response(200, json={"value": 1, "ids": [0], "result": "<s>"})
 
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
-    backend = KoboldCpp(HttpxUpstream(client))
+    client = httpx2.MockTransport(answer)
+    backend = KoboldCpp("http://fake", client=client)
     assert (await backend.model()).name == "koboldcpp/one"
     names.pop(0)
     with pytest.raises(EngineUnavailable):
@@ -328,8 +323,8 @@ async def test_an_older_koboldcpp_counts_by_its_tokeniser() -> None:
             return httpx2.Response(200, content=body("koboldcpp", "model"))
         return httpx2.Response(200, content=body("koboldcpp", "true-max-context"))
 
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
-    backend = KoboldCpp(HttpxUpstream(client))
+    client = httpx2.MockTransport(answer)
+    backend = KoboldCpp("http://fake", client=client)
     assert (await backend.model()).template is None
     assert "usage" in backend.capabilities.inexact
     texts, finishes = await run(backend, Generation(Prompt(COUNT), 7))

@@ -15,7 +15,6 @@ from latimer.backends.base import Finish, Generation, Prompt, Text
 from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.koboldcpp.translate import to_error
-from latimer.backends.upstream import HttpxUpstream
 from support.jobs import run
 from support.recordings import body
 
@@ -56,10 +55,8 @@ class Recorded:
         self.answers["/api/extra/abort"] = b'{"success":true}'
         self.answers["/api/extra/detokenize"] = b'{"result":"<s>"}'
         self.asked: list[str] = []
-        client = httpx2.AsyncClient(
-            transport=httpx2.MockTransport(self._answer), base_url="http://fake"
-        )
-        self.backend = KoboldCpp(HttpxUpstream(client), silence=0.1)
+        client = httpx2.MockTransport(self._answer)
+        self.backend = KoboldCpp("http://fake", client=client, silence=0.1)
 
     def _answer(self, request: httpx2.Request) -> httpx2.Response:
         path = request.url.path

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from latimer.adapter.chat.parsing import Plain
-from latimer.adapter.chat.reasoning import Tags
-from latimer.adapter.chat.thinking import Thinking
+from latimer.adapter.chat.parsers import Plain
+from latimer.adapter.chat.reasoning import Tags, Thinking
 from latimer.adapter.generation.parts import Cutter
 from latimer.backends.base import MEDIA, Generation, Media, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import Busy, EngineError, EngineUnavailable, RequestError

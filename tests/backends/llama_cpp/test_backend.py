@@ -22,7 +22,7 @@ from latimer.backends.errors import (
     Unsupported,
 )
 from latimer.backends.llama_cpp import LlamaCpp
-from latimer.backends.turns import Party
+from latimer.backends.queue import Party
 from support.jobs import run
 from support.recordings import DEMO_CHATML
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.backends.llama_cpp.cache import Cache, Slot
-from latimer.backends.llama_cpp.states import State, States, common
+from latimer.backends.llama_cpp.cache import Cache, Slot, State, States, common
 from numpy.typing import NDArray
 
 SIZE, SLOTS = 24, 4

@@ -7,8 +7,7 @@ import asyncio
 from latimer.backends.base import Generation, Prompt
 from latimer.backends.llama_cpp.line import Line
 from latimer.backends.llama_cpp.tasks import Task, TaskChoice
-from latimer.backends.tiers import MOST_PASSED, Tier
-from latimer.backends.turns import Party
+from latimer.backends.queue import MOST_PASSED, Party, Tier
 
 
 class Box:

@@ -10,13 +10,12 @@ import pytest
 from latimer.backends.base import Event, Finish, Generation, Piece, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError, LatimerError
 from latimer.backends.llama_cpp import DEMO_MODEL
-from latimer.backends.llama_cpp.cache import Cache
+from latimer.backends.llama_cpp.cache import BLOCK, Cache, States
 from latimer.backends.llama_cpp.grammars import Candidates
 from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedModel
 from latimer.backends.llama_cpp.loop import Loop
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler
-from latimer.backends.llama_cpp.states import BLOCK, States
 from latimer.backends.llama_cpp.tasks import Task
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from support.recordings import DEMO_CHATML, prompts

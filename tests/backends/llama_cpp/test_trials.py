@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import llguidance
 import pytest
 from latimer.backends.grammar.gbnf import WrongGrammar
-from latimer.backends.llama_cpp.trials import Trials
+from latimer.backends.llama_cpp.grammars import Trials
 
 READ = llguidance.LLMatcher.grammar_from_lark
 PATTERNS = [{"type": "string", "pattern": f"a.{{{count}}}b"} for count in range(40)]

@@ -23,7 +23,6 @@ from latimer.backends.errors import (
 )
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
-from latimer.backends.upstream import HttpxUpstream
 from support.jobs import run
 from support.recordings import DEMO_CHATML, body
 from support.servers import llama_server
@@ -204,8 +203,8 @@ def fake(handler: Callable[[httpx2.Request], httpx2.Response]) -> LlamaServer:
             return httpx2.Response(200, json={"tokens": []})
         return handler(request)
 
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
-    return LlamaServer(HttpxUpstream(client))
+    client = httpx2.MockTransport(answer)
+    return LlamaServer("http://fake", client=client)
 
 
 async def test_a_reverse_prompt_of_the_server_is_passed_on_as_told() -> None:
@@ -235,12 +234,9 @@ async def test_an_error_in_mid_stream_surfaces() -> None:
 
 async def test_a_server_that_is_no_llama_server_is_named() -> None:
     """If the server at the address is not llama-server, the error says so."""
-    client = httpx2.AsyncClient(
-        transport=httpx2.MockTransport(lambda _: httpx2.Response(200, json={})),
-        base_url="http://fake",
-    )
+    client = httpx2.MockTransport(lambda _: httpx2.Response(200, json={}))
     with pytest.raises(EngineError, match="is not llama-server"):
-        await LlamaServer(HttpxUpstream(client)).model()
+        await LlamaServer("http://fake", client=client).model()
 
 
 COUNTED = Text(DEMO_CHATML.format("Count to 12.") + "1, 2, 3, 4,")

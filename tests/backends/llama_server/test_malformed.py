@@ -14,7 +14,6 @@ from latimer.backends.base import Generation, Prompt, Stops, Text
 from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
 from latimer.backends.llama_server import LlamaServer
 from latimer.backends.llama_server.translate import to_error
-from latimer.backends.upstream import HttpxUpstream
 from support.jobs import run
 from support.recordings import body
 
@@ -51,8 +50,8 @@ def server(answers: dict[str, bytes | Callable[[Any], bytes]], status: int = 200
             return httpx2.Response(200, json={"tokens": [5]})
         return httpx2.Response(404, content=b"{}")
 
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
-    return LlamaServer(HttpxUpstream(client))
+    client = httpx2.MockTransport(answer)
+    return LlamaServer("http://fake", client=client)
 
 
 JOBS = {
@@ -210,9 +209,9 @@ async def test_counts_that_cannot_be_are_an_engine_error(name: str, apart: bool)
         known = {"/props": PROPS, "/tokenize": {"tokens": [5]}}
         return httpx2.Response(200, json=known.get(request.url.path, {}))
 
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
+    client = httpx2.MockTransport(answer)
     with pytest.raises(EngineError):
-        await run(LlamaServer(HttpxUpstream(client)), job)
+        await run(LlamaServer("http://fake", client=client), job)
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"<html>", DEEP, b'{"error":{"code":503}}'])
@@ -245,8 +244,8 @@ async def test_health_is_asked_once_for_many() -> None:
         asked.append(request.url.path)
         return httpx2.Response(200, json={"status": "ok"})
 
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://fake")
-    backend = LlamaServer(HttpxUpstream(client))
+    client = httpx2.MockTransport(answer)
+    backend = LlamaServer("http://fake", client=client)
     await asyncio.gather(*(backend.health() for _ in range(50)))
     await backend.health()
     assert asked == ["/health"]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpcore2
 import pytest
 from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import Busy
-from latimer.backends.http import HttpUpstream
+from latimer.backends.http import Connection, ConnectionPool, Request, Response
 from latimer.backends.llama_server import LlamaServer
 from latimer.backends.llama_server.server import QUESTIONS
+from latimer.backends.queue import Party
 from latimer.backends.streams import merged
-from latimer.backends.turns import Party
-from latimer.backends.upstream import Reply
 from support.jobs import run
 from support.servers import llama_server
 
@@ -34,29 +33,31 @@ def address() -> Iterator[str]:
         yield made
 
 
-class Counted(HttpUpstream):
-    """An upstream that counts its concurrent requests."""
+class Counted(ConnectionPool):
+    """A pool that counts its concurrent requests."""
 
     running = most = 0
 
-    @asynccontextmanager
-    async def send(  # type: ignore[override]
-        self, method: str, path: str, body: bytes | None = None
-    ) -> AsyncIterator[Reply]:
-        """See `Upstream.send`."""
+    async def handle_async_request(self, request: Request | httpcore2.Request) -> Response:
+        """Send a request."""
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            async with super().send(method, path, body) as reply:
-                yield reply
-        finally:
+            return await super().handle_async_request(request)
+        except BaseException:
             self.running -= 1
+            raise
+
+    def release(self, connection: Connection) -> None:
+        """Take a connection back."""
+        self.running -= 1
+        super().release(connection)
 
 
 async def test_hundreds_of_requests_open_few_connections(address: str) -> None:
     """400 concurrent requests use one connection per slot and two for other calls."""
-    upstream = Counted(address)
-    backend = LlamaServer(upstream)
+    pool = Counted(address)
+    backend = LlamaServer(address, client=pool)
     ids = await backend.tokenize("Hello", add_special=True, parse_special=True)
     jobs = [
         SHORT,
@@ -65,8 +66,8 @@ async def test_hundreds_of_requests_open_few_connections(address: str) -> None:
     ]
     found = await asyncio.gather(*(run(backend, jobs[i % 3]) for i in range(400)))
     assert all(finishes[0].completion_tokens == 2 for _, finishes in found)
-    assert SLOTS <= upstream.most <= SLOTS + QUESTIONS
-    assert len(upstream._idle) <= SLOTS + QUESTIONS
+    assert SLOTS <= pool.most <= SLOTS + QUESTIONS
+    assert len(pool._idle) <= SLOTS + QUESTIONS
     await backend.aclose()
 
 
@@ -112,15 +113,15 @@ async def test_a_large_request_does_not_hold_up_small_ones(address: str) -> None
 
 async def test_scoring_takes_turns_too(address: str) -> None:
     """Requests for log-probabilities of prompts and completions share the same few connections."""
-    upstream = Counted(address)
-    backend = LlamaServer(upstream)
+    pool = Counted(address)
+    backend = LlamaServer(address, client=pool)
     await backend.server.facts()
-    upstream.most = 0
+    pool.most = 0
     job = replace(
         SHORT, prompt=Prompt(Text("Hello there, little one " * 4), logprobs=1), logprobs=1
     )
     alone = await run(backend, job)
     found = await asyncio.gather(*(run(backend, job) for _ in range(20)))
     assert all(texts == alone[0] for texts, _ in found)
-    assert upstream.most <= SLOTS + QUESTIONS + 1
+    assert pool.most <= SLOTS + QUESTIONS + 1
     await backend.aclose()

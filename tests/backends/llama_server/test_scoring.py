@@ -20,7 +20,7 @@ from latimer.backends.llama_server.scoring import (
     read,
     to_native,
 )
-from latimer.backends.llama_server.vocabulary import Vocabulary, ends_inside, read_pieces
+from latimer.backends.llama_server.translate import Vocabulary, ends_inside, read_pieces
 
 PIECES = [b"", b"a", b" b", b"\xe6", b"\xbc", b"\xa2", b"\0", " é".encode(), b"b\xf0\x9f"]
 VOCABULARY = Vocabulary(PIECES, {0: b"<|c|>"})

@@ -9,8 +9,7 @@ import pytest
 from latimer.backends.base import Generation, Prompt, Stops, Text, Token
 from latimer.backends.errors import EngineError, Unsupported
 from latimer.backends.llama_server.tokens import TokenStream
-from latimer.backends.llama_server.translate import ChoiceStream
-from latimer.backends.llama_server.vocabulary import Vocabulary, read_pieces
+from latimer.backends.llama_server.translate import ChoiceStream, Vocabulary, read_pieces
 from latimer.backends.sse import EventParser
 from support.recordings import body
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import orjson
 import pytest
-from latimer.adapter.chat.parsing import Plain
-from latimer.adapter.chat.reasoning import Tags
-from latimer.adapter.chat.thinking import Thinking
+from latimer.adapter.chat.parsers import Plain
+from latimer.adapter.chat.reasoning import Tags, Thinking
 from latimer.adapter.generation.parts import Cutter
 from latimer.backends.base import (
     MEDIA,
@@ -37,11 +36,12 @@ from latimer.backends.grammar import with_gbnf
 from latimer.backends.llama_server.translate import (
     NEUTRAL,
     ChoiceStream,
+    Vocabulary,
+    read_pieces,
     to_error,
     to_native,
     with_media,
 )
-from latimer.backends.llama_server.vocabulary import Vocabulary, read_pieces
 from latimer.backends.sse import EventParser
 from support.recordings import RECORDINGS, body, exchange
 

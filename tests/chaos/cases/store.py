@@ -17,7 +17,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from latimer.adapter.store.silence import SILENCE
 from support import postgresql, s3
 
 from chaos.case import INSIDE, RIGHT, Act, Case
@@ -225,7 +224,7 @@ async def paused_server(run: Run) -> None:
     with _server() as server:
         async with run(server.url()) as watch:
             with server.paused():
-                await watch.look(SILENCE + 8)
+                await watch.look(18)
 
 
 async def paused_at_the_end(run: Run) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from latimer.backends.base import (
+    LLAMA_CPP_EXTRAS,
     Alternative,
     Batch,
     Capabilities,
@@ -34,7 +35,6 @@ from latimer.backends.errors import (
     Unsupported,
     check_ids,
 )
-from latimer.backends.extras import LLAMA_CPP_EXTRAS
 from latimer.backends.stops import cut
 
 from support.engines import model

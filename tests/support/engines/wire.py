@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
-from latimer.backends.http import HttpUpstream
+from latimer.backends.http import ConnectionPool, HttpClient
 
 # `FAULT:name` in a prompt is a fault of its generation, `FAULT:name@/path` of another call.
 FAULT = re.compile(r"FAULT:([\w./+-]+?)(?:@(/\S+))?(?=\s|$)")
@@ -372,7 +372,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: text/plain\r\n\r\no
 @asynccontextmanager
 async def server(
     answer: Callable[[Peer, bytes], Awaitable[None]],
-) -> AsyncIterator[tuple[HttpUpstream, list[Peer]]]:
+) -> AsyncIterator[tuple[HttpClient, list[Peer]]]:
     """Run a server; yield a client of it and the list of its connections.
 
     Args:
@@ -396,18 +396,19 @@ async def server(
 
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
-    upstream = HttpUpstream(f"http://127.0.0.1:{port}/prefix/", {"X-Own": "1"}, 0.3, 0.3)
+    url = f"http://127.0.0.1:{port}/prefix/"
+    client = HttpClient(url, {"X-Own": "1"}, ConnectionPool(url, 0.3, 0.3))
     try:
-        yield upstream, peers
+        yield client, peers
     finally:
-        await upstream.aclose()
+        await client.aclose()
         listening.close()
         for peer in peers:
             peer.writer.close()
 
 
-async def ask(upstream: HttpUpstream, body: bytes | None = b"{}") -> bytes:
+async def ask(client: HttpClient, body: bytes | None = b"{}") -> bytes:
     """Send one request and return the body of its response."""
-    async with upstream.send("POST", "/x", body) as reply:
-        assert reply.status == 200
-        return await reply.read()
+    async with await client.send("POST", "/x", body) as response:
+        assert response.status == 200
+        return await response.aread()

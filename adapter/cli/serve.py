@@ -1,0 +1,434 @@
+"""The server of `latimer serve`: start it from settings, and shut it down on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import os
+import socket
+import sys
+import threading
+from collections.abc import Coroutine, Iterable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+import uvicorn
+from typing_extensions import override
+
+from ...backends.errors import LatimerError
+from ...backends.offload import Abandoned
+from ..app import OpenAIAdapter
+from ..engines import backend_of, is_elsewhere, unused
+from ..errors import InvalidRequest, printable
+from ..generation.token_ids import load
+from ..origins import LocalRules, is_loopback
+from ..settings import WrongSettings
+from ..store.errors import StoreError, StoreUnavailable, in_words
+from .protocol import Protocol
+from .terminal import EXIT_START, end_at_once
+
+if TYPE_CHECKING:
+    import socket
+
+    from ...backends.base import Backend
+    from ..settings import Settings
+
+
+# The listen backlog; uvicorn's default.
+_BACKLOG = 2048
+# Seconds to wait for the engine's first answer before a line says that it is missing.
+_FIRST = 1.0
+# Seconds between attempts to reach an engine that is not ready.
+_AGAIN = 0.5
+# Seconds between attempts to open a store that was not available at the start.
+_REOPEN = 2.0
+# Seconds for cancelled requests to send their errors, and for the process to end.
+_LAST_WORDS, _END = 2, 5.0
+_RANDOM_KEY = (
+    "Encrypted reasoning that clients of /v1/responses keep can be read until this server ends. "
+    "--reasoning-key keeps it readable."
+)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine on uvloop if it is installed; it does not support Windows."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(work)
+    else:
+        uvloop.run(work)
+
+
+def fail(message: str) -> NoReturn:
+    """Print why the server cannot start, and end the process."""
+    _say(f"Latimer cannot start: {message}")
+    sys.exit(EXIT_START)
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until a signal ends the server.
+
+    Raises:
+        WrongSettings: the vocabulary in the settings does not exist.
+        SystemExit: the server could not start.
+    """
+    end_at_once()
+    _allow_connections()
+    _hide_ends_of_work()
+    sockets = _sockets(settings)
+    try:
+        if settings.logit_bias_vocabulary is not None:
+            _load_vocabulary(settings)
+        backend = backend_of(settings, _Progress() if sys.stderr.isatty() else None)
+        for line in unused(settings):
+            _say(line)
+        app = adapter_of(settings, backend)
+        opening = await _open_store(app, settings)
+        if not is_elsewhere(settings):
+            await backend.model()
+    except LatimerError as error:
+        fail(error.message)
+    if not settings.wait:
+        _listen(settings, sockets)
+    listens = asyncio.Event()
+    readiness = asyncio.create_task(_listen_when_ready(settings, backend, sockets, listens))
+    # An engine that answers immediately is reported in one line.
+    waiting = asyncio.create_task(listens.wait())
+    await asyncio.wait([readiness, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    server = _Server(app, settings.drain)
+    # Requests leave no reference cycles, and objects made at startup stay alive: collecting them
+    # repeatedly costs a tenth of the throughput. Rare collections cause long pauses: 50,000 young
+    # objects take 30 ms, which delays every stream. A large body is hundreds of thousands of
+    # objects: collecting twenty young generations together took 14 ms, and four take 3 ms. A full
+    # collection takes 50 ms, so it runs very rarely.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 4, 1_000)
+    await server.serve(sockets)
+    readiness.cancel()
+    if opening is not None:
+        opening.cancel()
+    if not server.started:
+        sys.exit(EXIT_START)
+
+
+async def _open_store(app: OpenAIAdapter, settings: Settings) -> asyncio.Task[None] | None:
+    """Open the store, unless it is in memory, and print where it is.
+
+    A PostgreSQL can start later, unless the store is required; a task then waits for it.
+
+    Raises:
+        SystemExit: the store cannot be used.
+    """
+    place = settings.store_place()
+    if place is None or not place.durable:
+        return None
+    where = place.describe()
+    try:
+        await app.open_store()
+    except StoreError as error:
+        fail(f"{where}: {error}")
+    except StoreUnavailable as error:
+        if place.kind == "sqlite" or place.required:
+            fail(f"{where}: {in_words(error)}")
+        _say(f"The store is not available yet: {where}: {in_words(error)}")
+        return asyncio.create_task(_open_later(app, where))
+    _say(_stores(where))
+    return None
+
+
+async def _open_later(app: OpenAIAdapter, where: str) -> None:
+    """Open a store that was not available at the start, and print when it is."""
+    while True:
+        await asyncio.sleep(_REOPEN)
+        try:
+            await app.open_store()
+        except StoreUnavailable:
+            continue
+        except StoreError as error:
+            _say(f"The store cannot be used: {where}: {error}")
+        else:
+            _say(_stores(where))
+        return
+
+
+def _stores(where: str) -> str:
+    return f"Latimer stores responses and completions: {where}."
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files to the maximum; each client connection is an open file."""
+    try:
+        import resource
+    except ImportError:
+        # Windows has no such limit.
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _hide_ends_of_work() -> None:
+    """Hide `Abandoned` exceptions that are raised while Python frees an object."""
+    usual = sys.unraisablehook
+
+    def hook(found: sys.UnraisableHookArgs) -> None:
+        if not issubclass(found.exc_type, Abandoned):
+            usual(found)
+
+    sys.unraisablehook = hook
+
+
+def _sockets(settings: Settings) -> list[socket.socket]:
+    try:
+        return bound(settings.host, settings.port)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except ValueError:
+        # The host has empty or overlong labels, so it cannot be resolved.
+        reason = "it is not a valid host name"
+    fail(_unusable(settings, reason))
+
+
+def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
+    """Let clients connect; they wait for responses until the server runs."""
+    try:
+        for one in sockets:
+            one.listen(_BACKLOG)
+    except OSError as error:
+        # Two processes can bind the same port as long as neither listens.
+        fail(_unusable(settings, error.strerror or str(error)))
+
+
+def _unusable(settings: Settings, reason: str) -> str:
+    """Return the error of a server that cannot listen."""
+    return (
+        f"cannot listen on {settings.host}:{settings.port}: {reason}. Choose another address with "
+        "--host and --port."
+    )
+
+
+def _load_vocabulary(settings: Settings) -> None:
+    name = settings.logit_bias_vocabulary or ""
+    try:
+        load(name)
+    except InvalidRequest as error:
+        raise WrongSettings(f"{settings.place('logit_bias_vocabulary')}: {error.message}") from None
+
+
+def _listening(settings: Settings, sockets: list[socket.socket]) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{sockets[0].getsockname()[1]}/v1"
+
+
+async def _listen_when_ready(
+    settings: Settings, backend: Backend, sockets: list[socket.socket], listens: asyncio.Event
+) -> None:
+    """Print the model and the address when the engine is ready; until then, a reason.
+
+    Args:
+        listens: set when the server can accept requests, even if it responds with 503.
+    """
+    address = _listening(settings, sockets)
+    said = ""
+    asking = asyncio.ensure_future(backend.model())
+    while True:
+        await asyncio.wait([asking], timeout=None if said else _FIRST)
+        reason = f"The engine at {settings.model} has not responded yet."
+        if asking.done():
+            try:
+                model = asking.result()
+                break
+            except LatimerError as error:
+                reason = error.message
+        if not said and settings.wait:
+            _say(f"Latimer waits for the engine before it accepts requests. {reason}")
+        elif not said:
+            until = "responds with 503 until the engine is ready"
+            _say(f"Latimer listens at {address} and {until}. {reason}")
+            listens.set()
+        elif reason != said:
+            _say(reason)
+        said = reason
+        if asking.done():
+            await asyncio.sleep(_AGAIN)
+            asking = asyncio.ensure_future(backend.model())
+    names = ", ".join(settings.model_name or [model.name])
+    engine = (
+        f"{backend.capabilities.engine}, {model.context} tokens{await _task(settings, backend)}"
+    )
+    if settings.wait:
+        _listen(settings, sockets)
+    _say(f"Latimer serves {names} ({engine}) at {address}")
+    if settings.reasoning_key is None:
+        _say(_RANDOM_KEY)
+    listens.set()
+
+
+async def _task(settings: Settings, backend: Backend) -> str:
+    """Return what a model in process is made for, unless it generates."""
+    facts = None if is_elsewhere(settings) else await backend.embedding_model()
+    if facts is None or facts.generates:
+        return ""
+    return ", reranking only" if facts.pooling == "rank" else ", embeddings only"
+
+
+def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
+    """Return the app that serves a backend with these settings."""
+    keys, pages = settings.keys(), settings.cors_origin
+    return OpenAIAdapter(
+        backend,
+        model_names=settings.model_name,
+        any_model=settings.any_model,
+        api_keys=keys,
+        share_prefixes=settings.share_prefixes,
+        cors_origins=pages or ("*",),
+        local_rules=None if keys else local_rules(settings.host, pages, settings.allowed_host),
+        max_body=settings.max_body,
+        strict=settings.strict,
+        limits=settings.limits,
+        parse_content=settings.parse_content,
+        fetch_images=settings.fetch_images,
+        chat_format=settings.chat_format,
+        logit_bias_vocabulary=settings.logit_bias_vocabulary,
+        keepalive=settings.keepalive,
+        matryoshka=settings.matryoshka,
+        store=settings.store,
+        store_age=settings.store_age,
+        store_size=settings.store_size,
+        store_media=settings.store_media,
+        store_required=settings.store_required,
+        reasoning_field=None if settings.reasoning_field == "none" else settings.reasoning_field,
+        reasoning_key=settings.reasoning_secret,
+    )
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that sends an error to requests that still run after the drain.
+
+    uvicorn would cancel them without a response.
+
+    Args:
+        drain: the seconds that running requests get after the first signal; a second signal ends
+            them.
+    """
+
+    def __init__(self, app: OpenAIAdapter, drain: int) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=Protocol,
+                # A websocket request gets an error object, like any other invalid request.
+                ws="none",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=drain + _LAST_WORDS,
+            )
+        )
+        self._app = app
+        self._drain = drain
+        self._loop = asyncio.get_running_loop()
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the drain, or end it; unlike uvicorn's, this does not raise the signal again."""
+        if self.should_exit:
+            self._loop.call_soon_threadsafe(self._end)
+        elif running := len(self.server_state.tasks):
+            requests = "1 request" if running == 1 else f"{running} requests"
+            end = f"at most {self._drain} s; a second signal stops it"
+            line = f"Latimer waits for {requests}, {end}."
+            self._loop.call_soon_threadsafe(_say, line)
+        self.should_exit = True
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for running requests until the drain is over."""
+        timer = self._loop.call_later(self._drain, self._end)
+        await super().shutdown(sockets)
+        timer.cancel()
+        _end_within(_END)
+
+    def _end(self) -> None:
+        """Cancel running requests, which then send the shutdown error."""
+        self._app.end()
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        _end_within(_END)
+
+
+def _end_within(seconds: float) -> None:
+    """End the process after this time, in case an engine or a thread does not stop."""
+    timer = threading.Timer(seconds, os._exit, [0])
+    timer.daemon = True
+    timer.start()
+
+
+class _Progress:
+    """A progress line on the terminal while a model loads."""
+
+    def __init__(self) -> None:
+        self._percent = -1
+
+    def __call__(self, fraction: float) -> None:
+        percent = int(fraction * 100)
+        if percent != self._percent:
+            self._percent = percent
+            end = "\n" if percent == 100 else ""
+            click.echo(f"\rLoading the model … {percent:3d} %{end}", nl=False, err=True)
+
+
+def _say(line: str) -> None:
+    click.echo(printable(line), err=True)
+
+
+def local_rules(host: str, origins: Iterable[str], hosts: Iterable[str]) -> LocalRules:
+    """Return the rules of a server without a key that listens on a host; see `LocalRules`."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        found = []
+    beyond = not all(is_loopback(str(address[0])) for *_, address in found)
+    return LocalRules(origins, hosts, socket.gethostname(), beyond)
+
+
+def bound(host: str, port: int) -> list[socket.socket]:
+    """Bind a port on every address of a host; connections are refused until the sockets listen.
+
+    Raises:
+        OSError: the port is in use, or the host is not an address of this machine.
+    """
+    found: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        ):
+            # With port 0, all addresses get the free port of the first.
+            where = (address[0], found[0].getsockname()[1] if found else port, *address[2:])
+            try:
+                found.append(socket.socket(family, kind, protocol))
+            except OSError as error:
+                if error.errno == errno.EAFNOSUPPORT and family == socket.AF_INET6:
+                    # The machine has no IPv6; its other addresses are enough.
+                    continue
+                raise
+            if os.name == "posix":
+                # On Windows this option lets two programs bind the same port.
+                found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                found[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            found[-1].bind(where)
+    except OSError:
+        for one in found:
+            one.close()
+        raise
+    if not found:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+    return found

@@ -1,0 +1,233 @@
+"""The terminal of the commands: exit codes, signals, standard streams, output and progress.
+
+Exit codes: 0 success, 1 a failed check, 2 wrong usage, 3 failed to start. Standard streams do not
+fail if they are closed or full, or if their reader is gone: output that cannot be written is
+dropped, since nobody reads it. The `Output` of a command that is data is written, or the command
+fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import BinaryIO
+
+import click
+
+from ..errors import printable
+
+EXIT_CHECK, EXIT_START = 1, 3
+UNFINISHED = ".unfinished"
+# The bytes that a writable pipe accepts in one write (POSIX: PIPE_BUF is at least 512).
+_PIECE = 512
+# Seconds between two updates of a progress on a terminal, and between two lines elsewhere.
+TERMINAL, ELSEWHERE = 0.2, 5.0
+
+
+class WrongUse(click.ClickException):
+    """An error in the settings of a command, with a message of one line."""
+
+    exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def end_at_once() -> None:
+    """Let Ctrl-C and SIGTERM end the process immediately, with exit code 130 or 143 as in a shell.
+
+    Python would first wait for a thread that loads a model in llama.cpp.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_process)
+
+
+def _end_process(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+def secure() -> None:
+    """Replace standard output and standard error with streams that never raise.
+
+    Standard error also never waits. A stream that is already replaced stays.
+    """
+    _occupy()
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _text(_Dropping(1, "w", closefd=False))
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _text(_Impatient(2, "w", closefd=False))
+
+
+def strict_output() -> BinaryIO:
+    """Return standard output for data that must not be dropped: writing can raise an OSError."""
+    sys.stdout.flush()
+    if isinstance(getattr(sys.stdout.buffer, "raw", None), _Dropping):
+        return open(1, "wb", closefd=False)
+    return sys.stdout.buffer
+
+
+def _occupy() -> None:
+    """Open the null device for each standard descriptor that is closed.
+
+    Otherwise the next file or socket gets its number, and with it the output of C libraries.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # `open` takes the lowest free descriptor, which is this one.
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _text(raw: io.RawIOBase) -> io.TextIOWrapper:
+    # Buffered by line, so that a line is one write.
+    return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True)
+
+
+class _Dropping(io.FileIO):
+    """A file that drops the data that it cannot write."""
+
+    def write(self, data: object) -> int:
+        """Write all of the data, or drop the rest of it."""
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]
+        with contextlib.suppress(OSError):
+            self._write(view)
+        return len(view)
+
+    def _write(self, view: memoryview) -> None:
+        while view:
+            view = view[super().write(view) or len(view) :]
+
+
+class _Impatient(_Dropping):
+    """A file that drops the data that it cannot write immediately.
+
+    A stopped terminal, or a full pipe that nobody reads, would block the event loop.
+    """
+
+    def _write(self, view: memoryview) -> None:
+        if not hasattr(select, "poll"):
+            super()._write(view)
+            return
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLOUT)
+        while view:
+            if not poll.poll(0):
+                return
+            super()._write(view[:_PIECE])
+            view = view[_PIECE:]
+
+
+class Output:
+    """A file, or standard output.
+
+    A file has its name only when it is whole, and only its owner may read it.
+
+    Args:
+        path: None for standard output.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._draft: Path | None = None
+        self._file: BinaryIO
+
+    def __enter__(self) -> Output:
+        with self._errors():
+            if self._path is None:
+                self._file = strict_output()
+            elif self._path.exists() and not self._path.is_file():
+                # A pipe or a device.
+                self._file = self._path.open("wb")
+            else:
+                self._draft = self._path.with_name(self._path.name + UNFINISHED)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                self._file = open(os.open(self._draft, flags, 0o600), "wb")
+        return self
+
+    def write(self, lines: Iterable[bytes]) -> None:
+        """Write lines, which have no line ends."""
+        with self._errors():
+            for line in lines:
+                self._file.write(line + b"\n")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        with self._errors():
+            self._file.flush()
+            if self._path is not None:
+                self._file.close()
+            if self._draft is not None and kind is None:
+                self._draft.replace(self._path or self._draft)
+        if self._draft is not None and kind is not None:
+            self._draft.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            # The reader, such as `head`, has enough.
+            os._exit(0)
+        except OSError as error:
+            if self._draft is not None:
+                self._draft.unlink(missing_ok=True)
+            where = "standard output" if self._path is None else str(self._path)
+            click.echo(printable(f"{where} cannot be written: {error.strerror}."), err=True)
+            sys.exit(EXIT_START)
+
+
+class Progress:
+    """The progress of a command.
+
+    Args:
+        words: what is done, such as `exported`.
+    """
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+        self._is_terminal = sys.stderr.isatty()
+        self._pause = TERMINAL if self._is_terminal else ELSEWHERE
+        self._next = time.monotonic() + self._pause
+        self._shown = False
+
+    def __call__(self, number: int, total: int | None = None) -> None:
+        """Show a number of objects, if it is time to."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self._pause
+        of = f" of about {total:,}" if total else ""
+        self._show(f"{number:,}{of} objects {self._words}")
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if self._shown:
+            self._show("")
+
+    def _show(self, text: str) -> None:
+        if self._is_terminal:
+            # The line is written again from its beginning.
+            click.echo(f"\r\x1b[K{text}", err=True, nl=False)
+            self._shown = bool(text)
+        else:
+            click.echo(text, err=True)

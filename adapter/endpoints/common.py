@@ -1,0 +1,336 @@
+"""Steps that several endpoints share.
+
+The `ChatTurn` of a request, its tier in the queue, the size of its prompt, the storing of its
+response (contract, sections 3 and 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...backends import offload
+from ...backends.base import Finish, Generation, Sampling, Text
+from ...backends.errors import EngineError, Unsupported
+from ...backends.queue import Party, Tier
+from ...schemas.openai.chat import ChatRequest, InstructAdapter
+from ...schemas.openai.messages import Message
+from ...schemas.openai.responses import ResponseRequest
+from ..chat.instruct import FORMATS, ROLES, InstructFormat, Opening, Turn
+from ..chat.prepare import ChatTurn
+from ..chat.templates import AS_USUAL, Reasoning
+from ..chat.tools import ToolSet, chat_tools_of
+from ..errors import InvalidRequest, StoreUnavailable, in_log
+from ..generation.constraints import grammar_of
+from ..request import Exchange
+from ..service import Served
+from ..store.records import Record, time_of
+from ..store.store import Store
+from ..validation import seeds_of, stops_of
+
+# The names in responses (contract 3.9); the others stay as they are.
+_NAMES = {"auto": "default", "fast": "priority", "ultrafast": "priority"}
+# The other tiers have the default place.
+_PLACES: Mapping[str | None, Tier] = {
+    "priority": Tier.PRIORITY,
+    "fast": Tier.PRIORITY,
+    "ultrafast": Tier.PRIORITY,
+    "flex": Tier.FLEX,
+}
+
+
+def party_of(tier: str | None) -> Party | None:
+    """Return the request as engines know it; None if it has the default place."""
+    place = _PLACES.get(tier)
+    return None if place is None else Party(place)
+
+
+def name_of(tier: str) -> str:
+    """Return the tier that the response names."""
+    return _NAMES.get(tier, tier)
+
+
+async def prompt_tokens(served: Served, job: Generation) -> int:
+    """Return the number of tokens in the prompt of a job, without an added BOS.
+
+    Images and audio have as many tokens as the engine makes of them. It evaluates such a prompt,
+    and generates one token.
+    """
+    prompt = job.prompt
+    if prompt.media:
+        return await _evaluated(served, job)
+    content = prompt.content
+    if not isinstance(content, Text):
+        return len(content) - prompt.bos_count
+    ids = await served.backend.tokenize(
+        content.text, add_special=False, parse_special=content.parse_special
+    )
+    return len(ids)
+
+
+async def _evaluated(served: Served, job: Generation) -> int:
+    async with served.backend.open(replace(job, max_tokens=1)) as batches:
+        async for batch in batches:
+            for event in batch:
+                if isinstance(event, Finish):
+                    return event.prompt_tokens
+    raise EngineError("The engine ended its response without its usage.")
+
+
+# The estimated size of a token in a response, in bytes of JSON: of its text, and of each of its
+# log-probabilities.
+TEXT, LOGPROB = 8, 100
+# The estimated size of the rest of a response.
+REST = 1_024
+
+
+LATE = "the response was not written in time"
+
+
+async def check_store(request: ChatRequest, store: Store | None) -> None:
+    """Check that the response to a request can be stored, before it is generated.
+
+    Raises:
+        InvalidRequest: nothing is stored here, or the response is an engine's own.
+        StoreUnavailable: the store is required, and it is known not to work.
+    """
+    if store is None:
+        raise nothing_is_stored()
+    if request.oai_compat is False:
+        raise InvalidRequest(
+            "Invalid 'store': an engine's own response is not stored. Omit 'store' or "
+            "'oai_compat'.",
+            "store",
+            "invalid_value",
+        )
+    if store.place.required:
+        await store.check()
+
+
+def nothing_is_stored() -> InvalidRequest:
+    """Return the error for a request that asks to be stored where nothing is stored."""
+    return InvalidRequest(
+        "Unsupported parameter: 'store' is not supported by this server, which runs with "
+        "--store off. Omit it, or start the server with --store memory, or with a file.",
+        "store",
+        "unsupported_parameter",
+    )
+
+
+async def store_reply(
+    exchange: Exchange, store: Store, request: ChatRequest, reply: Mapping[str, Any]
+) -> None:
+    """Store a finished response; a required store is waited for.
+
+    Raises:
+        StoreUnavailable: the store is required, and the response was not stored in time.
+    """
+    logprobs = 1 + (request.top_logprobs or 0) if request.logprobs else 0
+    tokens = reply["usage"]["completion_tokens"] * (TEXT + LOGPROB * logprobs)
+    record = record_of(exchange, exchange.to_store or {}, reply, tokens)
+    if store.place.required:
+        if not await store.commit(record):
+            raise StoreUnavailable(LATE)
+    elif not store.keep(record) and not exchange.started:
+        exchange.headers.append((b"x-latimer-ignored", b"store"))
+
+
+def record_of(
+    exchange: Exchange, body: Mapping[str, Any], reply: Mapping[str, Any], size: int
+) -> Record:
+    """Return the record of a response object.
+
+    Args:
+        body: the request's body.
+        size: the estimated size of the generated tokens, in bytes of JSON.
+    """
+    return Record(
+        reply["id"],
+        reply["object"],
+        exchange.key,
+        time_of(reply["id"]) or 0,
+        reply["model"],
+        exchange.request_id,
+        body,
+        reply,
+        reply["metadata"],
+        exchange.size + size + REST,
+        in_log(exchange.end_user) if exchange.end_user else "",
+    )
+
+
+# The fields about reasoning, and those about the end of the prompt.
+_REASONING = frozenset({"reasoning_effort", "enable_thinking"})
+_OPENING = frozenset({"add_generation_prompt", "continue_final_message"})
+
+
+async def turn_of(
+    exchange: Exchange, request: ChatRequest, served: Served, sampling: Sampling
+) -> ChatTurn:
+    """Return the `ChatTurn` of a request.
+
+    Raises:
+        InvalidRequest: the tools, the response format or the adapter are invalid.
+        Unsupported: the engine does not support a field of the request.
+    """
+    tool_set = None
+    if request.tools or request.functions:
+        tool_set = await offload.run(exchange.size, chat_tools_of, request)
+    fields = request.__pydantic_fields_set__
+    return await _turn(
+        exchange,
+        request,
+        served,
+        sampling,
+        request.messages,
+        tool_set,
+        request.n or 1,
+        (request.top_logprobs or 0) if request.logprobs else None,
+        AS_USUAL if fields.isdisjoint(_REASONING) else _reasoning(request),
+        None if fields.isdisjoint(_OPENING) else _opening(request, request.messages),
+    )
+
+
+async def turn_of_response(
+    exchange: Exchange,
+    request: ResponseRequest,
+    served: Served,
+    sampling: Sampling,
+    messages: Sequence[Message],
+    tool_set: ToolSet | None,
+) -> ChatTurn:
+    """Return the `ChatTurn` of a Responses request.
+
+    An assistant message at the end is not continued, unless the request asks for that.
+
+    Raises:
+        InvalidRequest: the text format or the adapter are invalid.
+        Unsupported: the engine does not support a field of the request.
+    """
+    opening = _opening(request, messages)
+    if opening is None and messages[-1].role == "assistant":
+        opening = "begin"
+    return await _turn(
+        exchange,
+        request,
+        served,
+        sampling,
+        messages,
+        tool_set,
+        1,
+        request.logprobs,
+        Reasoning(request.effort, request.enable_thinking),
+        opening,
+    )
+
+
+async def _turn(
+    exchange: Exchange,
+    request: ChatRequest | ResponseRequest,
+    served: Served,
+    sampling: Sampling,
+    messages: Sequence[Message],
+    tool_set: ToolSet | None,
+    choices: int,
+    logprobs: int | None,
+    reasoning: Reasoning,
+    opening: Opening | None,
+) -> ChatTurn:
+    capabilities, size = served.capabilities, exchange.size
+    own = _format(request, served)
+    if own is not None and request.chat_template_kwargs:
+        hint = "An instruct format has no template variables. Omit one of them."
+        raise Unsupported("chat_template_kwargs", capabilities.engine, hint)
+    answer = (
+        grammar_of(request, capabilities)
+        if size <= offload.SMALL
+        else await offload.run(size, grammar_of, request, capabilities)
+    )
+    return ChatTurn(
+        messages,
+        size,
+        exchange.owner,
+        request.most_tokens,
+        seeds_of(request.seed, choices),
+        stops_of(request.stop),
+        sampling,
+        logprobs,
+        tool_set,
+        answer,
+        own,
+        request.chat_template_kwargs,
+        reasoning,
+        opening,
+    )
+
+
+def _reasoning(request: ChatRequest) -> Reasoning:
+    return Reasoning(request.reasoning_effort, request.enable_thinking)
+
+
+def _opening(request: ChatRequest | ResponseRequest, messages: Sequence[Message]) -> Opening | None:
+    """Return the end of the prompt that a request names, with vLLM's rules; None if it names none.
+
+    Raises:
+        InvalidRequest: it both continues a message and begins a turn, or there is no message to
+            continue.
+    """
+    begins, continues = request.add_generation_prompt, request.continue_final_message
+    if begins is None and continues is None:
+        return None
+    if not continues:
+        return "end" if begins is False else "begin"
+    name = "continue_final_message"
+    if begins:
+        raise InvalidRequest(
+            f"Invalid '{name}': 'add_generation_prompt' must then be false.", name, "invalid_value"
+        )
+    if messages[-1].role != "assistant":
+        raise InvalidRequest(
+            f"Invalid '{name}': the last message must then be the assistant's.",
+            name,
+            "invalid_value",
+        )
+    return "continue"
+
+
+def _format(request: ChatRequest | ResponseRequest, served: Served) -> InstructFormat | None:
+    """Return the instruct format that replaces the model's chat template, or None."""
+    if request.adapter is not None:
+        return format_of(request.adapter)
+    name = served.policy.chat_format
+    return None if name is None else FORMATS[name]
+
+
+def format_of(adapter: InstructAdapter) -> InstructFormat:
+    """Return the instruct format of a request's `adapter`; missing parts are empty.
+
+    Raises:
+        InvalidRequest: a role is set twice, or no text separates user and assistant messages.
+    """
+    turns: dict[str, Turn] = {}
+    for role in ROLES:
+        nested = getattr(adapter.templates, role) if adapter.templates is not None else None
+        flat = (getattr(adapter, f"{role}_start"), getattr(adapter, f"{role}_end"))
+        if nested is not None and flat != (None, None):
+            raise InvalidRequest(
+                f"Invalid 'adapter.{role}_start': 'adapter.templates.{role}' sets it already. "
+                "Omit one of them.",
+                f"adapter.{role}_start",
+                "invalid_value",
+            )
+        turns[role] = (
+            Turn(nested.start or "", nested.end or "")
+            if nested is not None
+            else Turn(flat[0] or "", flat[1] or "")
+        )
+    if not (turns["user"].start or turns["user"].end or turns["assistant"].start):
+        raise InvalidRequest(
+            "Invalid 'adapter': no text separates user and assistant messages. Send at least "
+            "'user_start' and 'assistant_start', or 'templates' with both.",
+            "adapter",
+            "invalid_value",
+        )
+    begin = turns["assistant"].start if adapter.assistant_gen is None else adapter.assistant_gen
+    return InstructFormat(turns["system"], turns["user"], turns["assistant"], begin)

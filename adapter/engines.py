@@ -1,0 +1,324 @@
+"""Make the backend that the settings name, detect the engine at a URL, and describe engines."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from ..backends.base import Backend, Capabilities, Embedding, EmbeddingModel, Model, Ranking, Text
+from ..backends.errors import EngineError, EngineUnavailable, LatimerError, NotServed
+from ..backends.http import ConnectionPool, HttpClient, shown_address
+from ..backends.identity import Deferred
+from ..backends.koboldcpp import KoboldCpp
+from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
+from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
+from ..backends.llama_server import LlamaServer
+from .settings import ELSEWHERE, IN_PROCESS, STORING, BackendName, Settings, reason_of
+from .store.config import OFF, Place
+from .store.errors import StoreError, StoreUnavailable, in_words
+from .store.store import Store
+
+
+class WrongSetup(LatimerError):
+    """Settings that no backend can be made from; `message` says what to write instead."""
+
+
+# A URL without its scheme: `localhost:8080`, `[::1]:8080`, `10.0.0.5:80/x`.
+_HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/.*)?")
+_EXAMPLES = {"koboldcpp": "http://127.0.0.1:5001"}
+_EXAMPLE = "http://127.0.0.1:8080"
+_ADDRESS = re.compile(r"https?:|[A-Za-z][A-Za-z0-9+.-]*://", re.IGNORECASE)
+# The first bytes of a GGUF file.
+_MAGIC = b"GGUF"
+# Seconds that detecting the engine may take.
+_PROBE_SECONDS = 10.0
+
+
+def backend_of(settings: Settings, progress: Callable[[float], None] | None = None) -> Backend:
+    """Return the backend that the settings name; an engine at a URL may start later.
+
+    Raises:
+        WrongSetup: the settings contradict each other, the URL is invalid, a file is missing, or
+            llama.cpp is not installed.
+    """
+    model = settings.model
+    if model is not None and is_elsewhere(settings):
+        _check_address(model)
+        if settings.backend == "llama-cpp":
+            raise WrongSetup("The backend llama-cpp needs a GGUF file, not a URL.")
+        return Deferred(_finder(settings, model), _name(settings))
+    if settings.backend not in ("auto", "llama-cpp"):
+        address = _EXAMPLES.get(settings.backend, _EXAMPLE)
+        wanted = f"The backend {settings.backend} needs the URL of its engine, such as {address}"
+        raise WrongSetup(
+            f"{wanted}." if model is None else f"{wanted}, not '{shown_address(model)}'."
+        )
+    if model is not None:
+        _check_file(model)
+    if not all(map(find_spec, EXTRA)):
+        raise WrongSetup(MISSING)
+    try:
+        return LlamaCpp(
+            DEMO_MODEL if model is None else model,
+            context=settings.context,
+            parallel=settings.parallel,
+            batch=settings.batch,
+            threads=settings.threads,
+            gpu_layers=settings.gpu_layers,
+            cache_type=settings.cache_type,
+            cache_memory=settings.cache_bytes,
+            flash_attention=settings.flash_attention,
+            mmap=settings.mmap,
+            mlock=settings.mlock,
+            lora=settings.adapters(),
+            mmproj=settings.mmproj,
+            exact=settings.exact,
+            embeddings=settings.embeddings,
+            pooling=settings.pooling,
+            max_waiting=settings.queue,
+            progress=progress,
+        )
+    except EngineError as error:
+        raise WrongSetup(error.message) from error
+
+
+def is_elsewhere(settings: Settings) -> bool:
+    """Return True if the engine is at a URL, so that it may start later."""
+    return settings.model is not None and _ADDRESS.match(settings.model) is not None
+
+
+def unused(settings: Settings) -> list[str]:
+    """Return a line for each reason why settings have no effect, with their names."""
+    engine = (
+        (IN_PROCESS, "only for a GGUF file")
+        if is_elsewhere(settings)
+        else (ELSEWHERE, "only for an engine at a URL")
+    )
+    without = ((STORING, "the store is off"),) if settings.store == OFF else ()
+    lines = []
+    for names, why in (engine, *without):
+        given = [settings.place(name) for name in names if name in settings.model_fields_set]
+        if given:
+            lines.append(f"Ignored: {', '.join(given)} ({why}).")
+    return lines
+
+
+def _name(settings: Settings) -> str:
+    return "unknown" if settings.backend == "auto" else settings.backend
+
+
+def _check_file(model: str) -> None:
+    """Raise `WrongSetup` if the model is not a GGUF file."""
+    try:
+        path = Path(model)
+        if path.is_dir():
+            raise WrongSetup(f"'{model}' is a directory. Specify a GGUF file.")
+        if not path.exists() and _HOST_AND_PORT.fullmatch(model):
+            raise WrongSetup(f"There is no model at {model}. Did you mean http://{model}?")
+        # This check comes before that for the extra: a mistyped name does not require it.
+        with parts_of(path)[0].open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise WrongSetup(
+                    f"'{model}' is not a GGUF file. Convert other formats to GGUF first."
+                )
+    except EngineError as error:
+        raise WrongSetup(error.message) from None
+    except (OSError, ValueError) as error:
+        raise WrongSetup(f"'{model[:200]}' cannot be opened: {reason_of(error)}.") from None
+
+
+def _check_address(address: str) -> None:
+    """Raise `WrongSetup` if the URL is invalid; the message shows no password in it."""
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        # The text that urlsplit reads as a port can be the beginning of a password.
+        reason = str(error) if "@" not in address else "it must not contain a user name or password"
+    else:
+        if "@" in parts.netloc:
+            raise WrongSetup(
+                "The engine's address must not contain a user name or password, which would not be "
+                "sent. Set the engine's API key with --engine-key."
+            )
+        if parts.scheme not in ("http", "https"):
+            reason = "it must start with http:// or https://"
+        elif not host or port == 0:
+            reason = "it has no host, or port 0"
+        elif not address.isascii() or not address.isprintable() or " " in address:
+            reason = "it must be ASCII without spaces; write other host names as xn--…"
+        elif not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
+            reason = "a label of its host name is empty or longer than 63 characters"
+        elif parts.query or parts.fragment:
+            reason = "it must not contain '?' or '#'"
+        else:
+            return
+    shown = "The engine's URL" if "@" in address else f"'{address}'"
+    raise WrongSetup(f"{shown} is not a valid address such as {_EXAMPLE}: {reason}.")
+
+
+def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]]:
+    """Return a function that finds the backend for a URL; it makes one for each kind of engine."""
+    key = settings.engine_key.get_secret_value() if settings.engine_key else None
+    made: dict[str, Backend] = {}
+
+    async def find() -> Backend:
+        kind = settings.backend if settings.backend != "auto" else await _probe(address, key)
+        if kind not in made:
+            made[kind] = (
+                KoboldCpp(address, key, settings.queue)
+                if kind == "koboldcpp"
+                else LlamaServer(address, key, settings.engine_timeout, settings.queue)
+            )
+        return made[kind]
+
+    return find
+
+
+async def _probe(address: str, key: str | None) -> BackendName:
+    """Detect the engine at a URL.
+
+    koboldcpp also serves `/props`, so it is tested first.
+
+    Raises:
+        EngineUnavailable: no server answers, or the engine is loading its model.
+        EngineError: the server is not a known engine, or requires an API key.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    pool = ConnectionPool(address, _PROBE_SECONDS, _PROBE_SECONDS)
+    client = HttpClient(address, headers, pool)
+    try:
+        async with asyncio.timeout(_PROBE_SECONDS):
+            status, body = await _get(client, "/api/extra/version")
+            if "KoboldCpp" in str(body.get("result", "")):
+                return "koboldcpp"
+            if status != 503:
+                status, body = await _get(client, "/props")
+            if body.get("default_generation_settings"):
+                return "llama-server"
+    except TimeoutError:
+        raise EngineUnavailable(
+            f"The engine at {address} did not identify itself within {_PROBE_SECONDS:g} s."
+        ) from None
+    finally:
+        await client.aclose()
+    if status == 503:
+        raise EngineUnavailable(f"The engine at {address} is loading its model.")
+    if status in (401, 403):
+        raise EngineError(
+            f"The engine at {address} requires {'another' if key else 'an'} API key. Set it with "
+            "--engine-key."
+        )
+    hint = " Remove /v1 from the address." if address.rstrip("/").endswith("/v1") else ""
+    raise EngineError(f"The server at {address} is neither llama-server nor koboldcpp.{hint}")
+
+
+async def _get(client: HttpClient, path: str) -> tuple[int, dict[str, Any]]:
+    """Return the status and the JSON object of a response, or an empty object if it has none."""
+    async with await client.send("GET", path) as response:
+        status, data = response.status, await response.aread()
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return status, {}
+    return status, body if isinstance(body, dict) else {}
+
+
+async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
+    """Return True if a backend is reachable, and the rows of a table of its capabilities."""
+    try:
+        await backend.health()
+        model = await backend.model()
+        facts = await backend.embedding_model()
+        vectors = [
+            ("embeddings", await _embeddings(backend, facts)),
+            ("rerank", await _rerank(backend, facts)),
+        ]
+    except LatimerError as error:
+        rows = [("engine", backend.capabilities.engine)]
+        return False, [*rows, ("reachable", f"no: {error.message}")]
+    rows = [
+        ("engine", backend.capabilities.engine),
+        ("reachable", "yes"),
+        ("model", model.name),
+        ("fingerprint", model.fingerprint),
+    ]
+    if facts is not None and not facts.generates:
+        task = "ranks documents" if facts.pooling == "rank" else "embeds"
+        return True, [*rows, ("chat, completions", f"no: the model only {task}"), *vectors]
+    return True, [*rows, *_generation(model, backend.capabilities), *vectors]
+
+
+async def describe_store(place: Place | None) -> tuple[bool, tuple[str, str]]:
+    """Return False if a store cannot be opened, and its row of the table; nothing is changed."""
+    if place is None:
+        return True, ("store", OFF)
+    where = place.describe()
+    if not place.durable:
+        return True, ("store", where)
+    store = Store(place)
+    try:
+        exists = await store.look()
+    except (StoreError, StoreUnavailable) as error:
+        return False, ("store", f"no: {where}: {in_words(error)}")
+    return True, ("store", where if exists else f"{where}, new")
+
+
+def _generation(model: Model, capabilities: Capabilities) -> list[tuple[str, str]]:
+    return [
+        ("context", f"{model.context} tokens"),
+        ("chat template", "the model's own" if model.template else "none: Alpaca is used"),
+        ("adds BOS", f"yes ({model.bos_token})" if model.adds_bos else "no"),
+        ("native responses", "yes (oai_compat: false)" if capabilities.native else "no"),
+        ("sampling extras", ", ".join(sorted(capabilities.extras))),
+        (
+            "messages",
+            "control tokens are text"
+            if capabilities.plain_text
+            else "control tokens are text, split by a zero-width space",
+        ),
+        ("media", ", ".join(sorted(model.media)) or "-"),
+        ("grammars", ", ".join(sorted(capabilities.grammars)) or "-"),
+        (
+            "not supported",
+            "; ".join(f"{k}: {v}" for k, v in sorted(capabilities.refused.items())) or "-",
+        ),
+        ("approximated", ", ".join(sorted(capabilities.inexact)) or "-"),
+    ]
+
+
+async def _embeddings(backend: Backend, facts: EmbeddingModel | None) -> str:
+    """Return what `check` says about embeddings; facts that are not known are omitted."""
+    if facts is not None and facts.pooling == "rank":
+        return "no: the model ranks documents"
+    if facts is None:
+        return await _refusal(backend.embed(Embedding([Text("a", parse_special=False)])))
+    known = (
+        f"{facts.dimensions} dimensions" if facts.dimensions else "",
+        f"{facts.pooling} pooling" if facts.pooling else "",
+        f"up to {facts.context} tokens" if facts.context else "",
+        f"{', '.join(sorted(facts.inexact))} approximated" if facts.inexact else "",
+    )
+    return ", ".join(filter(None, known)) or "yes"
+
+
+async def _rerank(backend: Backend, facts: EmbeddingModel | None) -> str:
+    if facts is None or facts.pooling != "rank":
+        return await _refusal(backend.rank(Ranking("a", ["a"])))
+    return f"up to {facts.context} tokens" if facts.context else "yes"
+
+
+async def _refusal(job: Awaitable[object]) -> str:
+    """Return the reason why an engine refuses a job."""
+    try:
+        await job
+    except LatimerError as error:
+        return f"no: {error.hint if isinstance(error, NotServed) else error.message}"
+    return "yes"

@@ -1,0 +1,260 @@
+"""The queue of a store: bounded, and written in batches.
+
+A response never waits for the database. Objects that the database cannot take now stay in the queue
+until it can. What the queue cannot take is lost, counted, and logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
+
+from .errors import LATE, StoreUnavailable
+from .records import Record, pack
+
+log = logging.getLogger("latimer")
+
+# Seconds that an object waits for others, and the largest number of objects in a transaction.
+DELAY, BATCH = 0.2, 256
+# The same for a store in memory, which no other process reads and which ends with this one.
+MEMORY_DELAY = 0.6
+# The bounds of the queue: objects, and bytes of their JSON.
+MOST, MOST_BYTES = 20_000, 64 << 20
+# Bytes of JSON that may wait as Python objects, which take up to 25 times as much.
+LOOSE = 2 << 20
+# Seconds between attempts while the database does not answer: the first, and the longest.
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0
+# Seconds after which a running attempt counts as failed.
+PATIENCE = 3.0
+# Seconds between two lines about lost objects.
+QUIET = 10.0
+# Seconds to write what waits, at the end of the process.
+CLOSE_SECONDS = 5.0
+
+Write = Callable[[Sequence[Record]], Awaitable[Sequence[Record]]]
+
+
+class Writer:
+    """The queue in front of a database.
+
+    Args:
+        write: writes records in one transaction, and returns those that the database can never
+            take; raises `StoreUnavailable`.
+        delay: the seconds that an object waits for others.
+    """
+
+    def __init__(self, write: Write, delay: float = DELAY) -> None:
+        self._write = write
+        self._delay = delay
+        self._waiting: deque[Record] = deque()
+        # The bytes of all objects, and of those that are not packed.
+        self._bytes = self._loose = 0
+        # The number of objects in the running attempt.
+        self._trying = 0
+        self._packing: asyncio.Task[None] | None = None
+        # The numbers of records that were ever taken, and of those that are done.
+        self._taken = self._done = 0
+        self._flushes: list[tuple[int, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pause = 0.0
+        self._has_failed = False
+        # The reason why the running attempt counts as failed.
+        self._late: StoreUnavailable | None = None
+        self._is_full = False
+        self._silent_until = 0.0
+        self._unreported = 0
+        self.lost = 0
+
+    @property
+    def state(self) -> str:
+        """See `records.Status`."""
+        if self._is_full:
+            return "full"
+        return "unavailable" if self._has_failed else "ok"
+
+    @property
+    def waiting(self) -> int:
+        """The number of objects that are not written yet."""
+        return self._taken - self._done
+
+    def has(self, id: str) -> bool:  # noqa: A002
+        """Return True if an object waits, or items of a conversation."""
+        return any(id in (record.id, record.conversation) for record in self._waiting)
+
+    def add(self, record: Record) -> bool:
+        """Queue an object; return False, and count it as lost, if the queue is full."""
+        if len(self._waiting) >= MOST or self._bytes + record.size > MOST_BYTES:
+            self._is_full = True
+            self.lose(1, "its queue is full", record)
+            return False
+        self._waiting.append(record)
+        self._bytes += record.size
+        self._loose += record.size
+        self._taken += 1
+        if self._task is None and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._delay, self._start)
+        if self._loose > LOOSE and self._packing is None:
+            self._packing = asyncio.get_running_loop().create_task(self._pack())
+        return True
+
+    async def flush(self) -> None:
+        """Wait until every object that was added before is written.
+
+        Raises:
+            StoreUnavailable: an attempt to write them failed; they stay in the queue.
+        """
+        if self._done == self._taken:
+            return
+        if self._late is not None:
+            raise _again(self._late)
+        done = asyncio.get_running_loop().create_future()
+        self._flushes.append((self._taken, done))
+        if self._task is None:
+            self._start()
+        await done
+
+    def hurry(self) -> None:
+        """Try again soon what an attempt could not write, because the database answers others."""
+        self._pause = 0.0
+        if self._has_failed and self._timer is not None:
+            loop = asyncio.get_running_loop()
+            soon = loop.time() + FIRST_PAUSE
+            if self._timer.when() > soon:
+                self._timer.cancel()
+                self._timer = loop.call_at(soon, self._start)
+
+    async def aclose(self) -> None:
+        """Write what waits, in one last attempt of a few seconds."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.flush()
+        except (StoreUnavailable, TimeoutError) as error:
+            reason = getattr(error, "detail", LATE)
+            what = _objects(self.waiting, "is", "are")
+            log.error("the store is not available: %s; %s lost", reason, what)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            self._task.cancel()
+
+    def lose(self, count: int, reason: str, record: Record | None = None) -> None:
+        """Count objects as lost; the log gets one line at most every `QUIET` seconds."""
+        self.lost += count
+        self._unreported += count
+        now = time.monotonic()
+        if now < self._silent_until:
+            return
+        self._silent_until = now + QUIET
+        which = "" if record is None else f", the last one of request {record.request_id}"
+        if record is not None and record.end_user:
+            which += f" (user {record.end_user})"
+        what = _objects(self._unreported, "was", "were")
+        log.error("%s not stored, because %s%s", what, reason, which)
+        self._unreported = 0
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        """Write batches until the queue is empty, or the database does not answer."""
+        try:
+            while self._waiting:
+                if self._packing is not None:
+                    await asyncio.wait([self._packing])
+                batch = list(islice(self._waiting, BATCH))
+                try:
+                    rejected = await self._attempt(batch)
+                except StoreUnavailable as error:
+                    self._fail(error)
+                    return
+                except Exception as error:
+                    # Its message can have text of users. The batch must not be tried for ever.
+                    log.error("the store failed: %s", type(error).__name__)
+                    rejected = batch
+                self._succeed(batch, rejected)
+        finally:
+            self._task = None
+
+    async def _attempt(self, batch: Sequence[Record]) -> Sequence[Record]:
+        """Write a batch; nobody waits longer than `PATIENCE` for it."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(PATIENCE, self._give_up)
+        self._trying = len(batch)
+        try:
+            return await self._write(batch)
+        finally:
+            timer.cancel()
+            self._trying = 0
+            self._late = None
+
+    def _give_up(self) -> None:
+        """Count the running attempt as failed."""
+        self._late = StoreUnavailable(LATE)
+        self._report(self._late)
+
+    def _succeed(self, batch: Sequence[Record], rejected: Sequence[Record]) -> None:
+        for record in batch:
+            self._waiting.popleft()
+            self._bytes -= record.size
+            if record.is_loose:
+                self._loose -= record.size
+        self._done += len(batch)
+        for record in rejected:
+            record.is_rejected = True
+            self.lose(1, "the database cannot take them", record)
+        if self._has_failed:
+            what = _objects(self.lost, "was", "were")
+            log.warning("the store is available again; %s lost", what)
+        self._has_failed = self._is_full = False
+        self._pause = 0.0
+        for target, done in self._flushes:
+            if target <= self._done and not done.done():
+                done.set_result(None)
+        self._flushes = [one for one in self._flushes if not one[1].done()]
+
+    def _fail(self, error: StoreUnavailable) -> None:
+        self._report(error)
+        self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
+        self._timer = asyncio.get_running_loop().call_later(self._pause, self._start)
+
+    async def _pack(self) -> None:
+        """Let objects that have to wait take less memory."""
+        try:
+            loose = [one for one in islice(self._waiting, self._trying, None) if one.is_loose]
+            await asyncio.to_thread(pack, loose)
+            for record in loose:
+                record.is_loose = False
+                self._loose -= record.size
+        finally:
+            self._packing = None
+
+    def _report(self, error: StoreUnavailable) -> None:
+        """Log that the database does not answer, once, and tell those who wait."""
+        if not self._has_failed:
+            what = _objects(self.waiting, "waits", "wait")
+            log.error("the store is not available: %s; %s", error.detail, what)
+        self._has_failed = True
+        flushes, self._flushes = self._flushes, []
+        for _, done in flushes:
+            if not done.done():
+                done.set_exception(_again(error))
+
+
+def _objects(count: int, one: str, many: str) -> str:
+    """Return a number of objects with a verb."""
+    return f"{count} object {one}" if count == 1 else f"{count} objects {many}"
+
+
+def _again(error: StoreUnavailable) -> StoreUnavailable:
+    """Return the same error for another one who waits."""
+    return StoreUnavailable(error.reason, error.detail)

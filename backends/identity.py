@@ -1,0 +1,377 @@
+"""The identity of an engine: checks that its model is still the same, and engines that start later.
+
+Until an engine is ready, every call of a `Deferred` raises `EngineUnavailable`. The first call
+after that finds the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, TypeVar
+
+from typing_extensions import override
+
+from .base import (
+    Backend,
+    Capabilities,
+    Embedding,
+    EmbeddingModel,
+    Embeddings,
+    Generation,
+    Model,
+    NativeReply,
+    Ranking,
+    Scores,
+    Special,
+    Stream,
+    TokenIds,
+)
+from .errors import Busy, EngineError, EngineSilent, EngineUnavailable, LatimerError
+
+Identity = TypeVar("Identity")
+
+
+class Checks:
+    """A check shared by concurrent callers; each gets a check that began after its call.
+
+    Args:
+        check: asks the engine; its error is raised to every caller that shares the check.
+    """
+
+    def __init__(self, check: Callable[[], Awaitable[None]]) -> None:
+        self._check = check
+        self._lock = asyncio.Lock()
+        self._begun = 0
+        self._ended = 0
+        self._error: LatimerError | None = None
+
+    async def run(self) -> None:
+        """Return when a check has succeeded.
+
+        Raises:
+            LatimerError: the error of the check.
+        """
+        asked = self._begun
+        async with self._lock:
+            if self._ended > asked:
+                if self._error is not None:
+                    raise self._error
+                return
+            self._begun += 1
+            try:
+                await self._check()
+            except LatimerError as error:
+                self._ended, self._error = self._begun, error
+                raise
+            # A cancelled check skips this line, so the next caller runs one.
+            self._ended, self._error = self._begun, None
+
+
+class Fresh:
+    """A check shared by concurrent callers and by callers shortly after it.
+
+    Args:
+        check: asks the engine; its error is raised to every caller. It is cancelled with its last
+            caller.
+        seconds: how long a result is valid.
+    """
+
+    def __init__(self, check: Callable[[], Awaitable[None]], seconds: float = 0.5) -> None:
+        self._check = check
+        self._seconds = seconds
+        self._task: asyncio.Task[None] | None = None
+        self._callers = 0
+        self._ended = 0.0
+
+    async def run(self) -> None:
+        """Wait for a recent, running or new check; raise its error if it failed."""
+        task = self._task
+        if task is None or not self._holds(task):
+            task = self._task = asyncio.create_task(self._run())
+            # Retrieves the error, since every caller may have been cancelled.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._callers += 1
+        try:
+            # A cancelled caller must not cancel the check for the others.
+            await asyncio.shield(task)
+        finally:
+            self._callers -= 1
+            if not self._callers:
+                task.cancel()
+
+    def _holds(self, task: asyncio.Task[None]) -> bool:
+        if not task.done():
+            return task.get_loop() is asyncio.get_running_loop()
+        return not task.cancelled() and time.monotonic() - self._ended < self._seconds
+
+    async def _run(self) -> None:
+        try:
+            await self._check()
+        finally:
+            self._ended = time.monotonic()
+
+
+class IdentityMonitor(ABC, Generic[Identity]):
+    """The model at an engine's address, and checks that it is still the same.
+
+    Args:
+        address: the engine's address, for errors.
+        read_model: asks the engine for everything about its model.
+        forget: called when the engine has another model, so that no earlier answer is valid.
+        holds: seconds for which a check is valid.
+
+    Attributes:
+        identity: what the engine reported at the last check; None if it is not known.
+        model: the cached model; None if it is not known.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        read_model: Callable[[], Coroutine[Any, Any, Model]],
+        forget: Callable[[], None],
+        holds: float,
+    ) -> None:
+        self.address = address
+        self.identity: Identity | None = None
+        self.model: Model | None = None
+        self._read_model = read_model
+        self._forget = forget
+        self._reading = asyncio.Lock()
+        self._checks = Checks(self._check)
+        self._holds = holds
+        self._checked_at = -math.inf
+
+    @property
+    def is_verified(self) -> bool:
+        """True if the engine was checked a moment ago and need not be asked."""
+        return time.monotonic() - self._checked_at < self._holds
+
+    def invalidate(self) -> None:
+        """Require a new check, since the engine was unavailable."""
+        self._checked_at = -math.inf
+
+    async def check(self) -> None:
+        """Ask the engine for its identity.
+
+        Raises:
+            EngineUnavailable: it is not reachable, not ready, or serves another model than before.
+            EngineError: it is another kind of engine.
+        """
+        await self._checks.run()
+
+    async def _check(self) -> None:
+        await self._compare()
+        self._checked_at = time.monotonic()
+
+    @abstractmethod
+    async def _compare(self) -> None:
+        """Ask the engine, and compare its identity with the last one."""
+
+    def lose(self, error: EngineUnavailable) -> None:
+        """Clear everything that is known about the model, since the engine has another one."""
+        self.identity = self.model = None
+        self._forget()
+
+    async def get(self) -> Model:
+        """Return the model; ask the engine again unless it was checked a moment ago.
+
+        Raises:
+            EngineUnavailable: the engine is unavailable.
+        """
+        if self.model is not None and not self.is_verified:
+            try:
+                await self.check()
+            except EngineUnavailable:
+                # If the check found another model, that one is read below.
+                if self.model is not None:
+                    raise
+        if self.model is None:
+            async with self._reading:
+                if self.model is None:
+                    self.model = await self._read_model()
+        return self.model
+
+    async def get_for(self, job: Generation | Embedding | Ranking) -> Model:
+        """Return the model, if it is the one that a job was made for.
+
+        Raises:
+            EngineUnavailable: the engine serves another model now.
+        """
+        model = self.model
+        if model is None or not self.is_verified:
+            model = await self.get()
+        if job.fingerprint and job.fingerprint != model.fingerprint:
+            raise self.changed()
+        return model
+
+    def check_is(self, model: Model | None) -> None:
+        """Raise `EngineUnavailable` if another model was found since, before anything is sent."""
+        if self.model is not model:
+            raise self.changed()
+
+    def changed(self, now: str = "", before: str = "") -> EngineUnavailable:
+        """Return the error for a request that was made for another model than the engine's."""
+        names = f" ({now} instead of {before})" if now else ""
+        return EngineUnavailable(
+            f"The engine at {self.address} has loaded another model{names}. Send the request again."
+        )
+
+
+# Seconds for which all calls raise the last failure, so that many calls cost one connection.
+MOMENT = 0.1
+# Seconds that a call waits for the result of another call, before the engine was ready.
+PATIENCE = 5.0
+
+
+class Deferred(Backend):
+    """A backend that is found when its engine answers.
+
+    One call at a time asks the engine for its model; the others wait for the result.
+
+    Args:
+        find: returns the backend, always the same one for the same engine. It is called until the
+            model is known, and again when another engine answers.
+        engine: the engine's name in messages until it is found.
+    """
+
+    def __init__(self, find: Callable[[], Awaitable[Backend]], engine: str = "engine") -> None:
+        self._find = find
+        self._unknown = Capabilities(engine, frozenset())
+        self._backend: Backend | None = None
+        self._must_find = True
+        self._was_ready = False
+        self._is_asking = False
+        self._answered = asyncio.Event()
+        self._failure: EngineError | None = None
+        self._failed_at = 0.0
+
+    @property
+    @override
+    def capabilities(self) -> Capabilities:
+        """The capabilities; empty until the backend is found."""
+        return self._unknown if self._backend is None else self._backend.capabilities
+
+    @override
+    async def model(self) -> Model:
+        """Return the model, once the engine is ready.
+
+        Raises:
+            EngineUnavailable: the engine is not reachable, loads its model, or is not known.
+        """
+        backend = self._backend
+        if backend is not None and self._failure is None and self._was_ready:
+            try:
+                return await backend.model()
+            except LatimerError as error:
+                raise self._lost(error) from error
+        while self._is_asking:
+            await self._wait()
+        if self._failure is not None:
+            self._raise_recent(self._failure)
+        self._is_asking = True
+        try:
+            if self._backend is None or self._must_find:
+                self._backend = await self._find()
+                self._must_find = False
+            model = await self._backend.model()
+        except LatimerError as error:
+            raise self._lost(error) from error
+        finally:
+            self._is_asking = False
+            self._answered.set()
+        self._failure = None
+        self._was_ready = True
+        return model
+
+    async def _wait(self) -> None:
+        """Wait for the result of another call, up to `PATIENCE` before the engine was ready."""
+        self._answered.clear()
+        try:
+            async with asyncio.timeout(None if self._was_ready else PATIENCE):
+                await self._answered.wait()
+        except TimeoutError:
+            raise EngineUnavailable("The engine has not responded yet.") from None
+
+    def _lost(self, error: LatimerError) -> LatimerError:
+        """Return the error for a failed call; note if another engine may answer now."""
+        self._must_find = not isinstance(error, EngineUnavailable | EngineSilent | Busy)
+        return self._failed(error)
+
+    def _failed(self, error: LatimerError) -> LatimerError:
+        """Return the error for a failed call; `EngineUnavailable` before the engine was ready."""
+        if not self._was_ready:
+            error = EngineUnavailable(error.message)
+        if isinstance(error, EngineError):
+            self._failure, self._failed_at = error, time.monotonic()
+        return error
+
+    def _raise_recent(self, failure: EngineError) -> None:
+        """Raise the last failure again for `MOMENT` seconds."""
+        if time.monotonic() - self._failed_at < MOMENT:
+            # A new error, since an error that is raised again grows its traceback each time.
+            raise type(failure)(failure.message)
+
+    async def _ready(self) -> Backend:
+        """Return the backend, once its engine has been ready."""
+        if self._backend is None or not self._was_ready:
+            await self.model()
+        assert self._backend is not None
+        return self._backend
+
+    def _found(self) -> Backend:
+        """Return the backend for a job, which follows a call of `model`."""
+        if self._backend is None:
+            raise EngineUnavailable("The engine is not ready yet.")
+        return self._backend
+
+    @override
+    def open(self, job: Generation) -> Stream:
+        return self._found().open(job)
+
+    @override
+    def native(self, job: Generation, stream: bool) -> AbstractAsyncContextManager[NativeReply]:
+        return self._found().native(job, stream)
+
+    @override
+    async def embedding_model(self) -> EmbeddingModel | None:
+        return await (await self._ready()).embedding_model()
+
+    @override
+    async def embed(self, job: Embedding) -> Embeddings:
+        return await self._found().embed(job)
+
+    @override
+    async def rank(self, job: Ranking) -> Scores:
+        return await self._found().rank(job)
+
+    @override
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
+        backend = await self._ready()
+        return await backend.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    @override
+    async def detokenize(self, ids: TokenIds) -> bytes:
+        return await (await self._ready()).detokenize(ids)
+
+    @override
+    async def pieces(self) -> Sequence[bytes] | None:
+        return await (await self._ready()).pieces()
+
+    @override
+    async def specials(self) -> Sequence[Special]:
+        return await (await self._ready()).specials()
+
+    @override
+    async def health(self) -> None:
+        await (await self._ready()).health()
+
+    @override
+    async def aclose(self) -> None:
+        if self._backend is not None:
+            await self._backend.aclose()

@@ -1,0 +1,102 @@
+"""Run a script in a process of its own, with limits on CPU time and memory.
+
+Some libraries cannot be interrupted, and some short inputs take them minutes and gigabytes. This
+file is also the script of that process: it sets the limits, and runs the script that it is given.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+# Seconds between two looks at the process.
+LOOK = 0.005
+
+
+class Ended(NamedTuple):
+    """The end of a script.
+
+    Args:
+        status: the exit status; negative if a signal ended the process, None if time ran out.
+        output: the bytes that the script wrote to standard output.
+    """
+
+    status: int | None
+    output: bytes = b""
+
+
+def run(
+    script: str | os.PathLike[str], data: bytes, *arguments: str, cpu: int, memory: int, wait: float
+) -> Ended:
+    """Run a script with some bytes as its standard input, and return its end.
+
+    Call it in a thread. The process is killed if the caller's work is abandoned (`offload`).
+
+    Args:
+        script: a file that imports nothing from Latimer, so that the process starts fast.
+        cpu: the seconds of CPU time that the process may take.
+        memory: the bytes of address space that it may take.
+        wait: the seconds after which it is killed, because other processes use the CPU as well.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    process = _start(str(script), str(cpu), str(memory), *arguments)
+    end = time.monotonic() + wait
+    rest: bytes | None = data
+    try:
+        while time.monotonic() < end:
+            # If nobody waits for the result any more, `offload.Abandoned` is raised here.
+            try:
+                output, _ = process.communicate(rest, LOOK)
+            except subprocess.TimeoutExpired:
+                # The next call continues with the same data.
+                rest = None
+            else:
+                return Ended(process.returncode, output)
+        return Ended(None)
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                # A pipe that the process has closed may have unwritten data.
+                with suppress(OSError):
+                    pipe.close()
+
+
+def _start(*arguments: str) -> subprocess.Popen[bytes]:
+    if not sys.executable:
+        raise OSError("Python is embedded in another program, so there is no interpreter to start")
+    return subprocess.Popen(  # noqa: S603
+        # -P keeps the script's folder out of `sys.path`.
+        [sys.executable, "-P", __file__, *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        # Ctrl-C in a terminal is for the server, which then drains its requests.
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def _limit(cpu: int, memory: int) -> None:
+    try:
+        import resource
+    except ImportError:
+        # Windows has no such limits; the parent process kills this one after its timeout.
+        return
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: cpu, resource.RLIMIT_AS: memory}
+    for name, maximum in limits.items():
+        # macOS rejects some limits of memory.
+        with suppress(ValueError, OSError):
+            resource.setrlimit(name, (maximum, maximum))
+
+
+if __name__ == "__main__":
+    _, program, seconds, size, *rest = sys.argv
+    _limit(int(seconds), int(size))
+    sys.argv = [program, *rest]
+    runpy.run_path(program, run_name="__main__")

@@ -1,0 +1,159 @@
+"""Tests of the queue of a store, over a database that fails on request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import pytest
+from latimer.adapter.store import queue as queues
+from latimer.adapter.store.errors import StoreUnavailable
+from latimer.adapter.store.queue import Writer
+from latimer.adapter.store.records import Record
+from support.stored import record
+
+
+class Database:
+    """A database that takes batches, or fails."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.error: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def write(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Take a batch."""
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.batches.append([one.id for one in records])
+        return ()
+
+
+async def test_objects_are_written_in_one_batch_after_a_delay() -> None:
+    """Objects of a moment are written together, without a flush."""
+    database = Database()
+    queue = Writer(database.write)
+    ids = [one.id for one in (record(), record(), record()) if queue.add(one)]
+    assert database.batches == []
+    await asyncio.sleep(2 * queues.DELAY)
+    assert database.batches == [ids]
+
+
+async def test_a_flush_waits_for_what_was_added_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush ends when all objects before it are written, in batches of a bounded size."""
+    monkeypatch.setattr(queues, "BATCH", 2)
+    database = Database()
+    queue = Writer(database.write)
+    ids = [one.id for one in [record() for _ in range(5)] if queue.add(one)]
+    await queue.flush()
+    assert database.batches == [ids[:2], ids[2:4], ids[4:]]
+    await queue.flush()
+    assert (queue.waiting, queue.state) == (0, "ok")
+
+
+async def test_a_failed_batch_stays_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Objects that the database cannot take are written later, and the log says both once."""
+    monkeypatch.setattr(queues, "FIRST_PAUSE", 0.02)
+    database = Database()
+    database.error = StoreUnavailable("the disk is full", "SQLITE_FULL: disk is full")
+    queue = Writer(database.write)
+    made = record()
+    queue.add(made)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="the disk is full"):
+            await queue.flush()
+    assert (queue.waiting, queue.state, queue.lost) == (1, "unavailable", 0)
+    database.error = None
+    await asyncio.sleep(0.1)
+    assert database.batches == [[made.id]]
+    assert (queue.waiting, queue.state, queue.lost) == (0, "ok", 0)
+    assert caplog.messages == [
+        "the store is not available: SQLITE_FULL: disk is full; 1 object waits",
+        "the store is available again; 0 objects were lost",
+    ]
+
+
+async def test_a_full_queue_takes_nothing_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Objects above the bounds are lost and counted; the log has one line and no text of them."""
+    monkeypatch.setattr(queues, "MOST", 2)
+    database = Database()
+    database.gate.clear()
+    queue = Writer(database.write)
+    assert [queue.add(record("secret")) for _ in range(4)] == [True, True, False, False]
+    assert (queue.waiting, queue.state, queue.lost) == (2, "full", 2)
+    database.gate.set()
+    await queue.flush()
+    assert (queue.waiting, queue.state, queue.lost) == (0, "ok", 2)
+    assert len(caplog.messages) == 1
+    assert "because its queue is full" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_the_queue_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large objects fill the queue earlier, and leave room when they are written."""
+    monkeypatch.setattr(queues, "MOST_BYTES", 1_000)
+    database = Database()
+    queue = Writer(database.write)
+    assert [queue.add(record("x" * 600)) for _ in range(2)] == [True, False]
+    await queue.flush()
+    assert queue.add(record("x" * 600))
+    await queue.flush()
+
+
+async def test_an_unexpected_error_ends_neither_the_queue_nor_a_flush(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A batch that cannot be written for an unknown reason is lost, and the next one is written."""
+    database = Database()
+    database.error = ValueError("secret")
+    queue = Writer(database.write)
+    queue.add(record())
+    await queue.flush()
+    database.error = None
+    made = record()
+    queue.add(made)
+    await queue.flush()
+    assert database.batches == [[made.id]]
+    assert queue.lost == 1
+    assert "secret" not in caplog.text
+
+
+async def test_an_answer_of_the_database_shortens_the_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When a client gets an answer, what waits is tried again soon, not after the long pause."""
+    monkeypatch.setattr(queues, "FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(queues, "LONGEST_PAUSE", 60.0)
+    database = Database()
+    database.error = StoreUnavailable("gone")
+    queue = Writer(database.write)
+    made = record()
+    queue.add(made)
+    with pytest.raises(StoreUnavailable):
+        await queue.flush()
+    database.error = None
+    monkeypatch.setattr(queues, "FIRST_PAUSE", 0.02)
+    for _ in range(2):
+        queue.hurry()
+        assert database.batches == []
+    await asyncio.sleep(0.1)
+    assert database.batches == [[made.id]]
+    assert queue.state == "ok"
+
+
+async def test_closing_tries_once_and_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """At the end of the process, objects that the database cannot take are lost and logged."""
+    caplog.set_level(logging.ERROR)
+    database = Database()
+    database.error = StoreUnavailable("gone")
+    queue = Writer(database.write)
+    queue.add(record())
+    await queue.aclose()
+    assert "1 object is lost" in caplog.text

@@ -1,0 +1,39 @@
+"""Tests of the number of Python calls that a request and a token take."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks import calls
+
+# More calls than these make every request or every token slower.
+MOST = {
+    "chat": 155,
+    "chat, token": 11,
+    "chat, token in a burst": 8,
+    "completion": 101,
+    "completion, token": 11,
+    "completion, token in a burst": 8,
+    "over llama-server: chat": 252,
+    "over llama-server: chat, token": 27,
+    "over llama-server: chat, token in a burst": 8,
+    "over llama-server: completion": 205,
+    "over llama-server: completion, token": 27,
+    "over llama-server: completion, token in a burst": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, int]:
+    """Return the number of calls for each kind of request."""
+    return calls.numbers(calls.measure())
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_calls_have_a_limit(counted: dict[str, int], name: str) -> None:
+    """A request, and each token of its stream, takes at most as many Python calls as before."""
+    assert counted[name] <= MOST[name]
+
+
+def test_every_kind_has_a_limit(counted: dict[str, int]) -> None:
+    """Each number that the benchmark prints has a limit."""
+    assert counted.keys() == MOST.keys()

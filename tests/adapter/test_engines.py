@@ -1,0 +1,162 @@
+"""Tests of the engines: choosing one from the settings, and its table of capabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latimer.adapter.engines import WrongSetup, backend_of, describe, unused
+from latimer.adapter.settings import Settings
+from latimer.backends.errors import EngineUnavailable
+from support.embeddings import ENGINES, MODELS, embedding
+from support.servers import canned
+
+LOADING = b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'
+NO_KEY = b'{"error":{"message":"Invalid API Key","type":"authentication_error","code":401}}'
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("ftp://127.0.0.1", "it must start with http:// or https://"),
+        ("http://", "it has no host"),
+        ("http:/127.0.0.1", "it has no host"),
+        ("http://127.0.0.1:0", "port 0"),
+        ("http://127.0.0.1:abc", "not a valid address such as http://127.0.0.1:8080"),
+        ("http://127.0.0.1:8080/?x=1", "it must not contain '?'"),
+        ("http://[::1", "Invalid IPv6 URL"),
+        ("http://\u20ac", "it must be ASCII"),
+        ("http://a b", "without spaces"),
+        ("http://a..b", "a label of its host name is empty"),
+        ("http://" + "a" * 64, "longer than 63"),
+        ("http://me:secret@127.0.0.1", "must not contain a user name or password"),
+        ("http://me:secret@[::1", "The engine's URL is not a valid"),
+        ("localhost:8080", "Did you mean http://localhost:8080?"),
+        ("127.0.0.1:8080/v1", "Did you mean http://127.0.0.1:8080/v1?"),
+        ("[::1]:8080", "Did you mean http://[::1]:8080?"),
+        ("a" * 5000, "File name too long"),
+        ("nowhere.gguf", "There is no model at nowhere.gguf."),
+        (__file__, "is not a GGUF file."),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_what_is_neither_file_nor_address(model: str, said: str) -> None:
+    """An invalid model is an error that says what to write, without a password in it."""
+    with pytest.raises(WrongSetup) as caught:
+        backend_of(Settings.load(None, model=model))
+    assert said in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+def test_a_folder_is_no_model(tmp_path: Path) -> None:
+    """A folder as the model is an error that says so."""
+    with pytest.raises(WrongSetup, match=r"is a directory\. Specify a GGUF file"):
+        backend_of(Settings.load(None, model=str(tmp_path)))
+
+
+def test_backends_that_do_not_fit() -> None:
+    """A remote backend requires a URL, and the in-process backend a GGUF file."""
+    with pytest.raises(WrongSetup, match="needs the URL of its engine, such as http://"):
+        backend_of(Settings.load(None, backend="koboldcpp"))
+    with pytest.raises(WrongSetup, match=r"8080, not 'x\.gguf'"):
+        backend_of(Settings.load(None, backend="llama-server", model="x.gguf"))
+    with pytest.raises(WrongSetup, match="needs a GGUF file"):
+        backend_of(Settings.load(None, backend="llama-cpp", model="http://127.0.0.1:1"))
+
+
+def test_settings_that_count_for_nothing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings without effect are reported by the flag or variable that set them."""
+    address = "http://127.0.0.1:8080"
+    monkeypatch.setenv("LATIMER_THREADS", "2")
+    assert unused(Settings.load(None, model=address, context=512, engine_key="x")) == [
+        "Ignored: --context, LATIMER_THREADS (only for a GGUF file)."
+    ]
+    assert unused(Settings.load(None, store="off", engine_key="secret", store_age="1h")) == [
+        "Ignored: --engine-key (only for an engine at a URL).",
+        "Ignored: --store-age (the store is off).",
+    ]
+    assert unused(Settings.load(None, context=512, store_age="1h")) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "path", "said"),
+    [
+        ((503, LOADING), "", "is loading its model"),
+        ((404, b"<html>"), "", "neither llama-server nor koboldcpp."),
+        ((200, b"[" * 100_000), "", "neither llama-server nor koboldcpp."),
+        ((404, b""), "/v1", "Remove /v1"),
+        ((401, NO_KEY), "", "requires an API key. Set it with --engine-key"),
+        ((200, b'{"result":"KoboldCpp","version":"1.115","llm":false}'), "", "no text model"),
+    ],
+    ids=["loading", "unknown", "nonsense", "v1", "key", "no model"],
+)
+async def test_what_answers_but_is_not_ready(
+    answer: tuple[int, bytes], path: str, said: str
+) -> None:
+    """A server that is not ready is a 503 that names the reason."""
+    with canned({"*": answer}) as (address, _):
+        backend = backend_of(Settings.load(None, model=address + path))
+        with pytest.raises(EngineUnavailable, match=said):
+            await backend.model()
+        assert (await describe(backend))[0] is False
+        await backend.aclose()
+
+
+async def table_of(backend: Any) -> dict[str, str]:
+    """Return the rows of the table of an engine that is reachable."""
+    reachable, rows = await describe(backend)
+    assert reachable
+    return dict(rows)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_model_that_embeds(engine: str) -> None:
+    """The table has the dimensions and the longest input, and nothing about generation."""
+    with embedding(engine, "bert-mean") as backend:
+        rows = await table_of(backend)
+        await backend.aclose()
+    assert rows["embeddings"].startswith("64 dimensions, ")
+    assert rows["embeddings"].endswith("up to 512 tokens")
+    assert rows["rerank"].startswith("no: ")
+    assert rows["chat, completions"].startswith("no: ")
+    assert not {"grammars", "sampling extras", "chat template"} & rows.keys()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_model_that_ranks(engine: str) -> None:
+    """The table says that a model ranks, and why it does not embed."""
+    with embedding(engine, "rank") as backend:
+        rows = await table_of(backend)
+        await backend.aclose()
+    assert rows["rerank"] == "up to 512 tokens"
+    assert rows["embeddings"].startswith("no: ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "row"),
+    [
+        ({"embeddings": True}, "192 dimensions, last pooling, up to 2048 tokens"),
+        ({"embeddings": True, "pooling": "mean"}, "192 dimensions, mean pooling, up to 2048 tok…"),
+        ({"model": str(MODELS / "bert-mean.gguf"), "pooling": "cls"}, "64 dimensions, cls pool…"),
+        ({}, "no: …"),
+    ],
+)
+async def test_settings_reach_the_engine(settings: dict[str, Any], row: str) -> None:
+    """`embeddings` and `pooling` change what the in-process engine does."""
+    backend = backend_of(Settings.load(None, **settings))
+    found = (await table_of(backend))["embeddings"]
+    await backend.aclose()
+    assert found.startswith(row.removesuffix("…"))
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server", "koboldcpp"])
+async def test_a_model_for_chat(engine: str, make_backend: Any) -> None:
+    """The table of a model for chat says what would make the engine embed, or what to use."""
+    backend = make_backend(engine)
+    rows = await table_of(backend)
+    await backend.aclose()
+    assert "context" in rows
+    for name in ("embeddings", "rerank"):
+        assert rows[name].startswith("no: ")
+        assert len(rows[name]) > len("no: ")

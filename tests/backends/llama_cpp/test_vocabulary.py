@@ -1,0 +1,81 @@
+"""Tests of llama.cpp's tokenizer with long texts."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from latimer.backends.errors import RequestError
+from latimer.backends.llama_cpp import vocabulary
+from latimer.backends.llama_cpp.library import LoadedModel
+from latimer.backends.llama_cpp.options import Options
+from latimer.backends.llama_cpp.vocabulary import Vocabulary
+from latimer.schemas.limits import WORD
+from support.marks import MODELS, VOCABULARIES, with_marks
+
+PLAIN = (
+    " ",
+    "\n",
+    " \n ",
+    "hello",
+    "wor ld",
+    "\u00e9",
+    "\U0001f600",
+    "<|im",
+    "<",
+    "|>",
+    "  a",
+    "[",
+    "]",
+)
+
+
+@pytest.fixture(params=VOCABULARIES)
+def known(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Vocabulary]:
+    """The vocabulary of each kind of tokenizer."""
+    source, changes = VOCABULARIES[request.param]
+    path = with_marks(MODELS / f"{source}.gguf", tmp_path / "marks.gguf", changes)
+    model = LoadedModel(path, Options(threads=1))
+    yield Vocabulary(model)
+    model.close()
+
+
+def test_pieces_come_to_the_same_ids(known: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that is tokenized in pieces gives the same ids as in one call."""
+    monkeypatch.setattr(vocabulary, "PIECE", 20)
+    marks = [special.spelling for special in known.specials]
+    numbers = random.Random(0)
+    cut = 0
+    for _ in range(300):
+        words = numbers.choices([*marks, *PLAIN], k=numbers.randint(3, 60))
+        text = "".join(words)
+        for special in (True, False):
+            for begins in (True, False):
+                whole = vocabulary.tokenize(known.pointer, text.encode(), begins, special)
+                assert whole == known.tokenize(text, add_special=begins, parse_special=special)
+            cut += len(list(known._cutters[special].pieces(text.encode()))) > 1
+    assert cut > 100
+
+
+def test_long_texts_of_control_tokens_take_time_by_their_size(known: Vocabulary) -> None:
+    """A megabyte of control tokens takes less than five seconds. In one call it would take half a
+    minute."""
+    mark = next(one.spelling for one in known.specials if one.spelling == "<|im_end|>")
+    start = time.thread_time()
+    known.tokenize(f"{mark}hi" * 80_000, add_special=False, parse_special=True)
+    assert time.thread_time() - start < 5
+
+
+def test_long_runs_are_refused_in_time_by_the_size(known: Vocabulary) -> None:
+    """A run that would overflow llama.cpp's stack is rejected, and the check takes less than a
+    second."""
+    for blank, letter in ((" ", "a"), ("a", " ")):
+        almost = (letter * WORD.most)[:-1] + blank
+        start = time.thread_time()
+        vocabulary._check_runs(almost * 4)
+        assert time.thread_time() - start < 1
+        with pytest.raises(RequestError, match="without a change"):
+            known.tokenize(letter * (WORD.most + 1), add_special=False, parse_special=False)

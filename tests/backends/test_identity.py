@@ -1,0 +1,215 @@
+"""Tests of checks that concurrent callers share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from latimer.backends.base import Backend, Generation, Prompt, Text
+from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
+from latimer.backends.identity import MOMENT, Checks, Deferred, Fresh
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+from support.servers import canned
+
+
+class Engine:
+    """An engine whose check waits for an event."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.error: EngineError | None = None
+        self.go = asyncio.Event()
+
+    async def look(self) -> None:
+        """Count the check, wait, and raise the engine's error if it has one."""
+        self.asked += 1
+        error = self.error
+        await self.go.wait()
+        if error is not None:
+            raise error
+
+
+async def test_who_asks_at_once_shares_a_check_that_began_after() -> None:
+    """Of 64 concurrent callers, the first runs a check and the other 63 share a second one."""
+    engine = Engine()
+    checks = Checks(engine.look)
+    tasks = [asyncio.create_task(checks.run()) for _ in range(64)]
+    await asyncio.sleep(0.01)
+    assert engine.asked == 1
+    engine.go.set()
+    await asyncio.gather(*tasks)
+    assert engine.asked == 2
+
+
+async def test_what_a_check_finds_is_everybodys() -> None:
+    """A shared check raises its error to every caller that waits for it."""
+    engine = Engine()
+    checks = Checks(engine.look)
+    tasks = [asyncio.create_task(checks.run()) for _ in range(10)]
+    await asyncio.sleep(0.01)
+    engine.error = EngineError("another")
+    engine.go.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(one) for one in found] == ["None"] + ["another"] * 9
+    assert engine.asked == 2
+
+
+async def test_who_leaves_in_the_middle_has_found_nothing_out() -> None:
+    """The next caller runs a check of its own when the caller that checks is cancelled."""
+    engine = Engine()
+    checks = Checks(engine.look)
+    tasks = [asyncio.create_task(checks.run()) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    tasks[0].cancel()
+    await asyncio.sleep(0.01)
+    engine.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    await asyncio.gather(*tasks[1:])
+    assert engine.asked == 2
+
+
+async def test_an_answer_holds_for_a_moment() -> None:
+    """Callers share one result or error per interval, even when half of them are cancelled."""
+    engine = Engine()
+    fresh = Fresh(engine.look, 0.2)
+    tasks = [asyncio.create_task(fresh.run()) for _ in range(64)]
+    await asyncio.sleep(0)
+    for task in tasks[:32]:
+        task.cancel()
+    engine.go.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert results[32:] == [None] * 32
+    await fresh.run()
+    assert engine.asked == 1
+    await asyncio.sleep(0.25)
+    engine.error = EngineError("gone")
+    for _ in range(3):
+        with pytest.raises(EngineError, match="gone"):
+            await fresh.run()
+    assert engine.asked == 2
+    await asyncio.sleep(0.25)
+    engine.error = None
+    await fresh.run()
+    assert engine.asked == 3
+
+
+async def test_a_check_ends_with_its_last_caller() -> None:
+    """A check is cancelled when all of its callers have left, and the next caller runs another."""
+    engine = Engine()
+    fresh = Fresh(engine.look)
+    tasks = [asyncio.create_task(fresh.run()) for _ in range(3)]
+    await asyncio.sleep(0)
+    checking = fresh._task
+    assert checking is not None
+    for task in tasks:
+        assert not checking.cancelled()
+        task.cancel()
+        await asyncio.sleep(0.01)
+    assert checking.cancelled()
+    engine.go.set()
+    await fresh.run()
+    assert engine.asked == 2
+
+
+LOADING = b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'
+
+
+def always(backend: Backend) -> Callable[[], Awaitable[Backend]]:
+    """Return a function that finds the same backend each time."""
+
+    async def find() -> Backend:
+        return backend
+
+    return find
+
+
+async def test_many_calls_cost_few_connections() -> None:
+    """2,000 concurrent calls while the engine loads cost at most five requests to it."""
+    with canned({"*": (503, LOADING)}) as (address, asked):
+        backend = Deferred(always(LlamaServer(address)))
+        errors = await asyncio.gather(
+            *(backend.model() for _ in range(1000)),
+            *(backend.health() for _ in range(500)),
+            *(backend.tokenize("a", add_special=True, parse_special=True) for _ in range(500)),
+            return_exceptions=True,
+        )
+        assert all(isinstance(error, EngineUnavailable) for error in errors)
+        assert 1 <= len(asked) <= 5
+        await backend.aclose()
+
+
+async def test_the_engine_is_found_when_it_is_there(llama_server_url: str) -> None:
+    """The backend finds an engine that starts later, and reports no extras before that."""
+    engines: list[Backend] = []
+
+    async def find() -> Backend:
+        if not engines:
+            raise EngineUnavailable("nobody is there")
+        return engines[0]
+
+    backend = Deferred(find, "llama-server")
+    with pytest.raises(EngineUnavailable):
+        await backend.model()
+    with pytest.raises(EngineUnavailable):
+        backend.open(Generation(Prompt(Text("a")), 1))
+    assert backend.capabilities.engine == "llama-server"
+    assert not backend.capabilities.extras
+    engines.append(LlamaServer(llama_server_url))
+    await asyncio.sleep(MOMENT)
+    assert (await backend.model()).name == "demo.gguf"
+    assert backend.capabilities.extras
+    async with backend.open(Generation(Prompt(Text("a")), 2)) as batches:
+        assert [batch async for batch in batches]
+    assert await backend.detokenize(
+        await backend.tokenize("a", add_special=False, parse_special=False)
+    )
+    await backend.health()
+    await backend.aclose()
+
+
+async def test_a_call_that_leaves_does_not_take_others_with_it() -> None:
+    """Another waiting call takes over the search when the call that searches is cancelled."""
+    begun, asked = asyncio.Event(), 0
+    engine = LlamaCpp()
+
+    async def find() -> Backend:
+        nonlocal asked
+        asked += 1
+        begun.set()
+        if asked == 1:
+            await asyncio.sleep(60)
+        return engine
+
+    backend = Deferred(find)
+    first = asyncio.create_task(backend.model())
+    await begun.wait()
+    others = [asyncio.create_task(backend.model()) for _ in range(3)]
+    await asyncio.sleep(0)
+    first.cancel()
+    assert {model.name for model in await asyncio.gather(*others)} == {"demo"}
+    assert asked == 2
+    await backend.aclose()
+
+
+async def test_another_engine_at_the_address_is_found(llama_server_url: str) -> None:
+    """The backend searches again when the engine that it found is of another kind."""
+    kinds: list[Backend] = []
+    with canned({"*": (200, b"{}")}) as (address, _):
+        kinds += [LlamaServer(address), LlamaServer(llama_server_url)]
+        found: list[Backend] = []
+
+        async def find() -> Backend:
+            found.append(kinds[len(found)])
+            return found[-1]
+
+        backend = Deferred(find)
+        with pytest.raises(LatimerError, match="is not llama-server"):
+            await backend.model()
+        await asyncio.sleep(MOMENT)
+        assert (await backend.model()).name == "demo.gguf"
+        await backend.model()
+        assert len(found) == 2
+        await backend.aclose()

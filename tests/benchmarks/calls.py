@@ -1,0 +1,335 @@
+"""Count the Python calls of a request, which no other work on the machine disturbs.
+
+    python tests/benchmarks/calls.py [--before DIR] [--list NAME]
+
+The ASGI app runs in this process without sockets: over a backend that yields prepared batches, and
+over `LlamaServer`, whose connections are replaced by a transport in memory. A call is the start or
+the resumption of a Python function; those of this file and of the event loop do not count. The
+number of a kind of request is the smallest of several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.proxy import STREAM_HEAD, FakeEngine, chunk, event, final
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
+from latimer.backends.llama_server import LlamaServer
+
+HERE = Path(__file__).parent.parent.parent
+FOLDERS = ("adapter", "backends", "schemas")
+ROUNDS = 25
+# The tokens of a plain response, and of the two streams whose difference is the cost of a token.
+TOKENS, SHORT, LONG = 8, 8, 40
+# The event loop, which has no Python code if it is uvloop, and what this file calls.
+UNCOUNTED = (
+    __file__, "/proxy.py", "/base_events.py", "/events.py", "/selector_events.py", "/selectors.py",
+    "/_weakrefset.py", "/json/__init__.py", "/json/decoder.py", "/json/encoder.py",
+)  # fmt: skip
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class Prepared:
+    """A backend that yields prepared tokens.
+
+    Args:
+        burst: yield all tokens in one batch, instead of each in its own.
+    """
+
+    capabilities = Capabilities("prepared", frozenset())
+
+    def __init__(self, burst: bool) -> None:
+        self._burst = burst
+
+    async def model(self) -> Model:
+        """Return a model with a chat template."""
+        return _MODEL
+
+    @asynccontextmanager
+    async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
+        """Yield as many tokens as the job allows."""
+        pieces = [_PIECE] * (job.max_tokens or TOKENS)
+        prepared: list[Batch] = [[*pieces, _FINISH]] if self._burst else [[one] for one in pieces]
+
+        async def batches() -> AsyncIterator[Batch]:
+            for batch in prepared:
+                yield batch
+            if not self._burst:
+                yield [_FINISH]
+
+        yield batches()
+
+    async def specials(self) -> tuple[()]:
+        """Return no control tokens."""
+        return ()
+
+    async def health(self) -> None:
+        """Do nothing."""
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+
+
+_MODEL = Model("m", 8192, TEMPLATE, "", "", False, "prepared-1", 0)
+_PIECE = Piece(0, b" word")
+_FINISH = Finish(0, "length", None, 12, TOKENS)
+
+
+class Engine(FakeEngine):
+    """A llama-server that sends the number of tokens that a request asks for."""
+
+    def __init__(self, burst: bool) -> None:
+        super().__init__()
+        self._burst = burst
+
+    def _answer(self, head: bytes, body: bytes) -> None:
+        if b" /completion" not in head[:40]:
+            super()._answer(head, body)
+            return
+        count = json.loads(body)["n_predict"]
+        parts = [*(chunk(event(number)) for number in range(count)), chunk(final(count))]
+        parts[-1] += b"0\r\n\r\n"
+        if self._burst:
+            parts = [b"".join(parts)]
+        parts[0] = STREAM_HEAD + parts[0]
+        self._send(parts)
+
+    def _send(self, parts: list[bytes]) -> None:
+        """Send one part in each turn of the event loop."""
+        self._transport.write(parts[0])
+        if parts[1:]:
+            asyncio.get_running_loop().call_soon(self._send, parts[1:])
+
+
+class Wire(asyncio.Transport):
+    """One end of a connection in memory."""
+
+    def __init__(self, peer: asyncio.Protocol) -> None:
+        super().__init__()
+        self._peer = peer
+        self._is_closed = False
+
+    def write(self, data: Any) -> None:
+        """Deliver data in the next turn of the event loop."""
+        if not self._is_closed:
+            asyncio.get_running_loop().call_soon(self._peer.data_received, bytes(data))
+
+    def is_closing(self) -> bool:
+        """Return True after the end."""
+        return self._is_closed
+
+    def abort(self) -> None:
+        """End this side of the connection."""
+        self._is_closed = True
+
+    close = abort
+
+    def pause_reading(self) -> None:
+        """Do nothing, because responses are small."""
+
+    def resume_reading(self) -> None:
+        """Do nothing."""
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop whose outgoing connections lead to an engine in memory."""
+
+    burst = True
+
+    async def create_connection(  # type: ignore[override]
+        self, factory: Callable[[], asyncio.Protocol], *_: Any, **__: Any
+    ) -> tuple[Wire, asyncio.Protocol]:
+        """Connect a protocol with a new engine."""
+        protocol, engine = factory(), Engine(self.burst)
+        wire = Wire(engine)
+        engine.connection_made(Wire(protocol))
+        protocol.connection_made(wire)
+        return wire, protocol
+
+
+async def request(app: App, path: str, body: Mapping[str, Any]) -> None:
+    """Send a request, and check that it succeeds."""
+    data = json.dumps(body).encode()
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [
+            (b"host", b"127.0.0.1:8000"),
+            (b"accept", b"application/json"),
+            (b"user-agent", b"OpenAI/Python 3.54.0"),
+            (b"authorization", b"Bearer unused"),
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(data)).encode()),
+        ],
+        "client": ("127.0.0.1", 50_000),
+        "server": ("127.0.0.1", 8000),
+    }
+    waiting = [{"type": "http.request", "body": data, "more_body": False}]
+
+    async def receive() -> Any:
+        if waiting:
+            return waiting.pop()
+        return await asyncio.get_running_loop().create_future()
+
+    async def send(message: Any) -> None:
+        assert message.get("status", 200) == 200, message
+
+    await app(scope, receive, send)
+
+
+class Profile:
+    """The calls in a block, by the code of the function."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[CodeType] = Counter()
+
+    def __enter__(self) -> Profile:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, what: str, _argument: Any) -> None:
+        if what == "call":
+            self.calls[frame.f_code] += 1
+
+    def counted(self) -> Counter[str]:
+        """Return the calls that count, by the function's file, line and name."""
+        found: Counter[str] = Counter()
+        for code, count in self.calls.items():
+            if not code.co_filename.endswith(UNCOUNTED):
+                file = "/".join(Path(code.co_filename).parts[-3:])
+                found[f"{file}:{code.co_firstlineno} {code.co_qualname}"] += count
+        return found
+
+
+async def fewest(app: App, path: str, body: Mapping[str, Any]) -> Counter[str]:
+    """Return the calls of a request: of several equal ones, those of the one with the fewest."""
+    found: list[Counter[str]] = []
+    for number in range(ROUNDS):
+        with Profile() as profile:
+            await request(app, path, body)
+        # The first requests fill caches.
+        if number > 2:
+            found.append(profile.counted())
+    return min(found, key=Counter.total)
+
+
+def body_of(path: str, tokens: int, stream: bool) -> dict[str, Any]:
+    """Return the body of a request."""
+    body: dict[str, Any] = {"model": "m", "max_tokens": tokens, "temperature": 0}
+    if path.endswith("chat/completions"):
+        body["messages"] = [{"role": "user", "content": "Hello"}]
+    else:
+        body["prompt"] = "Hello"
+    return {**body, "stream": True} if stream else body
+
+
+PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+
+
+async def _measure(app: App, name: str, path: str, burst: bool) -> dict[str, Counter[str]]:
+    short, long = [await fewest(app, path, body_of(path, count, True)) for count in (SHORT, LONG)]
+    # This keeps negative counts, of functions that only the short stream calls.
+    long.subtract(short)
+    if not burst:
+        return {f"{name}, token": long}
+    plain = await fewest(app, path, body_of(path, TOKENS, False))
+    return {name: plain, f"{name}, token in a burst": long}
+
+
+def measure() -> dict[str, Counter[str]]:
+    """Return the calls of each kind of request, and those of all tokens beyond a short stream."""
+    found: dict[str, Counter[str]] = {}
+
+    async def run(place: str, burst: bool) -> None:
+        backend: Any = LlamaServer("http://127.0.0.1:9") if place else Prepared(burst)
+        app = OpenAIAdapter(backend, any_model=True, store="off")
+        for name, path in PATHS.items():
+            found.update(await _measure(app, place + name, path, burst))
+        await app.aclose()
+
+    for place in ("", "over llama-server: "):
+        for burst in (True, False):
+            loop = Loop()
+            loop.burst = burst
+            with asyncio.Runner(loop_factory=lambda loop=loop: loop) as runner:  # type: ignore[misc]
+                runner.run(run(place, burst))
+    return found
+
+
+def numbers(found: Mapping[str, Counter[str]]) -> dict[str, int]:
+    """Return the number of calls for each kind of request, and for one token of each stream."""
+    # A timer that runs during a long stream adds a few calls in all.
+    return {
+        name: round(calls.total() / (LONG - SHORT)) if "token" in name else calls.total()
+        for name, calls in found.items()
+    }
+
+
+def in_checkout(tree: Path) -> dict[str, int]:
+    """Return the numbers of another checkout, measured in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "latimer"
+        package.mkdir()
+        for name in FOLDERS:
+            (package / name).symlink_to((tree / name).resolve())
+        command = [sys.executable, __file__, "--json"]
+        environment = {**os.environ, "PYTHONPATH": folder}
+        output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+    found: dict[str, int] = json.loads(output.stdout)
+    return found
+
+
+def main() -> None:
+    """Count and print a table."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--before", type=Path, help="another checkout, to compare with")
+    options.add_argument("--list", metavar="NAME", help="list the calls of one kind of request")
+    options.add_argument("--json", action="store_true", help="print JSON")
+    arguments = options.parse_args()
+    found = measure()
+    now = numbers(found)
+    if arguments.json:
+        sys.stdout.write(json.dumps(now))
+    elif arguments.list:
+        for function, count in found[arguments.list].most_common():
+            if count:
+                sys.stdout.write(f"{count:4} {function}\n")
+    else:
+        before = in_checkout(arguments.before) if arguments.before else {}
+        for name, count in now.items():
+            line = f"{name:45} {count:6}"
+            sys.stdout.write(f"{line}   before {before[name]:6}\n" if before else f"{line}\n")
+
+
+if __name__ == "__main__":
+    main()
