@@ -84,14 +84,14 @@ clients: $(VENV)/test
 # The table of what was tried and what happened is build/faults.md.
 faults: $(VENV)/test
 	mkdir -p build
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/faults/run.py --table build/faults.md
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chaos/run.py faults --table build/faults.md
 
 # MINUTES=5 for less. Every finding is a file in the folder that is printed first.
 fuzz: $(VENV)/test
-	$(BIN)/python tests/fuzz/run.py --minutes $(or $(MINUTES),30)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chaos/run.py fuzz --minutes $(or $(MINUTES),30)
 
 soak: $(VENV)/test
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/soak/run.py --minutes $(or $(MINUTES),30)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chaos/run.py soak --minutes $(or $(MINUTES),30)
 
 bench: $(VENV)/test
 	$(BIN)/python tests/benchmarks/proxy.py

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import httpx2
 import pytest
-from faults.cases.engine import ENTRY, EVENTS
+from chaos.cases.engine import ENTRY, EVENTS
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.hosted import Limits
 from latimer.backends.base import Backend
@@ -105,7 +105,7 @@ def faults(engine: str) -> Iterator[str]:
     """Yield the faults in an engine's responses (`support.engines.mistakes`)."""
     for status in ("400", "401", "404", "429", "500", "501", "503"):
         yield from (f"status/{status}/{body}" for body in BODIES)
-    for which, names in EVENTS[engine].items():
+    for which, names in EVENTS[f"fake-{engine}"].items():
         for name in names:
             yield f"drop/{which}/{name}"
             yield from (f"set/{which}/{name}/{value}" for value in WRONG)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx2
 
-from support.engines.wire import Answer, Engine, Request, Wire, one, replied, running
+from support.engines.mistakes import Edits, edit
+from support.engines.wire import Answer, Engine, Request, one, replied, running
 
 # Paths whose responses identify the model; Latimer caches them.
 FACTS = ("/props", "/tokenize", "/slots", "/v1/models", "/api/v1/model", "/api/extra/version",
          "/api/extra/true_max_context_length", "/api/extra/detokenize", "/api/extra/tokencount",
          "/detokenize", "/api/v1/generate")  # fmt: skip
-
-Edits = list[dict[str, Any]]
 
 
 @dataclass
@@ -50,11 +47,9 @@ class Front(_Forwarding):
     """A proxy that edits an engine's responses.
 
     Args:
-        edited: makes edits in a body, except those of its transfer, which the front makes itself.
         idle: less than the seconds after which the engine closes an idle connection.
     """
 
-    edited: Callable[[bytes, Edits], bytes] = lambda body, _: body
     idle: float | None = 2.0
     facts_changed: bool = False
 
@@ -62,17 +57,14 @@ class Front(_Forwarding):
         super().__post_init__()
         self._edits: Edits = []
         self._answers = 0
-        self._lock = threading.Lock()
 
     def arm(self, edits: Edits) -> None:
         """Set the edits of all responses from now on; an empty list leaves them unchanged."""
-        with self._lock:
-            self._edits, self._answers = edits, 0
+        self._edits, self._answers = edits, 0
 
     def _edits_of_next(self) -> Edits:
-        with self._lock:
-            number, self._answers = self._answers, self._answers + 1
-            return [one for one in self._edits if one["at"] in (None, number)]
+        number, self._answers = self._answers, self._answers + 1
+        return [one for one in self._edits if one["at"] in (None, number)]
 
     async def answer(self, request: Request) -> Answer:
         """See `Engine.answer`."""
@@ -80,72 +72,11 @@ class Front(_Forwarding):
         if edits and request.path in FACTS:
             self.facts_changed = True
         reply = await self.ask(request.method, request.target, request.data)
-        body = self.edited(reply.content, edits)
-        by_kind = {one["do"]: one for one in edits}
-        kind = reply.headers.get("content-type", "application/json")
-        chunked = "chunked" in reply.headers.get("transfer-encoding", "") or "chunk" in by_kind
-        head = f"HTTP/1.1 {reply.status_code} X\r\n"
-        if "head" in by_kind:
-            head = by_kind["head"]["value"] + "\r\n"
-        if "Content-Type" not in head:
-            head += f"Content-Type: {kind}\r\n"
-        if "Content-Length" not in head and "Transfer-Encoding" not in head:
-            size = f"Content-Length: {len(body)}\r\n"
-            head += "Transfer-Encoding: chunked\r\n" if chunked else size
-        raw = head.encode("latin-1", "replace") + b"\r\n"
-
-        async def send(wire: Wire, answer: Answer) -> None:
-            await _send(wire, answer, by_kind)
-
-        return Answer(_pieces(body, by_kind), chunked=chunked, raw=raw, send=send)
-
-
-async def _send(wire: Wire, answer: Answer, by_kind: dict[str, Any]) -> None:
-    """Send a response with the edits of its transfer."""
-    await wire.send(answer.raw)
-    async for piece in answer.parts:
-        if answer.chunked:
-            size = by_kind["chunk"]["value"] if "chunk" in by_kind else f"{len(piece):x}"
-            piece = size.encode() + b"\r\n" + piece + b"\r\n"
-        await wire.send(piece)
-    if "reset" in by_kind:
-        wire.reset()
-        return
-    if "hang" in by_kind:
-        await asyncio.sleep(60)
-        wire.end()
-        return
-    if answer.chunked and "cut" not in by_kind:
-        await wire.send(b"0\r\n\r\n")
-    if "after" in by_kind:
-        await wire.send(by_kind["after"]["value"].encode())
-    if by_kind.keys() & {"cut", "head"}:
-        wire.end()
-
-
-async def _pieces(body: bytes, by_kind: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-    """Yield a body in pieces, up to the place where an edit makes it hang or break off."""
-    for kind in ("hang", "reset"):
-        if kind in by_kind:
-            body = body[: int(by_kind[kind]["place"] * len(body))]
-    if "sizes" in by_kind and len(body) < 20_000:
-        size = by_kind["sizes"]["value"]
-        for at in range(0, len(body), size):
-            yield body[at : at + size]
-        return
-    middle = int(by_kind["pause"]["place"] * len(body)) if "pause" in by_kind else len(body)
-    if middle:
-        yield body[:middle]
-    if body[middle:]:
-        await asyncio.sleep(0.3)
-        yield body[middle:]
-
-
-@contextlib.contextmanager
-def fronting(target: str, edited: Callable[[bytes, Edits], bytes]) -> Iterator[Front]:
-    """Run a front of an engine at an address, in a thread of its own."""
-    with running(Front(target=target, edited=edited)) as front:
-        yield front
+        kind = reply.headers.get("content-type", "application/json").encode()
+        chunked = "chunked" in reply.headers.get("transfer-encoding", "")
+        valid = Answer(one(reply.content), reply.status_code, kind, streamed=chunked)
+        send, answer = edit(edits, valid)
+        return replace(answer, send=send)
 
 
 # More than any agent sends; the real server never evaluates these prompts.

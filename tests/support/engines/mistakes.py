@@ -1,7 +1,9 @@
-"""Faults of an engine: ways to spoil a valid response, in its transfer or in its events.
+"""Edits of an engine's valid response, in its transfer or in its content.
 
-A name is a word, or a word and its arguments: `reset/headers`, `set/last/stop_type/null`,
-`status/500/html`.
+A fault has a name, which is a word, or a word and its arguments: `reset/headers`,
+`set/last/stop_type/null`, `status/500/html`. Random edits are data, so that a finding can be read
+and run again; their places are fractions: of the lines with JSON in a response, of the places in a
+value, of the bytes.
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncGenerator, Callable
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from support.engines.wire import Answer, Send, Wire, finish, framed, head, plainly
+from support.engines.wire import Answer, Send, Wire, finish, framed, head, one, plainly
 
 MIB = 2**20
 
@@ -46,149 +49,177 @@ BODIES = {
 }  # fmt: skip
 
 
-async def _parts(answer: Answer) -> list[bytes]:
-    return [part async for part in answer.parts]
-
-
-async def _begin(wire: Wire, answer: Answer, stage: str) -> None:
-    """Send a response up to a stage."""
-    if stage == "request":
-        return
-    if stage == "status":
-        await wire.send(b"HTTP/1.1 2")
-        return
-    if stage == "line":
-        await wire.send(b"HTTP/1.1 200 OK\r\nContent-")
-        return
-    parts = await _parts(answer)
-    size = None if answer.streamed else sum(map(len, parts))
-    await wire.send(head(answer, size))
-    if stage == "headers":
-        return
-    # For an unstreamed response the later stages are the same: its only part is cut.
-    half = parts[0][: len(parts[0]) // 2]
-    if not answer.streamed:
-        await wire.send(half)
-    elif stage == "event":
-        await wire.send(framed(answer, parts[0]) + framed(answer, half))
-    elif stage == "between":
-        await wire.send(b"".join(framed(answer, part) for part in parts[:2]))
-    elif stage == "last":
-        await wire.send(b"".join(framed(answer, part) for part in parts[:-1]))
-    elif stage == "end":
-        # Omit only the end of the framing.
-        await wire.send(b"".join(framed(answer, part) for part in parts))
-
-
 STAGES = ("request", "status", "line", "headers", "event", "between", "last")
 
 
-def _reset(stage: str) -> Send:
-    async def send(wire: Wire, answer: Answer) -> None:
-        await _begin(wire, answer, stage)
-        # Let the sent bytes arrive before the reset.
-        await asyncio.sleep(0.02)
-        wire.reset()
-
-    return send
+# Bytes, with the seconds behind them, None without a pause.
+Pause = tuple[bytes, float | None]
 
 
-def _close(stage: str) -> Send:
-    async def send(wire: Wire, answer: Answer) -> None:
-        await _begin(wire, answer, stage)
-        wire.end()
+@dataclass(frozen=True)
+class Transfer:
+    """How a response is sent; the defaults send a right one.
 
-    return send
+    Args:
+        before: bytes before the response.
+        head: a status line and headers; the type and the length follow if they are missing.
+            `{size}`, `{half}` and `{more}` are lengths.
+        until: a stage, or a fraction of the body, at which the response breaks off.
+        ends: `close`, `reset`, or `hang` at the end.
+        piece: the bytes of each part of a body that is not large.
+        drip: True to send 16 bytes at a time, with pauses below the time limit.
+        middle: a fraction of the body with a pause behind it.
+        size: the size that each chunk claims.
+        behind: bytes behind the response or what is sent of it.
+        late: the seconds before these bytes, None to send them with the others.
+        is_cut: True to leave the body without its end.
+    """
 
+    before: tuple[Pause, ...] = ()
+    head: str = ""
+    until: str | float | None = None
+    ends: str = ""
+    piece: int = 0
+    drip: bool = False
+    middle: float | None = None
+    size: str | None = None
+    behind: bytes = b""
+    late: float | None = None
+    is_cut: bool = False
 
-def _silence(stage: str) -> Send:
-    async def send(wire: Wire, answer: Answer) -> None:
-        await _begin(wire, answer, stage)
-        await asyncio.sleep(3600)
+    async def send(self, wire: Wire, answer: Answer) -> None:
+        """Send a response."""
+        begins = self.until not in ("request", "status", "line")
+        parts = [part async for part in answer.parts] if begins else []
+        # What has no pause behind it is sent together with what follows.
+        waiting = b""
+        behind = (b"", self.late), (self.behind, None)
+        for data, seconds in (*self.before, *self._writes(answer, parts), *behind):
+            waiting += data
+            if seconds is not None:
+                await self._write(wire, waiting)
+                waiting = b""
+                await asyncio.sleep(seconds)
+        await self._write(wire, waiting)
+        if self.ends == "reset":
+            # Let the sent bytes arrive before the reset.
+            await asyncio.sleep(0.02)
+            wire.reset()
+        elif self.ends == "hang":
+            await asyncio.sleep(3600)
+        elif self.ends == "close" or (answer.streamed and not answer.chunked):
+            wire.end()
 
-    return send
+    async def _write(self, wire: Wire, data: bytes) -> None:
+        size = 16 if self.drip else max(len(data), 1)
+        for at in range(0, len(data), size):
+            await wire.send(data[at : at + size])
+            if self.drip:
+                await asyncio.sleep(0.002)
 
+    def _writes(self, answer: Answer, parts: list[bytes]) -> Iterator[Pause]:
+        """Yield bytes with the pauses behind them."""
+        if self.until in ("request", "status", "line"):
+            lines = {"status": b"HTTP/1.1 2", "line": b"HTTP/1.1 200 OK\r\nContent-"}
+            yield lines.get(str(self.until), b""), None
+            return
+        yield self._head(answer, sum(map(len, parts))), None
+        for part, seconds in self._cut(answer, parts):
+            if self.size is not None:
+                yield self.size.encode() + b"\r\n" + part + b"\r\n", seconds
+            else:
+                yield framed(answer, part) if answer.streamed else part, seconds
+        if answer.streamed and answer.chunked and self.until is None and not self.is_cut:
+            yield b"0\r\n\r\n", None
 
-def _informational(what: str) -> Send:
-    async def send(wire: Wire, answer: Answer) -> None:
-        line = b"HTTP/1.1 %d Info\r\nX-Info: 1\r\n\r\n"
-        if what == "many":
-            await wire.send(line % 102 * 1000)
-        elif what == "apart":
-            for _ in range(3):
-                await wire.send(line % 103)
-                await asyncio.sleep(0.05)
-        elif what == "length":
-            await wire.send(b"HTTP/1.1 102 Info\r\nContent-Length: 5\r\n\r\n")
-        else:
-            await wire.send(line % int(what))
-        await plainly(wire, answer)
+    def _head(self, answer: Answer, size: int) -> bytes:
+        if not self.head:
+            return head(answer, None if answer.streamed else size)
+        lines = self.head.replace("{size}", str(size)).replace("{half}", str(size // 2))
+        lines = lines.replace("{more}", str(size + 10)) + "\r\n"
+        if "Content-Type" not in lines:
+            lines += f"Content-Type: {answer.kind.decode()}\r\n"
+        if "Content-Length" not in lines and "Transfer-Encoding" not in lines:
+            length = "Transfer-Encoding: chunked" if answer.streamed else f"Content-Length: {size}"
+            lines += f"{length}\r\n"
+        return lines.encode("latin-1", "replace") + b"\r\n"
 
-    return send
+    def _cut(self, answer: Answer, parts: list[bytes]) -> list[Pause]:
+        """Return the parts of the body that are sent, with the pauses behind them."""
+        if isinstance(self.until, float):
+            body = b"".join(parts)
+            parts = [body[: int(self.until * len(body))]]
+        elif self.until is not None:
+            half = parts[0][: len(parts[0]) // 2]
+            stages = {
+                "headers": [], "first": parts[:1], "event": [parts[0], half], "between": parts[:2],
+                "last": parts[:-1], "end": parts,
+            }  # fmt: skip
+            # For an unstreamed response the later stages are the same: its only part is cut.
+            parts = stages[self.until] if answer.streamed or self.until == "headers" else [half]
+        body = b"".join(parts)
+        if self.piece and len(body) < 20_000:
+            size = self.piece
+            return [(body[at : at + size], 0.0) for at in range(0, len(body), size)]
+        if self.middle is not None:
+            at = int(self.middle * len(body))
+            return [(part, 0.3) for part in (body[:at], body[at:]) if part]
+        return [(part, None) for part in parts if part]
 
 
 _OTHER = b'{"content":"ANOTHER","stop":true,"tokens":[],"results":[{"text":"ANOTHER"}]}'
 _SECOND = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(_OTHER) + _OTHER
+_BEHIND = {
+    "bytes": b"garbage", "reply": _SECOND, "event": b"data: {}\n\n", "late": _SECOND,
+    "long": b"x" * MIB, "half": _SECOND[:40], "line": b"\r\n", "endless": _SECOND * 1000,
+}  # fmt: skip
+_LENGTHS = {
+    "short": "{half}", "long": "{more}", "negative": "-5", "text": "abc", "huge": "9" * 30,
+    "twice": "{size}\r\nContent-Length: 5", "both": "{size}\r\nTransfer-Encoding: chunked",
+    "zero": "0",
+}  # fmt: skip
+_CHUNKS = {
+    "garbage": b"zz\r\nhello\r\n", "huge": b"f" * 16 + b"\r\n", "negative": b"-5\r\nhello",
+    "short": b"2\r\nhello\r\n", "line": b"5" * 100_000, "extension": b"1;" + b"e" * 2 * MIB,
+}  # fmt: skip
+_INFO = b"HTTP/1.1 %d Info\r\nX-Info: 1\r\n\r\n"
+_INFORMATIONAL = {
+    "many": ((_INFO % 102 * 1000, None),),
+    "apart": ((_INFO % 103, 0.05),) * 3,
+    "length": ((b"HTTP/1.1 102 Info\r\nContent-Length: 5\r\n\r\n", None),),
+}
 
 
-def _behind(what: str) -> Send:
-    """Return a fault that sends bytes after the end of a response."""
-    data = {
-        "bytes": b"garbage", "reply": _SECOND, "event": b"data: {}\n\n", "late": _SECOND,
-        "long": b"x" * MIB, "half": _SECOND[:40], "line": b"\r\n", "endless": _SECOND * 1000,
-    }[what]  # fmt: skip
-
-    async def send(wire: Wire, answer: Answer) -> None:
-        # Send them together with the end of the response, except for `late`.
-        parts = await _parts(answer)
-        if answer.streamed:
-            body = head(answer) + b"".join(framed(answer, part) for part in parts)
-            body += b"0\r\n\r\n" * answer.chunked
-        else:
-            body = head(answer, sum(map(len, parts))) + b"".join(parts)
-        if what == "late":
-            await wire.send(body)
-            await asyncio.sleep(0.05)
-            await wire.send(data)
-        else:
-            await wire.send(body + data)
-        if answer.streamed and not answer.chunked:
-            wire.end()
-
-    return send
+def _transfer(word: str, what: str) -> Transfer | None:
+    """Return the transfer of a fault with one argument, or None for another one."""
+    match word:
+        case "reset" | "close":
+            return Transfer(until=what, ends=word)
+        case "silence":
+            return Transfer(until=what, ends="hang")
+        case "informational":
+            return Transfer(_INFORMATIONAL.get(what) or ((_INFO % int(what), None),))
+        case "behind":
+            return Transfer(behind=_BEHIND[what], late=0.05 if what == "late" else None)
+        case "length":
+            ends = "close" if what in ("long", "huge") else ""
+            return Transfer(head=f"HTTP/1.1 200 OK\r\nContent-Length: {_LENGTHS[what]}", ends=ends)
+        case "chunk":
+            # The wrong chunk comes behind a right one.
+            return Transfer(until="first", behind=_CHUNKS[what], ends="close")
+        case "drip":
+            return Transfer(drip=True)
+        case "gzip":
+            return Transfer(head="HTTP/1.1 200 OK\r\nContent-Encoding: gzip")
+    return None
 
 
-def _length(what: str) -> Send:
-    async def send(wire: Wire, answer: Answer) -> None:
-        body = b"".join(await _parts(answer))
-        size = len(body)
-        values = {
-            "short": b"%d" % (size // 2), "long": b"%d" % (size + 10), "negative": b"-5",
-            "text": b"abc", "huge": b"9" * 30, "twice": b"%d\r\nContent-Length: 5" % size,
-            "both": b"%d\r\nTransfer-Encoding: chunked" % size, "zero": b"0",
-        }  # fmt: skip
-        start = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: " % answer.kind
-        await wire.send(start + values[what] + b"\r\n\r\n" + body)
-        if what in ("long", "huge"):
-            wire.end()
-
-    return send
+async def _compressed(answer: Answer) -> AsyncGenerator[bytes, None]:
+    yield gzip.compress(b"".join([part async for part in answer.parts]))
 
 
-def _chunk(what: str) -> Send:
-    async def send(wire: Wire, answer: Answer) -> None:
-        start = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n"
-        parts = await _parts(answer)
-        good = b"%x\r\n%s\r\n" % (len(parts[0]), parts[0])
-        bad = {
-            "garbage": b"zz\r\nhello\r\n", "huge": b"f" * 16 + b"\r\n", "negative": b"-5\r\nhello",
-            "short": b"2\r\nhello\r\n", "line": b"5" * 100_000, "extension": b"1;" + b"e" * 2 * MIB,
-        }[what]  # fmt: skip
-        await wire.send(start % answer.kind + good + bad)
-        await asyncio.sleep(0.02)
-        wire.end()
-
-    return send
+async def _joined(answer: Answer) -> AsyncGenerator[bytes, None]:
+    yield b"".join([part async for part in answer.parts])
 
 
 def _head(what: str) -> Send:
@@ -207,20 +238,14 @@ def _head(what: str) -> Send:
     return send
 
 
-def _status(number: str, body: str) -> Send:
-    async def send(wire: Wire, answer: Answer) -> None:
-        if body == "large":
-            await wire.send(head(replace(answer, status=int(number), chunked=True)))
-            piece = framed(replace(answer, chunked=True), b"e" * 2**16)
-            for _ in range(150 * 16):
-                await wire.send(piece)
-            await finish(wire, replace(answer, chunked=True))
-            return
-        data = BODIES[body]
-        spoilt = replace(answer, status=int(number), kind=b"application/json")
-        await wire.send(head(spoilt, len(data), b"Retry-After: soon\r\n") + data)
-
-    return send
+async def _large(wire: Wire, answer: Answer) -> None:
+    """Send an endless error."""
+    answer = replace(answer, chunked=True)
+    await wire.send(head(answer))
+    piece = framed(answer, b"e" * 2**16)
+    for _ in range(150 * 16):
+        await wire.send(piece)
+    await finish(wire, answer)
 
 
 def _raw(data: bytes, ends: bool = True) -> Send:
@@ -246,27 +271,7 @@ def _flood(event: bytes, most: int, start: bytes = b"") -> Send:
     return send
 
 
-async def _drip(wire: Wire, answer: Answer) -> None:
-    """Send a valid response in pieces of 16 bytes."""
-    parts = await _parts(answer)
-    data = head(answer, None if answer.streamed else sum(map(len, parts)))
-    data += b"".join(framed(answer, part) if answer.streamed else part for part in parts)
-    # The body takes long, but its pauses stay below the time limit.
-    for at in range(0, len(data), 16):
-        await wire.send(data[at : at + 16])
-        await asyncio.sleep(0.002)
-    if answer.streamed:
-        await finish(wire, answer)
-
-
-async def _compressed(wire: Wire, answer: Answer) -> None:
-    body = gzip.compress(b"".join(await _parts(answer)))
-    await wire.send(head(answer, len(body), b"Content-Encoding: gzip\r\n") + body)
-
-
 SENDS: dict[str, Send] = {
-    "drip": _drip,
-    "gzip": _compressed,
     "redirect": _raw(
         b"HTTP/1.1 302 F\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
     ),
@@ -390,14 +395,26 @@ def fault(name: str, answer: Answer) -> tuple[Send, Answer]:
     word, *arguments = name.split("/")
     if name in SENDS:
         return SENDS[name], answer
-    if word in _SENDING:
-        return _SENDING[word](*arguments), answer
-    whole = {"many": _many, "large-text": _larger}.get(word)
-    spoil = whole or _SPOILING[word](*arguments)
+    if word == "head":
+        return _head(*arguments), answer
+    if word == "status":
+        status, body = arguments
+        answer = replace(answer, status=int(status))
+        if body == "large":
+            return _large, answer
+        answer = replace(answer, kind=b"application/json", parts=one(BODIES[body]), streamed=False)
+        return Transfer(head=f"HTTP/1.1 {status} Reason\r\nRetry-After: soon").send, answer
+    if (transfer := _transfer(word, arguments[0] if arguments else "")) is not None:
+        if word in ("length", "gzip"):
+            make = _compressed if word == "gzip" else _joined
+            answer = replace(answer, parts=make(answer), streamed=False)
+        if word == "chunk":
+            answer = replace(answer, streamed=True, chunked=True)
+        return transfer.send, answer
+    spoil = {"many": _many, "large-text": _larger}.get(word) or _SPOILING[word](*arguments)
     spoilt = _spoilt(answer, spoil)
-    if not answer.streamed:
-        return plainly, replace(answer, parts=spoilt)
-    return _nonempty, replace(answer, parts=spoilt)
+    send = _nonempty if answer.streamed else plainly
+    return send, replace(answer, parts=spoilt)
 
 
 async def _nonempty(wire: Wire, answer: Answer) -> None:
@@ -409,8 +426,132 @@ async def _nonempty(wire: Wire, answer: Answer) -> None:
     await finish(wire, answer)
 
 
-_SENDING: dict[str, Callable[..., Send]] = {
-    "reset": _reset, "close": _close, "silence": _silence, "informational": _informational,
-    "behind": _behind, "length": _length, "chunk": _chunk, "head": _head, "status": _status,
-}  # fmt: skip
 _SPOILING: dict[str, Callable[..., Spoil]] = {"set": _set, "drop": _drop, "event": _event}
+
+Edits = list[dict[str, Any]]
+
+
+def edit(edits: Edits, answer: Answer) -> tuple[Send, Answer]:
+    """Return how edits send a response, and the response that they make of the valid one."""
+    transfer = Transfer()
+    for one_edit in edits:
+        change = _TRANSFERS.get(one_edit["do"])
+        if change is not None:
+            ends = transfer.ends
+            transfer = replace(transfer, **change(one_edit))
+            # The strongest end applies.
+            strongest = max((ends, transfer.ends), key=("", "close", "hang", "reset").index)
+            transfer = replace(transfer, ends=strongest)
+    if transfer.size is not None:
+        answer = replace(answer, streamed=True, chunked=True)
+    return transfer.send, replace(answer, parts=_edited(answer, edits))
+
+
+_TRANSFERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "hang": lambda one: {"until": float(one["place"]), "ends": "hang"},
+    "reset": lambda one: {"until": float(one["place"]), "ends": "reset"},
+    "cut": lambda one: {"is_cut": True, "ends": "close"},
+    "head": lambda one: {"head": one["value"], "ends": "close"},
+    "pause": lambda one: {"middle": one["place"]},
+    "sizes": lambda one: {"piece": one["value"]},
+    "chunk": lambda one: {"size": one["value"]},
+    "after": lambda one: {"behind": one["value"].encode()},
+}
+
+
+async def _edited(answer: Answer, edits: Edits) -> AsyncGenerator[bytes, None]:
+    body = b"".join([part async for part in answer.parts])
+    for one_edit in edits:
+        change = _CHANGES.get(one_edit["do"])
+        body = body if change is None else change(body, one_edit)
+    yield body
+
+
+# A mark in keys and strings that `written` removes, for values that Python cannot hold and keys
+# that an object has twice; JSON always escapes this character.
+MARK = "\x1d"
+
+
+def written(value: Any, ascii_only: bool = True) -> bytes:
+    """Return the JSON text of a value, with its raw numbers and duplicate keys."""
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    text = re.sub(r'"\\u001d([^"\\]*)\\u001d"', r"\1", text).replace("\\u001d", "")
+    return text.encode("utf-8", "surrogatepass")
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the container and key of every place in a value, only some for long arrays."""
+    if isinstance(value, dict | list):
+        pairs = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+        for key, inner in pairs if len(pairs) < 40 else [*pairs[:20], *pairs[-5:]]:
+            yield value, key
+            yield from places(inner)
+
+
+def _lines(body: bytes) -> tuple[list[bytes], list[int]]:
+    """Return the lines of a body, and the indexes of those with JSON."""
+    lines = body.split(b"\n")
+    return lines, [n for n, line in enumerate(lines) if _start(line) is not None]
+
+
+def _start(line: bytes) -> int | None:
+    at = 6 if line.startswith(b"data: ") else 0
+    return at if line[at : at + 1] in (b"{", b"[") else None
+
+
+def _in_json(body: bytes, one: dict[str, Any]) -> bytes:
+    lines, found = _lines(body)
+    if not found:
+        return body
+    number = found[int(one["line"] * len(found))]
+    start = _start(lines[number])
+    assert start is not None
+    try:
+        value = json.loads(lines[number][start:])
+    except (ValueError, RecursionError):
+        return body
+    inside = list(places(value))
+    if inside:
+        holder, key = inside[int(one["place"] * len(inside))]
+        if one["do"] == "delete":
+            del holder[key]
+        elif one["do"] == "again" and isinstance(holder, dict):
+            holder[key + MARK] = one["value"]
+        else:
+            holder[key] = one["value"]
+    lines[number] = lines[number][:start] + written(value)
+    return b"\n".join(lines)
+
+
+def _of_events(body: bytes, one: dict[str, Any]) -> bytes:
+    events = body.split(b"\n\n")
+    at = int(one["line"] * len(events))
+    if one["do"] == "drop":
+        del events[at]
+    elif one["do"] == "repeat":
+        events.insert(at, events[at])
+    elif one["do"] == "swap":
+        events[at], events[-2 if len(events) > 1 else -1] = (
+            events[-2 if len(events) > 1 else -1],
+            events[at],
+        )
+    else:
+        start = b"\n\n".join(events[:at])
+        return start + str(one["value"]).encode() + b"\n\n".join(events[at:])
+    return b"\n\n".join(events)
+
+
+def _of_bytes(body: bytes, one: dict[str, Any]) -> bytes:
+    at = int(one["place"] * len(body))
+    if one["do"] == "cut":
+        return body[:at]
+    if one["do"] == "flip":
+        return body[:at] + bytes([body[at] ^ 0x41]) + body[at + 1 :] if body else b""
+    return body[:at] + str(one["value"]).encode() + body[at:]
+
+
+_CHANGES: dict[str, Callable[[bytes, dict[str, Any]], bytes]] = {
+    "set": _in_json, "delete": _in_json, "again": _in_json,
+    "drop": _of_events, "repeat": _of_events, "swap": _of_events, "event": _of_events,
+    "cut": _of_bytes, "flip": _of_bytes, "bytes": _of_bytes,
+}  # fmt: skip
