@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from .base import Generation, Matcher
-
 
 class StopMatcher:
     """A filter that cuts a stream at a stop sequence and holds back a possible beginning of one.
@@ -48,14 +46,6 @@ class StopMatcher:
         keep = len(buffer) - max(self._begun.values(), default=0)
         self._held = buffer[keep:]
         return buffer[:keep]
-
-    def advance(self, data: bytes, mark: bool = False) -> int:
-        """See `Matcher.advance`; all bytes may be part of a stop sequence, marks included."""
-        return len(self.feed(data))
-
-    def settle(self) -> int:
-        """See `Matcher.settle`."""
-        return len(self.flush())
 
     def flush(self) -> bytes:
         """Return the bytes held back, after the stream has ended without a match."""
@@ -98,25 +88,20 @@ def prepared(
     return spelled, firsts, [_failure(stop) for stop in spelled]
 
 
-def matcher_of(job: Generation) -> Matcher:
-    """Return a stop matcher for one choice of a job."""
-    return StopMatcher(job.stops.texts) if job.stops.matcher is None else job.stops.matcher()
-
-
 class TokenCut:
     """The stop of one choice, and the number of its tokens that begin before the cut."""
 
     __slots__ = ("_matcher", "_released", "_size", "_starts")
 
-    def __init__(self, job: Generation) -> None:
-        self._matcher = matcher_of(job)
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._matcher = StopMatcher(stops)
         self._starts: list[int] = []
         self._size = 0
         self._released = 0
 
     @property
     def stop(self) -> str | None:
-        """See `Matcher.stop`."""
+        """The stop sequence that matched, or None."""
         return self._matcher.stop
 
     @property
@@ -124,15 +109,15 @@ class TokenCut:
         """The number of tokens that belong to the completion."""
         return begun_before(self._released, self._starts)
 
-    def add(self, data: bytes, mark: bool = False) -> None:
+    def add(self, data: bytes) -> None:
         """Add the next token."""
         self._starts.append(self._size)
         self._size += len(data)
-        self._released += self._matcher.advance(data, mark)
+        self._released += len(self._matcher.feed(data))
 
     def settle(self) -> None:
         """Settle the count after the last token."""
-        self._released += self._matcher.settle()
+        self._released += len(self._matcher.flush())
 
 
 def begun_before(end: int, starts: Iterable[int]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import orjson
@@ -24,7 +23,7 @@ from ...backends.grammar import Unenforced
 from ...schemas import limits
 from ...schemas.openai.messages import Message
 from ..errors import InvalidRequest
-from ..generation.parts import Cutter, MessageFormat, Parser
+from ..generation.parts import MessageFormat, Parser
 from ..service import Served
 from . import instruct
 from .conversation import Style, turns_of
@@ -156,12 +155,11 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
         grammar, enforced = await _grammar(turn, served, special, inputs)
         inexact += unenforced(turn.tool_set, inputs if enforced else {})
         form, preserved_tokens = _form(special, turn.tool_set, enforced), special.preserved_tokens
-    scan = None if form is None or not stops else partial(_cutter, form, stops)
     job = Generation(
         Prompt(prompt.prompt, media=media, bos_count=prompt.bos_count),
         turn.max_tokens,
         turn.seeds,
-        Stops(stops, scan),
+        Stops(stops, by_reader=form is not None and bool(stops)),
         turn.sampling,
         logprobs=turn.logprobs,
         owner=turn.owner,
@@ -176,10 +174,6 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     if media and not served.capabilities.counts_media:
         inexact.append("usage")
     return ChatJob(job, form, shape, inexact, dropped)
-
-
-def _cutter(form: MessageFormat, stops: Sequence[str]) -> Cutter:
-    return Cutter(form.parser(), stops)
 
 
 async def _prompt(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import codecs
 import secrets
 import string
+from collections import deque
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import NamedTuple
 
 from ...backends.base import Finish, Piece, PromptTokens, Token
 from ...backends.errors import EngineError
+from ...backends.stops import begun_before
 from ...schemas.openai.common import FinishReason
 from .logprobs import Entry, Placer
 from .parts import Cutter, Kind, MessageFormat, Part
@@ -63,6 +65,7 @@ class Choice:
 
     Args:
         form: how to split the text into parts; None if all of it is content.
+        late: True if the tokens come after the text that they belong to.
 
     Attributes:
         finish: the last event of the choice, or None before it has come.
@@ -72,11 +75,15 @@ class Choice:
     __slots__ = ("_assembler", "_echo", "_parts", "_placer", "_stops", "finish")
 
     def __init__(
-        self, stops: Sequence[str], echo: Echo = NO_ECHO, form: MessageFormat | None = None
+        self,
+        stops: Sequence[str],
+        echo: Echo = NO_ECHO,
+        form: MessageFormat | None = None,
+        late: bool = False,
     ) -> None:
         self._stops = stops
         self._echo = echo
-        self._parts = None if form is None else _Parts(form, stops)
+        self._parts = None if form is None else _Parts(form, stops, late)
         self._assembler = TextAssembler(stops if form is None else ())
         self._placer: Placer | None = None
         self.finish: Finish | None = None
@@ -91,10 +98,19 @@ class Choice:
         text = self._assembler.prefix(b"".join(token.data for token in event.tokens))
         return self._delta(text, entries)
 
+    def read(self, piece: Piece) -> int | None:
+        """Parse a piece of a choice with parts before `take` shows it.
+
+        Returns:
+            The number of bytes before the cut, if a stop sequence ends the choice; else None.
+        """
+        assert self._parts is not None
+        return self._parts.read(piece)
+
     def take(self, pieces: Sequence[Piece]) -> Sequence[Delta]:
         """Return the deltas of these pieces; none while all text is held back."""
         if self._parts is not None:
-            return [delta for piece in pieces for delta in self._taken(self._parts, piece)]
+            return self._taken(self._parts, pieces)
         if len(pieces) == 1:
             return self.feed(pieces[0].data, pieces[0].tokens)
         # There can be many tokens here, so these loops run in C.
@@ -119,8 +135,10 @@ class Choice:
         Raises:
             EngineError: the engine stopped at a string that the request does not name.
         """
-        self.finish = event
         parts = self._parts
+        if parts is not None and parts.stop is not None:
+            event = parts.cut(event)
+        self.finish = event
         rest: Sequence[Delta] = () if parts is None else parts.end(self._placer)
         stop = self._assembler.stop if parts is None else parts.stop
         if stop is None and event.reason == "stop" and event.stop not in self._stops:
@@ -144,10 +162,13 @@ class Choice:
         """The number of reasoning tokens; None if the engine does not report it."""
         return 0 if self._parts is None else self._parts.reasoning_tokens()
 
-    def _taken(self, parts: _Parts, piece: Piece) -> list[Delta]:
-        if piece.tokens:
-            self._placed().add(piece.tokens)
-        return parts.take(piece, self._placer)
+    def _taken(self, parts: _Parts, pieces: Sequence[Piece]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for piece in pieces:
+            if piece.tokens:
+                self._placed().add(piece.tokens)
+            deltas += parts.take(piece, self._placer)
+        return deltas
 
     def _rest(self, event: Finish) -> Sequence[Delta]:
         """Return the content that was held back."""
@@ -174,11 +195,21 @@ class Choice:
 
 
 class _Parts:
-    """The parts of one choice, each decoded to text with the tokens that begin in it."""
+    """The parts of one choice, each decoded to text with the tokens that begin in it.
 
-    def __init__(self, form: MessageFormat, stops: Sequence[str]) -> None:
+    Args:
+        late: True if the tokens come after the text that they belong to.
+    """
+
+    def __init__(self, form: MessageFormat, stops: Sequence[str], late: bool) -> None:
         self._form = form
         self._cutter = Cutter(form.parser(), stops)
+        self._late = late
+        # The parts of pieces that were read ahead, and the number of bytes of all others.
+        self._ahead: deque[Sequence[Part]] = deque()
+        self._shown_bytes = 0
+        # The positions at which tokens begin, up to a stop sequence; None if they are not known.
+        self._begun: list[int] | None = [] if stops else None
         self._decoders = {kind: _decoder("replace") for kind in ("content", "reasoning")}
         # Tokens of markers. They are shown with a tool call that follows, or else dropped.
         self._marker: list[Entry] = []
@@ -201,26 +232,39 @@ class _Parts:
         """The finish reason if no limit ended the choice."""
         return self._form.called if self._calls else "stop"
 
+    def read(self, piece: Piece) -> int | None:
+        """Parse a piece ahead; see `Choice.read`."""
+        if self.stop is not None:
+            # The engine was late to end the choice.
+            self._ahead.append(())
+            return None
+        self._ahead.append(self._parsed(piece))
+        return None if self.stop is None else self._cutter.released
+
     def take(self, piece: Piece, placer: Placer | None) -> list[Delta]:
-        if not self._answers:
-            at = self._position
-            if piece.tokens:
-                for token in piece.tokens:
-                    self._starts.append((_visible(at, token.data), 1))
-                    at += len(token.data)
-            else:
-                at = _visible(at, piece.data) if piece.token_count == 1 else at
-                self._starts.append((at, piece.token_count))
-        self._position += len(piece.data)
-        return self._shown(self._cutter.feed(piece.data, piece.mark), placer)
+        if not self._late:
+            return self._shown(
+                self._ahead.popleft() if self._ahead else self._parsed(piece), placer
+            )
+        if not piece.tokens:
+            return []
+        self._count(piece.tokens, 0)
+        return self._shown(self._rest(), placer)
 
     def end(self, placer: Placer | None) -> list[Delta]:
-        deltas = self._shown(self._cutter.end(), placer)
+        deltas = self._shown([*self._rest(), *self._cutter.end()], placer)
         # An answer has content or tool calls. The tokens of a character that the limit cut off
         # were generated, so they are shown.
         if not self._calls and (self._incomplete or not self._has_content):
             deltas.append(Delta("", self._incomplete))
         return deltas
+
+    def cut(self, event: Finish) -> Finish:
+        """Return the end of a choice that a stop sequence has cut, with the tokens before it."""
+        count = event.completion_tokens
+        if self._begun is not None:
+            count = begun_before(self._cutter.released, self._begun)
+        return event._replace(reason="stop", stop=self.stop, completion_tokens=count, end=None)
 
     def reasoning_tokens(self) -> int | None:
         """Return the number of tokens before the answer.
@@ -238,11 +282,55 @@ class _Parts:
         """True if the answer has begun, so that the reasoning is over."""
         return self._has_content or self._calls > 0
 
+    def _parsed(self, piece: Piece) -> list[Part]:
+        at = self._position
+        if self._begun is not None:
+            self._note(piece, at)
+        if not self._answers and not self._late and (piece.data or piece.tokens):
+            if piece.tokens:
+                self._count(piece.tokens, at)
+            else:
+                start = _visible(at, piece.data) if piece.token_count == 1 else at
+                self._starts.append((start, piece.token_count))
+        self._position += len(piece.data)
+        return self._cutter.feed(piece.data, piece.mark)
+
+    def _note(self, piece: Piece, at: int) -> None:
+        """Note at which positions the tokens of a piece begin."""
+        assert self._begun is not None
+        if piece.tokens:
+            for token in piece.tokens:
+                self._begun.append(at)
+                at += len(token.data)
+        elif piece.token_count:
+            self._begun += [at + start for start in piece.starts or (0,) * piece.token_count]
+        else:
+            self._begun = None
+
+    def _count(self, tokens: Sequence[Token], at: int) -> None:
+        """Note the tokens that may be reasoning."""
+        for token in tokens:
+            self._starts.append((_visible(at, token.data), 1))
+            at += len(token.data)
+
+    def _rest(self) -> list[Part]:
+        """Return all parts that were read ahead; those of one kind that follow another are one."""
+        parts: list[Part] = []
+        for kind, group in groupby(chain.from_iterable(self._ahead), attrgetter("kind")):
+            same = list(group)
+            if kind == "call":
+                parts += same
+            else:
+                data = b"".join(part.data for part in same)
+                parts.append(Part(kind, data, sum(part.size for part in same)))
+        self._ahead.clear()
+        return parts
+
     def _shown(self, parts: Sequence[Part], placer: Placer | None) -> list[Delta]:
         deltas: list[Delta] = []
-        released = self._cutter.released - sum(part.size for part in parts)
         for part in parts:
-            start, released = released, released + part.size
+            start = self._shown_bytes
+            released = self._shown_bytes = start + part.size
             if part.kind == "nothing":
                 # A token such as " I" can begin in it and belong to the text that follows.
                 self._marker += placer.take_whole(released) if placer is not None else []

@@ -80,7 +80,12 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
         LatimerError: an error occurred before the response started.
     """
     cost = _cost(plan)
-    choices = _made(plan) if cost <= offload.SMALL else await offload.run(cost, _made, plan)
+    late = backend.capabilities.late_logprobs
+    if cost <= offload.SMALL:
+        choices = _made(plan, late)
+    else:
+        choices = await offload.run(cost, _made, plan, late)
+    cuts = plan.form is not None and plan.jobs[0].stops.by_reader
     sink.begin(choices, plan.choices)
     for one in observers:
         one.start()
@@ -88,12 +93,20 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
     waiting = bool(observers)
     try:
         async with _opened(backend, plan) as batches:
-            async for batch in _all_at_once(batches) if sink.at_once else batches:
+            events: list[Event] = []
+            async for batch in batches:
+                if cuts:
+                    _read(batch, choices, plan)
                 if waiting and any(isinstance(event, Piece) for event in batch):
                     waiting = False
                     for one in observers:
                         one.first_token()
-                await sink.take(batch)
+                if sink.at_once:
+                    events += batch
+                else:
+                    await sink.take(batch)
+            if sink.at_once:
+                await sink.take(events)
         finishes = _finishes(choices)
         usage = plan.usage(finishes, plan.choices)
         if plan.form is not None:
@@ -113,10 +126,11 @@ def _cost(plan: Plan) -> int:
     return CHOICE * len(plan.jobs) * plan.choices + sum(map(len, plan.jobs[0].stops.texts))
 
 
-def _made(plan: Plan) -> list[Choice]:
+def _made(plan: Plan, late_logprobs: bool) -> list[Choice]:
     echoes = plan.echoes or (NO_ECHO,) * len(plan.jobs)
+    late = late_logprobs and plan.jobs[0].stops.by_reader and plan.jobs[0].logprobs is not None
     return [
-        Choice(job.stops.texts, echo, plan.form)
+        Choice(job.stops.texts, echo, plan.form, late)
         for job, echo in zip(plan.jobs, echoes, strict=True)
         for _ in range(plan.choices)
     ]
@@ -148,11 +162,14 @@ async def _count_reasoning(usage: Usage, choices: Sequence[Choice], backend: Bac
         usage["completion_tokens_details"] = {**details, "reasoning_tokens": total}
 
 
-async def _all_at_once(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
-    events: list[Event] = []
-    async for batch in batches:
-        events += batch
-    yield events
+def _read(batch: Batch, choices: Sequence[Choice], plan: Plan) -> None:
+    """Parse the pieces of choices with parts, and let the engine end those that a stop cuts."""
+    for event in batch:
+        if isinstance(event, Piece):
+            end = choices[event.choice].read(event)
+            if end is not None:
+                job, choice = divmod(event.choice, plan.choices)
+                plan.jobs[job].stops.ends[choice] = end
 
 
 def _opened(backend: Backend, plan: Plan) -> Stream:

@@ -225,6 +225,8 @@ class Run:
         end = self._model.eos_token
         stream = ChoiceStream(self._job, choice, self._prompt_tokens, end)
         tokens: list[CallTokens] | None = [] if self._job.logprobs is not None else None
+        # Text waits for its tokens, unless the reader may cut it.
+        shows = tokens is None or self._job.stops.by_reader
         ended = False
         # One call generates at most 80 % of the context, or what `--genlimit` allows.
         while not ended and not stream.stopped and stream.tokens < self._max_tokens:
@@ -234,12 +236,12 @@ class Run:
                 async for text, finish_reason in call:
                     reason = finish_reason
                     data = stream.feed(text)
-                    if data and tokens is None:
+                    if data and shows:
                         yield (Piece(choice, data),)
                     if stream.stopped:
                         break
             rest = stream.rest()
-            if rest and tokens is None:
+            if rest and shows:
                 yield (Piece(choice, rest),)
             await self.aclose()
             if reason is None and not stream.stopped:
@@ -268,7 +270,8 @@ class Run:
         inexact = ("logprobs",) if any(call.inexact for call in tokens) else ()
         finish = finish._replace(end=tokens[-1].end if tokens else None, inexact=inexact)
         all_tokens = [token for call in tokens for token in call.tokens]
-        return Piece(stream.choice, stream.text, all_tokens), finish
+        text = b"" if self._job.stops.by_reader else stream.text
+        return Piece(stream.choice, text, all_tokens), finish
 
     async def _call(self, stream: ChoiceStream) -> AsyncGenerator[tuple[str, str | None], None]:
         """Yield the text of one call as it arrives, with the finish reason if it is sent."""

@@ -12,7 +12,7 @@ import orjson
 from ...schemas.native.koboldcpp import GeneratePayload, LastLogprobs, StreamEvent
 from ..base import ALWAYS_OR_NEVER, MEDIA, Capabilities, Finish, Generation, MediaKind, Reason
 from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, TooMany
-from ..stops import StopMatcher, begun_before, matcher_of
+from ..stops import StopMatcher, begun_before
 
 ENGINE = "koboldcpp"
 MAX_LOGIT_BIAS = 512
@@ -191,7 +191,8 @@ class ChoiceStream:
         # If control tokens are part of the text, so is the end token.
         self._ends = StopMatcher((end,)) if job.preserved_tokens and end else None
         self._prompt_tokens = prompt_tokens
-        self._matcher = matcher_of(job)
+        self._matcher = StopMatcher(job.stops.for_engine)
+        self._cuts = job.stops.ends
         self._released = 0
         self._call_start = 0
         self._tokens = 0
@@ -199,8 +200,8 @@ class ChoiceStream:
 
     @property
     def stopped(self) -> bool:
-        """True if a stop sequence has matched."""
-        return self._matcher.stop is not None
+        """True if a stop sequence has matched, here or in the reader."""
+        return self._matcher.stop is not None or self.choice in self._cuts
 
     @property
     def tokens(self) -> int:
@@ -235,7 +236,7 @@ class ChoiceStream:
 
     def _take(self, data: bytes) -> bytes:
         self.text += data
-        self._released += self._matcher.advance(data)
+        self._released += len(self._matcher.feed(data))
         return data
 
     def end_call(self, last: LastLogprobs | None, counted: int, ended: bool) -> None:
@@ -252,7 +253,7 @@ class ChoiceStream:
             self._tokens += counted
         else:
             tokens = last["tokens"][:-1] if ended else last["tokens"]
-            end = self._released - self._call_start
+            end = self._cuts.get(self.choice, self._released) - self._call_start
             self._tokens += tokens_before(tokens, text, end) if self.stopped else len(tokens)
         self._call_start = len(self.text)
 

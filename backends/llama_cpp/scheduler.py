@@ -85,6 +85,7 @@ class Scheduler:
     def step(self) -> None:
         """Admit choices, decode once, sample a token for each ready sequence, deliver events."""
         self._drop_cancelled()
+        self._end_cut()
         self._admit()
         self._see()
         batch = self._fill()
@@ -112,6 +113,17 @@ class Scheduler:
                     choice.begun.sampler.close()
             self._waiting.keep(lambda choice: not choice.task.cancelled)
             self._full = False
+
+    def _end_cut(self) -> None:
+        """End the choices that the readers of their events have cut."""
+        for run in [s for s in self._running if s.choice.index in s.choice.task.job.stops.ends]:
+            self._finish(run, "stop", None, run.sampled)
+        preempted = [c.begun for c in self._waiting if c.begun is not None]
+        for run in preempted:
+            if run.choice.index in run.choice.task.job.stops.ends:
+                self._waiting.take(run.choice)
+                run.sampler.close()
+                self._deliver_finish(run, "stop", None, run.sampled)
 
     def _admit(self) -> None:
         """Start or resume waiting choices while sequences and cells are available."""
@@ -179,7 +191,8 @@ class Scheduler:
             constraint,
         )
         cached = max(slot.reused - task.bos_count, 0)
-        return Run(choice, slot, sampler, TokenCut(job), history, wanted, cached=cached)
+        cut = TokenCut(job.stops.for_engine)
+        return Run(choice, slot, sampler, cut, history, wanted, cached=cached)
 
     def _begin_scoring(self, run: Run) -> None:
         task = run.choice.task
@@ -325,10 +338,11 @@ class Scheduler:
 
     def _sample(self, run: Run) -> None:
         task = run.choice.task
+        job = task.job
         try:
             token = run.sampler.sample(self._context, run.rows, self._candidates)
         except (DeadEnd, TooComplex) as error:
-            param = task.job.grammar.param if task.job.grammar is not None else ""
+            param = job.grammar.param if job.grammar is not None else ""
             self._end(task, InvalidGrammar(param, f"it allows no further token: {error}"))
             return
         run.sampled += 1
@@ -337,16 +351,16 @@ class Scheduler:
         if token in task.stop_tokens:
             self._finish(run, "stop", task.stop_tokens[token], run.sampled - 1)
             return
-        tokens = self._tokens_of(run, token) if task.job.logprobs is not None else ()
+        tokens = self._tokens_of(run, token) if job.logprobs is not None else ()
         if token in self._vocabulary.ends:
             self._finish(run, "end", None, run.sampled - 1, *tokens)
             return
         mark = token in task.marks
         data = task.marks[token] if mark else self._vocabulary.pieces[token]
-        if data or tokens:
+        if data or tokens or job.stops.by_reader:
             self._outbox.append((task, (Piece(run.choice.index, data, tokens, mark, 1),)))
-        if task.job.stops.texts:
-            run.cut.add(data, mark)
+        if job.stops.for_engine:
+            run.cut.add(data)
             if run.cut.stop is not None:
                 self._finish(run, "stop", run.cut.stop, run.cut.tokens)
                 return
@@ -371,11 +385,21 @@ class Scheduler:
         completion: int,
         end: Token | None = None,
     ) -> None:
+        self._deliver_finish(run, reason, stop, completion, end)
+        self._release(run)
+
+    def _deliver_finish(
+        self,
+        run: Run,
+        reason: Reason,
+        stop: str | None,
+        completion: int,
+        end: Token | None = None,
+    ) -> None:
         choice = run.choice
         prompt_tokens = choice.task.prompt_tokens
         finish = Finish(choice.index, reason, stop, prompt_tokens, completion, run.cached, end)
         self._outbox.append((choice.task, (finish,)))
-        self._release(run)
 
     def _fail(self, batch: list[Run], error: DecodeFailed) -> None:
         """End the tasks of a batch that could not be evaluated; the others continue."""

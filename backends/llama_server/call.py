@@ -18,6 +18,7 @@ from ..errors import (
     Unsupported,
     ids_of,
     malformed,
+    read_from,
 )
 from ..grammar import with_gbnf
 from ..sse import EventParser
@@ -78,7 +79,7 @@ class Call:
         prompt: NativePrompt
         if job.logprobs is None:
             prompt = await native_prompt(server, job, model)
-            careful = job.preserved_tokens or job.stops.matcher is not None
+            careful = job.preserved_tokens or job.stops.by_reader
             vocabulary = (await server.facts()).vocabulary if careful else None
             self._stream = ChoiceStream(job, self._choice, _hidden(job, model), vocabulary)
             self._read = self._read_careful if job.stops.texts and not careful else None
@@ -126,9 +127,9 @@ class Call:
         return self
 
     async def __anext__(self) -> Batch:
-        if self._stream.finished and self._job.stops.matcher is not None:
-            # The server does not know the stop sequence, so it has to be interrupted.
-            await self.__aexit__()
+        if self._choice in self._job.stops.ends and not self._stream.finished:
+            return await self._interrupt()
+        if self._closed:
             raise StopAsyncIteration
         async for chunk in self._chunks:
             data = self._parser.feed(chunk)
@@ -152,6 +153,14 @@ class Call:
         if not self._stream.finished:
             raise EngineError(f"{ENGINE} ended its response before it was finished.")
         raise StopAsyncIteration
+
+    async def _interrupt(self) -> Batch:
+        """End a choice that its reader has cut; the server does not know the stop sequence."""
+        await self.__aexit__()
+        self._stream.finished = True
+        with read_from(ENGINE, "a completion"):
+            stream = self._stream if self._job.logprobs is None else self._tokens
+            return (stream.stopped(),)
 
     def _begin(self, event: dict[str, Any]) -> None:
         """Read the length of a prompt with media, which only the server knows."""

@@ -45,7 +45,7 @@ class TokenStream:
         self._choice = choice
         self.prompt_tokens = prompt_tokens
         self._vocabulary = vocabulary
-        self._cut = TokenCut(job)
+        self._cut = TokenCut(job.stops.for_engine)
         self.marks = vocabulary.marks(job.preserved_tokens)
         self._predicted = 0
         self._cached = 0
@@ -99,15 +99,16 @@ class TokenStream:
     def _note(self, tokens: Sequence[Token]) -> None:
         for token in tokens:
             self.ids.append(token.id)
-            self._cut.add(token.data, token.id in self.marks)
+            self._cut.add(token.data)
         finish = self.finish
         stop = self._cut.stop
-        if finish is None and self._job.stops.matcher is not None and stop is not None:
-            # The server does not know the stop sequences.
-            finish = Finish(self._choice, "stop", stop, self.prompt_tokens, 0, self._cached)
         if finish is not None and (finish.reason == "stop" or stop is not None):
             self._cut.settle()
             self.finish = finish._replace(completion_tokens=self._cut.tokens)
+
+    def stopped(self) -> Finish:
+        """Return the end of a choice that its reader has cut."""
+        return Finish(self._choice, "stop", None, self.prompt_tokens, len(self.ids), self._cached)
 
     def _step(self, event: dict[str, Any]) -> list[Token]:
         predicted = event["tokens_predicted"]

@@ -20,7 +20,6 @@ from ..base import (
     Event,
     Finish,
     Generation,
-    Matcher,
     Piece,
     Reason,
     Text,
@@ -306,8 +305,8 @@ def to_native(
     if payload.get("dry_sequence_breakers") == []:
         # The server rejects an empty list, but skips an empty text.
         payload["dry_sequence_breakers"] = [""]
-    if job.stops.matcher is not None:
-        # If the stop is found here, no last event reports the number of cached tokens.
+    if job.stops.by_reader:
+        # If the reader ends the choice, no last event reports the number of cached tokens.
         payload["timings_per_token"] = True
     if job.grammar is not None:
         payload["grammar"] = job.grammar.text
@@ -393,9 +392,10 @@ class ChoiceStream:
         self._sent = 0
         self._most = LARGEST if job.max_tokens is None else job.max_tokens + SLACK
         self._marks = vocabulary.marks(job.preserved_tokens) if vocabulary is not None else {}
-        self._matcher = job.stops.matcher() if job.stops.matcher is not None else None
-        self._reads_tokens = bool(job.stops.texts or self._marks or job.stops.matcher)
-        self._released = 0
+        self._searches = bool(job.stops.for_engine)
+        self._reads_tokens = bool(job.stops.texts or self._marks)
+        # The last event that was read, if the reader may end the choice.
+        self._event: dict[str, Any] = {}
         self.vocabulary = vocabulary
         self.finished = False
 
@@ -437,7 +437,7 @@ class ChoiceStream:
 
     def needs_vocabulary(self, event: dict[str, Any]) -> bool:
         """Return True if an event cannot be translated without the bytes of tokens."""
-        if not event["stop"] or not self._job.stops.texts or self.vocabulary is not None:
+        if not event["stop"] or not self._searches or self.vocabulary is not None:
             return False
         if event["stop_type"] == "word" or self._held():
             return True
@@ -481,11 +481,9 @@ class ChoiceStream:
             before = predicted
             if reads_tokens:
                 out += self._read(event, content, count)
-                if self.finished:
-                    break
             elif content:
                 # Like `Piece(…)`, without the call of a Python function.
-                out.append(_new(Piece, (choice, content, (), False, count)))
+                out.append(_new(Piece, (choice, content, (), False, count, ())))
         self._predicted = before
         if self._sent > self._most or before > self._most:
             raise EngineError(
@@ -496,15 +494,31 @@ class ChoiceStream:
     def _read(self, event: dict[str, Any], content: bytes, count: int) -> list[Event]:
         """Translate an event whose token ids matter."""
         token = event["tokens"][-1] if event["tokens"] else -1
-        if self._job.stops.texts:
+        if self._searches:
             # A stop sequence may cut the step or hold its text back.
             self._steps.append(Step(count, token, content))
+        starts: Sequence[int] = ()
+        if self._job.stops.by_reader:
+            self._event = event
+            if not content:
+                # Control tokens count, too.
+                return [Piece(self._choice, b"", token_count=count)] if count else []
+            starts = self._starts(token, count, content)
         if not content:
             return []
-        pieces = self._marked(Piece(self._choice, content, token_count=count), token)
-        if self._matcher is not None and self._stops_in(self._matcher, pieces):
-            return [*pieces, self._stopped(event, self._matcher.stop)]
-        return [*pieces]
+        return [*self._marked(Piece(self._choice, content, (), False, count, starts), token)]
+
+    def _starts(self, token: int, count: int, content: bytes) -> Sequence[int]:
+        """Return the positions in a step's text at which its tokens begin, if there are several.
+
+        Tokens without an event end inside a character. The first of them begins with its step, and
+        the last token of a step ends with its text.
+        """
+        if count < 2:
+            return ()
+        assert self.vocabulary is not None
+        size = len(self.vocabulary.piece(token)) if token >= 0 else 0
+        return (0, *[1] * (count - 2), max(len(content) - size, 0))
 
     def _marked(self, piece: Piece, token: int) -> tuple[Piece, ...]:
         """Return a step's text; a preserved token at its end is a separate piece."""
@@ -514,21 +528,18 @@ class ChoiceStream:
         own = Piece(self._choice, mark, (), True, 1)
         if content == mark:
             return (own,)
-        rest = piece._replace(data=content[: -len(mark)], token_count=piece.token_count - 1)
+        rest = piece._replace(
+            data=content[: -len(mark)], token_count=piece.token_count - 1, starts=piece.starts[:-1]
+        )
         return rest, own
 
-    def _stops_in(self, matcher: Matcher, pieces: Sequence[Piece]) -> bool:
-        for piece in pieces:
-            self._released += matcher.advance(piece.data, piece.mark)
-        return matcher.stop is not None
-
-    def _stopped(self, event: dict[str, Any], stop: str | None) -> Finish:
-        """Return the end of a choice that the server would continue."""
-        self.finished = True
+    def stopped(self) -> Finish:
+        """Return the end of a choice that its reader has cut."""
+        event = self._event
         prompt = max(event["tokens_evaluated"] - self._hidden, 0)
         cached = event["timings"]["cache_n"] if "timings" in event else 0
-        before = begun_before(self._released, self._token_starts())
-        return Finish(self._choice, "stop", stop, prompt, before, max(min(cached, prompt), 0))
+        count = max(min(cached, prompt), 0)
+        return Finish(self._choice, "stop", None, prompt, self._predicted, count)
 
     def _held(self) -> Sequence[Step]:
         """Return the trailing steps whose text was not sent."""
@@ -564,7 +575,7 @@ class ChoiceStream:
         if rest:
             events.append(Piece(self._choice, rest))
         completion = predicted - (kind == "eos")
-        if self._steps and self._matcher is None:
+        if self._steps:
             text = b"".join(step.content for step in self._steps) + rest
             end, stop = cut(text, self._job.stops.texts)
             if stop is not None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from latimer.adapter.chat.parsers import Plain
-from latimer.adapter.chat.reasoning import Tags, Thinking
-from latimer.adapter.generation.parts import Cutter
 from latimer.backends.base import MEDIA, Generation, Media, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import Busy, EngineError, EngineUnavailable, RequestError
 from latimer.backends.koboldcpp.translate import (
@@ -223,16 +220,15 @@ def test_an_end_token_that_is_shown_is_no_text() -> None:
 
 
 def test_stops_that_do_not_count_everywhere_are_not_sent() -> None:
-    """The job's own matcher finds stop sequences that do not apply everywhere."""
-
-    def cutter() -> Cutter:
-        return Cutter(Thinking(Tags("<t>", "</t>"), False, frozenset(), Plain()), ("x",))
-
-    job = Generation(Prompt(Text("a")), 5, stops=Stops(("x",), cutter))
+    """The reader cuts a choice at a stop sequence that does not apply everywhere, and the tokens
+    before the cut count."""
+    job = Generation(Prompt(Text("a")), 5, stops=Stops(("x",), by_reader=True))
     assert to_native(job, 0, "a", 5, 100, "KEY")["stop_sequence"] == []
     stream = ChoiceStream(job, 0, 1)
-    stream.feed("<t>x</t>a")
+    stream.feed("<t>x</t>abx")
     assert not stream.stopped
-    stream.feed("bx")
+    job.stops.ends[0] = 10
     assert stream.stopped
-    assert stream.finish(False).stop == "x"
+    stream.end_call(reported("<t>", "x", "</t>", "a", "b", "x"), 0, ended=False)
+    finish = stream.finish(False)
+    assert (finish.reason, finish.completion_tokens) == ("stop", 5)

@@ -9,9 +9,6 @@ from typing import Any
 
 import orjson
 import pytest
-from latimer.adapter.chat.parsers import Plain
-from latimer.adapter.chat.reasoning import Tags, Thinking
-from latimer.adapter.generation.parts import Cutter
 from latimer.backends.base import (
     MEDIA,
     Event,
@@ -341,23 +338,21 @@ def test_a_visible_token_is_a_piece_of_its_own() -> None:
     ]  # fmt: skip
 
 
-def test_a_stop_that_the_server_does_not_know_ends_the_choice() -> None:
-    """A stop sequence that only the adapter matches ends the choice, with the counts of the last
-    event."""
-
-    def cutter() -> Cutter:
-        return Cutter(Thinking(Tags("<t>", "</t>"), True, frozenset(), Plain()), ("x",))
-
-    job = Generation(Prompt(Text("a")), 9, stops=Stops(("x",), cutter))
+def test_a_choice_that_the_reader_cuts() -> None:
+    """Stop sequences that only the reader finds are not sent. All tokens have a piece, with the
+    positions of several, and the end of a cut choice has the counts of the last event."""
+    job = Generation(Prompt(Text("a")), 9, stops=Stops(("x",), by_reader=True))
     payload = to_native(job, 0, "a", 100)
     assert (list(payload["stop"]), payload["timings_per_token"]) == ([], True)
-    vocabulary = Vocabulary([b"x", b"</t>", b"a", b" bx"], {})
+    vocabulary = Vocabulary([b"x", b"</t>", b"a", b"\xa9"], {})
     stream = ChoiceStream(job, 0, 1, vocabulary)
-    steps = [event("x", 0, 1), event("</t>", 1, 2), event("a", 2, 3), event(" bx", 3, 4)]
-    events = stream.feed([*steps, event("never", 2, 5)])
-    assert text_of(events) == b"x</t>a bx"
-    assert finish_of(events) == Finish(0, "stop", "x", 8, 4, 4)
-    assert stream.finished
+    events = stream.feed([event("x", 0, 1), event("", 1, 2), event(" \u20a9", 3, 5)])
+    assert events == [
+        Piece(0, b"x", (), False, 1),
+        Piece(0, b"", (), False, 1),
+        Piece(0, b" \xe2\x82\xa9", (), False, 3, (0, 1, 3)),
+    ]
+    assert stream.stopped() == Finish(0, "stop", None, 8, 5, 4)
 
 
 def test_the_length_of_a_prompt_with_media() -> None:
