@@ -6,7 +6,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import orjson
 from typing_extensions import Unpack
@@ -120,7 +120,7 @@ class Options(TypedDict, total=False):
 
 
 # The defaults of `latimer serve`, without rules for local pages.
-DEFAULTS = Options(local_rules=None, **Settings.model_construct().arguments("adapter"))
+DEFAULTS = cast("Options", {"local_rules": None, **Settings.model_construct().arguments("adapter")})
 
 
 class OpenAIAdapter:
