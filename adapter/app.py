@@ -7,7 +7,7 @@ import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -122,7 +122,7 @@ class Options(TypedDict, total=False):
 
 
 # The defaults of `latimer serve`, without rules for local pages.
-DEFAULTS = Options(local_rules=None, **Settings.model_construct().arguments("adapter"))
+DEFAULTS = cast("Options", {"local_rules": None, **Settings.model_construct().arguments("adapter")})
 
 
 class ErrorMiddleware:

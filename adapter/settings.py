@@ -71,9 +71,8 @@ class Option:
         value: returns the value of the argument; by default its own.
         metavar: its value in the help.
         default: its default in the help; by default the field's.
-        type: the type of its flag, if not the field's.
         choices: the values of its flag, if not the field's.
-        convert: returns the value for a word, such as -1 for `all`.
+        convert: returns the value for a word, such as -1 for `all`; the flag then takes any text.
         check: raises a ValueError if a value is wrong.
         expected: the values that it may have, for errors.
         is_secret: True if no error and no repr shows its value.
@@ -86,7 +85,6 @@ class Option:
     value: Callable[[Any], object] | None = None
     metavar: str | None = None
     default: str | None = None
-    type: type | None = None
     choices: tuple[str, ...] = ()
     convert: Callable[[Any], Any] | None = None
     check: Callable[[Any], object] | None = None
@@ -213,7 +211,6 @@ class Settings(BaseSettings):
         -1,
         "number of layers on the GPU, or all.",
         default="all",
-        type=str,
         convert=lambda value: -1 if value == "all" else value,
         expected="a whole number of layers, or all",
         ge=-1,
@@ -224,7 +221,6 @@ class Settings(BaseSettings):
         "KV cache type: f32, f16, bf16, q8_0, q4_0 …",
         metavar="TYPE",
         default="f16",
-        type=str,
     )
     cache_memory: int | None = process_setting(
         None,
@@ -457,8 +453,9 @@ class Settings(BaseSettings):
                 key.
         """
         given = {name: value for name, value in flags.items() if value is not None and value != ()}
+        sources: dict[str, Any] = {**given, "config": file}
         try:
-            settings = cls(config=file, **given)
+            settings = cls(**sources)
         except ValidationError as error:
 
             def place(name: str) -> str:
@@ -481,8 +478,9 @@ class Settings(BaseSettings):
             option = option_of(field)
             if of in option.to:
                 value = getattr(self, name) if option.value is None else option.value(self)
-                is_secret = isinstance(value, SecretStr)
-                found[option.argument or name] = value.get_secret_value() if is_secret else value
+                if isinstance(value, SecretStr):
+                    value = value.get_secret_value()
+                found[option.argument or name] = value
         return found
 
     def unused(self, need: Need) -> list[str]:

@@ -39,10 +39,11 @@ class _Lazy(click.Command):
 
     Args:
         module: its name, relative to this package.
+        texts: its `help` or `short_help`.
     """
 
-    def __init__(self, name: str, module: str, short_help: str) -> None:
-        super().__init__(name, short_help=short_help)
+    def __init__(self, name: str, module: str, **texts: str) -> None:
+        super().__init__(name, **texts)  # type: ignore[arg-type]
         self._module = module
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -85,11 +86,17 @@ def main() -> None:
 
 
 for _command in (
-    _Lazy("serve", ".commands", "Serve OpenAI's API over a model or an engine."),
-    _Lazy("check", ".commands", "Show the capabilities of an engine, and the store, as a table."),
-    _Conform(
-        "conform", "...conformance.command", "Test any server for conformance with OpenAI's API."
+    _Lazy("serve", ".commands", help="Serve OpenAI's API over a model or an engine."),
+    _Lazy(
+        "check",
+        ".commands",
+        help="Show the capabilities of an engine, and the store, as a table.",
     ),
-    _Lazy("store", ".store", "Migrate, measure, export or prune a store."),
+    _Conform(
+        "conform",
+        "...conformance.command",
+        short_help="Test any server for conformance with OpenAI's API.",
+    ),
+    _Lazy("store", ".store", short_help="Migrate, measure, export or prune a store."),
 ):
     main.add_command(_command)

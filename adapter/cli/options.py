@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
-from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from ..settings import ENGINE, IN_PROCESS, STORE, Settings, is_list, option_of, type_of
@@ -39,7 +38,8 @@ def option(name: str, field: FieldInfo) -> Decorator:
     named: dict[str, Any] = {"help": help_of(field), "metavar": own.metavar}
     if is_list(field):
         named["multiple"] = True
-    if own.choices or (get_origin(kind) is Literal and own.type is None):
+    # The help of a flag with a metavar does not list its values.
+    if own.choices or (get_origin(kind) is Literal and own.metavar is None):
         named["type"] = click.Choice(own.choices or get_args(kind))
     elif kind is Path:
         named["type"] = click.Path(path_type=Path)
@@ -50,7 +50,7 @@ def option(name: str, field: FieldInfo) -> Decorator:
         else:
             named["is_flag"] = True
     else:
-        named["type"] = own.type or (str if kind is SecretStr else kind)
+        named["type"] = kind if kind in (int, float) and own.convert is None else str
     return click.option(flag, **named)
 
 
