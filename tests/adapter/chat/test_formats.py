@@ -236,3 +236,11 @@ def test_a_part_of_a_marker_with_a_token_is_not_content() -> None:
     parts = read(form, chunks, frozenset(form.markers))
     assert whole(parts) == ["So "]
     assert sum(part.size for part in parts) == sum(len(data) for data, _ in chunks)
+
+
+def test_a_blank_after_the_python_tag_is_part_of_the_call() -> None:
+    """A blank between Llama's marker and JSON belongs to the call, also if it arrives alone."""
+    form = BY_TITLE["llama3"]
+    texts = [b"<|python_tag|>", b" ", b'{"name": "get_time", "parameters": {}}']
+    apart = read(form, [(text, False) for text in texts])
+    assert end_of_calls(apart) == end_of_calls(read(form, [(b"".join(texts), False)]))

@@ -40,7 +40,7 @@ def prompt_of(
     body = [{"role": role, "content": content, **extra} for role, content in messages]
     request = ChatRequest.model_validate({"model": "m", "messages": body})
     model = replace(MODEL, template=template, adds_bos=adds_bos)
-    style = IN_WORDS[0]._replace(developer="developer" in template)
+    style = IN_WORDS[0]._replace(developer="developer" in (template or ""))
     turns, _ = turns_of(model, request.messages, (), style, None)
     return render(model, {"messages": turns, "variables": {}})
 
