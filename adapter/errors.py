@@ -15,11 +15,8 @@ import orjson
 
 from ..backends.errors import (
     MOST_MESSAGE,
-    Busy,
     ContextExceeded,
     EmptyPrompt,
-    EngineSilent,
-    EngineUnavailable,
     InvalidGrammar,
     LatimerError,
     NotServed,
@@ -50,7 +47,7 @@ _OTHER_VOCABULARY = (
     " If the ids are of one of OpenAI's vocabularies, name it in 'logit_bias_vocabulary' or "
     "--logit-bias-vocabulary."
 )
-_LATER: tuple[Header, ...] = ((b"retry-after-ms", b"1000"), (b"retry-after", b"1"))
+_CLOSE: Header = (b"connection", b"close")
 
 
 class InvalidRequest(RequestError):
@@ -68,6 +65,8 @@ class InvalidRequest(RequestError):
         self.param = param
         self.code = code
         self.status = status
+        if status == 413:
+            self.headers = (_CLOSE,)
 
 
 class MethodNotAllowed(InvalidRequest):
@@ -79,11 +78,13 @@ class MethodNotAllowed(InvalidRequest):
             "different HTTP method?)",
             status=405,
         )
-        self.allowed = tuple(allowed)
+        self.headers = ((b"allow", ", ".join(allowed).encode()),)
 
 
 class WebSocketRefused(InvalidRequest):
     """A handshake of a WebSocket; a client can send the same request without one."""
+
+    headers = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade"))
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -97,6 +98,12 @@ class WebSocketRefused(InvalidRequest):
 class ShuttingDown(LatimerError):
     """An error for requests that a shutdown ends; the client can retry later or elsewhere."""
 
+    status = 503
+    type = "service_unavailable_error"
+    code = "server_shutting_down"
+    retry_after = 1.0
+    headers = (_CLOSE,)
+
     def __init__(self) -> None:
         super().__init__("The server is shutting down. Send the request again later.")
 
@@ -109,6 +116,11 @@ class StoreUnavailable(LatimerError):
         detail: for the log: the message of the database, with hosts and paths.
     """
 
+    status = 503
+    type = "service_unavailable_error"
+    code = "store_unavailable"
+    retry_after = 1.0
+
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"The store is not available: {reason}. Send the request again later.")
         self.reason = reason
@@ -117,34 +129,15 @@ class StoreUnavailable(LatimerError):
 
 def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
     """Return the HTTP status, the body and the extra headers of an error."""
-    headers: list[Header] = []
     if isinstance(error, RequestError):
-        facts = worded(error)
-        if isinstance(facts, MethodNotAllowed):
-            headers.append((b"allow", ", ".join(facts.allowed).encode()))
-        if isinstance(facts, WebSocketRefused):
-            headers += [(b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade")]
-        if facts.status == 413:
-            headers.append((b"connection", b"close"))
-        body = _body(facts.message, "invalid_request_error", facts.param, facts.code)
-        return facts.status, body, headers
-    if isinstance(error, Busy):
+        error = worded(error)
+    headers: list[Header] = []
+    if error.retry_after is not None:
         milliseconds = max(int(error.retry_after * 1000), 1)
         headers.append((b"retry-after-ms", str(milliseconds).encode()))
         headers.append((b"retry-after", str(-(-milliseconds // 1000)).encode()))
-        return 429, _body(error.message, "requests", None, "rate_limit_exceeded"), headers
-    if isinstance(error, EngineUnavailable):
-        body = _body(error.message, "service_unavailable_error", None, "engine_unavailable")
-        return 503, body, [*_LATER]
-    if isinstance(error, ShuttingDown):
-        body = _body(error.message, "service_unavailable_error", None, "server_shutting_down")
-        return 503, body, [*_LATER, (b"connection", b"close")]
-    if isinstance(error, StoreUnavailable):
-        body = _body(error.message, "service_unavailable_error", None, "store_unavailable")
-        return 503, body, [*_LATER]
-    if isinstance(error, EngineSilent):
-        return 504, _body(error.message, "server_error", None, "engine_timeout"), headers
-    return 502, _body(error.message, "server_error", None, "engine_error"), headers
+    body = _body(error.message, error.type, error.param, error.code)
+    return error.status, body, [*headers, *error.headers]
 
 
 def error_event(error: LatimerError) -> bytes:
@@ -189,13 +182,10 @@ class UnknownModel(InvalidRequest):
 
 
 def worded(error: RequestError) -> InvalidRequest:
-    """Return an error with OpenAI's message and code."""
+    """Return an error with OpenAI's message."""
     if isinstance(error, InvalidRequest):
         return error
-    message, code = _WORDS[type(error)](error)
-    # OpenAI's status for a model that another endpoint serves (contract 1.4).
-    status = 404 if isinstance(error, NotServed) else 400
-    return InvalidRequest(message, error.param, code, status)
+    return InvalidRequest(_MESSAGES[type(error)](error), error.param, error.code, error.status)
 
 
 def with_names(error: RequestError, names: Mapping[str, str]) -> RequestError:
@@ -302,48 +292,38 @@ _NOT_SERVED: Mapping[str, str] = {
     "rank": "This is not a reranking model and thus not supported in the v1/rerank endpoint.",
 }
 
-# OpenAI's message and code for each type of error (contract 1.2 to 1.4).
-_WORDS: Mapping[type[RequestError], Callable[[Any], tuple[str, str | None]]] = {
+# OpenAI's message for each type of error (contract 1.2 to 1.4).
+_MESSAGES: Mapping[type[RequestError], Callable[[Any], str]] = {
     Unsupported: lambda error: (
-        f"Unsupported parameter: '{error.param}' is not supported by {error.engine}. {error.hint}",
-        "unsupported_parameter",
+        f"Unsupported parameter: '{error.param}' is not supported by {error.engine}. {error.hint}"
     ),
-    NotServed: lambda error: (f"{_NOT_SERVED[error.task]} {error.hint}", None),
-    ContextExceeded: lambda error: (_context(error), "context_length_exceeded"),
+    NotServed: lambda error: f"{_NOT_SERVED[error.task]} {error.hint}",
+    ContextExceeded: _context,
     EmptyPrompt: lambda error: (
         f"Invalid '{error.param}': empty prompt. This model has no BOS token, so send at least one "
-        "token.",
-        "empty_string",
+        "token."
     ),
-    InvalidGrammar: lambda error: (
-        f"Invalid '{error.param}': {summed_up(error.reason)}.",
-        "invalid_value",
-    ),
+    InvalidGrammar: lambda error: f"Invalid '{error.param}': {summed_up(error.reason)}.",
     UnreadableMedia: lambda error: (
         f"Invalid '{error.param}': the file cannot be read. Supported formats are PNG, JPEG, GIF "
-        "and BMP for images, and WAV, MP3 and FLAC for audio.",
-        "image_parse_error",
+        "and BMP for images, and WAV, MP3 and FLAC for audio."
     ),
     UnknownToken: lambda error: (
         f"Invalid '{error.param}': {error.token} is not a token id of this model. Expected an id "
-        f"from 0 to {error.size - 1}." + ("" if error.param == "tokens" else _OTHER_VOCABULARY),
-        "invalid_value",
+        f"from 0 to {error.size - 1}." + ("" if error.param == "tokens" else _OTHER_VOCABULARY)
     ),
     WordTooLong: lambda error: (
         f"Invalid '{error.param}': a word or a run of whitespace is longer than {error.most} "
-        f"characters, starting with {error.beginning!r}. Send a shorter one.",
-        "string_above_max_length",
+        f"characters, starting with {error.beginning!r}. Send a shorter one."
     ),
     TooMany: lambda error: (
         f"Invalid '{error.param}': too many entries. {error.engine} supports at most "
-        f"{error.most}, but got {error.count} instead.",
-        "object_above_max_properties",
+        f"{error.most}, but got {error.count} instead."
     ),
-    Refused: lambda error: (f"{error.engine} rejected the request: {error.reason}", None),
+    Refused: lambda error: f"{error.engine} rejected the request: {error.reason}",
     TooComplex: lambda error: (
         f"This request takes more than {error.seconds:g} s to prepare. Send fewer or shorter "
-        "messages, or a simpler schema or grammar.",
-        "request_too_complex",
+        "messages, or a simpler schema or grammar."
     ),
 }
 

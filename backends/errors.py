@@ -49,7 +49,20 @@ def summed_up(text: str) -> str:
 
 
 class LatimerError(Exception):
-    """The base class of all errors; `message` is for the person who made the request."""
+    """The base class of all errors; `message` is for the person who made the request.
+
+    Attributes:
+        status, type, code, param: OpenAI's HTTP status, and the fields of its error object.
+        retry_after: the seconds after which the client may repeat the request; None if unknown.
+        headers: more headers of the response.
+    """
+
+    status = 502
+    type = "server_error"
+    code: str | None = "engine_error"
+    param: str | None = None
+    retry_after: float | None = None
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -66,6 +79,10 @@ class RequestError(LatimerError):
         facts: the other facts for the message.
     """
 
+    status = 400
+    type = "invalid_request_error"
+    code = None
+
     def __init__(self, param: str | None, *facts: object) -> None:
         super().__init__(f"{type(self).__name__}: {', '.join(map(repr, (param, *facts)))}")
         self.param = param
@@ -73,6 +90,8 @@ class RequestError(LatimerError):
 
 class Unsupported(RequestError):
     """A valid field that `engine` does not support; `hint` offers an alternative."""
+
+    code = "unsupported_parameter"
 
     def __init__(self, param: str, engine: str, hint: str) -> None:
         super().__init__(param, engine, hint)
@@ -96,6 +115,9 @@ class NotServed(RequestError):
         hint: what to do instead, as a sentence.
     """
 
+    # OpenAI's status for a model that another endpoint serves (contract 1.4).
+    status = 404
+
     def __init__(self, task: Task, engine: str, hint: str) -> None:
         super().__init__("model", task, engine, hint)
         self.task = task
@@ -111,6 +133,8 @@ class ContextExceeded(RequestError):
         param: the field of the prompt.
         hint: what the operator of the engine can do about it, as a sentence.
     """
+
+    code = "context_length_exceeded"
 
     def __init__(
         self,
@@ -151,12 +175,16 @@ def check_length(
 class EmptyPrompt(RequestError):
     """A prompt or an input without tokens: it has no text, and the model adds no BOS."""
 
+    code = "empty_string"
+
     def __init__(self, param: str = "prompt") -> None:
         super().__init__(param)
 
 
 class InvalidGrammar(RequestError):
     """A grammar in the request's field `param` that is invalid, or that matches nothing."""
+
+    code = "invalid_value"
 
     def __init__(self, param: str, reason: str) -> None:
         super().__init__(param, reason)
@@ -166,12 +194,16 @@ class InvalidGrammar(RequestError):
 class UnreadableMedia(RequestError):
     """Data in the request's field `param` that cannot be read as an image or audio."""
 
+    code = "image_parse_error"
+
     def __init__(self, param: str) -> None:
         super().__init__(param)
 
 
 class UnknownToken(RequestError):
     """A token id that is not in the vocabulary of `size` tokens."""
+
+    code = "invalid_value"
 
     def __init__(self, param: str, size: int, token: int) -> None:
         super().__init__(param, size, token)
@@ -192,6 +224,8 @@ def check_ids(param: str, ids: Sequence[int], size: int) -> None:
 class WordTooLong(RequestError):
     """A word or a run of whitespace of more than `most` characters; `beginning` is its start."""
 
+    code = "string_above_max_length"
+
     def __init__(self, most: int, beginning: str, param: str = "prompt") -> None:
         super().__init__(param, f"{most} characters without a change", beginning)
         self.most = most
@@ -200,6 +234,8 @@ class WordTooLong(RequestError):
 
 class TooMany(RequestError):
     """A field with `count` entries, of which the engine accepts at most `most`."""
+
+    code = "object_above_max_properties"
 
     def __init__(self, param: str, engine: str, most: int, count: int) -> None:
         super().__init__(param, engine, f"at most {most}", count)
@@ -220,6 +256,8 @@ class Refused(RequestError):
 class TooComplex(RequestError):
     """A request whose preparation takes more than `seconds`."""
 
+    code = "request_too_complex"
+
     def __init__(self, seconds: float) -> None:
         super().__init__(None, seconds)
         self.seconds = seconds
@@ -227,6 +265,10 @@ class TooComplex(RequestError):
 
 class Busy(LatimerError):
     """A job that can neither start nor wait now; retry it after `retry_after` seconds."""
+
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -240,9 +282,17 @@ class EngineError(LatimerError):
 class EngineUnavailable(EngineError):
     """An engine that cannot be reached, or that is not ready yet."""
 
+    status = 503
+    type = "service_unavailable_error"
+    code = "engine_unavailable"
+    retry_after = 1.0
+
 
 class EngineSilent(EngineError):
     """An engine that stopped responding."""
+
+    status = 504
+    code = "engine_timeout"
 
 
 @contextmanager

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.calls import Prepared
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.routes import ROUTES
 from support import servers
 from support.documents import Block, blocks, commands
 from support.reader import Reader
@@ -117,6 +119,24 @@ async def test_the_engine_for_developers_works(client_of: Any) -> None:
             reply = await client.post(f"/v1/{path}", json=body)
             assert reply.status_code == status, (path, reply.text)
             assert "completions" not in path or status == 400 or "Hello." in reply.text
+    await app.aclose()
+
+
+async def test_the_endpoint_for_developers_works(
+    client_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The endpoint of CONTRIBUTING.md works with its function in the table of routes."""
+    block = next(one for one in CONTRIBUTING if "async def reverse" in one.text)
+    monkeypatch.setitem(ROUTES, "/reverse", {"POST": executed(block)["reverse"]})
+    app = OpenAIAdapter(Prepared(burst=True), api_keys=["k"])  # type: ignore[arg-type]
+    async with client_of(app) as client:
+        client.headers["authorization"] = "Bearer k"
+        reply = await client.post("/v1/reverse", json={"text": "Hello", "x": 1})
+        assert reply.json() == {"model": "m", "text": "olleH"}
+        assert reply.headers["x-latimer-ignored"] == "x"
+        error = (await client.post("/reverse/", json={})).json()["error"]
+        assert (error["code"], error["param"]) == ("missing_required_parameter", "text")
+        assert (await client.get("/v1/reverse")).status_code == 405
     await app.aclose()
 
 

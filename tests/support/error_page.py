@@ -196,15 +196,15 @@ def codes() -> set[str]:
 
 
 def _values(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the expressions of error codes in a call, an assignment or a table of messages."""
+    """Yield the expressions of error codes in a call or an assignment."""
     if isinstance(node, ast.Call):
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
         yield from (word.value for word in node.keywords if word.arg == "code")
         yield from node.args[_CODES[name] :][:1] if name in _CODES else ()
     elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "code":
         yield node.value
-    elif isinstance(node, ast.Lambda) and isinstance(node.body, ast.Tuple):
-        yield from node.body.elts[1:]
+    elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "code":
+        yield from [node.value] if node.value is not None else ()
 
 
 def _patterns(value: ast.expr) -> Iterator[str]:
