@@ -19,7 +19,7 @@ from support.projector import png, projector
 from support.reader import DEMO_WIDTH
 
 from chaos.client import Reply, ask, get, post
-from chaos.judge import shape
+from chaos.judge import error_of, shape
 from chaos.process import BAD, Latimer
 
 CHAT = "/v1/chat/completions"
@@ -96,25 +96,18 @@ class Storing:
         if image:
             picture = png(*(number // 16**place % 16 * 16 for place in range(3)))
             url = f"data:image/png;base64,{b64encode(picture).decode()}"
-            content = [
-                {"type": "text", "text": text},
-                {"type": "image_url", "image_url": {"url": url}},
-            ]
+            image_part = {"type": "image_url", "image_url": {"url": url}}
+            content = [{"type": "text", "text": text}, image_part]
         body = {
-            "model": "m",
-            "messages": [{"role": "user", "content": content}],
-            "max_tokens": 4,
-            "store": True,
-            "stream": stream,
-            "metadata": {"text": text},
-            **(fields or {}),
-        }
+            "model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 4,
+            "store": True, "stream": stream, "metadata": {"text": text}, **(fields or {}),
+        }  # fmt: skip
         reply = await ask(self.latimer.port, post(CHAT, body), 60)
         ignored = reply.headers.get("x-latimer-ignored", "").split(", ")
-        if reply.status == 200 and not reply.problem and "store" not in ignored:
+        is_stored = reply.status == 200 and not reply.problem and "store" not in ignored
+        if is_stored and error_of(reply) is None:
             found = reply.chunks()[0] if reply.streamed else reply.json()
-            if not reply.streamed or "error" not in reply.body.decode():
-                self.answered[found["id"]] = Sent(text, url)
+            self.answered[found["id"]] = Sent(text, url)
         return reply
 
     async def get(self, path: str = "", method: str = "GET", seconds: float = 30) -> Reply:
@@ -229,19 +222,12 @@ class Watch:
         self._note("chat", "chat", await self.storing.post(**request), CHAT_SECONDS)
 
     def _note(self, allowed: str, name: str, reply: Reply, seconds: float) -> None:
-        status, words = reply.status, ""
-        error = None
-        if reply.streamed and '{"error"' in reply.body.decode():
-            status = 503
-            error = next(json.loads(one) for one in reply.events() if one.startswith('{"error"'))
-            words = "stream with an error event"
-        elif reply.status != 200:
-            error = reply.json()
-            self.violations += shape(reply, reply.status, error)
-        elif reply.streamed:
-            words = "stream"
+        status, words, error = reply.status, "stream" * reply.streamed, error_of(reply)
         if error is not None:
-            words += f" {error['error']['message']}"
+            if reply.streamed:
+                status, words = 503, "stream with an error event"
+            self.violations += shape(reply, *error)
+            words += f" {error[1]['error']['message']}"
         if "store" in reply.headers.get("x-latimer-ignored", "").split(", "):
             words += " x-latimer-ignored: store"
         self._seen[name][f"{status} {words}".strip()] += 1

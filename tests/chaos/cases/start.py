@@ -9,8 +9,11 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+from support.engines.wire import Engine
 
 from chaos.case import (
     COMPLETIONS,
@@ -173,23 +176,35 @@ def _lives() -> Iterator[Case]:
         )  # fmt: skip
 
 
+@asynccontextmanager
+async def _without_engine(stage: Stage, *words: str) -> AsyncIterator[tuple[Latimer, Engine]]:
+    """Yield a Latimer that was not started, for an engine that does not listen yet."""
+    assert stage.fake is not None
+    fake = type(stage.fake)()
+    await fake.start()
+    await fake.stop()
+    latimer = Latimer([fake.url, "--any-model", *words])
+    try:
+        yield latimer, fake
+    finally:
+        await latimer.stop()
+        await fake.stop()
+
+
 def _before(more: Sequence[str]) -> Act:
     """Return an act that starts without an engine, and expects 503 until the engine runs."""
 
     async def act(stage: Stage, case: Case) -> list[str]:
-        assert stage.fake is not None
-        fake = type(stage.fake)()
-        await fake.start()
-        await fake.stop()
-        backend = ["llama-server" if stage.engine == FAKE_SERVER else "koboldcpp"] if more else []
-        latimer = Latimer([fake.url, "--any-model", *more, *backend])
-        try:
-            await latimer.start(ready=False, seconds=15)
+        backend = [*more, stage.engine.removeprefix("fake-")] if more else []
+        async with _without_engine(stage, *backend) as (latimer, fake):
+            try:
+                await latimer.start(ready=False, seconds=15)
+            except AssertionError as error:
+                return [f"it does not start before its engine: {error}"]
             found = []
             body = {"model": "m", "prompt": "echo:there", "max_tokens": 16}
-            for data in (post(COMPLETIONS, body), get("/health"),
-                         get("/v1/models")):  # fmt: skip
-                found += judge(await ask(latimer.port, data, 5), frozenset({503}))
+            for request in (post(COMPLETIONS, body), get("/health"), get("/v1/models")):
+                found += judge(await ask(latimer.port, request, 5), frozenset({503}))
             await fake.start()
             end = time.monotonic() + 10
             while (reply := await ask(latimer.port, post(COMPLETIONS, body))).status != 200:
@@ -197,41 +212,29 @@ def _before(more: Sequence[str]) -> Act:
                     return [*found, f"10 s after the engine came: {reply}"]
                 await asyncio.sleep(0.1)
             reply.wanted = "there"
-            found += judge(reply, RIGHT)
-            return found + latimer.fresh_problems()
-        except AssertionError as error:
-            return [f"it does not start before its engine: {error}"]
-        finally:
-            await latimer.stop()
-            await fake.stop()
+            return found + judge(reply, RIGHT) + latimer.fresh_problems()
 
     return act
 
 
 async def _waiting(stage: Stage, case: Case) -> list[str]:
     """Check that `--wait` announces the server only when its engine is ready."""
-    assert stage.fake is not None
-    fake = type(stage.fake)()
-    await fake.start()
-    await fake.stop()
-    latimer = Latimer([fake.url, "--any-model", "--wait"])
-    starting = asyncio.create_task(latimer.start(seconds=20))
-    try:
-        await asyncio.sleep(2)
-        if starting.done():
-            return [f"it did not wait: {starting.exception() or latimer.output()!r}"]
-        if b"Latimer serves" in latimer.output():
-            return ["it says that it serves before its engine is there"]
-        await fake.start()
-        await starting
-        return latimer.fresh_problems()
-    except AssertionError as error:
-        return [str(error)]
-    finally:
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        await latimer.stop()
-        await fake.stop()
+    async with _without_engine(stage, "--wait") as (latimer, fake):
+        starting = asyncio.create_task(latimer.start(seconds=20))
+        try:
+            await asyncio.sleep(2)
+            if starting.done():
+                return [f"it did not wait: {starting.exception() or latimer.output()!r}"]
+            if b"Latimer serves" in latimer.output():
+                return ["it says that it serves before its engine is there"]
+            await fake.start()
+            await starting
+            return latimer.fresh_problems()
+        except AssertionError as error:
+            return [str(error)]
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
 
 
 def _without_stderr(where: str) -> Act:

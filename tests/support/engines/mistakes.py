@@ -58,7 +58,7 @@ Pause = tuple[bytes, float | None]
 
 @dataclass(frozen=True)
 class Transfer:
-    """How a response is sent; the defaults send a right one.
+    """The way of sending a response; the defaults send a right one.
 
     Args:
         before: bytes before the response.
