@@ -21,6 +21,8 @@ from support.exact import EXACT
 from support.reference import reference
 from support.servers import llama_server, serving
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 QUESTIONS = HERE.parent.parent / "examples" / "evaluate" / "questions.jsonl"
 

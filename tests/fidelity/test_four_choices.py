@@ -14,6 +14,8 @@ from support.reference import Reference, reference
 from support.samples import sample
 from support.texts import Question, chat, questions
 
+pytestmark = pytest.mark.slow
+
 QUESTIONS = questions(sample(80, 200))
 # The order of choices closer than this in the reference may change with default flags.
 MARGIN = 0.1

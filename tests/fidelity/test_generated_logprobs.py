@@ -17,6 +17,8 @@ from support.replies import chunks_in
 from support.samples import sample
 from support.texts import STRANGE, WORDS, chat, demo_texts
 
+pytestmark = pytest.mark.slow
+
 REQUESTS = sample(100, 300)
 STOPS = (" ", "e", ", ", "\n", "é", "漢", "stone", "ver m", "r s", "😀", "ë 漢", "<|im_end|>", "1")
 ARRAYS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")

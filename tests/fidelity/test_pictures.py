@@ -42,6 +42,8 @@ from support.mrope import (
 from support.servers import llama_server
 from support.texts import fragments
 
+pytestmark = pytest.mark.slow
+
 # Prompts are longer than a block, so that they can be reused.
 WORDS = "the of and to in is was he she it with for on that Hello world été 12 345 " * 4
 WIDE, TALL, SMALL, ROW = picture(6, 3, 1), picture(3, 5, 2), picture(3, 3, 3), picture(9, 1, 4)

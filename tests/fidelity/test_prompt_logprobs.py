@@ -17,6 +17,8 @@ from support.reference import Reference, reference
 from support.samples import sample
 from support.texts import STRANGE, demo_texts
 
+pytestmark = pytest.mark.slow
+
 OTHER_TEXTS = (
     *STRANGE,
     "Hello the cat",

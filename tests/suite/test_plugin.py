@@ -6,8 +6,11 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
 from suite.server import Server
 from support.servers import serving
+
+pytestmark = pytest.mark.slow
 
 
 async def pytest_on(tmp_path: Path, *arguments: str) -> tuple[int | None, str]:

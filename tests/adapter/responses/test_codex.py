@@ -22,6 +22,8 @@ from support.codex import CodexError, Reply, read, sent_back
 from support.engines.koboldcpp import koboldcpp
 from support.servers import llama_server
 
+pytestmark = pytest.mark.slow
+
 R = "/v1/responses"
 CONTEXT = 16_384
 FILE = Path(__file__).parents[2] / "sessions" / "responses" / "codex.json"
