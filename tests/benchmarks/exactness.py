@@ -24,9 +24,7 @@ import gguf
 from latimer.backends.base import Backend, Text
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from support import gguf_files
-from support.exact import engines, prompt_tokens
-from support.neighbours import apart
-from support.reference import Reference, reference
+from support.reference import Reference, apart, engines, prompt_tokens, reference
 from support.texts import demo_texts
 
 

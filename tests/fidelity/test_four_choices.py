@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 from latimer.backends.base import Backend, Text
 from latimer.backends.llama_cpp import DEMO_MODEL
-from support.exact import engines, prompt_tokens
-from support.reference import Reference, reference
+from support.reference import Reference, engines, prompt_tokens, reference
 from support.samples import sample
 from support.texts import Question, chat, questions
 

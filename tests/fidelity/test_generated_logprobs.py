@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
-from support.exact import engines
+from support.reference import engines
 from support.replies import chunks_in
 from support.samples import sample
 from support.texts import STRANGE, WORDS, chat, demo_texts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from latimer.backends.llama_cpp import LlamaCpp
-from support.neighbours import AT_ONCE, apart
+from support.reference import AT_ONCE, apart
 
 pytestmark = pytest.mark.slow
 

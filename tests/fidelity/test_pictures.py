@@ -27,7 +27,6 @@ from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_cpp.scheduler import Scheduler
 from latimer.backends.llama_cpp.tasks import Run
 from latimer.backends.llama_server import LlamaServer
-from support.exact import EXACT
 from support.mrope import (
     QWEN2,
     QWEN3,
@@ -39,6 +38,7 @@ from support.mrope import (
     picture,
     projector,
 )
+from support.reference import EXACT
 from support.servers import llama_server
 from support.texts import fragments
 
