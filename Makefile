@@ -15,15 +15,16 @@ export CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXA
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" 2>/dev/null)
 
-.PHONY: help serve test lint types unit test-full test-install clients faults fuzz soak bench record conformance \
+.PHONY: help serve test lint types unit test-all types-all test-full test-install clients faults fuzz soak bench record conformance \
 	conform-koboldcpp lock cmake-args clean
 
 help:
 	@echo "make serve         install everything and serve the demo model on http://127.0.0.1:8000/v1"
-	@echo "make test          install everything, lint, check types, run every test"
-	@echo "make lint          run the linter and check the formatting"
-	@echo "make types         run the type checker"
-	@echo "make unit          run every test, without lint and types"
+	@echo "make test          install everything, lint, check types, run the quick tests"
+	@echo "make test-all      run the rest: slow tests, limits of time, types of the tests"
+	@echo "make lint          run the linter, check the formatting and the English"
+	@echo "make types         run the type checker on the sources"
+	@echo "make unit          run the quick tests, without lint and types"
 	@echo "make test-full     run every check against every fault, every session, and large samples (30 minutes)"
 	@echo "make test-install  install every extra into a fresh environment and use it there"
 	@echo "make clients       install clients, frameworks and coding agents, and use them (6 minutes)"
@@ -52,6 +53,8 @@ lint: $(VENV)/test
 
 types: $(VENV)/test
 	$(BIN)/mypy -p latimer.adapter -p latimer.backends -p latimer.schemas -p latimer.conformance
+
+types-all: $(VENV)/test
 	cd tests && ../$(BIN)/mypy --config-file ../pyproject.toml --explicit-package-bases .
 	$(BIN)/mypy examples
 
@@ -63,10 +66,13 @@ define run_tests
 		pytest $(1) --last-failed --last-failed-no-failures none -v; }
 endef
 
-# On all cores; what holds a limit of time runs by itself.
-unit: $(VENV)/test $(VENV)/browser $(VENV)/postgresql
+unit: $(VENV)/test
+	$(call run_tests,-m "not slow and not timed and not clients",-n auto --dist worksteal --durations 10)
+
+# What `make test` leaves out. Tests that hold a limit of time run by themselves.
+test-all: types-all $(VENV)/browser $(VENV)/postgresql
 	@$(POSTGRESQL) || echo "==> PostgreSQL is missing, so its tests are skipped: apt-get install postgresql"
-	$(call run_tests,-m "not timed and not clients",-n auto --dist worksteal --durations 10 -rs)
+	$(call run_tests,-m "slow and not timed and not clients",-n auto --dist worksteal --durations 10 -rs)
 	$(call run_tests,-m timed,--durations 10)
 
 test-full: $(VENV)/test

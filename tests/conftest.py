@@ -45,6 +45,23 @@ def pytest_configure() -> None:
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
+# Folders of slow tests, and fixtures and parameters of tests that need another program.
+SLOW = {"chaos", "faults"}
+OTHERS = {"postgresql", "postgresql_server", "s3", "s3_variables"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of faults, and those that need PostgreSQL or the API of S3, as slow."""
+    for item in items:
+        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        names = {
+            *getattr(item, "fixturenames", ()),
+            *(one for one in given if isinstance(one, str)),
+        }
+        if names & OTHERS or item.path.parent.name in SLOW:
+            item.add_marker("slow")
+
+
 def pytest_collection_finish() -> None:
     """Exempt the collected tests from garbage collections, which would take half a second each."""
     gc.collect()

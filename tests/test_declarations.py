@@ -22,6 +22,8 @@ import pytest
 from latimer.adapter.cli import CONFORMANCE
 from latimer.backends.llama_cpp.options import EXTRA
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

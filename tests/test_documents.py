@@ -65,6 +65,7 @@ def marked(block: Block) -> Any:
     return pytest.param(block, marks=[pytest.mark.clients] if "lm_eval" in block.text else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "block",
     [marked(one) for page in DOCUMENTS for one in blocks(page) if one.language != "mermaid"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.prose import anchors, links, sentences, words
+from support.documents import anchors, links, sentences, words
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 30

@@ -67,6 +67,7 @@ def test_a_file_has_a_key_on_each_line(tmp_path: Path) -> None:
         assert SECRET not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_the_start_fails_with_one_line() -> None:
     """A start with an unusable key exits with 3 and one line that names the setting."""
     for arguments, environment, setting in (
@@ -114,6 +115,7 @@ def test_settings_show_no_secret() -> None:
     assert SECRET not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "more"),
     [

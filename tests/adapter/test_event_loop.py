@@ -10,6 +10,8 @@ from latimer.adapter import OpenAIAdapter
 from support.large import ENGINES, LARGE, seeing
 from support.turns import MeasuredLoop, measured
 
+pytestmark = pytest.mark.slow
+
 # Seconds of CPU time. The design limit is 5 ms; the rest is tolerance for a busy machine.
 LONGEST = 0.05
 

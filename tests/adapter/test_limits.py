@@ -92,6 +92,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
 async def test_what_openai_takes_is_taken(

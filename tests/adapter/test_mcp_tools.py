@@ -55,6 +55,7 @@ def test_every_schema_is_accepted() -> None:
         check_schema(tool["function"]["parameters"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)
 def test_one_grammar_of_fifty_tools(form: ToolCallFormat) -> None:
     """Each format has a valid grammar with all fifty tools within a second, most with schemas."""

@@ -347,6 +347,7 @@ fetch(address + '/v1/completions', {method: 'POST', body: new Blob([body])})
 """
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_real_website_gets_nothing(address: str, page: int, tmp_path: Path) -> None:
     """In a browser a local page gets a response and a website none, even by DNS rebinding."""

@@ -28,6 +28,8 @@ from support.scripted import scripted
 from support.servers import llama_server
 from support.strict_templates import ASKED, OMITTING, ONE_CALL
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 SESSIONS: dict[str, Any] = {
     path.stem: json.loads(path.read_text())

@@ -17,9 +17,10 @@ from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
-from support.exact import EXACT
-from support.reference import reference
+from support.reference import EXACT, reference
 from support.servers import llama_server, serving
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 QUESTIONS = HERE.parent.parent / "examples" / "evaluate" / "questions.jsonl"

@@ -17,6 +17,8 @@ from support.embedding_reference import cosine, embedding_reference
 from support.embeddings import ENGINES, MODELS, embedding, ids_of, vector_of
 from support.servers import serving
 
+pytestmark = pytest.mark.slow
+
 CLOSE = 0.99999
 TEXTS = [
     "the capital of France", "mira vipa kato", "été, naïve", "日本語 🎉", "a [SEP] b <s>",

@@ -15,6 +15,8 @@ from latimer.backends.llama_cpp import DEMO_MODEL
 from support import gguf_files
 from support.servers import free_port, llama_server, wait_for
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 

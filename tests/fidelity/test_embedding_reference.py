@@ -25,6 +25,8 @@ from support.embedding_reference import (
 from support.servers import llama_server
 from tokenizers import BertWordPieceTokenizer
 
+pytestmark = pytest.mark.slow
+
 # The batch covers the longest input, as llama-server requires for embeddings.
 BATCH = ("-b", "2048", "-ub", "2048")
 CLOSE = 0.99999

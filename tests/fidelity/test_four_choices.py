@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 from latimer.backends.base import Backend, Text
 from latimer.backends.llama_cpp import DEMO_MODEL
-from support.exact import engines, prompt_tokens
-from support.reference import Reference, reference
+from support.reference import Reference, engines, prompt_tokens, reference
 from support.samples import sample
 from support.texts import Question, chat, questions
+
+pytestmark = pytest.mark.slow
 
 QUESTIONS = questions(sample(80, 200))
 # The order of choices closer than this in the reference may change with default flags.

@@ -12,10 +12,12 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
-from support.exact import engines
+from support.reference import engines
 from support.replies import chunks_in
 from support.samples import sample
 from support.texts import STRANGE, WORDS, chat, demo_texts
+
+pytestmark = pytest.mark.slow
 
 REQUESTS = sample(100, 300)
 STOPS = (" ", "e", ", ", "\n", "é", "漢", "stone", "ver m", "r s", "😀", "ë 漢", "<|im_end|>", "1")

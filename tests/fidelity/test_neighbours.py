@@ -5,8 +5,11 @@ from __future__ import annotations
 from contextlib import aclosing
 from pathlib import Path
 
+import pytest
 from latimer.backends.llama_cpp import LlamaCpp
-from support.neighbours import AT_ONCE, apart
+from support.reference import AT_ONCE, apart
+
+pytestmark = pytest.mark.slow
 
 
 async def test_exact_answers_are_the_same_alone_and_among_others(demo_f32: Path) -> None:

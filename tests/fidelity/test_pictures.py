@@ -27,7 +27,6 @@ from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_cpp.scheduler import Scheduler
 from latimer.backends.llama_cpp.tasks import Run
 from latimer.backends.llama_server import LlamaServer
-from support.exact import EXACT
 from support.mrope import (
     QWEN2,
     QWEN3,
@@ -39,8 +38,11 @@ from support.mrope import (
     picture,
     projector,
 )
+from support.reference import EXACT
 from support.servers import llama_server
 from support.texts import fragments
+
+pytestmark = pytest.mark.slow
 
 # Prompts are longer than a block, so that they can be reused.
 WORDS = "the of and to in is was he she it with for on that Hello world été 12 345 " * 4

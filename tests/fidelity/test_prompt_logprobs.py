@@ -12,10 +12,11 @@ from conftest import MODELS
 from latimer.backends.base import Backend, Text, TokenIds
 from latimer.backends.llama_cpp import DEMO_MODEL
 from numpy.typing import NDArray
-from support.exact import engines, prompt_tokens
-from support.reference import Reference, reference
+from support.reference import Reference, engines, prompt_tokens, reference
 from support.samples import sample
 from support.texts import STRANGE, demo_texts
+
+pytestmark = pytest.mark.slow
 
 OTHER_TEXTS = (
     *STRANGE,

@@ -11,6 +11,8 @@ import pytest
 from support.samples import sample
 from support.schemas import SCHEMAS, error_of
 
+pytestmark = pytest.mark.slow
+
 ASK = [{"role": "user", "content": "Tell me about a person."}]
 
 

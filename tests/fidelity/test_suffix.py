@@ -12,7 +12,7 @@ import pytest
 from conftest import MODELS
 from latimer.adapter import OpenAIAdapter
 from support import gguf_files
-from support.exact import engines
+from support.reference import engines
 from support.replies import chunks_in
 
 NAMES = {

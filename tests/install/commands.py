@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from support.environments import Environment
-from support.programs import program
+from support.environments import Environment, program
 from support.servers import free_port
 
 WALK = """

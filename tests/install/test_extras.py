@@ -7,8 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from install.commands import imported, serving
-from support.environments import Environment
-from support.programs import QUESTION, ask
+from support.environments import QUESTION, Environment, ask
 
 pytestmark = pytest.mark.timeout(1800)
 ANSWER = "The capital of France is Paris."

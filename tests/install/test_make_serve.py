@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.documents import blocks
-from support.environments import Environment, variables
-from support.programs import program
+from support.environments import Environment, program, variables
 from support.servers import free_port
 
 # llama.cpp is compiled if pip's cache has no wheel of it.

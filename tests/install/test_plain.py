@@ -8,8 +8,7 @@ import httpx2
 import pytest
 from install.commands import imported, serving
 from latimer.backends.llama_cpp import DEMO_MODEL
-from support.environments import Environment
-from support.programs import ask
+from support.environments import Environment, ask
 
 pytestmark = pytest.mark.timeout(600)
 ANSWER = "The capital of France is Paris."

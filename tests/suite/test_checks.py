@@ -22,6 +22,8 @@ from suite.faults import EXPECTED, FAULTS
 from suite.trial import SLOW, Trial, judges, opened
 from support.samples import FULL
 
+pytestmark = pytest.mark.slow
+
 CHECKS = all_checks()
 SUITE = Path(__file__).parent.parent / "conformance"
 # The sizes of two random samples of pairs of a fault and a check: of all, and of those that fail.

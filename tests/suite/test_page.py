@@ -11,7 +11,7 @@ from selenium.webdriver.common.by import By
 from suite.test_reports import RUN, verdict
 from support.browser import chromium, needs_chromium
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

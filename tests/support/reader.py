@@ -17,7 +17,7 @@ from pathlib import Path
 from latimer.backends.llama_cpp import DEMO_MODEL
 
 from support.documents import Block, Command, commands
-from support.programs import QUESTION, ask, capabilities, post, program
+from support.environments import QUESTION, ask, capabilities, post, program
 from support.projector import png, projector
 from support.servers import free_port
 

@@ -25,6 +25,8 @@ from latimer.backends.llama_cpp import LlamaCpp
 from support.clients import adapting
 from support.samples import FULL, sample
 
+pytestmark = pytest.mark.slow
+
 TEMPLATES = Path(__file__).parents[2] / "templates"
 # Calls in formats without a published template among the tests, in any template.
 CALLS = {

@@ -32,6 +32,8 @@ from support.servers import llama_server
 
 from .families import FAMILIES, ROME, ZURICH, Call, tokens
 
+pytestmark = pytest.mark.slow
+
 TEMPLATES = Path(__file__).parents[2] / "templates"
 ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
 ALL = list(product(ENGINES, FAMILIES))

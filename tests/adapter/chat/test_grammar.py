@@ -65,6 +65,7 @@ def calls_in(form: ToolCallFormat, text: str, forced: bool) -> list[tuple[str, s
     return [one for one in parts if isinstance(one, tuple)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)
 @pytest.mark.parametrize("parallel", [False, True], ids=["one", "several"])
 def test_forced_calls_are_read_back(walker: Walker, form: ToolCallFormat, parallel: bool) -> None:

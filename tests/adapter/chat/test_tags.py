@@ -46,6 +46,7 @@ def read(form: ToolCallFormat, text: str, schema: Any, enforced: bool = True) ->
     return json.loads(found[0][1])
 
 
+@pytest.mark.slow
 @each
 def test_values_of_every_kind_match_their_schema(walker: Walker, form: ToolCallFormat) -> None:
     """The values of several types that a grammar allows match the schema when they are parsed."""

@@ -122,6 +122,7 @@ def test_check_of_a_koboldcpp(koboldcpp_replay: tuple[str, Any]) -> None:
     assert "frequency_penalty" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -287,6 +288,7 @@ def test_a_free_port_is_free() -> None:
     assert 1024 < free_port() < 65536
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path) -> None:
     """A vocabulary that cannot be loaded fails the start, and the message says what to do."""
     nowhere = {"https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
@@ -299,6 +301,7 @@ def test_a_vocabulary_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path)
     assert "set TIKTOKEN_CACHE_DIR to a directory with its file" in done.stderr
 
 
+@pytest.mark.slow
 def test_exact_scores_do_not_depend_on_what_else_runs() -> None:
     """`--exact` gives a repeated prompt exactly the same log-probabilities."""
     body = {"model": "demo", "prompt": "Count to 7.", "echo": True, "logprobs": 0, "max_tokens": 0}

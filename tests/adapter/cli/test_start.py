@@ -13,6 +13,8 @@ from latimer.backends.identity import MOMENT
 from latimer.backends.llama_cpp import DEMO_MODEL
 from support.servers import begun, canned, free_port, llama_server
 
+pytestmark = pytest.mark.slow
+
 BODY = {"model": "demo.gguf", "prompt": "a", "max_tokens": 2}
 
 

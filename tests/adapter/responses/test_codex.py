@@ -16,11 +16,13 @@ import pytest
 from latimer.backends.base import Backend
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
-from support import steps
+from support import codex
 from support.clients import adapting
 from support.codex import CodexError, Reply, read, sent_back
 from support.engines.koboldcpp import koboldcpp
 from support.servers import llama_server
+
+pytestmark = pytest.mark.slow
 
 R = "/v1/responses"
 CONTEXT = 16_384
@@ -65,11 +67,11 @@ async def serving(
     async with AsyncExitStack() as stack:
         backend: Backend
         if engine == "koboldcpp":
-            fake, backend = await stack.enter_async_context(koboldcpp(steps.TEMPLATE, "Lost."))
+            fake, backend = await stack.enter_async_context(koboldcpp(codex.TEMPLATE, "Lost."))
             fake.others = scripts
         else:
             shown = {key: pieces(text) for key, text in scripts.items()}
-            path = steps.stepped(folder / "model.gguf", shown, CONTEXT)
+            path = codex.stepped(folder / "model.gguf", shown, CONTEXT)
             if engine == "llama_cpp":
                 backend = LlamaCpp(path, context=CONTEXT)
             else:

@@ -118,6 +118,7 @@ def prompt_of(name: str, messages: list[Message]) -> str:
         return error.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(conversations())
 def test_items_have_the_prompt_of_messages(name: str, messages: list[dict[str, Any]]) -> None:

@@ -22,6 +22,8 @@ from support.engines.koboldcpp import koboldcpp
 from support.scripted import scripted
 from support.servers import llama_server
 
+pytestmark = pytest.mark.slow
+
 CONTEXT = 4096
 # The items of a response, by the kind of its answer.
 CALL, ANSWER = ["reasoning", "function_call"], ["reasoning", "message"]

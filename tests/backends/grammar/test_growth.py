@@ -14,6 +14,8 @@ from latimer.backends.grammar.gbnf import WrongGrammar
 from latimer.backends.grammar.regex import repetitions
 from latimer.schemas.limits import SCHEMA
 
+pytestmark = pytest.mark.slow
+
 # Limit of CPU time for each of them, in seconds.
 SECONDS = 2.0
 OBJECT = {"type": "object"}

@@ -70,6 +70,7 @@ def gbnf_of(text: str, encoding: Encoding = PLAIN) -> str:
     return "".join(f"{name} ::= {rule}\n" for name, rule in rules.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [PATCH, SUM, WORDS], ids=["patch", "sum", "words"])
 @pytest.mark.parametrize("encoding", [PLAIN, IN_JSON], ids=["plain", "in JSON"])
 def test_whatever_comes_is_of_the_grammar(

@@ -74,6 +74,7 @@ def walker(demo_loaded: LoadedModel) -> Walker:
     return Walker(demo_loaded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", [*SCHEMAS.values(), *MORE.values()], ids=[*SCHEMAS, *MORE])
 def test_whatever_comes_satisfies_it(walker: Walker, schema: Any) -> None:
     """Every random text of the grammar is JSON that satisfies the schema."""

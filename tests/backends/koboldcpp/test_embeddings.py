@@ -234,10 +234,14 @@ async def test_other_jobs_take_turns_with_embeddings(make: Make) -> None:
     fake, backend = await make()
     await backend.embedding_model()
     fake.embedded.clear()
+    fake.may_embed.clear()
     long = asyncio.create_task(backend.embed(Embedding([Text("long")] * 80)))
     while not fake.embedded:
         await asyncio.sleep(0.001)
-    await backend.embed(Embedding([Text("short")]))
+    short = asyncio.create_task(backend.embed(Embedding([Text("short")])))
+    await asyncio.sleep(0)
+    fake.may_embed.set()
+    await short
     assert len(fake.embedded) <= 3
     assert len((await long).vectors) == 80
     assert max(map(len, fake.embedded)) == 8

@@ -93,12 +93,14 @@ async def worst_of(engine: LlamaCpp, inputs: list[str], most: int = 25) -> float
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 130, 2048])
 async def test_vectors_are_those_of_float64_arithmetic(engine: LlamaCpp, count: int) -> None:
     """Vectors have a cosine over 0.99999 with float64 arithmetic, in batches of any size."""
     assert await worst_of(engine, texts(count, most=12 if count > 200 else 40)) > 0.99999
 
 
+@pytest.mark.slow
 async def test_the_longest_input_is_embedded_whole(engine: LlamaCpp) -> None:
     """An input that fills the context, and takes several batches, has the exact vector."""
     facts = await engine.embedding_model()
@@ -206,6 +208,7 @@ async def test_an_embedding_model_does_not_generate(engine: LlamaCpp) -> None:
         await engine.rank(Ranking("a", ["b"]))
 
 
+@pytest.mark.slow
 async def test_scores_are_those_of_float64_arithmetic(ranker: LlamaCpp) -> None:
     """A reranker's scores are its own numbers, in the order of the documents."""
     reference = embedding_reference(MODELS / "rank.gguf")

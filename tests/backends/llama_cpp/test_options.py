@@ -13,8 +13,8 @@ from latimer.backends.base import Generation, Piece, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from support import gguf_files
-from support.exact import prompt_tokens
 from support.recordings import DEMO_CHATML
+from support.reference import prompt_tokens
 
 FRANCE = Text(DEMO_CHATML.format("What is the capital of France?"))
 SENTENCE = Text("The capital of France is Paris. One day, a cat sat on the mat and said: hello!")

@@ -12,6 +12,8 @@ from latimer.backends.base import Finish, Generation, Grammar, Prompt, Sampling,
 from latimer.backends.errors import LatimerError
 from latimer.backends.llama_cpp import LlamaCpp
 
+pytestmark = pytest.mark.slow
+
 CELLS = 512
 # The number of requests; for a longer run, set LATIMER_SOAK=2000.
 REQUESTS = int(os.environ.get("LATIMER_SOAK", "100"))

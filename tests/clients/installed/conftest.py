@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from latimer.backends.llama_cpp import DEMO_MODEL
+from support.codex import in_steps
 from support.embeddings import MODELS, ids_of, vector_of
 from support.environments import ROOT, Environment
 from support.servers import command, llama_server
-from support.steps import in_steps
 
 HERE = Path(__file__).parent
 # Kept between runs; an environment is rebuilt when its list of versions changes.

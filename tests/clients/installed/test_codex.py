@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from support import notes_server
+from support.codex import call, stepped
 from support.engines.front import directed
 from support.servers import command, llama_server
-from support.steps import call, stepped
 
 pytestmark = pytest.mark.timeout(1200)
 CONFIG = """
