@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from .check import Fail, Skip, Unsupported, expect
+from .check import Diverges, Fail, Skip, Unsupported, expect
 from .published import chunk_problem, problem
 
 # The endpoints that every server must have.
@@ -153,6 +153,11 @@ class Api:
         if self.hint != "demo":
             raise Skip("this check needs the demo model: --model-hint demo")
 
+    def needs_break(self) -> None:
+        """Skip the check unless a command stops the engine."""
+        if self.breaks is None:
+            raise Skip("this check needs a command that stops the engine: --break COMMAND")
+
     def stable(self, prompt: str, question: str = "Count to 12.") -> str:
         """Return a prompt whose greedy completion does not depend on concurrent requests.
 
@@ -261,3 +266,35 @@ def only(items: Sequence[Any], what: str) -> Any:
     """Return the only item of a list; raise `Fail` if it has more items or none."""
     expect(len(items) == 1, f"expected one {what}, but got {len(items)}")
     return items[0]
+
+
+def expect_usage(counts: Any) -> None:
+    """Raise `Fail` unless a usage has integers that add up to its total."""
+    expect(isinstance(counts, dict), f"expected usage, but got {counts!r}")
+    values = [counts.get(f"{kind}_tokens") for kind in ("prompt", "completion", "total")]
+    expect(all(type(value) is int for value in values), f"expected integers, but got {counts}")
+    valid = values[0] + values[1] == values[2]
+    expect(valid, f"expected a total_tokens that adds up, but got {counts}")
+
+
+def expect_seconds(value: Any) -> None:
+    """Raise `Fail` unless a value is a Unix time in whole seconds."""
+    valid = type(value) is int and value > 1_500_000_000
+    expect(valid, f"expected integer seconds, but got {value!r}")
+
+
+def expect_finite(values: Sequence[Any]) -> None:
+    """Raise `Fail` unless all log-probabilities are finite and not greater than 0."""
+    valid = all(isinstance(one, int | float) and -10000 < one <= 1e-6 for one in values)
+    expect(valid, f"expected finite log-probabilities, but got {values}")
+
+
+def expect_too_long(reply: Reply, *words: str) -> None:
+    """Raise `Fail` unless a reply rejects what exceeds the context, with words in its message."""
+    if reply.status == 413:
+        raise Diverges("the server rejects the body before it counts the tokens")
+    error = reply.error(400)
+    code, text = error["code"], error["message"]
+    expect(code == "context_length_exceeded", f"expected context_length_exceeded, but got {error}")
+    for one in words:
+        expect(one in text, f"expected {one!r} in the message, but got {text!r}")

@@ -59,8 +59,7 @@ async def _broken(api: Api) -> tuple[list[str], str]:
     Returns:
         The events, and the complete text of each choice.
     """
-    if api.breaks is None:
-        raise Skip("this check needs a command that stops the engine: --break COMMAND")
+    api.needs_break()
     choices = (await api.post(H, _long(api))).ok()["choices"]
     async with connected(api, "POST", H, _long(api, stream=True)) as (reader, _writer):
         data = await reader.readuntil(b"data:")
@@ -128,8 +127,7 @@ async def no_false_end(api: Api) -> None:
        "A request without stream whose engine dies gets 500, 502 or 503 with an error object.",
        "must", "1.3 1.4", alone=True, seconds=120)  # fmt: skip
 async def plain(api: Api) -> None:
-    if api.breaks is None:
-        raise Skip("this check needs a command that stops the engine: --break COMMAND")
+    api.needs_break()
     start = time.monotonic()
     (await api.post(H, _long(api))).ok()
     took = time.monotonic() - start
@@ -148,8 +146,7 @@ async def plain(api: Api) -> None:
        "succeed again.",
        "must", "1.3 10.84", alone=True, seconds=120)  # fmt: skip
 async def back(api: Api) -> None:
-    if api.breaks is None:
-        raise Skip("this check needs a command that stops the engine: --break COMMAND")
+    api.needs_break()
     await end_engine(api)
     for reply in (await answers(api))[:-1]:
         reply.error(500, 502, 503)

@@ -90,8 +90,7 @@ async def disconnect(api: Api) -> None:
        "response.failed; it is never completed.",
        "must", "R5.4 R10.50", alone=True, seconds=120)  # fmt: skip
 async def engine_dies(api: Api) -> None:
-    if api.breaks is None:
-        raise Skip("this check needs a command that stops the engine: --break COMMAND")
+    api.needs_break()
     await respond(api, "Hello", max_output_tokens=16)
     async with connected(api, "POST", R, _long(api)) as (reader, _writer):
         data = await reader.readuntil(b"response.output_text.delta")
