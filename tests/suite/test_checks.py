@@ -104,11 +104,11 @@ def test_profiles_name_checks_that_there_are() -> None:
 
 @pytest.mark.parametrize("path", sorted(SUITE.rglob("*.py")), ids=lambda path: path.name)
 def test_the_judge_knows_nothing_of_latimer(path: Path) -> None:
-    """No module of the conformance suite imports Latimer, or is longer than 500 lines."""
+    """No module of the conformance suite imports Latimer, or is longer than 900 lines."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert not (node.module or "").startswith("latimer"), path
             assert node.level <= len(path.relative_to(SUITE).parts), path
         if isinstance(node, ast.Import):
             assert not any(alias.name.startswith("latimer") for alias in node.names), path
-    assert path.read_text().count("\n") <= 500
+    assert path.read_text().count("\n") <= 900
