@@ -68,7 +68,8 @@ class Uses:
     def noticing(self, fault: Fault) -> set[str]:
         """Return the runs in which a fault answers any use differently from the correct server."""
         found: set[str] = set()
-        for name in {*vars(type(fault)), *vars(fault)} & self._runs.keys():
+        own = {*vars(fault)} if type(fault) is Fault else {*vars(type(fault)), *vars(fault)}
+        for name in own & self._runs.keys():
             for use, runs in self._runs[name].items():
                 if not runs <= found and _differs(use, fault):
                     found |= runs
