@@ -68,8 +68,12 @@ async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, 
                 continue
             here = f"messages[{index}].content[{number}]"
             if len(found) == limits.IMAGES.most:
-                reason = f"at most {limits.IMAGES.most} images and audio files are allowed"
-                raise _invalid(here, f"{reason} in one request", "array_above_max_length")
+                raise InvalidRequest(
+                    f"Invalid '{here}': at most {limits.IMAGES.most} images and audio files are "
+                    "allowed in one request.",
+                    here,
+                    "array_above_max_length",
+                )
             engine = served.capabilities.engine
             if isinstance(part, FilePart):
                 raise Unsupported(f"{here}.type", engine, "Send the content of the file as text.")
@@ -111,8 +115,11 @@ def _inline(url: str, param: str) -> bytes:
         raise _no_image_url(url, param)
     kind = head.removeprefix("data:").partition(";")[0]
     if kind and not kind.startswith("image/"):
-        reason = f"its MIME type is '{kind[:60]}'. Only image types are supported"
-        raise _invalid(param, reason, "invalid_image_format")
+        raise InvalidRequest(
+            f"Invalid '{param}': its MIME type is '{kind[:60]}'. Only image types are supported.",
+            param,
+            "invalid_image_format",
+        )
     return _decoded(data, param) if head.endswith(";base64") else unquote_to_bytes(data)
 
 
@@ -126,13 +133,19 @@ def _check_pixels(data: bytes, param: str) -> None:
     if width <= 0 or height <= 0:
         raise UnreadableMedia(param)
     if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > limits.SCANS.most:
-        reason = f"the progressive JPEG has too many scans; at most {limits.SCANS.most} are allowed"
-        raise _invalid(param, f"{reason}. Save it with fewer scans", "image_too_large")
-    if width * height > limits.PIXELS.most:
-        reason = (
-            f"the image has {width} x {height} pixels; at most {limits.PIXELS.most} are allowed"
+        raise InvalidRequest(
+            f"Invalid '{param}': the progressive JPEG has too many scans; at most "
+            f"{limits.SCANS.most} are allowed. Save it with fewer scans.",
+            param,
+            "image_too_large",
         )
-        raise _invalid(param, f"{reason}. Send a smaller image", "image_too_large")
+    if width * height > limits.PIXELS.most:
+        raise InvalidRequest(
+            f"Invalid '{param}': the image has {width} x {height} pixels; at most "
+            f"{limits.PIXELS.most} are allowed. Send a smaller image.",
+            param,
+            "image_too_large",
+        )
 
 
 def _check_length(data: bytes, param: str) -> None:
@@ -149,24 +162,28 @@ def _check_length(data: bytes, param: str) -> None:
     if not sound.duration or not sound.samplerate:
         raise UnreadableMedia(param)
     if sound.samplerate < LOWEST_RATE:
-        reason = f"the sample rate of the audio is {sound.samplerate} Hz"
-        raise _invalid(
-            param, f"{reason}; at least {LOWEST_RATE} Hz is required", "image_parse_error"
+        raise InvalidRequest(
+            f"Invalid '{param}': the sample rate of the audio is {sound.samplerate} Hz; at least "
+            f"{LOWEST_RATE} Hz is required.",
+            param,
+            "image_parse_error",
         )
     if sound.duration > limits.SOUND.most:
-        reason = (
-            f"the audio is {sound.duration:.0f} s long; at most {limits.SOUND.most} s are allowed"
+        raise InvalidRequest(
+            f"Invalid '{param}': the audio is {sound.duration:.0f} s long; at most "
+            f"{limits.SOUND.most} s are allowed. Send shorter audio.",
+            param,
+            "audio_too_long",
         )
-        raise _invalid(param, f"{reason}. Send shorter audio", "audio_too_long")
-
-
-def _invalid(param: str, reason: str, code: str) -> InvalidRequest:
-    return InvalidRequest(f"Invalid '{param}': {reason}.", param, code)
 
 
 def _no_image_url(url: str, param: str) -> InvalidRequest:
-    hint = "Send a data URL, 'data:image/png;base64,…'"
-    return _invalid(param, f"'{url[:60]}' is not an image URL. {hint}", "invalid_image_url")
+    return InvalidRequest(
+        f"Invalid '{param}': '{url[:60]}' is not an image URL. Send a data URL, "
+        "'data:image/png;base64,…'.",
+        param,
+        "invalid_image_url",
+    )
 
 
 def _decoded(text: str, param: str) -> bytes:
@@ -175,5 +192,7 @@ def _decoded(text: str, param: str) -> bytes:
     except (binascii.Error, ValueError):
         data = b""
     if not data:
-        raise _invalid(param, "expected base64-encoded data", "invalid_base64")
+        raise InvalidRequest(
+            f"Invalid '{param}': expected base64-encoded data.", param, "invalid_base64"
+        )
     return data
