@@ -198,7 +198,7 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
         top_p=1.0 if request.top_p is None else request.top_p,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias=_biases(request.logit_bias),
+        logit_bias=_biases(request.logit_bias) if request.logit_bias else (),
         extras=extras,
     )
 
@@ -221,9 +221,7 @@ def _check_least(request: TextRequest, least: int) -> None:
         )
 
 
-def _biases(logit_bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
-    if not logit_bias:
-        return ()
+def _biases(logit_bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple((int(token), bias) for token, bias in logit_bias.items())
 
 
@@ -271,12 +269,10 @@ async def notes(
         if size <= offload.SMALL
         else await offload.run(size, unknown_fields, request)
     )
-    approximated = {
-        name
-        for name in capabilities.inexact
-        if name == "usage" or getattr(sampling, name, None) or _penalises(sampling, name)
-    }
-    approximated.update(inexact)
+    approximated = set(inexact)
+    for name in capabilities.inexact:
+        if name == "usage" or getattr(sampling, name, None) or _penalises(sampling, name):
+            approximated.add(name)
     if strict and dropped:
         hint = "The model's chat template has no setting for it. Omit it."
         raise Unsupported(dropped[0], capabilities.engine, hint)

@@ -81,7 +81,7 @@ class RequestError(LatimerError):
 
     status = 400
     type = "invalid_request_error"
-    code = None
+    code: str | None = None
 
     def __init__(self, param: str | None, *facts: object) -> None:
         super().__init__(f"{type(self).__name__}: {', '.join(map(repr, (param, *facts)))}")

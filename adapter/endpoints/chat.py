@@ -60,22 +60,28 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     """Create a chat completion."""
     request = await read(exchange, _REQUEST, CHAT_LIMITS if service.hosted else ())
     served = await service.resolve(request.model)
-    capabilities, strict = served.capabilities, served.policy.strict
-    include_usage = check_stream_options(request)
+    capabilities, strict = served.backend.capabilities, served.policy.strict
+    is_small = exchange.size <= offload.SMALL
+    include_usage = request.stream_options is not None and check_stream_options(request)
     _check_combinations(request)
     if exchange.to_store is not None:
         await check_store(request, service.store)
-    refuse_unserved(request, _UNSERVED, capabilities.engine)
-    sampling = (
-        _checked(request, capabilities)
-        if exchange.size <= offload.SMALL
-        else await offload.run(exchange.size, _checked, request, capabilities)
-    )
+    if not _UNSERVED.keys().isdisjoint(request.__pydantic_fields_set__):
+        refuse_unserved(request, _UNSERVED, capabilities.engine)
+    # Each token id of a `logit_bias` is parsed here.
+    if is_small:
+        sampling = _checked(request, capabilities)
+    else:
+        sampling = await offload.run(exchange.size, _checked, request, capabilities)
     inexact: Sequence[str] = ()
     if sampling.logit_bias:
         sampling, inexact = await in_model_vocabulary(request, sampling, served)
     try:
-        chat = await prepare(await turn_of(exchange, request, served, sampling), served)
+        if is_small:
+            turn = turn_of(exchange, request, served, sampling)
+        else:
+            turn = await offload.run(exchange.size, turn_of, exchange, request, served, sampling)
+        chat = await prepare(turn, served)
     except LatimerError as error:
         raise in_chat(error) from None
     inexact = (*inexact, *chat.inexact)

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...backends import offload
 from ...backends.base import Finish, Generation, Sampling, Text
 from ...backends.errors import EngineError, Unsupported
 from ...backends.queue import Party, Tier
@@ -165,26 +164,23 @@ _REASONING = frozenset({"reasoning_effort", "enable_thinking"})
 _OPENING = frozenset({"add_generation_prompt", "continue_final_message"})
 
 
-async def turn_of(
+def turn_of(
     exchange: Exchange, request: ChatRequest, served: Served, sampling: Sampling
 ) -> ChatTurn:
-    """Return the `ChatTurn` of a request.
+    """Return the `ChatTurn` of a request; a large one is for a thread.
 
     Raises:
         InvalidRequest: the tools, the response format or the adapter are invalid.
         Unsupported: the engine does not support a field of the request.
     """
-    tool_set = None
-    if request.tools or request.functions:
-        tool_set = await offload.run(exchange.size, chat_tools_of, request)
     fields = request.__pydantic_fields_set__
-    return await _turn(
+    return _turn(
         exchange,
         request,
         served,
         sampling,
         request.messages,
-        tool_set,
+        chat_tools_of(request) if request.tools or request.functions else None,
         request.n or 1,
         (request.top_logprobs or 0) if request.logprobs else None,
         AS_USUAL if fields.isdisjoint(_REASONING) else _reasoning(request),
@@ -192,7 +188,7 @@ async def turn_of(
     )
 
 
-async def turn_of_response(
+def turn_of_response(
     exchange: Exchange,
     request: ResponseRequest,
     served: Served,
@@ -200,7 +196,7 @@ async def turn_of_response(
     messages: Sequence[Message],
     tool_set: ToolSet | None,
 ) -> ChatTurn:
-    """Return the `ChatTurn` of a Responses request.
+    """Return the `ChatTurn` of a Responses request; a large one is for a thread.
 
     An assistant message at the end is not continued, unless the request asks for that.
 
@@ -211,7 +207,7 @@ async def turn_of_response(
     opening = _opening(request, messages)
     if opening is None and messages[-1].role == "assistant":
         opening = "begin"
-    return await _turn(
+    return _turn(
         exchange,
         request,
         served,
@@ -225,7 +221,7 @@ async def turn_of_response(
     )
 
 
-async def _turn(
+def _turn(
     exchange: Exchange,
     request: ChatRequest | ResponseRequest,
     served: Served,
@@ -237,19 +233,18 @@ async def _turn(
     reasoning: Reasoning,
     opening: Opening | None,
 ) -> ChatTurn:
-    capabilities, size = served.capabilities, exchange.size
-    own = _format(request, served)
+    capabilities = served.backend.capabilities
+    own = None
+    if request.adapter is not None:
+        own = format_of(request.adapter)
+    elif served.policy.chat_format is not None:
+        own = FORMATS[served.policy.chat_format]
     if own is not None and request.chat_template_kwargs:
         hint = "An instruct format has no template variables. Omit one of them."
         raise Unsupported("chat_template_kwargs", capabilities.engine, hint)
-    answer = (
-        grammar_of(request, capabilities)
-        if size <= offload.SMALL
-        else await offload.run(size, grammar_of, request, capabilities)
-    )
     return ChatTurn(
         messages,
-        size,
+        exchange.size,
         exchange.owner,
         request.most_tokens,
         seeds_of(request.seed, choices),
@@ -257,7 +252,7 @@ async def _turn(
         sampling,
         logprobs,
         tool_set,
-        answer,
+        grammar_of(request, capabilities),
         own,
         request.chat_template_kwargs,
         reasoning,
@@ -293,14 +288,6 @@ def _opening(request: ChatRequest | ResponseRequest, messages: Sequence[Message]
             "invalid_value",
         )
     return "continue"
-
-
-def _format(request: ChatRequest | ResponseRequest, served: Served) -> InstructFormat | None:
-    """Return the instruct format that replaces the model's chat template, or None."""
-    if request.adapter is not None:
-        return format_of(request.adapter)
-    name = served.policy.chat_format
-    return None if name is None else FORMATS[name]
 
 
 def format_of(adapter: InstructAdapter) -> InstructFormat:

@@ -62,8 +62,8 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     """Create a completion."""
     request = await read(exchange, _REQUEST, COMPLETION_LIMITS if service.hosted else ())
     served = await service.resolve(request.model)
-    model, policy, capabilities = served.model, served.policy, served.capabilities
-    include_usage = check_stream_options(request)
+    model, policy, capabilities = served.model, served.policy, served.backend.capabilities
+    include_usage = request.stream_options is not None and check_stream_options(request)
     candidates, best = _count(request)
     sampling, inexact = await in_model_vocabulary(
         request,

@@ -123,8 +123,10 @@ async def _drafted(exchange: Exchange, service: Service, request: ResponseReques
     if sampling.logit_bias:
         sampling, inexact = await in_model_vocabulary(request, sampling, served)
     try:
-        turn = await turn_of_response(
-            exchange, request, served, sampling, conversation.messages, tools.tool_set
+        turn = await offload.run(
+            exchange.size,
+            turn_of_response,
+            *(exchange, request, served, sampling, conversation.messages, tools.tool_set),
         )
         if state.before or conversation.inexact:
             # The size of the request does not count stored items and the texts of PDF files.

@@ -33,7 +33,7 @@ from latimer.backends.llama_server import LlamaServer
 
 HERE = Path(__file__).parent.parent.parent
 FOLDERS = ("adapter", "backends", "schemas")
-ROUNDS = 25
+ROUNDS = 40
 # The tokens of a plain response, and of the two streams whose difference is the cost of a token.
 TOKENS, SHORT, LONG = 8, 8, 40
 # The event loop, which has no Python code if it is uvloop, and what this file calls.
