@@ -47,7 +47,7 @@ def pytest_configure() -> None:
 
 # Folders of slow tests, and fixtures and parameters of tests that need another program.
 SLOW = {"chaos", "faults"}
-OTHERS = {"postgresql", "postgresql_server", "s3", "s3_variables"}
+OTHERS = {"postgresql", "postgresql_server", "remote", "s3", "s3_variables"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -71,7 +71,7 @@ async def test_generated_tokens_have_log_probabilities(client: httpx2.AsyncClien
         assert list(top.values()) == sorted(top.values(), reverse=True)
 
 
-async def test_engines_agree(client: httpx2.AsyncClient, echo: httpx2.AsyncClient) -> None:
+async def test_engines_agree(client: httpx2.AsyncClient, demo: httpx2.AsyncClient) -> None:
     """All engines return the same tokens and offsets, and logprobs within a small tolerance."""
     for body in (
         {"prompt": CAPITAL, "logprobs": 2},
@@ -80,7 +80,7 @@ async def test_engines_agree(client: httpx2.AsyncClient, echo: httpx2.AsyncClien
         {"prompt": DEMO_CHATML.format("Translate to French: summer"), "logprobs": 1, "n": 2},
     ):
         ours = (await complete(client, **body))["choices"]
-        reference = (await complete(echo, **body))["choices"]
+        reference = (await complete(demo, **body))["choices"]
         for choice, other in zip(ours, reference, strict=True):
             assert choice["text"] == other["text"]
             assert choice["logprobs"]["tokens"] == other["logprobs"]["tokens"]

@@ -219,6 +219,7 @@ def of_process(requests: Iterable[str]) -> Errors:
     return {name: known.get(name) for name in requests}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", FAKES)
 async def test_errors_of_engines_stay(engine: str, client_of: Any) -> None:
     """Errors for faulty responses of an engine stay the same."""

@@ -74,6 +74,7 @@ async def test_what_arrived_together_is_sent_together() -> None:
             assert first.count(b"data: ") == 2
 
 
+@pytest.mark.slow
 async def test_two_hundred_clients_at_once(served_url: str) -> None:
     """Each of 200 concurrent clients gets its own complete answer or a 429 with a retry time."""
     limits = httpx2.Limits(max_connections=None)

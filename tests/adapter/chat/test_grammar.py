@@ -140,6 +140,7 @@ def test_what_no_grammar_can_say_elsewhere_is_left_out(form: ToolCallFormat, sch
     gbnf.check(text)
 
 
+@pytest.mark.slow
 def test_many_functions_are_held_to_less() -> None:
     """The largest schemas that are not strict become plain objects in a grammar that is too long.
 

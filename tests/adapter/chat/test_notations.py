@@ -68,6 +68,7 @@ UNSAID = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("title", "names"),
     [("lfm2", ("a.b", "$x y", "ü", "a:b", "a\\b")), ("gemma4", ("it's", "a=b", " a ", "<|"))],

@@ -165,6 +165,7 @@ async def test_a_user_without_permission_is_no_start(
     assert "the user has no permission (permission denied for " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_postgresql_can_start_later(llama_server_url: str) -> None:
     """The server starts without its PostgreSQL, says so in one line, and serves chat."""
     port = free_port()

@@ -82,6 +82,7 @@ def test_few_ways_pass(name: str, long_tokens: Vocabulary) -> None:
     assert slowest(long_tokens, FEW[name], random.Random(0)) < 0.5
 
 
+@pytest.mark.slow
 def test_what_passes_is_followed_quickly(long_tokens: Vocabulary) -> None:
     """Every random grammar that passes is fast in llama.cpp, and more than a third pass."""
     numbers = random.Random(3)
