@@ -303,6 +303,7 @@ class OpenAIAdapter(Router):
             lifespan=self._lifespan,
             middleware=own,
         )
+        self._starts = tuple(prefix.strip("/") for prefix in prefixes)
         self._plain: Mapping[str, ApiRoute] = {}
         self._indexed: list[BaseRoute] = []
 
@@ -312,9 +313,7 @@ class OpenAIAdapter(Router):
         if scope["type"] == "http":
             if self._indexed != self.routes:
                 self._index()
-            path, root = scope["path"], scope.get("root_path")
-            if root and path.startswith(root + "/"):
-                path = path[len(root) :]
+            path = scope["path"] if not scope.get("root_path") else _path_in(scope)
             route = self._plain.get(path)
             if route is not None:
                 scope["router"], scope["route"] = self, route
@@ -333,6 +332,8 @@ class OpenAIAdapter(Router):
 
     def serves(self, scope: Scope) -> bool:
         """Return True if the app serves the path of a request, or of a handshake."""
+        if not _path_in(scope).lstrip("/").startswith(self._starts):
+            return False
         request = {**scope, "type": "http", "method": "GET"}
         return any(route.matches(request)[0] is not Match.NONE for route in self.routes)
 
@@ -365,6 +366,13 @@ class OpenAIAdapter(Router):
     async def _lifespan(self, _app: object) -> AsyncIterator[None]:
         yield
         await self.aclose()
+
+
+def _path_in(scope: Scope) -> str:
+    """Return the path of a request below the place where the app is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
 async def _unknown_path(scope: Scope, receive: Receive, send: Send) -> None:

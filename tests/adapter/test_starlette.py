@@ -145,7 +145,7 @@ def test_starlettes_middleware_works(middleware: Middleware) -> None:
 
 
 def test_errors_of_users_have_openais_format() -> None:
-    """What a middleware or a route of the user raises becomes OpenAI's error object."""
+    """An error of a middleware or a route of the user becomes OpenAI's error object."""
 
     class Limit:
         def __init__(self, app: Any) -> None:
