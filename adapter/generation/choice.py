@@ -293,7 +293,11 @@ class _Parts:
                 start = _visible(at, piece.data) if piece.token_count == 1 else at
                 self._starts.append((start, piece.token_count))
         self._position += len(piece.data)
-        return self._cutter.feed(piece.data, piece.mark)
+        parts = self._cutter.feed(piece.data, piece.mark)
+        if self._begun and piece.starts and self.stop is not None:
+            # The last token of the piece with the cut counts as if it began with the piece.
+            self._begun[-1] = at
+        return parts
 
     def _note(self, piece: Piece, at: int) -> None:
         """Note at which positions the tokens of a piece begin."""
