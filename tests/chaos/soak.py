@@ -51,14 +51,15 @@ class Trouble:
 
     def __init__(self, stage: Stage, rng: random.Random, seconds: float) -> None:
         self._stage, self._rng, self._seconds = stage, rng, seconds
-        # An engine with edited responses has faults at any time.
-        self._always = stage.front is not None
         self._spans: list[list[float]] = []
         self.counts: Counter[str] = Counter()
 
     def excuses(self, start: float, end: float) -> bool:
         """Return True if a request between two times can have failed."""
-        return self._always or any(start < last and first < end for first, last in self._spans)
+        # An engine with edited responses has faults at any time.
+        return self._stage.front is not None or any(
+            start < last and first < end for first, last in self._spans
+        )
 
     async def make(self) -> None:
         """Make faults for ever: edits, or ends and pauses of the engine's process."""
