@@ -14,8 +14,9 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-# Seconds between two looks at the process.
-LOOK = 0.005
+# Seconds between two looks at whether the caller still waits. `communicate` forgets what it has just
+# read or written if its time is over then, so this is longer than a wait for the interpreter lock.
+LOOK = 0.05
 
 
 class Ended(NamedTuple):
