@@ -205,8 +205,8 @@ _DIALECTS: Mapping[str, type[jsonschema_rs.Validator]] = {
 LATEST = "https://json-schema.org/draft/2020-12/schema"
 
 # Keywords whose values are schemas by name, or not schemas.
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_VALUES = frozenset({"enum", "const", "default", "examples", "example"})
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+VALUES = frozenset({"enum", "const", "default", "examples", "example"})
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
@@ -258,10 +258,10 @@ def modern(schema: Any) -> Any:
         return schema
     found = {}
     for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
+        if key in NAMED and isinstance(value, dict):
             found[key] = {name: modern(inner) for name, inner in value.items()}
         else:
-            found[key] = value if key in _VALUES else modern(value)
+            found[key] = value if key in VALUES else modern(value)
     for exclusive, bound in _BOUNDS.items():
         is_flag = isinstance(found.get(exclusive), bool)
         if is_flag and found.pop(exclusive) and bound in found:

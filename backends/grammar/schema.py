@@ -16,6 +16,7 @@ from ...schemas import limits
 from .dialects import (
     CONSTRAINTS,
     KEYWORDS,
+    NAMED,
     TYPES,
     allowed,
     are_disjoint,
@@ -492,8 +493,7 @@ def _any(options: Sequence[str]) -> str:
     return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
 
-# Keywords whose values are schemas by name, lists of schemas, and schemas.
-_NAMED = frozenset({"$defs", "definitions", "properties", "patternProperties"})
+# Keywords whose values are lists of schemas, and schemas.
 _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _SCHEMAS = frozenset({"items", "additionalProperties", "additionalItems", "not", "contains"})
 # References that follow each other.
@@ -554,7 +554,7 @@ def _is_place_of_schema(keys: Path) -> bool:
     while keys:
         is_last = len(keys) == 1
         in_list = not is_last and isinstance(keys[1], int)
-        if (keys[0] in _NAMED and not is_last) or (keys[0] in _LISTS and in_list):
+        if (keys[0] in NAMED and not is_last) or (keys[0] in _LISTS and in_list):
             keys = keys[2:]
         elif keys[0] in _SCHEMAS and not in_list:
             keys = keys[1:]
