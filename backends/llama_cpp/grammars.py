@@ -43,9 +43,7 @@ _CACHED = 64 << 20
 # A step blocks all other choices. Over a vocabulary of bytes it takes one or two milliseconds with
 # this fuel, and 17 with llguidance's default, which is ten times as much.
 _LIMITS = {"max_items_in_row": 20_000, "step_lexer_fuel": 20_000}
-LIMITS = llguidance.LLParserLimits(
-    max_items_in_row=_LIMITS["max_items_in_row"], step_lexer_fuel=_LIMITS["step_lexer_fuel"]
-)
+LIMITS = llguidance.LLParserLimits(**_LIMITS)
 # Keywords that have taken llguidance minutes: intersections, multiples, regular expressions.
 _HARD = re.compile(r'"(?:pattern|patternProperties|multipleOf|allOf)"')
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp), because a model that may write
@@ -299,9 +297,10 @@ class Grammars:
         matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         if matcher.is_error():
             reason = _reason(matcher.get_error())
-            place = _place(grammar, reason)
-            if place is not None:
-                raise place
+            found = _KEYS.search(reason) if grammar.kind == "json_schema" else None
+            path = None if found is None else path_to(json.loads(grammar.text), found[1])
+            if found is not None and path is not None:
+                raise Unenforced(f"'{shortened(found[1])}' cannot be enforced", path)
             raise gbnf.WrongGrammar(reason)
         return Guidance(matcher, self._vocabulary)
 
@@ -334,6 +333,8 @@ def _is_hard(grammar: Grammar) -> bool:
 def _checked(grammar: Grammar) -> tuple[str, bool]:
     """Return a grammar in llguidance's own format, and True if it has to be tried first.
 
+    Its size is checked; most errors are found only on compilation.
+
     Raises:
         Unenforced: a schema exceeds a limit.
         WrongGrammar: the grammar is malformed, or too large.
@@ -350,9 +351,15 @@ def _checked(grammar: Grammar) -> tuple[str, bool]:
         _check_schema(schema)
         is_hard = _check_copies(schema) or is_hard
     try:
-        return _read(grammar), is_hard
+        if grammar.kind == "json_schema":
+            text = llguidance.LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
+        elif grammar.kind == "regex":
+            text = llguidance.LLMatcher.grammar_from_regex(grammar.text)
+        else:
+            text = llguidance.LLMatcher.grammar_from_lark(grammar.text)
     except ValueError as error:
         raise gbnf.WrongGrammar(_reason(str(error))) from None
+    return text, is_hard
 
 
 def _check_schema(schema: Any) -> None:
@@ -477,24 +484,6 @@ def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
         eos_token=sorted(vocabulary.ends),
         slices=None,
     )
-
-
-def _read(grammar: Grammar) -> str:
-    """Return a grammar in llguidance's own format; most errors are found only on compilation."""
-    if grammar.kind == "json_schema":
-        return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
-    if grammar.kind == "regex":
-        return llguidance.LLMatcher.grammar_from_regex(grammar.text)
-    return llguidance.LLMatcher.grammar_from_lark(grammar.text)
-
-
-def _place(grammar: Grammar, reason: str) -> Unenforced | None:
-    """Return an error with the path of a keyword that llguidance does not enforce, or None."""
-    found = _KEYS.search(reason) if grammar.kind == "json_schema" else None
-    if found is None:
-        return None
-    path = path_to(json.loads(grammar.text), found[1])
-    return None if path is None else Unenforced(f"'{shortened(found[1])}' cannot be enforced", path)
 
 
 def _reason(message: str) -> str:
