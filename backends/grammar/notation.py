@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from .ambiguity import LAST
 from .gbnf import Unenforced
 from .preamble import states, until
 from .regex import (
     IN_JSON,
     IN_SINGLE,
-    LAST,
     SPECIAL,
     Encoding,
     Range,

@@ -43,7 +43,9 @@ _CACHED = 64 << 20
 # A step blocks all other choices. Over a vocabulary of bytes it takes one or two milliseconds with
 # this fuel, and 17 with llguidance's default, which is ten times as much.
 _LIMITS = {"max_items_in_row": 20_000, "step_lexer_fuel": 20_000}
-LIMITS = llguidance.LLParserLimits(**_LIMITS)
+LIMITS = llguidance.LLParserLimits(
+    max_items_in_row=_LIMITS["max_items_in_row"], step_lexer_fuel=_LIMITS["step_lexer_fuel"]
+)
 # Keywords that have taken llguidance minutes: intersections, multiples, regular expressions.
 _HARD = re.compile(r'"(?:pattern|patternProperties|multipleOf|allOf)"')
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp), because a model that may write
