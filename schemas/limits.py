@@ -144,6 +144,10 @@ SCHEMA_VISITS = Limit(
     100_000, "schemas", "a JSON schema with its references resolved",
     "Nested references can double the size at each level.",
 )  # fmt: skip
+COPIES = Limit(
+    10_000, "schemas", "the copies of a JSON schema's definitions, in process",
+    "llguidance copies what a reference beside other keywords leads to.",
+)  # fmt: skip
 SCHEMA_DEPTH = Limit(64, "levels", "schemas inside schemas", "OpenAI allows ten.")
 ONE_OF = Limit(64, "schemas", "`oneOf`", "All pairs are compared; `anyOf` has no limit.")
 KEY = Limit(
@@ -188,8 +192,8 @@ LIMITS: tuple[Limit, ...] = (
     MESSAGES, PARTS, WORD, SPELLED, IMAGES, PIXELS, SCANS, SOUND, PDF_PAGES, PDF_TEXT,
     PDF_SECONDS, PDF_MEMORY, TOOLS, STOP, STOPS, STOP_TEXT,
     BREAKERS, BREAKER, STRENGTH, BIASES, GRAMMAR,
-    SCHEMA, PROPERTIES, SCHEMA_VISITS, SCHEMA_DEPTH, ONE_OF, KEY, REPETITIONS, GROUPS, ITEMS,
-    MULTIPLE, WAYS, PATHS, TRIAL, TRIAL_MEMORY, SECONDS,
+    SCHEMA, PROPERTIES, SCHEMA_VISITS, COPIES, SCHEMA_DEPTH, ONE_OF, KEY, REPETITIONS, GROUPS,
+    ITEMS, MULTIPLE, WAYS, PATHS, TRIAL, TRIAL_MEMORY, SECONDS,
 )  # fmt: skip
 
 

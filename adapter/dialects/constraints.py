@@ -8,7 +8,7 @@ from typing import Any
 from ...backends.grammar import literal
 from ...schemas.openai.common import read_schema
 from ..errors import InvalidRequest
-from .fields import Draft, Field, ignored, inside, mapped, refused, same, wrong_type
+from .fields import Draft, Field, ignored, inside, mapped, refused, same, wrong_type, wrong_value
 
 _OBJECT = {"type": "object"}
 _SPACE = "Omit it. Use a 'regex' or a 'grammar' for other whitespace."
@@ -24,11 +24,7 @@ def schema(draft: Draft, value: Any) -> None:
         try:
             found = read_schema(value)
         except ValueError as error:
-            raise InvalidRequest(
-                f"Invalid '{draft.origin}': {error}. Send a JSON schema.",
-                draft.origin,
-                "invalid_value",
-            ) from None
+            raise wrong_value(draft.origin, f"{error}. Send a JSON schema.") from None
     if not isinstance(found, dict):
         raise wrong_type(draft.origin, "a JSON schema, as an object or a string", found)
     draft.set("json_schema", found)
@@ -72,11 +68,8 @@ def grammar(draft: Draft, value: Any) -> None:
     elif _LARK_RULE.search(rules):
         draft.set("lark", value)
     else:
-        raise InvalidRequest(
-            f"Invalid '{draft.origin}': it is neither GBNF ('root ::= …') nor Lark ('start: …').",
-            draft.origin,
-            "invalid_value",
-        )
+        reason = "it is neither GBNF ('root ::= …') nor Lark ('start: …')."
+        raise wrong_value(draft.origin, reason)
 
 
 _VLLM, _OLD = "vLLM", "vLLM up to 0.11"

@@ -9,7 +9,7 @@ from typing import Any
 from ...schemas import limits
 from ...schemas.openai.common import is_unlimited, whole
 from ..errors import InvalidRequest
-from .fields import Draft, Field, ignored, inside, mapped, refused, same
+from .fields import Draft, Field, ignored, inside, mapped, refused, same, wrong_value
 
 _QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
 _LITERAL = re.compile(_QUOTED, re.DOTALL)
@@ -68,11 +68,9 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _not_a_list(name: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Invalid '{name}': the string is not a list of strings such as '[\"a\", \"b\"]'. Send "
-        "an array of strings.",
+    return wrong_value(
         name,
-        "invalid_value",
+        'the string is not a list of strings such as \'["a", "b"]\'. Send an array of strings.',
     )
 
 

@@ -105,11 +105,10 @@ class Draft:
         if inner:
             before = before.get(inner) if isinstance(before, dict) else None
         if before is not None and before != value:
-            raise InvalidRequest(
-                f"Invalid '{self.origin}': it differs from '{self.names.get(name, name)}', which "
-                "has the same meaning. Omit one of them.",
+            raise wrong_value(
                 self.origin,
-                "invalid_value",
+                f"it differs from '{self.names.get(name, name)}', which has the same meaning. Omit "
+                "one of them.",
             )
         self.replace(name, value)
 
@@ -146,6 +145,11 @@ def unsupported(name: str, hint: str) -> InvalidRequest:
     return InvalidRequest(
         f"Unsupported parameter: '{name}' is not supported. {hint}", name, "unsupported_parameter"
     )
+
+
+def wrong_value(name: str, reason: str) -> InvalidRequest:
+    """Return the error for a value that is not allowed."""
+    return InvalidRequest(f"Invalid '{name}': {reason}", name, "invalid_value")
 
 
 def wrong_type(name: str, expected: str, value: object) -> InvalidRequest:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import InvalidRequest
-from .fields import Draft, Field, ignored, inside, mapped, refused, same, wrong_type
+from .fields import Draft, Field, ignored, inside, mapped, refused, same, wrong_type, wrong_value
 
 
 def thinking(draft: Draft, value: Any) -> None:
@@ -21,11 +20,7 @@ def thinking(draft: Draft, value: Any) -> None:
 def kind(draft: Draft, value: Any) -> None:
     """Switch reasoning on or off by the type of Anthropic's `thinking`."""
     if value not in ("enabled", "disabled", "adaptive", "auto"):
-        raise InvalidRequest(
-            f"Invalid '{draft.origin}': expected 'enabled', 'disabled' or 'adaptive'.",
-            draft.origin,
-            "invalid_value",
-        )
+        raise wrong_value(draft.origin, "expected 'enabled', 'disabled' or 'adaptive'.")
     if value in ("enabled", "disabled"):
         draft.set("enable_thinking", value == "enabled")
 
@@ -33,11 +28,6 @@ def kind(draft: Draft, value: Any) -> None:
 def think(draft: Draft, value: Any) -> None:
     """Set Ollama's `think`: a boolean, or an effort."""
     draft.set("enable_thinking" if isinstance(value, bool) else "reasoning_effort", value)
-
-
-def continued(draft: Draft, value: Any) -> None:
-    """Continue the final message."""
-    draft.set("continue_final_message", value)
 
 
 _BUDGET = "Limit all tokens with 'max_completion_tokens', or send 'reasoning_effort'."
@@ -69,7 +59,7 @@ FIELDS: tuple[Field, ...] = (
     mapped("reasoning", "OpenRouter, Ollama", "the fields below", {"effort": "low"}, inside, {},
            on="chat"),
     mapped("reasoning.effort", "OpenRouter, Ollama", "`reasoning_effort`", "low",
-           lambda draft, value: draft.set("reasoning_effort", value), on="chat"),
+           on="chat"),
     mapped("reasoning.enabled", "OpenRouter", "`enable_thinking`", False, thinking, on="chat"),
     refused("reasoning.max_tokens", "OpenRouter", _BUDGET, 1024, on="chat"),
     refused("reasoning.exclude", "OpenRouter", _SHOWN, True, False, on="chat"),
@@ -97,7 +87,7 @@ FIELDS: tuple[Field, ...] = (
             True),
     same("add_generation_prompt", "vLLM, llama.cpp", False, on="chat"),
     same("continue_final_message", "vLLM, llama.cpp", True, on="chat"),
-    mapped("continue_assistant_turn", "koboldcpp", "`continue_final_message`", True, continued,
+    mapped("continue_assistant_turn", "koboldcpp", "`continue_final_message`", True,
            on="chat"),
     ignored("add_generation_prompt", "vLLM", _NO_TEMPLATE, False, on="completions"),
     ignored("continue_final_message", "vLLM", _NO_TEMPLATE, True, on="completions"),

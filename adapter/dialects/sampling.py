@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import InvalidRequest
-from .fields import Draft, Field, ignored, mapped, refused, same, wrong_type
+from .fields import Draft, Field, ignored, mapped, refused, same, wrong_type, wrong_value
 
 # The whole context.
 WHOLE = -1
@@ -121,12 +121,8 @@ def spread(draft: Draft, value: Any) -> None:
         draft.origin = name
         bound(draft, one)
     if low > high:
-        raise InvalidRequest(
-            f"Invalid 'dynatemp_low': expected a value <= 'dynatemp_high', {high}, but got {low} "
-            "instead.",
-            "dynatemp_low",
-            "invalid_value",
-        )
+        reason = f"expected a value <= 'dynatemp_high', {high}, but got {low} instead."
+        raise wrong_value("dynatemp_low", reason)
     middle, half = (low + high) / 2, (high - low) / 2
     if given is None:
         draft.replace("temperature", middle)
@@ -151,11 +147,7 @@ def bans(draft: Draft, value: Any) -> None:
         raise wrong_type(draft.origin, "token ids, as a string with commas", value)
     banned = {str(one).strip(): -100 for one in ids}
     if not all(one.isascii() and one.isdigit() and len(one) <= 10 for one in banned):
-        raise InvalidRequest(
-            f"Invalid '{draft.origin}': expected token ids, such as '5,7'.",
-            draft.origin,
-            "invalid_value",
-        )
+        raise wrong_value(draft.origin, "expected token ids, such as '5,7'.")
     given = draft.body.get("logit_bias")
     draft.replace("logit_bias", {**(given if isinstance(given, dict) else {}), **banned})
 

@@ -338,7 +338,7 @@ def terminals(text: str) -> Iterator[Ranges]:
     elif text.startswith("["):
         inverted = text.startswith("[^")
         ranges = joined(_set(text[2 if inverted else 1 : -1]))
-        yield tuple(_complement(ranges)) if inverted else tuple(ranges)
+        yield tuple(others(ranges)) if inverted else tuple(ranges)
     elif text.startswith("!"):
         yield ((0, LAST),)
     else:
@@ -369,7 +369,8 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _complement(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def others(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of all other characters; `ranges` are `joined`."""
     start = 0
     for low, high in ranges:
         if low > start:

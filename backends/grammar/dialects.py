@@ -11,6 +11,8 @@ import jsonschema_rs
 
 from .gbnf import Unenforced
 
+Path = tuple[str | int, ...]
+
 # A regular expression engine whose time is linear in the text for any expression.
 PATTERNS = jsonschema_rs.RegexOptions()
 # The keywords that apply to values of each type.
@@ -55,7 +57,7 @@ _LARGER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minPropertie
 _SMALLER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 
 
-def merged(schemas: Sequence[Any], path: Sequence[str | int]) -> Any:
+def merged(schemas: Sequence[Any], path: Path) -> Any:
     """Return one schema for several that all apply.
 
     Raises:
@@ -73,7 +75,7 @@ def merged(schemas: Sequence[Any], path: Sequence[str | int]) -> Any:
     return found
 
 
-def _both(key: str, one: Any, other: Any, path: Sequence[str | int]) -> Any:
+def _both(key: str, one: Any, other: Any, path: Path) -> Any:
     if one == other or key not in CONSTRAINTS:
         return one
     if key == "properties":
@@ -113,9 +115,7 @@ def _identity(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
-def _check_closed(
-    one: Mapping[str, Any], other: Mapping[str, Any], path: Sequence[str | int]
-) -> None:
+def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], path: Path) -> None:
     """Raise `Unenforced` if `additionalProperties` of one schema limits properties of the other."""
     for closed, open_ in ((one, other), (other, one)):
         if closed.get("additionalProperties", True) is True:
@@ -127,7 +127,7 @@ def _check_closed(
             )
 
 
-def are_disjoint(one: Any, other: Any, path: Sequence[str | int]) -> bool:
+def are_disjoint(one: Any, other: Any, path: Path) -> bool:
     """Return True if certainly no value satisfies both schemas."""
     if one is False or other is False:
         return True
@@ -149,16 +149,14 @@ def are_disjoint(one: Any, other: Any, path: Sequence[str | int]) -> bool:
     )
 
 
-def _values_disjoint(
-    one: Mapping[str, Any], other: Mapping[str, Any], path: Sequence[str | int]
-) -> bool:
+def _values_disjoint(one: Mapping[str, Any], other: Mapping[str, Any], path: Path) -> bool:
     values = _values(one)
     if values is None:
         values, other = _values(other) or [], one
     return not allowed(other, values, path)
 
 
-def allowed(schema: Any, values: Sequence[Any], path: Sequence[str | int]) -> list[Any]:
+def allowed(schema: Any, values: Sequence[Any], path: Path) -> list[Any]:
     """Return the values that satisfy a schema.
 
     Raises:
@@ -190,8 +188,6 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-Path = tuple[str | int, ...]
-
 # Characters of a validation error's message, which may quote the whole schema.
 MOST_SAID = 300
 # The published dialects; the validators include their meta-schemas.
@@ -205,8 +201,8 @@ _DIALECTS: Mapping[str, type[jsonschema_rs.Validator]] = {
 LATEST = "https://json-schema.org/draft/2020-12/schema"
 
 # Keywords whose values are schemas by name, or not schemas.
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_VALUES = frozenset({"enum", "const", "default", "examples", "example"})
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+VALUES = frozenset({"enum", "const", "default", "examples", "example"})
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
@@ -258,10 +254,10 @@ def modern(schema: Any) -> Any:
         return schema
     found = {}
     for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
+        if key in NAMED and isinstance(value, dict):
             found[key] = {name: modern(inner) for name, inner in value.items()}
         else:
-            found[key] = value if key in _VALUES else modern(value)
+            found[key] = value if key in VALUES else modern(value)
     for exclusive, bound in _BOUNDS.items():
         is_flag = isinstance(found.get(exclusive), bool)
         if is_flag and found.pop(exclusive) and bound in found:

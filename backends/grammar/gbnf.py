@@ -133,14 +133,31 @@ def check(text: str, most: int = MAX_SIZE) -> list[str]:
         for item in _items(group):
             if item.rule is not None and item.rule not in rules:
                 raise WrongGrammar(f"there is no rule '{shortened(item.rule)}'")
-            if item.endless and item.rule is not None and _is_empty(rules[item.rule]):
+            if (
+                item.endless
+                and item.rule is not None
+                and any(
+                    all(inner is _NOTHING for inner in alternate)
+                    for alternate in rules[item.rule].alternates
+                )
+            ):
                 raise WrongGrammar(
                     f"rule '{group.shown}' repeats an item that can be empty, without a maximum"
                 )
-    _check_size(rules)
+    size = sum(item.times for group in rules.values() for item in _items(group))
+    if size > MAX_ITEMS:
+        raise WrongGrammar(
+            f"its repetitions expand to {size} items; at most {MAX_ITEMS} are allowed"
+        )
     _check_left_recursion(rules)
     _check_open_recursion(rules)
-    _check_ways(rules)
+    try:
+        check_ways(_parts(rules))
+    except TooManyWays:
+        raise WrongGrammar(
+            "it is too ambiguous; write the common beginning of alternatives only once, and use "
+            "fewer optional items"
+        ) from None
     return reader.tokens
 
 
@@ -253,21 +270,9 @@ class _Reader:
 _NOTHING = _Item(None, optional=True, times=0)
 
 
-def _is_empty(group: _Group) -> bool:
-    return any(all(item is _NOTHING for item in alternate) for alternate in group.alternates)
-
-
 def _items(group: _Group) -> Iterator[_Item]:
     for alternate in group.alternates:
         yield from alternate
-
-
-def _check_size(rules: dict[str, _Group]) -> None:
-    size = sum(item.times for group in rules.values() for item in _items(group))
-    if size > MAX_ITEMS:
-        raise WrongGrammar(
-            f"its repetitions expand to {size} items; at most {MAX_ITEMS} are allowed"
-        )
 
 
 def parts_of(text: str) -> dict[str, list[list[GrammarPart]]]:
@@ -291,17 +296,6 @@ def _parts(rules: dict[str, _Group]) -> dict[str, list[list[GrammarPart]]]:
         ]
         for name, group in rules.items()
     }
-
-
-def _check_ways(rules: dict[str, _Group]) -> None:
-    """Reject a grammar with more simultaneous ways than an engine can handle."""
-    try:
-        check_ways(_parts(rules))
-    except TooManyWays:
-        raise WrongGrammar(
-            "it is too ambiguous; write the common beginning of alternatives only once, and use "
-            "fewer optional items"
-        ) from None
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ from ..base import Grammar
 from ..errors import shortened
 from .gbnf import MAX_NESTING, MAX_SIZE, Unenforced, WrongGrammar
 from .regex import Encoding, Range, encoded, normal
-from .regex import encoded as encoded_regex
 
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\r]+|//[^\n]*|\\\r?\n)
@@ -134,7 +133,7 @@ class _Reader:
                 raise WrongGrammar(f"there is no rule '{shortened(used)}'")
         own = {self._name(rule): _body(rule, found) for rule, found in self._bodies.items()}
         for rule in self._imported.keys() & self._names.keys():
-            own[self._name(rule)] = encoded_regex(self._imported[rule], self._encoding)
+            own[self._name(rule)] = encoded(self._imported[rule], self._encoding)
         start = self._name(START)
         if not self._ignored:
             return {**own, name: start}
@@ -321,7 +320,7 @@ class _Reader:
         body, _, flags = token.text[1:].rpartition("/")
         if flags:
             raise Unenforced("flags of regular expressions in a Lark grammar are not enforced")
-        return f"({encoded_regex(body.replace(chr(92) + '/', '/'), self._encoding)})"
+        return f"({encoded(body.replace(chr(92) + '/', '/'), self._encoding)})"
 
 
 def _unescaped(token: _Token) -> str:

@@ -8,24 +8,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from .ambiguity import LAST
 from .gbnf import Unenforced
 from .preamble import states, until
 from .regex import (
     IN_JSON,
     IN_SINGLE,
-    LAST,
     SPECIAL,
     Encoding,
     Range,
     Unsaid,
+    any_of,
     complement,
     containing,
     integers,
     literal,
     normal,
     numbers,
-    one_in_json,
     one_of,
+    only,
 )
 
 # A space, or a line break and spaces, as in llama.cpp's own rule.
@@ -129,7 +130,7 @@ def _as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_IN_QUOTES = f'"\\"" {one_in_json(normal([Range(0, LAST)]))}* "\\""'
+_IN_QUOTES = f'"\\"" {IN_JSON.one(normal([Range(0, LAST)]))}* "\\""'
 JSON = Notation(
     "", '"\\""', IN_JSON, _IN_QUOTES, ("true", "false", "null"),
     WS, '"\\""', SPECIAL, lambda name: literal(_as_json(name)), _as_json,
@@ -243,7 +244,7 @@ def matching(pattern: str, notation: Notation) -> str:
         options.append(found)
     if not options:
         raise Unenforced("this model's tool-call format cannot express its matches")
-    return f"{quote} {_any(options)} {quote}"
+    return f"{quote} {any_of(options)} {quote}"
 
 
 def counted(least: int, most: int | None, notation: Notation) -> str:
@@ -261,7 +262,7 @@ def counted(least: int, most: int | None, notation: Notation) -> str:
     if most is None:
         rest = f"({_begun(notation)} | {ones[0]} {notation.states[0]})"
         options = [f"{ones[0]}{{{least - 1}}} {rest}", *options] if least > 1 else [rest]
-    return f"{quote} {_any(options)}"
+    return f"{quote} {any_of(options)}"
 
 
 def _begun(notation: Notation) -> str:
@@ -273,21 +274,17 @@ def _begun(notation: Notation) -> str:
     first = literal(mark[0])
     found = ""
     for following in reversed(mark[1:]):
-        others = complement([*map(_range, {mark[0], following}), *UNUSUAL])
+        others = complement([*map(only, {mark[0], following}), *UNUSUAL])
         more = f" | {literal(following)} {found}" if found else ""
         found = f"({first} {again} | {one_of(others)} {anything}{more})"
     return f"{first} {found}"
-
-
-def _range(character: str) -> Range:
-    return Range(ord(character), ord(character))
 
 
 def _without(character: str) -> Encoding:
     """Return an encoding as plain text without a character, and without unusual ones."""
 
     def one(ranges: Sequence[Range]) -> str:
-        outside = [*complement(ranges), *map(_range, character)]
+        outside = [*complement(ranges), *map(only, character)]
         wanted = complement(outside)
         if not wanted:
             raise Unsaid
@@ -298,7 +295,3 @@ def _without(character: str) -> Encoding:
 
 def _times(least: int, most: int | None) -> str:
     return f"{{{least},}}" if most is None else f"{{{least},{most}}}"
-
-
-def _any(options: Sequence[str]) -> str:
-    return options[0] if len(options) == 1 else f"({' | '.join(options)})"

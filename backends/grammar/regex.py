@@ -6,15 +6,15 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 from ...schemas import limits
-from .ambiguity import joined
+from .ambiguity import LAST, joined, others
 from .gbnf import Unenforced
 
-LAST = 0x10FFFF
 # UTF-8 cannot encode them.
 _SURROGATES = (0xD800, 0xDFFF)
 
@@ -38,14 +38,12 @@ def normal(ranges: Iterable[Range]) -> list[Range]:
 
 def complement(ranges: Iterable[Range]) -> list[Range]:
     """Return the ranges of all other characters."""
-    found, start = [], 0
-    for first, last in normal(ranges):
-        if start < first:
-            found.append(Range(start, first - 1))
-        start = last + 1
-    if start <= LAST:
-        found.append(Range(start, LAST))
-    return normal(found)
+    return normal(Range(*one) for one in others(normal(ranges)))
+
+
+def only(character: str) -> Range:
+    """Return the range of one character."""
+    return Range(ord(character), ord(character))
 
 
 def _minus(ranges: Sequence[Range], other: Range) -> list[Range]:
@@ -66,11 +64,6 @@ def holds(ranges: Iterable[Range], character: int) -> bool:
 def one_of(ranges: Sequence[Range]) -> str:
     """Return GBNF for one character of a set; an empty set matches nothing."""
     return "[" + "".join(map(in_set, ranges)) + "]" if ranges else _NEVER
-
-
-def one_in_json(ranges: Sequence[Range]) -> str:
-    """Return GBNF for one character of a set inside a JSON string, escaped if necessary."""
-    return _one_between(ranges, SPECIAL, _ESCAPES)
 
 
 def _one_between(
@@ -124,10 +117,6 @@ def _literal_in_json(text: str) -> str:
     return literal(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
-def _one_in_single(ranges: Sequence[Range]) -> str:
-    return _one_between(ranges, _SPECIAL_SINGLE, _ESCAPES_SINGLE)
-
-
 def _literal_in_single(text: str) -> str:
     inside = json.dumps(text, ensure_ascii=False)[1:-1]
     return literal(inside.replace('\\"', '"').replace("'", "\\'"))
@@ -146,13 +135,16 @@ class Encoding(NamedTuple):
 
 
 PLAIN = Encoding(one_of, literal)
-IN_JSON = Encoding(one_in_json, _literal_in_json)
-IN_SINGLE = Encoding(_one_in_single, _literal_in_single)
+IN_JSON = Encoding(partial(_one_between, special=SPECIAL, escapes=_ESCAPES), _literal_in_json)
+IN_SINGLE = Encoding(
+    partial(_one_between, special=_SPECIAL_SINGLE, escapes=_ESCAPES_SINGLE), _literal_in_single
+)
 
 
 # The digits that a double keeps; a longer number could be parsed as another one.
 MOST_DIGITS = 15
 _DIGIT_COUNTS = "[0-9]"
+_FRACTION = '("." [0-9]{1,16})?'
 _WHOLE = f'"-"? ([0] | [1-9] [0-9]{{0,{MOST_DIGITS - 1}}})'
 
 
@@ -167,16 +159,16 @@ def integers(least: int | None, most: int | None) -> str | None:
         return None
     options = []
     if low < 0:
-        options.append(f'"-" {_any(_magnitudes(max(1, -high), -low))}')
+        options.append(f'"-" {any_of(_magnitudes(max(1, -high), -low))}')
     if high >= 0:
-        options.append(_any(_magnitudes(max(0, low), high)))
-    return _any(options)
+        options.append(any_of(_magnitudes(max(0, low), high)))
+    return any_of(options)
 
 
 def numbers(least: int | None, most: int | None) -> str | None:
     """Return GBNF for the decimal numbers of a range with integer bounds; None if it is empty."""
     if least is None and most is None:
-        return f"{_WHOLE} {_fraction()} ([eE] [-+]? [0-9]{{1,2}})?"
+        return f"{_WHOLE} {_FRACTION} ([eE] [-+]? [0-9]{{1,2}})?"
     limit = 10**MOST_DIGITS - 1
     low = -limit if least is None else least
     high = limit if most is None else most
@@ -187,22 +179,19 @@ def numbers(least: int | None, most: int | None) -> str | None:
         options += [f'"-" ({part})' for part in _decimals(max(0, -high), -low)]
     if high >= 0:
         options += [f"({part})" for part in _decimals(max(0, low), high)]
-    return _any(options)
+    return any_of(options)
 
 
 def _decimals(low: int, high: int) -> list[str]:
     """Return GBNF for decimal numbers: those from `low` to below `high`, and `high` itself."""
-    parts = [_any(_magnitudes(high, high)) + ' ("." [0]{1,16})?']
+    parts = [any_of(_magnitudes(high, high)) + ' ("." [0]{1,16})?']
     if low < high:
-        parts.append(f"{_any(_magnitudes(low, high - 1))} {_fraction()}")
+        parts.append(f"{any_of(_magnitudes(low, high - 1))} {_FRACTION}")
     return parts
 
 
-def _fraction() -> str:
-    return '("." [0-9]{1,16})?'
-
-
-def _any(options: list[str]) -> str:
+def any_of(options: Sequence[str]) -> str:
+    """Return GBNF for any of some parts."""
     return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
 
@@ -281,12 +270,7 @@ def to_gbnf(pattern: str) -> str:
     Raises:
         Unenforced: the pattern is invalid, or has a feature that GBNF lacks, such as lookaround.
     """
-    return f"root ::= {_converted(pattern, one_of, '')}"
-
-
-def encoded(pattern: str, encoding: Encoding) -> str:
-    """Return GBNF for whole texts that match a pattern, in an encoding."""
-    return _converted(pattern, encoding.one, "")
+    return f"root ::= {encoded(pattern, PLAIN)}"
 
 
 def containing(pattern: str, encoding: Encoding) -> str:
@@ -295,10 +279,15 @@ def containing(pattern: str, encoding: Encoding) -> str:
     Raises:
         Unsaid: no match can be written.
     """
-    return _converted(pattern, encoding.one, f"{encoding.one(_ANY)}*")
+    return encoded(pattern, encoding, f"{encoding.one(_ANY)}*")
 
 
-def _converted(pattern: str, one: Callable[[Sequence[Range]], str], around: str) -> str:
+def encoded(pattern: str, encoding: Encoding, around: str = "") -> str:
+    """Return GBNF for texts that match a pattern, in an encoding.
+
+    Args:
+        around: GBNF for the text where the pattern is not anchored.
+    """
     try:
         with warnings.catch_warnings():
             # Warnings about syntax that other dialects may read differently.
@@ -307,7 +296,7 @@ def _converted(pattern: str, one: Callable[[Sequence[Range]], str], around: str)
         if parsed.state.flags & ~re.UNICODE:
             raise Unenforced("a regular expression with inline flags is not enforced")
         tree = list(parsed)
-        return _Converter(one).found(tree, around, around) or _NOTHING
+        return _Converter(encoding.one).found(tree, around, around) or _NOTHING
     except RecursionError:
         raise Unenforced(
             "a regular expression that is nested this deeply is not enforced; "
@@ -333,7 +322,7 @@ class _Converter:
             after = ""
             nodes = nodes[:-1]
         if len(nodes) == 1 and nodes[0][0] is codes.BRANCH:
-            return _any_of(nodes[0][1][1], lambda branch: self.found(branch, before, after))
+            return _branches(nodes[0][1][1], lambda branch: self.found(branch, before, after))
         if len(nodes) == 1 and nodes[0][0] is codes.SUBPATTERN and not any(nodes[0][1][1:3]):
             return self.found(nodes[0][1][3], before, after)
         return " ".join(part for part in (before, self._sequence(nodes), after) if part)
@@ -351,7 +340,7 @@ class _Converter:
         if code is codes.IN:
             return self._one(_set_of(value))
         if code is codes.BRANCH:
-            return _any_of(value[1], lambda branch: self._sequence(list(branch)))
+            return _branches(value[1], lambda branch: self._sequence(list(branch)))
         if code is codes.SUBPATTERN:
             if value[1] or value[2]:
                 raise Unenforced("a regular expression with inline flags is not enforced")
@@ -382,7 +371,7 @@ class _Converter:
         return f"({inner}){times}"
 
 
-def _any_of(branches: Sequence[Any], convert: Callable[[Any], str]) -> str:
+def _branches(branches: Sequence[Any], convert: Callable[[Any], str]) -> str:
     """Return GBNF for any of the branches that can be written."""
     options = []
     for branch in branches:

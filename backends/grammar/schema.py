@@ -16,7 +16,9 @@ from ...schemas import limits
 from .dialects import (
     CONSTRAINTS,
     KEYWORDS,
+    NAMED,
     TYPES,
+    Path,
     allowed,
     are_disjoint,
     check_schema,
@@ -25,7 +27,7 @@ from .dialects import (
 )
 from .gbnf import Unenforced
 from .notation import JSON, Notation, by_name, counted, matching, primitives
-from .regex import MOST_TIMES, Range, complement, holds, integers, literal, numbers
+from .regex import MOST_TIMES, Range, any_of, complement, holds, integers, literal, numbers
 
 MOST_DEEP = limits.SCHEMA_DEPTH.most
 MOST_VISITS = limits.SCHEMA_VISITS.most
@@ -34,7 +36,6 @@ MOST_OPTIONS = limits.ONE_OF.most
 MOST_KEY = limits.KEY.most
 
 Schema = Mapping[str, Any]
-Path = tuple[str | int, ...]
 
 _DAY = "([0-9]{4}-(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|" \
     "[0-9]{4}-(0[469]|11)-(0[1-9]|[12][0-9]|30)|[0-9]{4}-02-(0[1-9]|1[0-9]|2[0-8]))"  # fmt: skip
@@ -161,9 +162,7 @@ class _Converter:
         """Return GBNF for an object with a notation of its own."""
         schema = self._resolved(schema, ())
         if "allOf" in schema:
-            parts = [self._resolved(part, ()) for part in schema["allOf"]]
-            rest = {key: value for key, value in schema.items() if key != "allOf"}
-            schema = merged([rest, *parts], ())
+            schema = self._all(schema, ())
         for keyword in schema:
             if keyword in ("anyOf", "oneOf", "const", "enum") or (
                 keyword in CONSTRAINTS - KEYWORDS and not _says_nothing(keyword, schema[keyword])
@@ -183,9 +182,7 @@ class _Converter:
         if "$ref" in schema:
             return self._reference(schema, path)
         if "allOf" in schema:
-            parts = [self._resolved(part, path) for part in schema["allOf"]]
-            rest = {key: value for key, value in schema.items() if key != "allOf"}
-            return self.visit(merged([rest, *parts], path), path)
+            return self.visit(self._all(schema, path), path)
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
                 return self._alternatives(schema, keyword, path)
@@ -209,6 +206,12 @@ class _Converter:
     def _resolved(self, schema: Any, path: Path) -> Any:
         return resolved(schema, self._root, path)
 
+    def _all(self, schema: Schema, path: Path) -> Any:
+        """Return a schema with its `allOf` merged into it."""
+        parts = [self._resolved(part, path) for part in schema["allOf"]]
+        rest = {key: value for key, value in schema.items() if key != "allOf"}
+        return merged([rest, *parts], path)
+
     def _alternatives(self, schema: Schema, keyword: str, path: Path) -> str:
         rest = {key: value for key, value in schema.items() if key != keyword}
         options = [self._resolved(option, path) for option in schema[keyword]]
@@ -229,7 +232,7 @@ class _Converter:
                 found.append(self.visit(given, here))
             else:
                 found.append(self.visit(merged([rest, option], path), here))
-        return _any(found)
+        return any_of(found)
 
     def _values(self, schema: Schema, path: Path) -> str:
         """Return GBNF for the listed values that satisfy the rest of the schema."""
@@ -244,7 +247,7 @@ class _Converter:
         if not all(map(self._notation.says, values)):
             reason = "this model's tool-call format cannot express one of the values"
             raise Unenforced(reason, (*path, keyword))
-        return _any([literal(self._notation.written(value)) for value in values])
+        return any_of([literal(self._notation.written(value)) for value in values])
 
     def _typed(self, schema: Schema, path: Path) -> str:
         kinds = schema.get("type")
@@ -263,7 +266,7 @@ class _Converter:
         for kind in [kinds] if isinstance(kinds, str) else kinds:
             one = {**schema, "type": kind}
             found.append(visits[kind](one, path) if kind in visits else self._primitive(kind))
-        return _any(found)
+        return any_of(found)
 
     def _object(self, schema: Schema, path: Path, own: Notation | None = None) -> str:
         notation = own or self._notation
@@ -321,10 +324,10 @@ class _Converter:
         for index, (pair, required) in enumerate(pairs):
             options.append(f"{pair} {tails[index + 1]}")
             if required:
-                return f"{_any([option.strip() for option in options])} {ws}"
+                return f"{any_of([option.strip() for option in options])} {ws}"
         if more:
             options.append(f"{more} ({comma} {more})*")
-        return f"({_any([option.strip() for option in options])} {ws})?" if options else ""
+        return f"({any_of([option.strip() for option in options])} {ws})?" if options else ""
 
     def _array(self, schema: Schema, path: Path) -> str:
         items = schema.get("items", True)
@@ -485,15 +488,10 @@ def _other_keys(names: Sequence[str], notation: Notation) -> str:
         options.append(f"{literal(chr(code))} {_other_keys(rests, notation)}")
     if "" not in names:
         options.append('""')
-    return _any(options)
+    return any_of(options)
 
 
-def _any(options: Sequence[str]) -> str:
-    return options[0] if len(options) == 1 else f"({' | '.join(options)})"
-
-
-# Keywords whose values are schemas by name, lists of schemas, and schemas.
-_NAMED = frozenset({"$defs", "definitions", "properties", "patternProperties"})
+# Keywords whose values are lists of schemas, and schemas.
 _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _SCHEMAS = frozenset({"items", "additionalProperties", "additionalItems", "not", "contains"})
 # References that follow each other.
@@ -515,14 +513,12 @@ class Work:
         """Account for a schema; raise `Unenforced` beyond the limit."""
         size = 1
         if isinstance(schema, Mapping):
-            size += len(schema) + sum(len(one) for one in schema.values() if _has_size(one))
+            size += len(schema) + sum(
+                len(one) for one in schema.values() if isinstance(one, dict | list)
+            )
         self._left -= size
         if self._left < 0:
             raise Unenforced("it has too many alternatives, or is circular", path)
-
-
-def _has_size(value: object) -> bool:
-    return isinstance(value, (dict, list))
 
 
 def pointer(target: str) -> Path:
@@ -554,7 +550,7 @@ def _is_place_of_schema(keys: Path) -> bool:
     while keys:
         is_last = len(keys) == 1
         in_list = not is_last and isinstance(keys[1], int)
-        if (keys[0] in _NAMED and not is_last) or (keys[0] in _LISTS and in_list):
+        if (keys[0] in NAMED and not is_last) or (keys[0] in _LISTS and in_list):
             keys = keys[2:]
         elif keys[0] in _SCHEMAS and not in_list:
             keys = keys[1:]

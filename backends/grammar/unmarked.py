@@ -15,7 +15,7 @@ from typing import TypeAlias
 from .ambiguity import GrammarPart, terminals
 from .gbnf import Unenforced, WrongGrammar, parts_of
 from .preamble import follow
-from .regex import Range, complement, holds, literal, normal, one_of
+from .regex import Range, complement, holds, literal, normal, one_of, only
 
 _Rules: TypeAlias = Mapping[str, list[list[GrammarPart]]]
 # Parts to follow, for about half a second.
@@ -136,7 +136,7 @@ class _Follower:
     def _character(self, ranges: Sequence[Range]) -> _Relation:
         marks = self._follow[0]
         allowed = [one for one in marks if holds(ranges, ord(one))]
-        others = bool(complement([*complement(ranges), *map(_one, marks)]))
+        others = bool(complement([*complement(ranges), *map(only, marks)]))
         after = [_any(1 << known[one] for one in allowed) | others for known in self._follow]
         return (*after, 1 << self._size if ranges else 0)
 
@@ -202,7 +202,7 @@ class _Runs:
                     for character, follows in begun.items()
                     if follows < len(self._mark)
                 ]
-                others = complement([*complement(ranges), *map(_one, begun)])
+                others = complement([*complement(ranges), *map(only, begun)])
                 parts += [f"{one_of(others)} {own}-0"] if others else []
                 self.rules[f"{own}-{state}"] = " | ".join([*parts, '""'])
                 if not state:
@@ -212,10 +212,6 @@ class _Runs:
 
 def _any(states: Iterable[int]) -> int:
     return reduce(or_, states, 0)
-
-
-def _one(character: str) -> Range:
-    return Range(ord(character), ord(character))
 
 
 def _rule_of(group: str) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import contextlib
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -25,8 +24,6 @@ from ..base import (
     Embedding,
     EmbeddingModel,
     Embeddings,
-    Event,
-    Finish,
     Generation,
     Model,
     NativeReply,
@@ -65,8 +62,8 @@ from .prompts import TokenizedPrompt, prompt_of, size_of
 if TYPE_CHECKING:
     from .grammars import Constraint
     from .loading import Engine
-    from .projector import Chunk, Projector
-    from .tasks import Task
+    from .projector import Chunk
+    from .tasks import Mailbox, Task
     from .vocabulary import Vocabulary
 
 DEMO_MODEL = Path(__file__).with_name("demo.gguf")
@@ -149,7 +146,10 @@ class LlamaCpp(Backend):
             flash_attention=flash_attention,
             mmap=mmap,
             mlock=mlock,
-            lora=tuple(_adapter(one) for one in lora),
+            lora=tuple(
+                (Path(one[0]), one[1]) if isinstance(one, tuple) else (Path(one), 1.0)
+                for one in lora
+            ),
             mmproj=None if mmproj is None else Path(mmproj),
             exact=exact,
             embeddings=embeddings,
@@ -177,7 +177,11 @@ class LlamaCpp(Backend):
         if job.grammar is not None:
             constraint = await generator.grammars.compile(job.grammar)
         await self._prepare_dry(job, engine.vocabulary, generator.scheduler.size)
-        parts = await self._read(job, generator.projector)
+        parts: list[list[int | Chunk]] = []
+        if generator.projector is not None:
+            # Decoding an image is slow; the event loop and the engine keep running meanwhile.
+            read = generator.projector.read
+            parts = [await asyncio.to_thread(read, one) for one in job.prompt.media]
         prompt = await offload.run(
             size_of(job), prompt_of, job, engine.vocabulary, parts, engine.model.context
         )
@@ -234,8 +238,7 @@ class LlamaCpp(Backend):
 
     @override
     async def embedding_model(self) -> EmbeddingModel | None:
-        engine = await self._engine()
-        return None if engine.embedder is None else facts_of(engine)
+        return facts_of(await self._engine())
 
     @override
     async def embed(self, job: Embedding) -> Embeddings:
@@ -333,21 +336,14 @@ class LlamaCpp(Backend):
             loaded.set_result(engine)
             engine.loop.run()
 
-    async def _read(self, job: Generation, projector: Projector | None) -> list[list[int | Chunk]]:
-        """Return the tokens and embedding chunks of each image and audio file in the prompt."""
-        if projector is None:
-            return []
-        # Decoding an image is slow; the event loop and the engine keep running meanwhile.
-        return [await asyncio.to_thread(projector.read, one) for one in job.prompt.media]
-
     def _task(
         self,
         job: Generation,
         engine: Engine,
         constraint: Constraint | None,
         read: TokenizedPrompt,
-    ) -> tuple[Task, _Mailbox]:
-        from .tasks import Task
+    ) -> tuple[Task, Mailbox]:
+        from .tasks import Mailbox, Task
 
         model, vocabulary = engine.model, engine.vocabulary
         prompt, count, chunks, shown = read
@@ -372,49 +368,13 @@ class LlamaCpp(Backend):
             for mark in job.preserved_tokens
             if (token := vocabulary.mark(mark)) is not None and token not in vocabulary.ends
         }
-        mailbox = _Mailbox(asyncio.get_running_loop())
+        mailbox = Mailbox(asyncio.get_running_loop())
         max_tokens = room if job.max_tokens is None else job.max_tokens
         task = Task(
             job, prompt, count, shown, max_tokens, stop_tokens, marks, mailbox, constraint, chunks,
             job.party or Party(),
         )  # fmt: skip
         return task, mailbox
-
-
-def _adapter(lora: str | Path | tuple[str | Path, float]) -> tuple[Path, float]:
-    path, scale = lora if isinstance(lora, tuple) else (lora, 1.0)
-    return Path(path), scale
-
-
-class _Mailbox:
-    """The events of one job; all that wait when the reader asks form one batch."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._events: deque[Event] = deque()
-        self._error: LatimerError | None = None
-        self._wake = asyncio.Event()
-
-    def deliver(self, events: Sequence[Event] | LatimerError) -> None:
-        """Receive events, or the error that ended the job; called in the event loop."""
-        if isinstance(events, LatimerError):
-            self._error = events
-        else:
-            self._events.extend(events)
-        self._wake.set()
-
-    async def batches(self, choices: int) -> AsyncIterator[Batch]:
-        """Yield batches of events until every choice has finished."""
-        while choices:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._events:
-                batch = tuple(self._events)
-                self._events.clear()
-                choices -= sum(isinstance(event, Finish) for event in batch)
-                yield batch
-            if self._error is not None:
-                raise self._error
 
 
 def _post(deliveries: Sequence[tuple[Any, Any]]) -> None:

@@ -11,11 +11,6 @@ removes and copies by position, cannot take a part of it.
 
 Idle cells make attention slower for all sequences, because it covers every cell up to the last one
 in use. Outside the KV cache there is also room for many more sequences.
-
-The KV cache is one pool of cells (`kv_unified`). Each evaluated token takes one cell. A copied
-sequence shares the cells of its source until both are removed. A finished sequence stays in the
-KV cache while no other sequence runs; otherwise its state is saved in `states`. A later prompt
-reuses the prefix that it has in common with either.
 """
 
 from __future__ import annotations
@@ -23,9 +18,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
+
+from .library import Context
 
 
 class Span(NamedTuple):
@@ -194,30 +191,6 @@ def common(one: list[int], other: list[int]) -> int:
     return low
 
 
-class Memory(Protocol):
-    """The memory functions of llama.cpp that the cache uses.
-
-    They are `llama_memory_seq_*` and `llama_state_seq_*`. A restored sequence is bit-identical to
-    the saved one.
-    """
-
-    def remove(self, sequence: int, start: int = 0) -> None:
-        """Remove a sequence's tokens from a position on."""
-        ...
-
-    def copy(self, source: int, target: int, end: int) -> None:
-        """Copy another sequence up to a position into an empty one; the copy takes no cells."""
-        ...
-
-    def save(self, sequence: int) -> NDArray[Any]:
-        """Return a sequence's state as bytes; an empty array means failure."""
-        ...
-
-    def restore(self, sequence: int, data: NDArray[Any]) -> bool:
-        """Restore a state into an empty sequence, one cell per token; return True on success."""
-        ...
-
-
 @dataclass(eq=False, slots=True)
 class Slot:
     """A sequence of llama.cpp, and the tokens that were evaluated in it.
@@ -251,7 +224,7 @@ class Cache:
     """
 
     def __init__(
-        self, memory: Memory, size: int, slots: int, rolls_back: bool, states: States
+        self, memory: Context, size: int, slots: int, rolls_back: bool, states: States
     ) -> None:
         self._memory = memory
         self.size = size
@@ -268,11 +241,6 @@ class Cache:
     def free(self) -> int:
         """The number of unused cells."""
         return self.size - len(self._owners)
-
-    @property
-    def resting(self) -> int:
-        """The number of idle sequences in the KV cache."""
-        return len(self._resting)
 
     def shared(self, known: list[int], tokens: list[int]) -> int:
         """Return how many tokens of a prompt could be reused once `known` is evaluated."""

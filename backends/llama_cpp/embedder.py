@@ -8,7 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import llama_cpp
 import numpy as np
@@ -36,36 +36,11 @@ _TYPES: dict[Pooling, int] = {
 }
 
 
-def pooling_of(model: LoadedModel, options: Options) -> Pooling:
-    """Return the pooling of a model: the option, that of the file, or a default.
-
-    The default of a causal model is `last`, since only its last token has seen all others.
-
-    Raises:
-        EngineError: the option needs a reranker, and the model is another one.
-    """
-    if options.pooling == "rank" and model.pooling != "rank" and not model.has_classifier:
-        raise EngineError("The model is not a reranker, so it does not support pooling 'rank'.")
-    return options.pooling or model.pooling or ("last" if model.is_causal else "mean")
-
-
-def _batch_size(model: LoadedModel, options: Options, length: int, most: int) -> int:
-    """Return the number of tokens in a batch, which covers the longest input unless it is split.
-
-    Args:
-        most: the largest number if inputs may be split; otherwise 0.
-    """
-    if not most:
-        return length if model.is_causal else max(length, options.batch)
-    logits = 4 * llama_cpp.llama_vocab_n_tokens(model.vocab)
-    size: int = MAX_LOGITS // logits
-    return max(min(length, most, size), 1)
-
-
 class EmbeddingContext:
     """A llama.cpp context that pools the tokens of each input, and its batch.
 
-    Only one thread may use it.
+    Only one thread may use it. The default pooling of a causal model is `last`, since only its last
+    token has seen all others.
 
     Attributes:
         length: the largest number of tokens in an input.
@@ -73,17 +48,27 @@ class EmbeddingContext:
         splits: True if an input may be split across batches.
         size: the largest number of tokens in a batch.
         usual: the largest number of tokens in a batch of several inputs.
+
+    Raises:
+        EngineError: the option needs a reranker, and the model is another one.
     """
 
     def __init__(self, model: LoadedModel, options: Options) -> None:
-        self.pooling = pooling_of(model, options)
+        if options.pooling == "rank" and model.pooling != "rank" and not model.has_classifier:
+            raise EngineError("The model is not a reranker, so it does not support pooling 'rank'.")
+        default: Pooling = "last" if model.is_causal else "mean"
+        self.pooling = options.pooling or model.pooling or default
         self.length = min(options.context or DEFAULT_CONTEXT, model.trained_context)
         # Mean and CLS need all tokens of an input at once, as attention in both directions does.
         self.splits = model.is_causal and self.pooling in ("last", "rank")
         # Attention covers all inputs of a batch, so a large batch of a narrow model costs more.
         width: int = llama_cpp.llama_model_n_embd(model.pointer)
         usual = min(max(USUAL, width // 2), options.batch)
-        self.size = _batch_size(model, options, self.length, usual if self.splits else 0)
+        if self.splits:
+            logits = MAX_LOGITS // (4 * llama_cpp.llama_vocab_n_tokens(model.vocab))
+            self.size: int = max(min(self.length, usual, logits), 1)
+        else:
+            self.size = self.length if model.is_causal else max(self.length, options.batch)
         self.usual = min(usual, self.size)
         # llama.cpp aborts if a batch holds fewer tokens than there are sequences.
         most = SEQUENCES if model.rolls_back else RECURRENT
@@ -159,14 +144,21 @@ FIRST, LEAST = 16, 8
 Vector: TypeAlias = "array[float]"
 
 
-class Mailbox(Protocol):
-    """A receiver of a task's vectors, in the event loop that waits for them."""
+class Mailbox:
+    """The vectors of one task, as a future."""
 
-    loop: asyncio.AbstractEventLoop
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.found: asyncio.Future[list[Vector]] = loop.create_future()
 
     def deliver(self, found: list[Vector] | LatimerError) -> None:
-        """Receive all vectors of the task, or its error."""
-        ...
+        """Receive the vectors, or the error that ended the task; called in the event loop."""
+        if self.found.done():
+            return
+        if isinstance(found, LatimerError):
+            self.found.set_exception(found)
+        else:
+            self.found.set_result(found)
 
 
 @dataclass(eq=False, slots=True)
@@ -261,7 +253,11 @@ class Embedder:
         try:
             self.context.decode()
         except DecodeFailed as error:
-            self._drop(batch, EngineError(f"{ENGINE} failed: {error}."))
+            # The tasks of the batch end; the others continue.
+            for one in batch:
+                self._end(one.task, EngineError(f"{ENGINE} failed: {error}."))
+            self._drop_cancelled()
+            self._flush()
             return
         self._collect([one for one in batch if one.done == len(one.ids)])
         if self._generator is not None:
@@ -336,13 +332,6 @@ class Embedder:
         self._running.remove(one)
         self._free.append(one.sequence)
         self.context.remove(one.sequence)
-
-    def _drop(self, batch: Sequence[Input], error: EngineError) -> None:
-        """End the tasks of a batch that could not be evaluated; the others continue."""
-        for one in batch:
-            self._end(one.task, error)
-        self._drop_cancelled()
-        self._flush()
 
     def _drop_cancelled(self) -> None:
         if any(task.cancelled for task in self._all()):

@@ -17,7 +17,6 @@ from ..embeddings import field_of
 from ..errors import (
     ContextExceeded,
     EmptyPrompt,
-    LatimerError,
     NotServed,
     WordTooLong,
     check_ids,
@@ -29,7 +28,6 @@ from .vocabulary import Vocabulary
 if TYPE_CHECKING:
     from .embedder import Embedder
     from .loading import Engine
-    from .vocabulary import Vocabulary
 
 _PLACE = re.compile(r"\{(query|document)\}")
 
@@ -90,9 +88,10 @@ class RankPrompts:
         return parsed != self._plain(text)
 
 
-def facts_of(engine: Engine) -> EmbeddingModel:
-    """Return the facts about the embeddings of an engine that has some."""
-    assert engine.embedder is not None
+def facts_of(engine: Engine) -> EmbeddingModel | None:
+    """Return the facts about an engine's embeddings; None if it has none."""
+    if engine.embedder is None:
+        return None
     context = engine.embedder.context
     return EmbeddingModel(
         0 if context.pooling == "rank" else context.dimensions,
@@ -104,12 +103,9 @@ def facts_of(engine: Engine) -> EmbeddingModel:
 
 def not_generated(engine: Engine) -> NotServed:
     """Return the error for a generation with a model that only embeds."""
-    return NotServed("generate", ENGINE, f"Did you mean to use v1/{_own_endpoint(engine)}?")
-
-
-def _own_endpoint(engine: Engine) -> str:
     assert engine.embedder is not None
-    return "rerank" if engine.embedder.context.pooling == "rank" else "embeddings"
+    own = "rerank" if engine.embedder.context.pooling == "rank" else "embeddings"
+    return NotServed("generate", ENGINE, f"Did you mean to use v1/{own}?")
 
 
 async def embed(engine: Engine, job: Embedding) -> Embeddings:
@@ -176,10 +172,10 @@ async def _run(
     engine: Engine, embedder: Embedder, inputs: Sequence[TokenIds]
 ) -> list[array[float]]:
     """Return the vectors of inputs; equal inputs are evaluated once, and so have equal vectors."""
-    from .embedder import EmbeddingTask
+    from .embedder import EmbeddingTask, Mailbox
 
     distinct = list(dict.fromkeys(inputs))
-    mailbox = _Mailbox(asyncio.get_running_loop())
+    mailbox = Mailbox(asyncio.get_running_loop())
     task = EmbeddingTask(distinct, mailbox)
     engine.loop.submit(embedder, task)
     try:
@@ -190,23 +186,6 @@ async def _run(
         return found
     vectors = dict(zip(distinct, found, strict=True))
     return [vectors[one] for one in inputs]
-
-
-class _Mailbox:
-    """The vectors of one task, as a future."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.found: asyncio.Future[list[array[float]]] = loop.create_future()
-
-    def deliver(self, found: list[array[float]] | LatimerError) -> None:
-        """Receive the vectors, or the error that ended the task; called in the event loop."""
-        if self.found.done():
-            return
-        if isinstance(found, LatimerError):
-            self.found.set_exception(found)
-        else:
-            self.found.set_result(found)
 
 
 def _size(content: Content) -> int:

@@ -22,11 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from ...schemas.limits import ITEMS, MULTIPLE, PROPERTIES, TRIAL, TRIAL_MEMORY
+from ...schemas.limits import COPIES, ITEMS, MULTIPLE, PROPERTIES, TRIAL, TRIAL_MEMORY
 from .. import offload, sandbox
 from ..base import Grammar
 from ..errors import shortened
 from ..grammar import Unenforced, check_length, gbnf, gbnf_of, in_request, path_to, repetitions
+from ..grammar.dialects import NAMED, VALUES
+from ..grammar.schema import target_of
 from ..offload import DeepThreads, Memo
 from .trial import STACK
 from .vocabulary import Vocabulary
@@ -50,6 +52,14 @@ _HARD = re.compile(r'"(?:pattern|patternProperties|multipleOf|allOf)"')
 # unlimited whitespace sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
 _TOO_MANY_PARTS = f"its repetitions expand to more than {ITEMS.most} items"
+# Keywords that llguidance ignores next to a reference; beside any other it merges copies.
+_ANNOTATIONS = frozenset(
+    {
+        "$anchor", "$defs", "definitions", "$schema", "$id", "id", "$comment", "title",
+        "description", "default", "readOnly", "writeOnly", "examples", "contentMediaType",
+        "contentEncoding",
+    }
+)  # fmt: skip
 # A regular expression in Lark; without a closing slash it extends to the end of the line.
 _EXPRESSION = re.compile(r"/((?:[^/\\\n]|\\.)*+)")
 _KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
@@ -269,8 +279,8 @@ class Grammars:
         try:
             if key.kind == "gbnf" or key.after is not None:
                 return await self._compiled.get(key, lambda: self._gbnf(key))
-            text = await offload.run(len(key.text), _checked, key)
-            if _is_hard(key):
+            text, is_hard = await offload.run(len(key.text), _checked, key)
+            if is_hard:
                 await self._trials.check(text)
             return await self._compiled.get(key, lambda: self._guidance(key, text))
         except (Unenforced, gbnf.WrongGrammar) as error:
@@ -289,9 +299,10 @@ class Grammars:
         matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         if matcher.is_error():
             reason = _reason(matcher.get_error())
-            place = _place(grammar, reason)
-            if place is not None:
-                raise place
+            found = _KEYS.search(reason) if grammar.kind == "json_schema" else None
+            path = None if found is None else path_to(json.loads(grammar.text), found[1])
+            if found is not None and path is not None:
+                raise Unenforced(f"'{shortened(found[1])}' cannot be enforced", path)
             raise gbnf.WrongGrammar(reason)
         return Guidance(matcher, self._vocabulary)
 
@@ -321,8 +332,10 @@ def _is_hard(grammar: Grammar) -> bool:
     return grammar.kind != "json_schema" or _HARD.search(grammar.text) is not None
 
 
-def _checked(grammar: Grammar) -> str:
-    """Return a grammar in llguidance's own format, after checking its size.
+def _checked(grammar: Grammar) -> tuple[str, bool]:
+    """Return a grammar in llguidance's own format, and True if it has to be tried first.
+
+    Its size is checked; most errors are found only on compilation.
 
     Raises:
         Unenforced: a schema exceeds a limit.
@@ -334,12 +347,21 @@ def _checked(grammar: Grammar) -> str:
         expressions = _EXPRESSION.findall(grammar.text)
     if sum(map(repetitions, expressions)) > ITEMS.most:
         raise gbnf.WrongGrammar(_TOO_MANY_PARTS)
+    is_hard = _is_hard(grammar)
     if grammar.kind == "json_schema":
-        _check_schema(json.loads(grammar.text))
+        schema = json.loads(grammar.text)
+        _check_schema(schema)
+        is_hard = _check_copies(schema) or is_hard
     try:
-        return _read(grammar)
+        if grammar.kind == "json_schema":
+            text = llguidance.LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
+        elif grammar.kind == "regex":
+            text = llguidance.LLMatcher.grammar_from_regex(grammar.text)
+        else:
+            text = llguidance.LLMatcher.grammar_from_lark(grammar.text)
     except ValueError as error:
         raise gbnf.WrongGrammar(_reason(str(error))) from None
+    return text, is_hard
 
 
 def _check_schema(schema: Any) -> None:
@@ -375,6 +397,72 @@ def _check_schema(schema: Any) -> None:
             todo += [(inner, (*path, key)) for key, inner in value.items()]
 
 
+def _check_copies(schema: Any) -> bool:
+    """Reject a schema of which llguidance would make too many copies.
+
+    It compiles a reference once, except beside other keywords: there it merges a copy of the
+    target, and 26 definitions with two such references each become 67 million schemas.
+
+    Returns:
+        True if copies that merge with each other could be too many.
+    """
+    if "$ref" not in json.dumps(schema):
+        return False
+    if _copies(schema, all_in_copies=False) > COPIES.most:
+        reason = f"its references beside other keywords need more than {COPIES.most} copies"
+        raise Unenforced(f"{reason}; use fewer of them, or references alone")
+    return _copies(schema, all_in_copies=True) > COPIES.most
+
+
+def _copies(schema: Any, all_in_copies: bool) -> int:
+    """Return the number of schemas in copies; beyond the limit, any larger number.
+
+    Args:
+        all_in_copies: True to copy the targets of all references in copies, as if each merged with
+            another.
+    """
+    count = 0
+    targets: dict[str, Any] = {}
+    compiled: set[str] = set()
+    # Schemas, or lists of them; True in a copy; True where they merge; and the open references.
+    todo: list[tuple[Any, bool, bool, frozenset[str]]] = [(schema, False, False, frozenset())]
+    while todo and count <= COPIES.most:
+        value, is_copy, merges, around = todo.pop()
+        if isinstance(value, list):
+            todo += [(one, is_copy, merges, around) for one in value]
+        if not isinstance(value, dict):
+            continue
+        count += is_copy
+        merges = merges or len(value.keys() - _ANNOTATIONS) > 1
+        target = value.get("$ref")
+        if isinstance(target, str):
+            copies = merges or (is_copy and all_in_copies)
+            if target not in targets:
+                targets[target] = _target(schema, target)
+            if copies and target in around and all_in_copies:
+                return COPIES.most + 1
+            if target not in (around if copies else compiled):
+                compiled |= set() if copies else {target}
+                inside = around | {target} if copies else frozenset()
+                todo.append((targets[target], copies, copies, inside))
+        for key, inner in value.items():
+            if key in NAMED and isinstance(inner, dict):
+                todo += [(one, is_copy, False, around) for one in inner.values()]
+            elif key in ("allOf", "anyOf", "oneOf"):
+                todo.append((inner, is_copy, merges, around))
+            elif key not in VALUES and key not in ("$defs", "definitions"):
+                todo.append((inner, is_copy, False, around))
+    return count
+
+
+def _target(schema: Any, reference: str) -> Any:
+    """Return the target of a reference; True if llguidance has to report that there is none."""
+    try:
+        return target_of(schema, reference, ())
+    except Unenforced:
+        return True
+
+
 def _size(grammar: Grammar, _compiled: Constraint) -> int:
     return (2 << 20 if _is_hard(grammar) else 256 << 10) + 64 * len(grammar.text)
 
@@ -398,24 +486,6 @@ def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
         eos_token=sorted(vocabulary.ends),
         slices=None,
     )
-
-
-def _read(grammar: Grammar) -> str:
-    """Return a grammar in llguidance's own format; most errors are found only on compilation."""
-    if grammar.kind == "json_schema":
-        return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
-    if grammar.kind == "regex":
-        return llguidance.LLMatcher.grammar_from_regex(grammar.text)
-    return llguidance.LLMatcher.grammar_from_lark(grammar.text)
-
-
-def _place(grammar: Grammar, reason: str) -> Unenforced | None:
-    """Return an error with the path of a keyword that llguidance does not enforce, or None."""
-    found = _KEYS.search(reason) if grammar.kind == "json_schema" else None
-    if found is None:
-        return None
-    path = path_to(json.loads(grammar.text), found[1])
-    return None if path is None else Unenforced(f"'{shortened(found[1])}' cannot be enforced", path)
 
 
 def _reason(message: str) -> str:

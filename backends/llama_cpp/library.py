@@ -354,7 +354,7 @@ class Context:
         return data if written == size else data[:0]
 
     def restore(self, sequence: int, data: NDArray[Any]) -> bool:
-        """Restore a saved state into an empty sequence; return True on success."""
+        """Restore a saved state, bit by bit, into an empty sequence; return True on success."""
         pointer = as_pointer(data, ctypes.c_uint8)
         read = llama_cpp.llama_state_seq_set_data(self.pointer, pointer, data.size, sequence)
         return bool(read == data.size)

@@ -13,7 +13,7 @@ import math
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -273,9 +273,12 @@ class Sampler:
         if sampling.extras.get("ignore_eos"):
             biases += [(token, -math.inf) for token in vocabulary.ends]
         if biases:
-            entries = [llama_cpp.llama_logit_bias(token, bias) for token, bias in biases]
-            array = (llama_cpp.llama_logit_bias * len(entries))(*entries)
-            self._add(llama_cpp.llama_sampler_init_logit_bias(vocabulary.size, len(biases), array))
+            self._add_biases(biases, vocabulary.size)
+
+    def _add_biases(self, biases: Sequence[tuple[int, float]], size: int) -> None:
+        entries = [llama_cpp.llama_logit_bias(token, bias) for token, bias in biases]
+        array = (llama_cpp.llama_logit_bias * len(entries))(*entries)
+        self._add(llama_cpp.llama_sampler_init_logit_bias(size, len(entries), array))
 
     def _add_dry(self, dry: Dry, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
         sampler = copied(vocabulary, dry)
@@ -336,10 +339,5 @@ class LongSampler(Sampler):
         return token
 
     def _add_bias(self, sampling: Sampling, vocabulary: Vocabulary) -> None:
-        self._add_ban(vocabulary.ends, vocabulary.size)
+        self._add_biases([(token, -math.inf) for token in vocabulary.ends], vocabulary.size)
         super()._add_bias(sampling, vocabulary)
-
-    def _add_ban(self, tokens: Iterable[int], size: int) -> None:
-        entries = [llama_cpp.llama_logit_bias(token, -math.inf) for token in tokens]
-        array = (llama_cpp.llama_logit_bias * len(entries))(*entries)
-        self._add(llama_cpp.llama_sampler_init_logit_bias(size, len(entries), array))

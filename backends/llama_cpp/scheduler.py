@@ -116,14 +116,10 @@ class Scheduler:
 
     def _end_cut(self) -> None:
         """End the choices that the readers of their events have cut."""
-        for run in [s for s in self._running if s.choice.index in s.choice.task.job.stops.ends]:
-            self._finish(run, "stop", None, run.sampled)
         preempted = [c.begun for c in self._waiting if c.begun is not None]
-        for run in preempted:
+        for run in [*self._running, *preempted]:
             if run.choice.index in run.choice.task.job.stops.ends:
-                self._waiting.take(run.choice)
-                run.sampler.close()
-                self._deliver_finish(run, "stop", None, run.sampled)
+                self._finish(run, "stop", None, run.sampled)
 
     def _admit(self) -> None:
         """Start or resume waiting choices while sequences and cells are available."""
@@ -385,21 +381,15 @@ class Scheduler:
         completion: int,
         end: Token | None = None,
     ) -> None:
-        self._deliver_finish(run, reason, stop, completion, end)
-        self._release(run)
-
-    def _deliver_finish(
-        self,
-        run: Run,
-        reason: Reason,
-        stop: str | None,
-        completion: int,
-        end: Token | None = None,
-    ) -> None:
         choice = run.choice
         prompt_tokens = choice.task.prompt_tokens
         finish = Finish(choice.index, reason, stop, prompt_tokens, completion, run.cached, end)
         self._outbox.append((choice.task, (finish,)))
+        if choice.begun is None:
+            self._release(run)
+        else:
+            self._waiting.take(choice)
+            run.sampler.close()
 
     def _fail(self, batch: list[Run], error: DecodeFailed) -> None:
         """End the tasks of a batch that could not be evaluated; the others continue."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from ..base import Event, Generation, Token, TokenIds
+from ..base import Batch, Event, Finish, Generation, Token, TokenIds
 from ..errors import LatimerError
 from ..queue import Party
 from ..stops import TokenCut
@@ -18,14 +18,35 @@ from .projector import Chunk
 from .sampling import Sampler
 
 
-class Mailbox(Protocol):
-    """A receiver of a job's events, in the event loop that runs the job."""
+class Mailbox:
+    """The events of one job; all that wait when the reader asks form one batch."""
 
-    loop: asyncio.AbstractEventLoop
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._events: deque[Event] = deque()
+        self._error: LatimerError | None = None
+        self._wake = asyncio.Event()
 
     def deliver(self, events: Sequence[Event] | LatimerError) -> None:
-        """Receive some events, or the error that ended the job."""
-        ...
+        """Receive events, or the error that ended the job; called in the event loop."""
+        if isinstance(events, LatimerError):
+            self._error = events
+        else:
+            self._events.extend(events)
+        self._wake.set()
+
+    async def batches(self, choices: int) -> AsyncIterator[Batch]:
+        """Yield batches of events until every choice has finished."""
+        while choices:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._events:
+                batch = tuple(self._events)
+                self._events.clear()
+                choices -= sum(isinstance(event, Finish) for event in batch)
+                yield batch
+            if self._error is not None:
+                raise self._error
 
 
 @dataclass(eq=False, slots=True)

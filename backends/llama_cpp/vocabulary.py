@@ -12,6 +12,7 @@ import ctypes
 import re
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 import llama_cpp
@@ -144,33 +145,29 @@ class Vocabulary:
         """
         if len(text) > WORD.most:
             _check_runs(text)
-        self._enter()
-        try:
-            return self._tokenize(text.encode(), add_special, parse_special)
-        finally:
-            self._leave()
+        data = text.encode()
+        with self._kept():
+            if len(data) <= PIECE or self._ends_texts:
+                return tokenize(self.pointer, data, add_special, parse_special)
+            ids: list[int] = []
+            for piece in self._cutters[parse_special].pieces(data):
+                ids += tokenize(self.pointer, piece, add_special and not ids, parse_special)
+            return tuple(ids)
 
-    def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> TokenIds:
-        if len(data) <= PIECE or self._ends_texts:
-            return tokenize(self.pointer, data, add_special, parse_special)
-        cutter = self._cutters[parse_special]
-        ids: list[int] = []
-        for piece in cutter.pieces(data):
-            ids += tokenize(self.pointer, piece, add_special and not ids, parse_special)
-        return tuple(ids)
-
-    def _enter(self) -> None:
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
         """Keep the model from being freed, as worker threads outlive a shutdown."""
         with self._changed:
             if self._is_closed:
                 raise EngineError("The engine was shut down.")
             self._calls += 1
-
-    def _leave(self) -> None:
-        with self._changed:
-            self._calls -= 1
-            if self._is_closed:
-                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._calls -= 1
+                if self._is_closed:
+                    self._changed.notify_all()
 
     def close(self) -> None:
         """Wait for the calls of other threads, and reject later ones."""
@@ -193,11 +190,8 @@ class Vocabulary:
             return data, False
         spelling = self._spellings.get(token)
         if spelling is None:
-            self._enter()
-            try:
+            with self._kept():
                 spelling = self._spellings[token] = self._piece(token, special=True)
-            finally:
-                self._leave()
         return spelling, True
 
     @cached_property
@@ -244,11 +238,8 @@ class Vocabulary:
 
     def is_added(self, token: int) -> bool:
         """Return True if a token was added to the vocabulary (user-defined), not learnt."""
-        self._enter()
-        try:
+        with self._kept():
             attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
-        finally:
-            self._leave()
         return bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
 
     def control_token(self, spelling: str) -> int | None:

@@ -148,7 +148,7 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
             cache.make_room(number)
         elif step == "tidy":
             cache.tidy()
-            assert not (running and cache.resting)
+            assert not (running and cache._resting)
         elif slot is not None and step == "fork":
             forked = cache.fork(slot)
             if forked is not None:

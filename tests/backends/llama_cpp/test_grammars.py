@@ -285,3 +285,44 @@ async def test_repetitions_of_repetitions_hold_nobody(
     with pytest.raises(InvalidGrammar):
         await events_of(backend, job_of(Grammar(kind, text, kind)))
     assert time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"type": "object"},
+        {"required": ["a"]},
+        {"nullable": True},
+        {"anyOf": [{"minProperties": 0}]},
+    ],
+    ids=lambda one: next(iter(one)),
+)
+async def test_copies_of_definitions_are_counted_before(
+    backend: LlamaCpp, beside: dict[str, Any]
+) -> None:
+    """References beside other keywords, doubled at each level, are rejected at once."""
+
+    def doubled(most: int) -> Grammar:
+        definitions: dict[str, Any] = {f"d{most}": {"type": "object"}}
+        for level in range(most):
+            part = {"$ref": f"#/$defs/d{level + 1}", **beside}
+            definitions[f"d{level}"] = {"type": "object", "properties": {"a": part, "b": part}}
+        schema = {"$ref": "#/$defs/d0", "$defs": definitions}
+        return Grammar("json_schema", json.dumps(schema), "json_schema")
+
+    start = time.monotonic()
+    with pytest.raises(InvalidGrammar, match="beside other keywords need more than 10000 copies"):
+        async with backend.open(job_of(doubled(26))):
+            pass
+    assert time.monotonic() - start < 1
+
+
+async def test_references_alone_are_not_copied(backend: LlamaCpp) -> None:
+    """Definitions that refer to the next twice are cheap."""
+    definitions: dict[str, Any] = {"d26": {"type": "string", "maxLength": 1}}
+    for level in range(26):
+        part = {"$ref": f"#/$defs/d{level + 1}", "description": "The next."}
+        definitions[f"d{level}"] = {"anyOf": [part, part, {"type": "null"}]}
+    schema = {"$ref": "#/$defs/d0", "$defs": definitions}
+    text, _ = await text_of(backend, job_of(Grammar("json_schema", json.dumps(schema), "")))
+    assert text == "null" or len(json.loads(text)) <= 1
