@@ -132,7 +132,7 @@ async def _run(
         await respond(exchange, work.served, work.plan, answer, padded, observers)
     except asyncio.CancelledError:
         if job.is_cancelled:
-            await keep(work.draft.cancelled(frames.cut()))
+            await keep(work.draft.stopped("cancelled", frames.cut()))
         else:
             job.log.add(job.fault(ShuttingDown()))
             await keep(dict(frames.failed(ShuttingDown())))

@@ -24,7 +24,7 @@ from ...schemas.limits import PDF_MEMORY, PDF_PAGES, PDF_SECONDS, PDF_TEXT
 from ...schemas.openai.response_items import InputFilePart, InputMessage
 from ..dialects import unsupported
 from ..errors import InvalidRequest
-from .items import Output, Placed
+from .items import Output, Placed, missing
 
 AS_TEXT = "Send the content of the file as text."
 _TEXT_ONLY = "Only text and PDF files are read. Send the text of the file, or its pages as images."
@@ -102,10 +102,7 @@ def file_text(part: InputFilePart, path: str, texts: Mapping[str, str]) -> str:
         if getattr(part, name) is not None:
             raise unsupported(f"{path}.{name}", AS_TEXT)
     if part.file_data is None:
-        where = f"{path}.file_data"
-        raise InvalidRequest(
-            f"Missing required parameter: '{where}'.", where, "missing_required_parameter"
-        )
+        raise missing(f"{path}.file_data")
     text = texts.get(part.file_data)
     if text is None:
         text = _decoded_text(part.file_data, f"{path}.file_data")

@@ -52,7 +52,7 @@ from ..chat.tools import check_count
 from ..dialects import unsupported
 from ..errors import InvalidRequest
 from .files import check_pdfs, file_text
-from .items import Answer, Call, Output, Placed, answers_of, is_cut
+from .items import Answer, Call, Output, Placed, answers_of, is_cut, missing
 from .tools import flat_name
 
 # The item with an id, or None if it is unknown.
@@ -100,7 +100,12 @@ def conversation_of(
             output are not both there.
     """
     if not request.input and not before:
-        raise _empty()
+        raise InvalidRequest(
+            "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' must be "
+            "provided.",
+            None,
+            "missing_required_parameter",
+        )
     items = [*_placed(request, before, resolve)]
     check_count((content_of(item) for item, _ in items), "input")
     answers = answers_of(items)
@@ -139,15 +144,6 @@ def conversation_of(
     return Conversation(messages, own, inexact, history.names)
 
 
-def _empty() -> InvalidRequest:
-    return InvalidRequest(
-        "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' must be "
-        "provided.",
-        None,
-        "missing_required_parameter",
-    )
-
-
 def _placed(request: ResponseRequest, before: Sequence[Item], resolve: Resolve) -> Iterator[Placed]:
     """Yield the items of the conversation, with references replaced by stored items."""
     # The request does not contain these items, so errors name the field that does.
@@ -164,18 +160,14 @@ def _placed(request: ResponseRequest, before: Sequence[Item], resolve: Resolve) 
             continue
         found = resolve(item.id)
         if found is None:
-            raise _unknown(item.id, request.store)
+            message = f"Item with id '{shortened(item.id)}' not found."
+            if request.store is False:
+                message += (
+                    " Items are not persisted when `store` is set to false. Try again with `store` "
+                    "set to true, or remove this item from your input."
+                )
+            raise InvalidRequest(message, "input", None, 404)
         yield Placed(found, f"input[{index}]")
-
-
-def _unknown(item_id: str, store: bool | None) -> InvalidRequest:
-    message = f"Item with id '{shortened(item_id)}' not found."
-    if store is False:
-        message += (
-            " Items are not persisted when `store` is set to false. Try again with `store` set to "
-            "true, or remove this item from your input."
-        )
-    return InvalidRequest(message, "input", None, 404)
 
 
 def content_of(item: Item) -> object:
@@ -299,8 +291,12 @@ class History:
         here = f"messages[{len(self._messages)}].content"
         for index, part in enumerate(parts):
             if part.type != "text":
-                data, own = own_path(part, f"{path}[{index}]")
-                self.names[f"{here}[{index}]{data}"] = own
+                chats, own = (
+                    ("image_url.url", "image_url")
+                    if isinstance(part, ImagePart)
+                    else ("input_audio.data", "input_audio.data")
+                )
+                self.names[f"{here}[{index}].{chats}"] = f"{path}[{index}].{own}"
                 self.names[f"{here}[{index}]"] = f"{path}[{index}]"
 
 
@@ -365,17 +361,6 @@ def chat_content(
     return [_part(part, f"{path}[{index}]", pdf_texts) for index, part in enumerate(content)]  # type: ignore[arg-type]
 
 
-def own_path(part: object, path: str) -> tuple[str, str]:
-    """Return the path of a part's data in a chat message, and in the request.
-
-    Args:
-        path: the path of the part in the request.
-    """
-    if isinstance(part, ImagePart):
-        return ".image_url.url", f"{path}.image_url"
-    return ".input_audio.data", f"{path}.input_audio.data"
-
-
 def _part(part: ItemPart, path: str, pdf_texts: Mapping[str, str]) -> Part:
     if isinstance(part, InputImagePart):
         return _image(part, path)
@@ -394,7 +379,7 @@ def _image(part: InputImagePart, path: str) -> ImagePart:
             raise unsupported(
                 f"{path}.file_id", "Send the image as a data URL, 'data:image/png;base64,…'."
             )
-        raise _missing(f"{path}.image_url")
+        raise missing(f"{path}.image_url")
     return ImagePart(type="image_url", image_url=ImageUrl(url=part.image_url, detail=part.detail))
 
 
@@ -402,7 +387,7 @@ def _audio(part: InputAudioPart, path: str) -> InputAudio:
     if part.input_audio is not None:
         return part.input_audio
     if part.audio_url is None:
-        raise _missing(f"{path}.input_audio")
+        raise missing(f"{path}.input_audio")
     head, _, data = part.audio_url.partition(",")
     kind = _AUDIO.get(head.removeprefix("data:").partition(";")[0].lower())
     if not head.startswith("data:") or not head.endswith(";base64") or kind is None:
@@ -410,9 +395,3 @@ def _audio(part: InputAudioPart, path: str) -> InputAudio:
             f"{path}.audio_url", "Send a data URL, 'data:audio/wav;base64,…' or audio/mpeg."
         )
     return InputAudio(data=data, format=kind)  # type: ignore[arg-type]
-
-
-def _missing(path: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Missing required parameter: '{path}'.", path, "missing_required_parameter"
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -225,14 +225,22 @@ def answers_of(items: Sequence[Placed]) -> Mapping[int, list[Answer]]:
             continue
         places = calls.get(item.call_id)
         if not places:
-            raise _no_call(item)
+            raise InvalidRequest(
+                f"No tool call found for {_kind(item)} output with call_id "
+                f"{shortened(item.call_id)}.",
+                "input",
+            )
         open_ = [place for place in places if not found[place]]
         found[open_[0] if open_ else places[-1]].append(Answer(item, path))
     for index, answer in unnamed:
         found[_oldest(items, found, index, answer)].append(answer)
     for index, answers in found.items():
         if not answers:
-            raise _no_output(items[index].item)
+            call = items[index].item
+            assert isinstance(call, Call)
+            raise InvalidRequest(
+                f"No tool output found for {_kind(call)} {shortened(call.call_id)}.", "input"
+            )
     return found
 
 
@@ -255,30 +263,21 @@ def is_cut(call: Call) -> bool:
 def _oldest(
     items: Sequence[Placed], found: Mapping[int, list[Answer]], before: int, answer: Answer
 ) -> int:
-    for index in _open(found):
+    for index in sorted(found):
         call = items[index].item
         assert isinstance(call, Call)
-        if index < before and call.name == answer.item.name:
+        if not found[index] and index < before and call.name == answer.item.name:
             return index
-    path = f"{answer.path}.call_id"
-    raise InvalidRequest(
+    raise missing(f"{answer.path}.call_id")
+
+
+def missing(path: str) -> InvalidRequest:
+    """Return the error for a member of an item that must be there."""
+    return InvalidRequest(
         f"Missing required parameter: '{path}'.", path, "missing_required_parameter"
     )
 
 
-def _open(found: Mapping[int, list[Answer]]) -> Iterator[int]:
-    return (index for index in sorted(found) if not found[index])
-
-
-def _no_call(item: Output) -> InvalidRequest:
-    kind = "function call" if isinstance(item, FunctionOutputItem) else "custom tool call"
-    return InvalidRequest(
-        f"No tool call found for {kind} output with call_id {shortened(item.call_id or '')}.",
-        "input",
-    )
-
-
-def _no_output(item: object) -> InvalidRequest:
-    assert isinstance(item, Call)
-    kind = "function call" if isinstance(item, FunctionCallItem) else "custom tool call"
-    return InvalidRequest(f"No tool output found for {kind} {shortened(item.call_id)}.", "input")
+def _kind(item: Call | Output) -> str:
+    is_function = isinstance(item, FunctionCallItem | FunctionOutputItem)
+    return "function call" if is_function else "custom tool call"

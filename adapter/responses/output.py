@@ -132,6 +132,11 @@ class Event(NamedTuple):
     type: str
     fields: Mapping[str, Any]
 
+    def framed(self, number: int) -> bytes:
+        """Return the event as bytes, with its number."""
+        body = {"type": self.type, "sequence_number": number, **self.fields}
+        return b"event: %b\ndata: %b\n\n" % (self.type.encode(), orjson.dumps(body))
+
 
 class OpenItem:
     """An output item that is not finished.
@@ -365,10 +370,7 @@ def replayed(reply: Mapping[str, Any], after: int, tier: str = "auto") -> list[b
         tier: the `service_tier` of the request.
     """
     return [
-        b"event: %b\ndata: %b\n\n"
-        % (kind.encode(), orjson.dumps({"type": kind, "sequence_number": number, **fields}))
-        for number, (kind, fields) in enumerate(_events(reply, tier))
-        if number > after
+        event.framed(number) for number, event in enumerate(_events(reply, tier)) if number > after
     ]
 
 

@@ -79,21 +79,15 @@ class Draft:
             "usage": usage_of(usage),
         }
 
-    def failed(
-        self, items: Sequence[Mapping[str, Any]], failure: Mapping[str, str]
+    def stopped(
+        self,
+        status: str,
+        items: Sequence[Mapping[str, Any]],
+        failure: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Return the response object of a stream that an error ended, with its finished items."""
-        return {
-            **self.begun,
-            "status": "failed",
-            "error": failure,
-            "service_tier": self.tier,
-            "output": items,
-        }
-
-    def cancelled(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the response object of a response that its client cancelled."""
-        return {**self.begun, "status": "cancelled", "service_tier": self.tier, "output": items}
+        """Return the response object of a response that failed, or that its client cancelled."""
+        end = {"status": status, "error": failure, "service_tier": self.tier, "output": items}
+        return {**self.begun, **end}
 
 
 def begun(
@@ -217,7 +211,7 @@ class ResponseFrames(Frames):
     def start(self, index: int) -> bytes:
         self._has_begun = True
         begun = {"response": self._draft.begun}
-        return b"".join([_frame(at, Event(name, begun)) for at, name in enumerate(_BEGINNING)])
+        return b"".join([Event(name, begun).framed(at) for at, name in enumerate(_BEGINNING)])
 
     def cut(self) -> Sequence[Mapping[str, Any]]:
         """Return the items so far; the one that is open is incomplete."""
@@ -255,7 +249,8 @@ class ResponseFrames(Frames):
     def failed(self, error: LatimerError) -> Mapping[str, Any]:
         if self._failed is None:
             _status, body, _headers = render(error)
-            self._failed = self._draft.failed(self._output.items, failure_of(body["error"]))
+            failure = failure_of(body["error"])
+            self._failed = self._draft.stopped("failed", self._output.items, failure)
         return self._failed
 
     @override
@@ -280,7 +275,7 @@ class ResponseFrames(Frames):
     def _framed(self, events: Iterable[Event]) -> bytes:
         out: list[bytes] = []
         for event in events:
-            out.append(_frame(self._number, event))
+            out.append(event.framed(self._number))
             self._number += 1
         return b"".join(out)
 
@@ -310,14 +305,10 @@ class BackgroundFrames(ResponseFrames):
     def queued(self) -> bytes:
         """Return the first events, before the engine has begun."""
         begun = {"response": {**self._draft.begun, "status": "queued"}}
-        return b"".join([_frame(at, Event(name, begun)) for at, name in enumerate(_QUEUED)])
+        return b"".join([Event(name, begun).framed(at) for at, name in enumerate(_QUEUED)])
 
     @override
     def start(self, index: int) -> bytes:
         self._has_begun = True
-        return _frame(len(_QUEUED), Event("response.in_progress", {"response": self._draft.begun}))
-
-
-def _frame(number: int, event: Event) -> bytes:
-    body = {"type": event.type, "sequence_number": number, **event.fields}
-    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), orjson.dumps(body))
+        begun = {"response": self._draft.begun}
+        return Event("response.in_progress", begun).framed(len(_QUEUED))

@@ -101,14 +101,10 @@ def tools_of(request: ResponseRequest, before: Sequence[Item] = ()) -> Tools:
     if reader.offered and request.tool_choice != "none":
         parallel = request.parallel_tool_calls is not False
         tool_set = tool_set_of([*reader.offered.values()], mode, chosen, parallel)
-    return Tools(tool_set, echo, _echo_of(request), reader.ignored, reader.names)
-
-
-def _echo_of(request: ResponseRequest) -> Any:
-    choice = request.tool_choice
-    if choice is None or isinstance(choice, str):
-        return choice or "auto"
-    return choice.model_dump(exclude_unset=True)
+    choice: Any = request.tool_choice or "auto"
+    if not isinstance(choice, str):
+        choice = choice.model_dump(exclude_unset=True)
+    return Tools(tool_set, echo, choice, reader.ignored, reader.names)
 
 
 class _Reader:
@@ -179,10 +175,7 @@ class _Reader:
         # The name is valid, and can be longer than chat's. Without `strict`, a schema is enforced
         # as far as a grammar can.
         function = Function.model_construct(
-            name=name,
-            description=description,
-            parameters=tool.parameters,
-            strict=tool.strict,
+            name=name, description=description, parameters=tool.parameters, strict=tool.strict
         )
         self.offered[name] = Offered(function, path)
 

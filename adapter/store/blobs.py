@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import orjson
-from sqlalchemy import Connection, Row, exists, func, select
+from sqlalchemy import Connection, exists, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from . import media as places
@@ -57,9 +55,9 @@ class Folder:
         """Store a blob durably, or make it new again if it is stored."""
         path = self._path(digest)
         with _folder_errors():
-            if _is_whole(path, len(data)):
-                # Only its age changes, so that no removal of unused files takes it.
-                with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
+                if path.stat().st_size == len(data):
+                    # Only its age changes, so that no removal of unused files takes it.
                     os.utime(path)
                     return
             self._write(path, data)
@@ -86,7 +84,7 @@ class Folder:
             for folder, _, names in os.walk(self.path, onerror=_unless_deleted):
                 for name in names:
                     path = Path(folder, name)
-                    with contextlib.suppress(FileNotFoundError):
+                    with suppress(FileNotFoundError):
                         status = path.stat()
                         age = now - status.st_mtime
                         if HASH.fullmatch(name) and path == self._path(name):
@@ -102,7 +100,9 @@ class Folder:
     def _write(self, path: Path, data: bytes) -> None:
         """Write a file that has its name only when it is whole and on the disk."""
         for folder in (self.path, path.parent.parent, path.parent):
-            self._make(folder)
+            if not folder.is_dir():
+                folder.mkdir(FOLDER_MODE, parents=folder == self.path, exist_ok=True)
+                _sync(folder.parent)
         draft = self.path / f"{UNFINISHED}{secrets.token_hex(8)}"
         try:
             number = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
@@ -115,22 +115,10 @@ class Folder:
         finally:
             draft.unlink(missing_ok=True)
 
-    def _make(self, folder: Path) -> None:
-        if not folder.is_dir():
-            folder.mkdir(FOLDER_MODE, parents=folder == self.path, exist_ok=True)
-            _sync(folder.parent)
-
-
-def _is_whole(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except FileNotFoundError:
-        return False
-
 
 def _sync(folder: Path) -> None:
     """Write the names in a folder to the disk, where the system can."""
-    with contextlib.suppress(PermissionError, FileNotFoundError):
+    with suppress(PermissionError, FileNotFoundError):
         number = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(number)
@@ -144,7 +132,7 @@ def _unless_deleted(error: OSError) -> None:
         raise error
 
 
-@contextlib.contextmanager
+@contextmanager
 def _folder_errors() -> Iterator[None]:
     """Turn errors of the file system into one that shows no path."""
     try:
@@ -352,13 +340,13 @@ class Files:
         if not hashes:
             return 0
         connection.execute(uses.delete().where(uses.c.id.in_(ids)))
-        return sum(self._remove(connection, hashes))
+        return self._remove(connection, hashes)
 
     def drop(self, connection: Connection, object_id: str, hashes: Collection[str]) -> int:
         """Take some media from an object, and delete those that no other one has; see `remove`."""
         same = uses.c.id == object_id, uses.c.hash.in_(hashes)
         connection.execute(uses.delete().where(*same))
-        return sum(self._remove(connection, hashes))
+        return self._remove(connection, hashes)
 
     def own(self, connection: Connection, ids: Sequence[str]) -> dict[str, int]:
         """Return the bytes of the media that each object has alone, by its id."""
@@ -394,32 +382,32 @@ class Files:
         self.unused.difference_update(names)
         return {*free}
 
-    def restored(self, connection: Connection, row: Row[Any]) -> Restored:
-        """Return the request of a row of `objects`, and the places of media that are missing."""
-        request: dict[str, Any] = orjson.loads(row.request) | orjson.loads(row.input)
-        return self._restored(connection, request, row.media)
-
-    def whole(self, connection: Connection, row: Row[Any]) -> dict[str, Any]:
-        """Return the whole request of a row of `objects`, with its messages and media.
+    def whole(
+        self, connection: Connection, request: dict[str, Any], extracted: str | None
+    ) -> dict[str, Any]:
+        """Return a request with all its media; see `restored`.
 
         Raises:
             StoreUnavailable: a medium is missing or damaged.
         """
-        return _whole(self.restored(connection, row))
+        found = self.restored(connection, request, extracted)
+        if found.missing:
+            # An empty image would be a wrong answer.
+            hashes = {place.hash for place in found.missing}
+            detail = f"the medium {min(hashes)} is missing or damaged"
+            if len(hashes) > 1:
+                detail = f"{detail}, and {len(hashes) - 1} more of the same request"
+            raise StoreUnavailable(MISSING_MEDIUM, detail)
+        return found.request
 
-    def refilled(
-        self, connection: Connection, request: dict[str, Any], extracted: str | None
-    ) -> dict[str, Any]:
-        """Return a request with the media that were extracted from it; see `whole`.
-
-        Args:
-            extracted: the JSON of their places.
-        """
-        return _whole(self._restored(connection, request, extracted))
-
-    def _restored(
+    def restored(
         self, connection: Connection, request: dict[str, Any], extracted: str | None
     ) -> Restored:
+        """Return a request with its media, and the places of those that are missing.
+
+        Args:
+            extracted: the JSON of the places of media that were extracted from it.
+        """
         if extracted is None:
             return Restored(request, [])
         read = partial(self._read, connection)
@@ -450,8 +438,8 @@ class Files:
         )
         return connection.execute(insert.values(hash=name, size=size, data=data)).rowcount == 1
 
-    def _remove(self, connection: Connection, hashes: Collection[str]) -> list[int]:
-        """Delete the rows of media that no object has; return their sizes.
+    def _remove(self, connection: Connection, hashes: Collection[str]) -> int:
+        """Delete the rows of media that no object has; return their bytes.
 
         Their bytes are deleted by `clean`, after the transaction.
         """
@@ -467,7 +455,7 @@ class Files:
             connection.execute(media.delete().where(media.c.hash.in_(gone)))
             if self.blobs is not None:
                 self.unused.update(gone)
-        return [sizes[name] for name in gone]
+        return sum(sizes[name] for name in gone)
 
     def _read(self, connection: Connection, name: str) -> bytes | None:
         row = connection.execute(
@@ -479,14 +467,3 @@ class Files:
             return self.blobs.get(name)
         data: bytes | None = row.data
         return data
-
-
-def _whole(found: Restored) -> dict[str, Any]:
-    """Return a request whose media are all there; an empty image would be a wrong answer."""
-    if found.missing:
-        hashes = {place.hash for place in found.missing}
-        detail = f"the medium {min(hashes)} is missing or damaged"
-        if len(hashes) > 1:
-            detail = f"{detail}, and {len(hashes) - 1} more of the same request"
-        raise StoreUnavailable(MISSING_MEDIUM, detail)
-    return found.request

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from ...backends.errors import shortened
@@ -37,8 +37,6 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _USER = re.compile(r"[^/\\]{2,}:.*@")
 _SQLITE = "sqlite:///"
 _POSTGRESQL = ("postgres", "postgresql", "postgresql+psycopg")
-# The scheme that SQLAlchemy needs.
-_DIALECT = "postgresql+psycopg"
 _PORT = 5432
 _BUCKET = re.compile(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/[^@?#]*)?")
 
@@ -111,33 +109,27 @@ def place_of(
         ValueError: an option is wrong; the message names it and shows no URL.
     """
     options = {"store": store, "store_age": age, "store_size": size, "store_media": media}
+    values: dict[str, Any] = {}
     for name, check in _CHECKS.items():
         if options[name] is not None or name == "store":
             try:
-                check(options[name])  # type: ignore[operator]
+                values[name] = check(options[name])  # type: ignore[operator]
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
-    found = target_of(store)
-    if found is None:
+    if values["store"] is None:
         if required:
             raise ValueError("store_required: expected a store, but store is off")
         return None
-    kind, target = found
-    if kind == "memory":
-        if media is not None:
-            raise ValueError("store_media: expected a database on disk: store is memory")
-        kept = _AGE if age is None else seconds_of(age)
-        return Place(kind, "", kept, _SIZE if size is None else bytes_of(size), None, required)
-    if media is not None:
-        media = media_of(media)
-    elif kind == "sqlite":
-        media = _media_next_to(target)
+    kind, target = values["store"]
+    longest, largest = (_AGE, _SIZE) if kind == "memory" else (None, None)
+    if kind == "memory" and media is not None:
+        raise ValueError("store_media: expected a database on disk: store is memory")
     return Place(
         kind,
         target,
-        None if age is None else seconds_of(age),
-        None if size is None else bytes_of(size),
-        media,
+        values.get("store_age", longest),
+        values.get("store_size", largest),
+        values.get("store_media", _media_next_to(target) if kind == "sqlite" else None),
         required,
     )
 
@@ -166,7 +158,8 @@ def target_of(store: str) -> tuple[Kind, str] | None:
             )
         return "sqlite", _file(store)
     if scheme[1].lower() in _POSTGRESQL:
-        return "postgresql", f"{_DIALECT}://{_checked(store)}"
+        # SQLAlchemy needs this scheme.
+        return "postgresql", f"postgresql+psycopg://{_checked(store)}"
     if scheme[1].lower() != "sqlite":
         raise ValueError(f"{EXPECTED}, not a URL with {shortened(scheme[1])}://")
     path = store[len(_SQLITE) :]

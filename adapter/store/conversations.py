@@ -10,19 +10,19 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, case, func, select
+from sqlalchemy import Connection, Row, Select, case, func, select
 
 from . import retention
 from .blobs import MANY, Files
 from .errors import ConversationTooLarge, DuplicateItem, Withdrawn
 from .media import loads
-from .objects import count, find, insert, lock, stored_of, touch_chains
+from .objects import count, find, insert, lock, stored_of, use
 from .records import (
     CONVERSATION,
     ITEM_ROW,
-    ItemPage,
     ItemRow,
     Key,
+    Page,
     Query,
     Record,
     Stored,
@@ -57,24 +57,19 @@ def write(
         large = [record for record in records if bytes_of(record) > most]
         records = [record for record in records if record not in large]
     # Every process locks objects first, then media, and the totals last.
-    locked = lock_all(connection, records)
-    touch_chains(connection, records)
+    keys = {Key(one.owner, CONVERSATION, one.conversation) for one in records if one.conversation}
+    locked = {key.id: lock(connection, key) for key in sorted(keys)}
+    for record in records:
+        if record.parent is not None and record.chain is not None:
+            use(connection, record.created_at, chain=record.chain)
     size = insert(connection, files, records)
-    size += append_all(connection, files, records, locked)
+    if locked:
+        size += append_all(connection, files, records, locked)
     count(connection, len(records), size)
     retention.make_room(connection, files, most)
     if any(record.is_withdrawn for record in records):
         raise Withdrawn
     return large
-
-
-def lock_all(connection: Connection, records: Iterable[Record]) -> dict[str, Row[Any] | None]:
-    """Lock the conversations that records belong to; return their rows by their ids.
-
-    A row is None for a conversation that does not exist.
-    """
-    keys = {Key(one.owner, CONVERSATION, one.conversation) for one in records if one.conversation}
-    return {key.id: lock(connection, key) for key in sorted(keys)}
 
 
 def append_all(
@@ -88,15 +83,11 @@ def append_all(
     A response is stored without its conversation if that was deleted meanwhile, and an item that
     another response has appended meanwhile is not appended again.
     """
-    if not locked:
-        return 0
     grown = 0
     for record in records:
         row = None if record.conversation is None else locked[record.conversation]
         if row is not None:
-            rows = items_of(record)
-            known = _known(connection, row.id, [one.values["id"] for one in rows])
-            new = [one for one in _distinct(rows) if one.values["id"] not in known]
+            new = _new(connection, row.id, items_of(record))
             record.appended = [one.values["id"] for one in new]
             grown += append(connection, files, row, new, record.created_at)
     return grown
@@ -125,12 +116,7 @@ def append_new(
     row = lock(connection, key)
     if row is None:
         return None
-    rows = item_rows(given)
-    known = _known(connection, row.id, [one.values["id"] for one in rows])
-    for one in rows:
-        if one.values["id"] in known:
-            raise DuplicateItem(one.values["id"])
-        known.add(one.values["id"])
+    rows = _new(connection, row.id, item_rows(given), strict=True)
     size = append(connection, files, row, rows, time.time_ns() // 1_000)
     count(connection, 0, size)
     if retention.make_room(connection, files, most) and find(connection, key) is None:
@@ -162,19 +148,15 @@ def append(
     added = files.add(connection, media) if media else 0
     size: int = sum(one.values["size"] for one in rows)
     change = objects.update().where(objects.c.id == row.id)
-    values = {"size": objects.c.size + size, "used_at": _later(now)}
+    later = case((objects.c.used_at < now, now), else_=objects.c.used_at)
+    values = {"size": objects.c.size + size, "used_at": later}
     connection.execute(change.values(**values, **({"media": _PLACES} if media else {})))
     return size + added
 
 
-def use(connection: Connection, key: Key, now: int) -> None:
-    """Note that a conversation is used, in microseconds since 1970."""
-    connection.execute(
-        objects.update().where(objects.c.id == key.id, objects.c.used_at < now).values(used_at=now)
-    )
-
-
-def page(connection: Connection, files: Files, key: Key, query: Query) -> ItemPage | None:
+def page(
+    connection: Connection, files: Files, key: Key, query: Query
+) -> Page[dict[str, Any]] | None:
     """Return a page of the items of a conversation, or None if there is no conversation."""
     if find(connection, key) is None:
         return None
@@ -185,28 +167,28 @@ def page(connection: Connection, files: Files, key: Key, query: Query) -> ItemPa
         same = items.c.conversation == key.id, items.c.id == column_of(query.after)
         after = connection.scalar(select(func.max(position)).where(*same))
         if after is None:
-            return ItemPage([], False, is_known=False)
+            return Page([], False, is_known=False)
         wanted = wanted.where(position < after if query.descending else position > after)
     wanted = wanted.order_by(position.desc() if query.descending else position.asc())
     rows = connection.execute(wanted.limit(query.limit + 1)).all()
     found = [_restored(connection, files, row) for row in rows[: query.limit]]
-    return ItemPage(found, len(rows) > query.limit)
+    return Page(found, len(rows) > query.limit)
 
 
-def everything(connection: Connection, files: Files, key: Key) -> list[dict[str, Any]] | None:
-    """Return all items of a conversation, the oldest first, or None if there is none."""
+def everything(
+    connection: Connection, files: Files, key: Key, name: str | None = None
+) -> list[dict[str, Any]] | None:
+    """Return all items of a conversation, the oldest first, or None if there is none.
+
+    Args:
+        name: the id of the only item to return.
+    """
     if find(connection, key) is None:
         return None
-    rows = connection.execute(_live(key).order_by(items.c.position)).all()
-    return [_restored(connection, files, row) for row in rows]
-
-
-def one(connection: Connection, files: Files, key: Key, name: str) -> dict[str, Any] | None:
-    """Return an item of a conversation, or None."""
-    if find(connection, key) is None:
-        return None
-    row = connection.execute(_live(key).where(items.c.id == column_of(name))).one_or_none()
-    return None if row is None else _restored(connection, files, row)
+    wanted = _live(key).order_by(items.c.position)
+    if name is not None:
+        wanted = wanted.where(items.c.id == column_of(name))
+    return [_restored(connection, files, row) for row in connection.execute(wanted).all()]
 
 
 def remove(connection: Connection, files: Files, key: Key, names: Sequence[str]) -> Stored | None:
@@ -251,22 +233,24 @@ def _hashes(texts: Iterable[str | None]) -> set[str]:
     return {place.hash for text in texts if text is not None for place in loads(text)}
 
 
-def _known(connection: Connection, name: str, ids: Sequence[str]) -> set[str]:
-    """Return those of some ids that items of a conversation have."""
-    found: set[str] = set()
+def _new(
+    connection: Connection, name: str, rows: Sequence[ItemRow], strict: bool = False
+) -> list[ItemRow]:
+    """Return the rows whose ids neither a conversation nor an earlier row has; see `append_new`."""
+    ids = [row.values["id"] for row in rows]
+    known: set[str] = set()
     for start in range(0, len(ids), MANY):
         some = items.c.id.in_(ids[start : start + MANY])
         same = items.c.conversation == name, items.c.item != "", some
-        found.update(connection.scalars(select(items.c.id).where(*same)))
-    return found
-
-
-def _distinct(rows: Iterable[ItemRow]) -> Iterable[ItemRow]:
-    """Return rows without later ones with the same id."""
-    found: dict[str, ItemRow] = {}
-    for row in rows:
-        found.setdefault(row.values["id"], row)
-    return found.values()
+        known.update(connection.scalars(select(items.c.id).where(*same)))
+    new = []
+    for item_id, row in zip(ids, rows, strict=True):
+        if item_id not in known:
+            known.add(item_id)
+            new.append(row)
+        elif strict:
+            raise DuplicateItem(item_id)
+    return new
 
 
 def _live(key: Key) -> Select[Any]:
@@ -276,10 +260,5 @@ def _live(key: Key) -> Select[Any]:
 
 def _restored(connection: Connection, files: Files, row: Row[Any]) -> dict[str, Any]:
     request = {"input": [item_of(row.item)]}
-    found: dict[str, Any] = files.refilled(connection, request, row.media)["input"][0]
+    found: dict[str, Any] = files.whole(connection, request, row.media)["input"][0]
     return found
-
-
-def _later(now: int) -> ColumnElement[int]:
-    """Return the new `used_at` of an object that is used."""
-    return case((objects.c.used_at < now, now), else_=objects.c.used_at)

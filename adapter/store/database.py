@@ -182,8 +182,8 @@ class Database:
             StoreUnavailable: the database cannot answer, or what it has is damaged.
         """
         with damage():
-            bound = _bound(work, *values, **named)
-            return await self._in(self._readers, partial(self._run, bound, False))
+            bound = partial(self._run, lambda one: work(one, *values, **named), False)
+            return await self._in(self._readers, bound)
 
     async def change(self, work: Work[P, T], *values: P.args, **named: P.kwargs) -> T:
         """Return the result of a function that changes what is stored; see `write`.
@@ -206,8 +206,20 @@ class Database:
         Raises:
             Rejected: the database can never take these rows.
         """
-        bound = _bound(work, *values, **named)
-        return await self._in(self._writer, partial(self._run, bound, True))
+        bound = partial(self._run, lambda one: work(one, *values, **named), True)
+        return await self._in(self._writer, bound)
+
+    async def delete(
+        self,
+        work: Callable[Concatenate[Connection, Files, P], T],
+        *values: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """Return the result of a function that deletes; what it leaves is deleted as well."""
+        found = await self.change(work, self.files, *values, **named)
+        if found:
+            await self.forget()
+        return found
 
     async def steps(
         self, work: Work[P, T | None], *values: P.args, **named: P.kwargs
@@ -277,23 +289,24 @@ class Database:
             raise StoreUnavailable(CLOSED) from None
         return await running
 
-    def _open(self) -> tuple[int, int]:
-        if self._is_closed:
-            raise StoreUnavailable(CLOSED)
-        return (NEWEST, NEWEST) if self._engine is not None else self._connect()
-
     def _ready(self) -> Engine:
         engine = self._engine
         if engine is None:
             raise StoreUnavailable(CLOSED)
         return engine
 
-    def _connect(self) -> tuple[int, int]:
+    def _open(self) -> tuple[int, int]:
+        if self._is_closed:
+            raise StoreUnavailable(CLOSED)
+        if self._engine is not None:
+            return NEWEST, NEWEST
         engine = _engine(self.place)
         if self.place.kind == "sqlite":
             # A file that is refused must not change, and the first statements change its mode.
             self._look()
-            _make_private(Path(self.place.target))
+            # A new file can only be read by its owner. SQLite reports one that cannot be created.
+            with suppress(OSError):
+                Path(self.place.target).touch(0o600, exist_ok=False)
         try:
             with opening():
                 anchor = engine.connect()
@@ -352,7 +365,16 @@ class Database:
                 raw.executescript("PRAGMA incremental_vacuum").close()
 
     def _checkpoint(self) -> bool:
-        return _checkpoint(self._ready())
+        with errors(), self._ready().connect() as connection:
+            # In this mode of the driver, no transaction begins by itself.
+            raw: Any = connection.connection.driver_connection
+            # Readers hold no writer, so a writer must not wait for them.
+            raw.execute("PRAGMA busy_timeout=0").close()
+            try:
+                is_busy, _, _ = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                raw.execute(_BUSY_TIMEOUT).close()
+        return not is_busy
 
     def _close(self) -> None:
         if self._anchor is not None:
@@ -360,27 +382,6 @@ class Database:
         if self._engine is not None:
             self._engine.dispose()
         self._anchor = self._engine = None
-
-
-def _checkpoint(engine: Engine) -> bool:
-    """Empty SQLite's log of changes; return False if a reader needs a part of it."""
-    with errors(), engine.connect() as connection:
-        # In this mode of the driver, no transaction begins by itself.
-        raw: Any = connection.connection.driver_connection
-        # Readers hold no writer, so a writer must not wait for them.
-        raw.execute("PRAGMA busy_timeout=0").close()
-        try:
-            is_busy, _, _ = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        finally:
-            raw.execute(_BUSY_TIMEOUT).close()
-    return not is_busy
-
-
-def _make_private(file: Path) -> None:
-    """Create an SQLite file that only its owner can read; an existing one keeps its mode."""
-    # SQLite reports a file that cannot be created.
-    with suppress(OSError):
-        file.touch(0o600, exist_ok=False)
 
 
 def _migrated(connection: Connection) -> tuple[int, int]:
@@ -483,8 +484,3 @@ def _url(place: Place) -> tuple[URL, tuple[str, ...]]:
     if not path.parent.is_dir():
         raise StoreError(f"The folder of the store does not exist: {path.parent}.")
     return URL.create("sqlite", database=str(path)), _FILE
-
-
-def _bound(work: Work[P, T], *values: P.args, **named: P.kwargs) -> Callable[[Connection], T]:
-    """Return a function of the connection alone."""
-    return lambda connection: work(connection, *values, **named)

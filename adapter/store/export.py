@@ -17,15 +17,15 @@ from sqlalchemy import Connection, Row, select
 
 from .blobs import Files
 from .database import Database
-from .objects import Mark, Selection, some_after, stored_of
+from .objects import Selection, request_of, some_after, stored_of
 from .records import Stored
 from .schema import objects
 
 # OpenAI's `object` of chat completions.
 KIND = "chat.completion"
 # The keys of an assistant's message that fine-tuning accepts, and those that must not be null.
-_KEYS = ("role", "content", "name", "refusal", "tool_calls", "function_call")
-_OPTIONAL = _KEYS[2:]
+_KEYS = ("role", "content")
+_OPTIONAL = ("name", "refusal", "tool_calls", "function_call")
 # The names of the field for reasoning.
 _REASONING = ("reasoning_content", "reasoning")
 # The fields of a request that belong to an example.
@@ -58,11 +58,8 @@ def lines(stored: Stored, reasoning: bool = False) -> list[bytes]:
 def _message(message: Mapping[str, Any], reasoning: bool) -> dict[str, Any]:
     if message.get("role") != "assistant":
         return dict(message)
-    kept = {
-        name: message.get(name)
-        for name in _KEYS
-        if name not in _OPTIONAL or message.get(name) not in (None, [])
-    }
+    kept = {name: message.get(name) for name in _KEYS}
+    kept |= {name: message[name] for name in _OPTIONAL if message.get(name) not in (None, [])}
     text = next((message[name] for name in _REASONING if message.get(name)), None)
     if reasoning and text is not None:
         kept["reasoning_content"] = text
@@ -108,11 +105,11 @@ async def read(database: Database, selection: Selection) -> AsyncIterator[Sequen
     Raises:
         StoreUnavailable: the database cannot answer.
     """
-    mark: Mark | None = None
-    while rows := await database.read(some_after, mark, SIZES, selection):
+    after: tuple[int, str] | None = None
+    while rows := await database.read(some_after, after, SIZES, selection):
         for some in _parts(rows):
             yield await database.read(_whole, database.files, [row.id for row in some])
-        mark = Mark(rows[-1].created_at, rows[-1].id)
+        after = rows[-1].created_at, rows[-1].id
 
 
 def _parts(rows: Sequence[Row[Any]]) -> list[list[Row[Any]]]:
@@ -131,9 +128,8 @@ def _parts(rows: Sequence[Row[Any]]) -> list[list[Row[Any]]]:
 def _whole(connection: Connection, files: Files, ids: Sequence[str]) -> list[Read]:
     columns = objects.c.created_at, objects.c.id
     rows = connection.execute(select(objects).where(objects.c.id.in_(ids)).order_by(*columns))
-    return [_read(connection, files, row) for row in rows.all()]
-
-
-def _read(connection: Connection, files: Files, row: Row[Any]) -> Read:
-    request, missing = files.restored(connection, row)
-    return Read(stored_of(row, request), len(missing))
+    found = []
+    for row in rows.all():
+        request, missing = files.restored(connection, request_of(row), row.media)
+        found.append(Read(stored_of(row, request), len(missing)))
+    return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
@@ -53,6 +54,10 @@ from .schema import items, objects, pairs, totals
 _SAME = [column == bindparam(f"its_{column.name}") for column in pairs.c]
 # The columns of an object without its request's messages.
 _LISTED = [column for column in objects.c if column.name != "input"]
+# What a row of `objects` and a `Stored` begin with.
+_COMMON: Callable[[Row[Any]], tuple[str, str, str, int, str, str]] = attrgetter(
+    "id", "kind", "owner", "created_at", "model", "request_id"
+)
 _COUNT = totals.update().values(
     value=totals.c.value
     + case((totals.c.name == "objects", bindparam("number")), else_=bindparam("size"))
@@ -82,16 +87,14 @@ def insert(connection: Connection, files: Files, records: Iterable[Record]) -> i
     return size + added
 
 
-def find(connection: Connection, key: Key) -> Stored | None:
-    """Return an object, or None; its request is without its messages."""
-    row = connection.execute(_of(key)).one_or_none()
-    return None if row is None else stored_of(row, orjson.loads(row.request))
-
-
-def find_whole(connection: Connection, files: Files, key: Key) -> Stored | None:
-    """Return an object with its whole request, or None."""
-    row = connection.execute(_of(key, objects)).one_or_none()
-    return None if row is None else stored_of(row, files.whole(connection, row))
+def find(connection: Connection, key: Key, files: Files | None = None) -> Stored | None:
+    """Return an object, or None; its request is whole with files, else without its messages."""
+    row = connection.execute(_of(key) if files is None else _of(key, objects)).one_or_none()
+    if row is None:
+        return None
+    if files is None:
+        return stored_of(row, orjson.loads(row.request))
+    return stored_of(row, files.whole(connection, request_of(row), row.media))
 
 
 def lock(connection: Connection, key: Key) -> Row[Any] | None:
@@ -216,19 +219,13 @@ def stored_of(row: Row[Any], request: dict[str, Any]) -> Stored:
     metadata, reply = orjson.loads(row.metadata), orjson.loads(row.reply)
     if not all(type(part) is dict for part in (metadata, request, reply)):
         raise TypeError
-    return Stored(
-        row.id,
-        row.kind,
-        row.owner,
-        row.created_at,
-        row.model,
-        row.request_id,
-        metadata,
-        request,
-        reply,
-        row.parent,
-        row.chain,
-    )
+    return Stored(*_COMMON(row), metadata, request, reply, row.parent, row.chain)
+
+
+def request_of(row: Row[Any]) -> dict[str, Any]:
+    """Return the request of a row of `objects` with its messages, and without its media."""
+    request: dict[str, Any] = orjson.loads(row.request) | orjson.loads(row.input)
+    return request
 
 
 # Objects to count before two filters count as equally common.
@@ -324,23 +321,13 @@ def read_chain(connection: Connection, files: Files, key: Key) -> list[Stored]:
     rows = connection.execute(found).all()
     if not rows or rows[0].parent is not None:
         return []
-    return [stored_of(row, files.whole(connection, row)) for row in rows]
+    return [stored_of(row, files.whole(connection, request_of(row), row.media)) for row in rows]
 
 
-def touch_chains(connection: Connection, records: Iterable[Record]) -> None:
-    """Note that records continue their chains."""
-    for record in records:
-        if record.parent is not None and record.chain is not None:
-            use_chain(connection, record.chain, record.created_at)
-
-
-def use_chain(connection: Connection, chain: str, now: int) -> None:
-    """Note that a chain is used, in microseconds since 1970."""
-    connection.execute(
-        objects.update()
-        .where(objects.c.chain == chain, objects.c.used_at < now)
-        .values(used_at=now)
-    )
+def use(connection: Connection, /, now: int, **same: str) -> None:
+    """Note that the objects with these values are used, in microseconds since 1970."""
+    wanted = [objects.c[name] == value for name, value in same.items()]
+    connection.execute(objects.update().where(*wanted, objects.c.used_at < now).values(used_at=now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,29 +366,16 @@ class Selection:
 ALL = Selection()
 
 
-class Mark(NamedTuple):
-    """The place of an object in the order of creation."""
-
-    created_at: int
-    id: str
-
-
-def after(
-    statement: Select[Any], mark: Mark | None, most: int, selection: Selection
-) -> Select[Any]:
-    """Return a statement on `objects` for the next objects of a selection, the oldest first."""
-    columns = objects.c.created_at, objects.c.id
-    if mark is not None:
-        statement = statement.where(tuple_(*columns) > tuple_(*mark))
-    return statement.where(*selection.where()).order_by(*columns).limit(most)
-
-
 def some_after(
-    connection: Connection, mark: Mark | None, most: int, selection: Selection
+    connection: Connection, after: tuple[int, str] | None, most: int, selection: Selection
 ) -> Sequence[Row[Any]]:
-    """Return the place, last use, size and media of the next objects of a selection."""
-    columns = [objects.c[name] for name in ("created_at", "used_at", "id", "size", "media")]
-    return connection.execute(after(select(*columns), mark, most, selection)).all()
+    """Return the time, id, size and media of the next objects of a selection, the oldest first."""
+    order = objects.c.created_at, objects.c.id
+    columns: list[Any] = [*order, objects.c.size, objects.c.media]
+    wanted = select(*columns).where(*selection.where())
+    if after is not None:
+        wanted = wanted.where(tuple_(*order) > tuple_(*after))
+    return connection.execute(wanted.order_by(*order).limit(most)).all()
 
 
 def _has(key: str, value: str) -> ColumnElement[bool]:

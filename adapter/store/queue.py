@@ -175,7 +175,10 @@ class Writer:
                 try:
                     rejected = await self._attempt(batch)
                 except StoreUnavailable as error:
-                    self._fail(error)
+                    self._report(error)
+                    self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
+                    loop = asyncio.get_running_loop()
+                    self._timer = loop.call_later(self._pause, self._start)
                     return
                 except Exception as error:
                     # Its message can have text of users. The batch must not be tried for ever.
@@ -221,11 +224,6 @@ class Writer:
             if target <= self._done and not done.done():
                 done.set_result(None)
         self._flushes = [one for one in self._flushes if not one[1].done()]
-
-    def _fail(self, error: StoreUnavailable) -> None:
-        self._report(error)
-        self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
-        self._timer = asyncio.get_running_loop().call_later(self._pause, self._start)
 
     async def _pack(self) -> None:
         """Let objects that have to wait take less memory."""

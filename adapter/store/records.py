@@ -133,20 +133,13 @@ class Query:
 
 
 class Page(NamedTuple, Generic[T]):
-    """A part of a list."""
-
-    data: list[T]
-    has_more: bool
-
-
-class ItemPage(NamedTuple):
-    """A part of the items of a conversation.
+    """A part of a list.
 
     Args:
         is_known: False if the conversation never had the item that the page continues after.
     """
 
-    data: list[dict[str, Any]]
+    data: list[T]
     has_more: bool
     is_known: bool = True
 
@@ -170,6 +163,9 @@ class Status(NamedTuple):
 ROW = 600
 # The same for an item of a conversation.
 ITEM_ROW = 350
+
+# The fields of a record that its row has unchanged.
+_COPIED = ("id", "kind", "owner", "created_at", "parent", "chain", "request_id")
 
 Rows: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]], list[Medium]]
 
@@ -202,15 +198,9 @@ def rows_of(record: Record) -> Rows:
     }
     places = dumps([medium.place for medium in media]) if media else None
     row = {
-        "id": record.id,
-        "kind": record.kind,
-        "owner": record.owner,
-        "created_at": record.created_at,
+        **{name: getattr(record, name) for name in _COPIED},
         "used_at": record.created_at,
-        "parent": record.parent,
-        "chain": record.chain,
         "model": column_of(record.model),
-        "request_id": record.request_id,
         "size": ROW + sum(map(size_of, (*texts.values(), places or ""))),
         "media": places,
         **texts,
@@ -251,20 +241,19 @@ def item_rows(items: Iterable[Mapping[str, Any]], size: int = PART + 1) -> list[
     Args:
         size: the estimated size of all items, in bytes of JSON.
     """
-    return [_item_row(item, size) for item in items]
-
-
-def _item_row(item: Mapping[str, Any], size: int) -> ItemRow:
-    request, media = extract({"input": [item]})
-    text = _json(request["input"][0], size)
-    places = dumps([medium.place for medium in media]) if media else None
-    values = {
-        "id": column_of(item["id"]),
-        "size": ITEM_ROW + size_of(text) + size_of(places or ""),
-        "media": places,
-        "item": text,
-    }
-    return ItemRow(values, media)
+    rows = []
+    for item in items:
+        request, media = extract({"input": [item]})
+        text = _json(request["input"][0], size)
+        places = dumps([medium.place for medium in media]) if media else None
+        values = {
+            "id": column_of(item["id"]),
+            "size": ITEM_ROW + size_of(text) + size_of(places or ""),
+            "media": places,
+            "item": text,
+        }
+        rows.append(ItemRow(values, media))
+    return rows
 
 
 def item_of(text: str) -> dict[str, Any]:

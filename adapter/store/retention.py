@@ -6,12 +6,12 @@ An object is used when it is created, and when another one continues it. A chain
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, func, or_, select
+from sqlalchemy import Connection, Row, func, or_, select
 
 from .blobs import MANY, Files
 from .database import Database
@@ -45,37 +45,9 @@ class Limits:
         most: the bytes that the store may have afterwards.
     """
 
-    selection: Selection
+    selection: Selection = ALL
     before: int | None = None
     most: int | None = None
-
-
-def expire(
-    connection: Connection, files: Files, before: int, selection: Selection = ALL
-) -> Freed | None:
-    """Delete some objects of a selection that were last used before a time.
-
-    A call deletes few enough for a short transaction.
-
-    Args:
-        before: microseconds since 1970.
-
-    Returns:
-        None if the selection has no more of them.
-    """
-    return _remove_oldest(connection, files, [*selection.where(), objects.c.used_at < before], None)
-
-
-def evict(
-    connection: Connection, files: Files, most: int, selection: Selection = ALL
-) -> Freed | None:
-    """Delete some objects of a selection until the store has at most this many bytes.
-
-    Returns:
-        None if the store has no more bytes than that, or the selection no more objects.
-    """
-    excess = total(connection, "bytes") - most
-    return _remove_oldest(connection, files, selection.where(), excess) if excess > 0 else None
 
 
 def make_room(connection: Connection, files: Files, most: int | None) -> bool:
@@ -85,27 +57,23 @@ def make_room(connection: Connection, files: Files, most: int | None) -> bool:
         most: None for no limit.
     """
     evicted = False
-    while most is not None and evict(connection, files, most):
+    while most is not None and _remove_oldest(connection, files, Limits(most=most)):
         files.has_evicted = evicted = True
     return evicted
 
 
-async def delete_old(database: Database, before: int) -> None:
-    """Delete the objects that were last used before a time, in microseconds since 1970."""
-    if (await prune(database, Limits(ALL, before), lambda _number: None)).objects:
-        await database.forget()
-
-
-def _remove_oldest(
-    connection: Connection,
-    files: Files,
-    conditions: Sequence[ColumnElement[bool]],
-    excess: int | None,
-) -> Freed | None:
-    """Delete the oldest objects, until this many bytes are free.
+def _remove_oldest(connection: Connection, files: Files, limits: Limits) -> Freed | None:
+    """Delete some objects beyond one limit, few enough for a short transaction; None without any.
 
     Objects that another process is deleting are left to it.
     """
+    conditions, excess = limits.selection.where(), None
+    if limits.before is not None:
+        conditions.append(objects.c.used_at < limits.before)
+    if limits.most is not None:
+        excess = total(connection, "bytes") - limits.most
+        if excess <= 0:
+            return None
     most = MANY if excess is None else min(MANY, excess // ROW + 1)
     order = (objects.c.used_at, objects.c.id)
     oldest = select(*_COLUMNS).where(*conditions).order_by(*order).limit(most)
@@ -114,33 +82,22 @@ def _remove_oldest(
         return None
     limit = BYTES if excess is None else min(excess, BYTES)
     sizes = files.own(connection, [row.id for row in rows if row.has_media])
-    some = _first(rows, sizes, limit)
-    some += _rest(connection, some)
-    return Freed(len(some), remove_rows(connection, files, some))
-
-
-def _rest(connection: Connection, some: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
-    """Return the other objects of the chains of these objects."""
-    chains = {row.chain for row in some if row.chain is not None}
-    if not chains:
-        return ()
-    known = {row.id for row in some}
-    found = connection.execute(select(*_COLUMNS).where(objects.c.chain.in_(chains)))
-    return [row for row in found if row.id not in known]
-
-
-def _first(rows: Sequence[Row[Any]], media: dict[str, int], limit: int) -> list[Row[Any]]:
-    """Return the first rows that have this many bytes together, with the media of each."""
     some: list[Row[Any]] = []
     for row in rows:
         if limit <= 0:
             break
         some.append(row)
-        limit -= row.size + media.get(row.id, 0)
-    return some
+        limit -= row.size + sizes.get(row.id, 0)
+    if chains := {row.chain for row in some if row.chain is not None}:
+        known = {row.id for row in some}
+        found = connection.execute(select(*_COLUMNS).where(objects.c.chain.in_(chains)))
+        some += [row for row in found if row.id not in known]
+    return Freed(len(some), remove_rows(connection, files, some))
 
 
-async def prune(database: Database, limits: Limits, show: Callable[[int], object]) -> Freed:
+async def prune(
+    database: Database, limits: Limits, show: Callable[[int], object] = lambda _number: None
+) -> Freed:
     """Delete the objects beyond the limits; return their number and bytes.
 
     Each step is a short transaction, and there is a pause after it. So a server that uses the same
@@ -152,16 +109,12 @@ async def prune(database: Database, limits: Limits, show: Callable[[int], object
     Raises:
         StoreUnavailable: the database cannot answer; what was deleted before stays deleted.
     """
-    steps: list[AsyncIterator[Freed]] = []
-    if limits.before is not None:
-        steps.append(database.steps(expire, database.files, limits.before, limits.selection))
-    if limits.most is not None:
-        steps.append(database.steps(evict, database.files, limits.most, limits.selection))
     number = size = 0
-    for step in steps:
-        async for freed in step:
-            number, size = number + freed.objects, size + freed.bytes
-            show(number)
+    for one in (replace(limits, most=None), replace(limits, before=None)):
+        if one.before is not None or one.most is not None:
+            async for freed in database.steps(_remove_oldest, database.files, one):
+                number, size = number + freed.objects, size + freed.bytes
+                show(number)
     return Freed(number, size)
 
 

@@ -26,6 +26,7 @@ from sqlalchemy import (
 from .errors import StoreError
 
 schema = MetaData()
+_CHAINED = column("chain").is_not(None)
 
 # One row for each stored object. Times are in microseconds since 1970, `size` in bytes. An object
 # that continues another one has it as `parent`. All objects of a tree have its root as `chain`, and
@@ -54,12 +55,7 @@ objects = Table(
     Index("latimer_objects_by_model", "owner", "kind", "model", "created_at", "id"),
     Index("latimer_objects_by_age", "created_at", "id"),
     Index("latimer_objects_by_use", "used_at", "id"),
-    Index(
-        "latimer_objects_by_chain",
-        "chain",
-        sqlite_where=column("chain").is_not(None),
-        postgresql_where=column("chain").is_not(None),
-    ),
+    Index("latimer_objects_by_chain", "chain", sqlite_where=_CHAINED, postgresql_where=_CHAINED),
 )
 
 # One row for each item of a conversation, in their order. The size of a conversation contains those
@@ -138,8 +134,15 @@ def version_of(connection: Connection) -> int:
     Raises:
         StoreError: it is an SQLite file of another program.
     """
-    if not inspect(connection).has_table(versions.name):
-        _refuse_foreign(connection)
+    found = inspect(connection)
+    if not found.has_table(versions.name):
+        # A database of PostgreSQL is usually shared by programs.
+        tables = found.get_table_names() if connection.dialect.name == "sqlite" else ()
+        if tables and not any(name.startswith(OWN) for name in tables):
+            raise StoreError(
+                "It is a database of another program, with tables that are not Latimer's. Name a "
+                "new file, or a file of Latimer."
+            )
         return 0
     return connection.scalar(select(versions.c.version)) or 0
 
@@ -170,21 +173,6 @@ def migrate(connection: Connection) -> tuple[int, int]:
         connection.execute(versions.insert(), {"version": 0})
     connection.execute(versions.update().values(version=NEWEST))
     return before, NEWEST
-
-
-def _refuse_foreign(connection: Connection) -> None:
-    """Raise `StoreError` for an SQLite file whose tables are those of another program.
-
-    A database of PostgreSQL is usually shared by programs.
-    """
-    if connection.dialect.name != "sqlite":
-        return
-    tables = inspect(connection).get_table_names()
-    if tables and not any(name.startswith(OWN) for name in tables):
-        raise StoreError(
-            "It is a database of another program, with tables that are not Latimer's. Name a new "
-            "file, or a file of Latimer."
-        )
 
 
 def check(version: int) -> None:

@@ -69,8 +69,18 @@ def statistics(connection: Connection, file: Path | None) -> Statistics:
     ).one()
     of_media, media_size = connection.execute(select(func.count(), func.sum(media.c.size))).one()
     count = sum(group["objects"] for group in groups)
-    size, free = _size_of_tables(connection) if file is None else _size_of_file(connection)
-    log = None if file is None else file.with_name(f"{file.name}-wal")
+    if file is None:
+        size_of = text("SELECT pg_total_relation_size(CAST(:name AS regclass))")
+        size = sum(connection.scalar(size_of, {"name": name}) or 0 for name in schema.tables)
+        free = log = 0
+    else:
+        page, pages, free_pages = (
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar() or 0
+            for name in ("page_size", "page_count", "freelist_count")
+        )
+        size, free = page * pages, page * free_pages
+        changes = file.with_name(f"{file.name}-wal")
+        log = changes.stat().st_size if changes.exists() else 0
     return {
         "schema_version": version_of(connection),
         "objects": count,
@@ -81,7 +91,7 @@ def statistics(connection: Connection, file: Path | None) -> Statistics:
         "oldest": _in_words(oldest),
         "newest": _in_words(newest),
         "database_bytes": size,
-        "log_bytes": log.stat().st_size if log is not None and log.exists() else 0,
+        "log_bytes": log,
         "free_bytes": free,
         "groups": groups,
         "bytes_per_object": round(size / count) if count else None,
@@ -93,18 +103,3 @@ def _in_words(microseconds: int | None) -> str | None:
     if microseconds is None:
         return None
     return datetime.fromtimestamp(microseconds // 1_000_000, UTC).isoformat()
-
-
-def _size_of_tables(connection: Connection) -> tuple[int, int]:
-    """Return the bytes of PostgreSQL's tables with their indexes, and those that are free."""
-    size_of = text("SELECT pg_total_relation_size(CAST(:name AS regclass))")
-    return sum(connection.scalar(size_of, {"name": name}) or 0 for name in schema.tables), 0
-
-
-def _size_of_file(connection: Connection) -> tuple[int, int]:
-    """Return the bytes of an SQLite file, and those of its free pages."""
-    page, pages, free = (
-        connection.exec_driver_sql(f"PRAGMA {name}").scalar() or 0
-        for name in ("page_size", "page_count", "freelist_count")
-    )
-    return page * pages, page * free

@@ -4,6 +4,9 @@ It opens its database when it is first needed. A conversation is an object of it
 items. It is retrieved, updated and deleted like other objects.
 """
 
+# An object is named by its id throughout.
+# ruff: noqa: A002
+
 from __future__ import annotations
 
 import asyncio
@@ -11,14 +14,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .config import Place
 from .errors import LATE, ConversationTooLarge, StoreError, StoreUnavailable, Withdrawn
 from .queue import DELAY, MEMORY_DELAY, QUIET, Writer
-from .records import CONVERSATION, ItemPage, Key, Page, Query, Record, Status, Stored, new_id
+from .records import CONVERSATION, Key, Page, Query, Record, Status, Stored, new_id
 
 if TYPE_CHECKING:
     from . import conversations, objects, retention
@@ -136,7 +138,7 @@ class Store:
             except TimeoutError:
                 raise StoreUnavailable(LATE) from None
 
-    async def get(self, owner: str, kind: str, id: str, whole: bool = False) -> Stored | None:  # noqa: A002
+    async def get(self, owner: str, kind: str, id: str, whole: bool = False) -> Stored | None:
         """Return an object of an owner, or None.
 
         Args:
@@ -147,13 +149,11 @@ class Store:
             StoreUnavailable: the database cannot answer.
         """
         key = self._key(owner, kind, id)
-
-        async def find(database: Database) -> Stored | None:
-            if whole:
-                return await database.read(objects.find_whole, database.files, key)
-            return await database.read(objects.find, key)
-
-        return await self._ask(find, None, id)
+        return await self._ask(
+            lambda database: database.read(objects.find, key, database.files if whole else None),
+            None,
+            id,
+        )
 
     async def page(
         self, owner: str, kind: str, query: Query, show: Callable[[Stored], T]
@@ -163,14 +163,12 @@ class Store:
         Args:
             show: returns what the page has of each object; it runs in a thread.
         """
-        nothing: Page[T] = Page([], False)
-
         return await self._ask(
             lambda database: database.read(objects.page, owner, kind, query, self._since, show),
-            nothing,
+            Page[T]([], False),
         )
 
-    async def chain(self, owner: str, kind: str, id: str) -> list[Stored]:  # noqa: A002
+    async def chain(self, owner: str, kind: str, id: str) -> list[Stored]:
         """Return an object of an owner and those that it continues, the oldest first; see `get`.
 
         Their requests are whole. The list is empty if one of them does not exist. All of them are
@@ -181,30 +179,24 @@ class Store:
         async def read(database: Database) -> list[Stored]:
             chain = await database.read(objects.read_chain, database.files, key)
             if chain and chain[-1].chain is not None:
-                await database.change(objects.use_chain, chain[-1].chain, _now())
+                await database.change(objects.use, _now(), chain=chain[-1].chain)
             return chain
 
         return await self._ask(read, [], id)
 
     async def update(
-        self,
-        owner: str,
-        kind: str,
-        id: str,  # noqa: A002
-        metadata: Mapping[str, str],
+        self, owner: str, kind: str, id: str, metadata: Mapping[str, str]
     ) -> Stored | None:
         """Replace the metadata of an object of an owner; return the object, or None; see `get`."""
         key = self._key(owner, kind, id)
         return await self._ask(
-            lambda database: database.change(objects.change, key, metadata),
-            None,
-            id,
+            lambda database: database.change(objects.change, key, metadata), None, id
         )
 
-    async def delete(self, owner: str, kind: str, id: str) -> bool:  # noqa: A002
+    async def delete(self, owner: str, kind: str, id: str) -> bool:
         """Delete an object of an owner; return False if there is none; see `get`."""
         key = self._key(owner, kind, id)
-        return await self._ask(partial(_delete, key=key), False, id)
+        return await self._ask(lambda database: database.delete(objects.remove, key), False, id)
 
     async def create_conversation(
         self,
@@ -227,12 +219,7 @@ class Store:
             raise ConversationTooLarge
         return made
 
-    async def append(
-        self,
-        owner: str,
-        id: str,  # noqa: A002
-        items: Sequence[Mapping[str, Any]],
-    ) -> bool:
+    async def append(self, owner: str, id: str, items: Sequence[Mapping[str, Any]]) -> bool:
         """Append items to a conversation of an owner; return False if there is none.
 
         They are appended together or not at all. The conversation is kept longer, because it is
@@ -250,11 +237,11 @@ class Store:
     async def items(
         self,
         owner: str,
-        id: str,  # noqa: A002
+        id: str,
         after: str | None = None,
         limit: int = 20,
         descending: bool = True,
-    ) -> ItemPage | None:
+    ) -> Page[dict[str, Any]] | None:
         """Return a page of the items of a conversation; None if there is no conversation.
 
         Args:
@@ -262,7 +249,6 @@ class Store:
                 page.
         """
         key = self._key(owner, CONVERSATION, id)
-
         query = Query(after, limit, descending)
         return await self._ask(
             lambda database: database.read(conversations.page, database.files, key, query),
@@ -270,7 +256,7 @@ class Store:
             id,
         )
 
-    async def all_items(self, owner: str, id: str) -> list[dict[str, Any]] | None:  # noqa: A002
+    async def all_items(self, owner: str, id: str) -> list[dict[str, Any]] | None:
         """Return all items of a conversation, the oldest first; None if there is no conversation.
 
         The conversation is kept longer, because it is used.
@@ -280,24 +266,27 @@ class Store:
         async def read(database: Database) -> list[dict[str, Any]] | None:
             every = await database.read(conversations.everything, database.files, key)
             if every is not None:
-                await database.change(conversations.use, key, _now())
+                await database.change(objects.use, _now(), id=id)
             return every
 
         return await self._ask(read, None, id)
 
-    async def item(self, owner: str, id: str, item: str) -> dict[str, Any] | None:  # noqa: A002
+    async def item(self, owner: str, id: str, item: str) -> dict[str, Any] | None:
         """Return an item of a conversation; None if one of them does not exist."""
         key = self._key(owner, CONVERSATION, id)
-        return await self._ask(
-            lambda database: database.read(conversations.one, database.files, key, item),
+        found = await self._ask(
+            lambda database: database.read(conversations.everything, database.files, key, item),
             None,
             id,
         )
+        return found[0] if found else None
 
-    async def remove_item(self, owner: str, id: str, item: str) -> Stored | None:  # noqa: A002
+    async def remove_item(self, owner: str, id: str, item: str) -> Stored | None:
         """Delete an item; return its conversation, or None if one of them does not exist."""
         key = self._key(owner, CONVERSATION, id)
-        return await self._ask(partial(_delete_items, key=key, names=[item]), None, id)
+        return await self._ask(
+            lambda database: database.delete(conversations.remove, key, [item]), None, id
+        )
 
     def status(self) -> Status:
         """Return the state of the store, for `/health`."""
@@ -345,10 +334,10 @@ class Store:
 
     async def _withdraw(self, database: Database, record: Record) -> None:
         """Delete an object, and the items that it has appended to its conversation."""
-        await _delete(database, self._key(record.owner, record.kind, record.id))
+        await database.delete(objects.remove, self._key(record.owner, record.kind, record.id))
         if record.conversation is not None and record.appended:
             key = self._key(record.owner, CONVERSATION, record.conversation)
-            await _delete_items(database, key, record.appended)
+            await database.delete(conversations.remove, key, record.appended)
 
     async def _append(
         self, key: Key, items: Sequence[Mapping[str, Any]], record: Record | None = None
@@ -374,11 +363,11 @@ class Store:
         age = self.place.age
         return None if age is None else int((time.time() - age) * 1_000_000)
 
-    def _key(self, owner: str, kind: str, id: str) -> Key:  # noqa: A002
+    def _key(self, owner: str, kind: str, id: str) -> Key:
         """Return the key of an object that is not too old."""
         return Key(owner, kind, id, self._since or 0)
 
-    async def _for_reading(self, id: str | None = None) -> Database | None:  # noqa: A002
+    async def _for_reading(self, id: str | None = None) -> Database | None:
         """Write what waits, and return the open database; None if nothing was ever stored.
 
         Args:
@@ -408,7 +397,7 @@ class Store:
         self,
         work: Callable[[Database], Awaitable[T]],
         nothing: T,
-        id: str | None = None,  # noqa: A002
+        id: str | None = None,
         makes: bool = False,
     ) -> T:
         """Return the answer of the open database in time; `nothing` if nothing was ever stored.
@@ -428,17 +417,13 @@ class Store:
             self._fails_until = 0.0
             self._writer.hurry()
             return found
-        self._note(error)
-        raise error
-
-    def _note(self, error: StoreUnavailable) -> None:
-        """Note for the log and `/health` that a client got no answer."""
         now = time.monotonic()
         # The queue logs its own errors.
         if now >= self._silent_until and self._writer.state == "ok":
             log.error("the store did not answer a request: %s", error.detail)
             self._silent_until = now + QUIET
         self._fails_until = now + FAILING_SECONDS
+        raise error
 
     def _tidy(self) -> None:
         """Delete the objects that are too old, now and from time to time."""
@@ -451,7 +436,9 @@ class Store:
     async def _expire(self) -> None:
         try:
             if self._database is not None and self._since is not None:
-                await retention.delete_old(self._database, self._since)
+                limits = retention.Limits(before=self._since)
+                if (await retention.prune(self._database, limits)).objects:
+                    await self._database.forget()
         except StoreUnavailable as error:
             log.warning("old objects were not deleted: %s", error.detail)
 
@@ -490,22 +477,6 @@ async def _insert(database: Database, records: Sequence[Record]) -> list[Record]
         return [] if await database.read(objects.find, key) else [record]
     await database.clean()
     return large
-
-
-async def _delete(database: Database, key: Key) -> bool:
-    """Delete an object; return False if there is none."""
-    found = await database.change(objects.remove, database.files, key)
-    if found:
-        await database.forget()
-    return found
-
-
-async def _delete_items(database: Database, key: Key, names: Sequence[str]) -> Stored | None:
-    """Delete items of a conversation; return the conversation, or None if it has none of them."""
-    stored = await database.change(conversations.remove, database.files, key, names)
-    if stored is not None:
-        await database.forget()
-    return stored
 
 
 def _now() -> int:

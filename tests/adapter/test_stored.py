@@ -11,10 +11,8 @@ import httpx2
 import orjson
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.store.config import place_of
-from latimer.adapter.store.store import Store
 from support.engines.echo import Echo
-from support.stored import client_of, error_of, record
+from support.stored import client_of, error_of, record, store_at
 from support.turns import measured
 
 H = "/v1/chat/completions"
@@ -262,9 +260,7 @@ def test_large_responses_leave_the_loop_to_others(tmp_path: Path) -> None:
     choice["logprobs"] = {"content": [token] * 4_000, "refusal": None}
 
     async def keep() -> None:
-        place = place_of(file)
-        assert place is not None
-        store = Store(place)
+        store = store_at(file)
         assert store.keep(large)
         await store.aclose()
 

@@ -14,10 +14,8 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.store import queue
-from latimer.adapter.store.config import place_of
-from latimer.adapter.store.store import Store
 from support.engines.echo import Echo
-from support.stored import PIXEL, record
+from support.stored import PIXEL, record, store_at
 
 PATH = "/v1/chat/completions"
 SECRET = "Rumpelstiltskin"
@@ -90,9 +88,7 @@ async def test_chat_is_answered_while_the_file_is_locked(
 async def test_a_missing_image_is_a_503(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Messages whose image is gone are a 503, not an empty image; the completion is returned."""
     file = tmp_path / "s.db"
-    place = place_of(str(file))
-    assert place is not None
-    store, one = Store(place), record(SECRET, image=PIXEL)
+    store, one = store_at(file), record(SECRET, image=PIXEL)
     store.keep(one)
     await store.aclose()
     shutil.rmtree(tmp_path / "s.media")

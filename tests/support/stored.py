@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -49,12 +50,17 @@ def same(stored: Stored) -> Stored:
     return stored
 
 
-@asynccontextmanager
-async def opened(target: str, **options: Any) -> AsyncIterator[Store]:
-    """Yield the store of a setting, and close it."""
-    place = place_of(target, **options)
+def store_at(target: str | Path, **options: Any) -> Store:
+    """Return the store of a setting."""
+    place = place_of(str(target), **options)
     assert place is not None
-    store = Store(place)
+    return Store(place)
+
+
+@asynccontextmanager
+async def opened(target: str | Path, **options: Any) -> AsyncIterator[Store]:
+    """Yield the store of a setting, and close it."""
+    store = store_at(target, **options)
     try:
         yield store
     finally:

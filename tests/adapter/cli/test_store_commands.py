@@ -17,10 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 from latimer.adapter.auth import owner_of
 from latimer.adapter.cli import main
-from latimer.adapter.store.config import place_of
 from latimer.adapter.store.records import Record
-from latimer.adapter.store.store import Store
-from support.stored import PIXEL, record
+from support.stored import PIXEL, record, store_at
 
 DAY = 86_400_000_000
 
@@ -55,9 +53,7 @@ def filled(target: str, *records: Record, media: str | None = None) -> None:
     """Write records to a store."""
 
     async def write() -> None:
-        place = place_of(target, media=media)
-        assert place is not None
-        store = Store(place)
+        store = store_at(target, media=media)
         await store.open()
         assert all(map(store.keep, records))
         await store.aclose()
@@ -323,9 +319,7 @@ def test_commands_know_conversations(target: str) -> None:
     image = {"id": "msg_2", "output": [{"type": "input_image", "image_url": PIXEL}]}
 
     async def make() -> None:
-        place = place_of(target)
-        assert place is not None
-        store = Store(place)
+        store = store_at(target)
         await store.create_conversation("", "req_0", {}, [text, image])
         await store.aclose()
 
@@ -383,9 +377,7 @@ def test_others_write_while_a_store_is_pruned(target: str) -> None:
     filled(target, *(aged(9, text="x" * 5_000, metadata={"a": "b"}) for _ in range(1_500)))
 
     async def write(process: asyncio.subprocess.Process) -> tuple[list[str], float]:
-        place = place_of(target)
-        assert place is not None
-        store = Store(place)
+        store = store_at(target)
         ids, longest = [], 0.0
         while process.returncode is None:
             made = record()

@@ -17,10 +17,10 @@ from latimer.adapter.engines import backend_of, describe_store
 from latimer.adapter.settings import Settings
 from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreError
-from latimer.adapter.store.store import Store
 from latimer.backends.llama_server import LlamaServer
 from support.postgresql import STRANGER, PostgreSQL
 from support.servers import begun, free_port
+from support.stored import store_at
 
 # Nothing listens there, so no test waits for a model.
 ENGINE = "http://127.0.0.1:1"
@@ -39,9 +39,7 @@ async def started(store: str, **settings: object) -> None:
 
 async def create(store: str) -> None:
     """Create the tables of a store."""
-    place = place_of(store)
-    assert place is not None
-    made = Store(place)
+    made = store_at(store)
     await made.open()
     await made.aclose()
 

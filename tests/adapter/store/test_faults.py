@@ -17,21 +17,13 @@ import pytest
 from latimer.adapter.store import database as databases
 from latimer.adapter.store import queue
 from latimer.adapter.store import store as stores
-from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreUnavailable
 from latimer.adapter.store.records import Key, Query
 from latimer.adapter.store.store import Store
 from support import postgresql
-from support.stored import KIND, PIXEL, record, same
+from support.stored import KIND, PIXEL, opened, record, same, store_at
 
 SECRET = "Rumpelstiltskin"
-
-
-def made(target: str | Path, **options: object) -> Store:
-    """Return a store on a database."""
-    place = place_of(str(target), **options)  # type: ignore[arg-type]
-    assert place is not None
-    return Store(place)
 
 
 async def listed(store: Store) -> list[str]:
@@ -97,9 +89,15 @@ def server() -> Iterator[postgresql.PostgreSQL]:
 async def remote(server: postgresql.PostgreSQL) -> AsyncIterator[Store]:
     """Yield a store on a PostgreSQL that tests may stop."""
     with server.database() as url:
-        store = made(url)
+        async with opened(url) as store:
+            yield store
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    """Yield a store in a file."""
+    async with opened(tmp_path / "store.db") as store:
         yield store
-        await store.aclose()
 
 
 async def test_a_postgresql_that_is_stopped_gets_everything_later(
@@ -141,7 +139,7 @@ async def test_closing_does_not_wait_for_a_silent_database(
 ) -> None:
     """A store is closed within seconds, and the log has the number of objects that are lost."""
     with server.database() as url:
-        store = made(url)
+        store = store_at(url)
         await kept(store)
         with server.paused():
             store.keep(record(SECRET))
@@ -194,13 +192,12 @@ def full(file: Path) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_a_file_that_cannot_grow(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_grow(tmp_path: Path, store: Store) -> None:
     """Objects wait while the disk takes nothing; older ones are found, and all are written later.
 
     Also the deletion of an object, and the log of changes after it, are refused or done.
     """
     file = tmp_path / "store.db"
-    store = made(file)
     old = await kept(store)
     with full(file):
         new = record(SECRET * 10_000)
@@ -211,13 +208,11 @@ async def test_a_file_that_cannot_grow(tmp_path: Path) -> None:
         await refused(store.delete("", KIND, old), "the disk")
     assert await listed(store) == [old, new.id]
     assert await store.delete("", KIND, old)
-    await store.aclose()
 
 
-async def test_a_damaged_file(tmp_path: Path) -> None:
+async def test_a_damaged_file(tmp_path: Path, store: Store) -> None:
     """Damage of the file while it is open is an error that names it, and shows no text."""
     file = tmp_path / "store.db"
-    store = made(file)
     ids = [await kept(store, SECRET * 2_000) for _ in range(20)]
     await store.delete("", KIND, ids.pop())
     size = file.stat().st_size
@@ -242,14 +237,12 @@ async def test_a_damaged_file(tmp_path: Path) -> None:
         store.delete("", KIND, ids[1]),
     ):
         await refused(call, "damaged|does not")
-    await store.aclose()
 
 
 @pytest.mark.parametrize("column", ["request", "reply", "metadata"])
-async def test_a_damaged_text(tmp_path: Path, column: str) -> None:
+async def test_a_damaged_text(tmp_path: Path, store: Store, column: str) -> None:
     """A stored text with invalid JSON or UTF-8 is an error that shows no part of it."""
     file = tmp_path / "store.db"
-    store = made(file)
     name = await kept(store)
     other = sqlite3.connect(file)
     for value in (f'{{"a": "{SECRET}', f"\udcff{SECRET}".encode(errors="surrogateescape"), b"[1]"):
@@ -259,14 +252,12 @@ async def test_a_damaged_text(tmp_path: Path, column: str) -> None:
             await refused(store.get("", KIND, name, whole), "damaged")
         await refused(store.page("", KIND, Query(), same), "damaged")
     other.close()
-    await store.aclose()
 
 
 async def test_a_missing_image_is_an_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A request is not returned with an empty image; the log has its hash once, and it recovers."""
-    store = made(tmp_path / "store.db")
     one = record(image=PIXEL)
     store.keep(one)
     assert await store.get("", KIND, one.id) is not None
@@ -292,13 +283,11 @@ async def test_a_missing_image_is_an_error(
     found = await store.get("", KIND, one.id, whole=True)
     assert found is not None
     assert found.request == one.request
-    await store.aclose()
 
 
-async def test_a_folder_of_media_that_cannot_be_written(tmp_path: Path) -> None:
+async def test_a_folder_of_media_that_cannot_be_written(tmp_path: Path, store: Store) -> None:
     """Objects wait for the storage of their images, and are written when it works again."""
-    file, folder = tmp_path / "store.db", tmp_path / "store.media"
-    store = made(file)
+    folder = tmp_path / "store.media"
     old = await kept(store)
     folder.write_text("a file in its place")
     new = record(SECRET, image=PIXEL)
@@ -310,12 +299,10 @@ async def test_a_folder_of_media_that_cannot_be_written(tmp_path: Path) -> None:
     found = await store.get("", KIND, new.id, whole=True)
     assert found is not None
     assert found.request == new.request
-    await store.aclose()
 
 
-async def test_an_image_outlives_a_deletion_that_is_not_committed(tmp_path: Path) -> None:
+async def test_an_image_outlives_a_deletion_that_is_not_committed(store: Store) -> None:
     """The file of an image is deleted after its rows, so a process can be killed in between."""
-    store = made(tmp_path / "store.db")
     name = await kept(store, image=PIXEL)
     database = await store.open()
     key = Key("", KIND, name)
@@ -335,15 +322,13 @@ async def test_an_image_outlives_a_deletion_that_is_not_committed(tmp_path: Path
     found = await store.get("", KIND, name, whole=True)
     assert found is not None
     assert "iVBOR" in str(found.request)
-    await store.aclose()
 
 
 async def test_unused_media_are_deleted_when_their_storage_works_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An object is deleted although the file of its image cannot be, which is deleted later."""
     folder = tmp_path / "store.media"
-    store = made(tmp_path / "store.db")
     first = await kept(store, image=PIXEL)
     second = await kept(store)
     shutil.move(folder, tmp_path / "away")
@@ -355,16 +340,14 @@ async def test_unused_media_are_deleted_when_their_storage_works_again(
     assert [one for one in folder.rglob("*") if one.is_file()]
     assert await store.delete("", KIND, second)
     assert not [one for one in folder.rglob("*") if one.is_file()]
-    await store.aclose()
 
 
 async def test_a_late_commit_is_never_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object whose response says that it is not stored is not, although it is written late."""
     monkeypatch.setattr(stores, "COMMIT_SECONDS", 0.1)
     file = tmp_path / "store.db"
-    store = made(file, required=True)
     await store.check()
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -376,14 +359,12 @@ async def test_a_late_commit_is_never_listed(
     other.execute("COMMIT")
     other.close()
     assert await listed(store) == [kept_late.id]
-    await store.aclose()
 
 
 async def test_a_written_object_is_removed_if_it_is_withdrawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object that is withdrawn during its commit is removed, also if that fails at first."""
-    store = made(tmp_path / "store.db", required=True)
     database = await store.open()
     one, two = record(SECRET), record(SECRET)
     usual, failures = database.write, 0
@@ -405,23 +386,19 @@ async def test_a_written_object_is_removed_if_it_is_withdrawn(
     assert await listed(store) == [two.id]
     assert failures
     assert store.status()._asdict() == {"state": "ok", "waiting": 0, "lost": 0}
-    await store.aclose()
 
 
-async def test_a_rejected_object_is_not_committed(tmp_path: Path) -> None:
+async def test_a_rejected_object_is_not_committed(store: Store) -> None:
     """A response that must be stored fails if the database can never take it."""
-    store = made(tmp_path / "store.db", required=True)
     await store.check()
     wrong = record()
     wrong.request_id = None  # type: ignore[assignment]
     assert not await store.commit(wrong)
     assert await store.commit(record())
-    await store.aclose()
 
 
-async def test_a_closed_store_can_be_used_again(tmp_path: Path) -> None:
+async def test_a_closed_store_can_be_used_again(store: Store) -> None:
     """A store that was closed opens its database again, also in another event loop."""
-    store = made(tmp_path / "store.db")
     first = await kept(store)
     await store.aclose()
 
@@ -437,12 +414,10 @@ async def test_a_closed_store_can_be_used_again(tmp_path: Path) -> None:
 
     second = await asyncio.to_thread(elsewhere)
     assert await listed(store) == [first, second]
-    await store.aclose()
 
 
-async def test_an_event_loop_that_ended_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_an_event_loop_that_ended_leaves_nothing_behind(store: Store) -> None:
     """An object that a finished event loop queued is written in the next one."""
-    store = made(tmp_path / "store.db")
     queued = record(SECRET)
 
     async def leave() -> None:
@@ -455,12 +430,10 @@ async def test_an_event_loop_that_ended_leaves_nothing_behind(tmp_path: Path) ->
     await asyncio.to_thread(lambda: asyncio.run(leave()))
     async with asyncio.timeout(5):
         assert await listed(store) == [queued.id]
-    await store.aclose()
 
 
-async def test_a_cancelled_read_leaves_the_store_usable(tmp_path: Path) -> None:
+async def test_a_cancelled_read_leaves_the_store_usable(store: Store) -> None:
     """Clients that disconnect while they read disturb nobody."""
-    store = made(tmp_path / "store.db")
     name = await kept(store)
     for pause in (0, 0.0005, 0.001, 0.002):
         tasks = [asyncio.create_task(store.get("", KIND, name)) for _ in range(30)]
@@ -470,24 +443,21 @@ async def test_a_cancelled_read_leaves_the_store_usable(tmp_path: Path) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     assert await listed(store) == [name]
     assert store.status().state == "ok"
-    await store.aclose()
 
 
-async def test_a_store_that_is_closed_while_it_reads(tmp_path: Path) -> None:
+async def test_a_store_that_is_closed_while_it_reads(store: Store) -> None:
     """Reads at the time of closing are answered, or refused as not available."""
-    store = made(tmp_path / "store.db")
     name = await kept(store)
     tasks = [asyncio.create_task(store.get("", KIND, name)) for _ in range(50)]
     await asyncio.sleep(0.002)
     await store.aclose()
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         assert not isinstance(result, BaseException) or isinstance(result, StoreUnavailable)
-    await store.aclose()
 
 
 async def test_two_stores_write_to_one_file(tmp_path: Path) -> None:
     """Two stores that open and write one new file at the same time keep everything."""
-    two = [made(tmp_path / "store.db") for _ in range(2)]
+    two = [store_at(tmp_path / "store.db") for _ in range(2)]
     for _ in range(10):
         for store in two:
             for _ in range(5):
@@ -499,12 +469,11 @@ async def test_two_stores_write_to_one_file(tmp_path: Path) -> None:
 
 
 async def test_objects_that_wait_take_little_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Objects in the queue are packed as JSON, and are written whole when the database is back."""
     monkeypatch.setattr(queue, "LOOSE", 2_000)
     file = tmp_path / "store.db"
-    store = made(file)
     old = await kept(store)
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -523,4 +492,3 @@ async def test_objects_that_wait_take_little_memory(
         assert found is not None
         assert found.request == request
     assert await store.get("", KIND, old) is not None
-    await store.aclose()

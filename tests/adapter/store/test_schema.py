@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 from adapter.store.conftest import Opened, miscounted
-from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreError, StoreUnavailable
 from latimer.adapter.store.records import Query
-from latimer.adapter.store.store import Store
 from support.stored import opened as opened_at
-from support.stored import same
+from support.stored import same, store_at
 
 # A store of the first version, with two responses, a chat completion and a conversation.
 FIRST = Path(__file__).with_name("version_1.sql")
@@ -112,8 +110,7 @@ async def test_one_of_several_processes_migrates(target: str) -> None:
 
     if target == "memory":
         pytest.skip("a store in memory belongs to one process")
-    place = place_of(target)
-    assert place is not None
+    place = store_at(target).place
     databases = [Database(place) for _ in range(5)]
     found = await asyncio.gather(*(one.open() for one in databases))
     assert sorted(found) == [(0, NEWEST), *[(NEWEST, NEWEST)] * 4]
@@ -142,23 +139,20 @@ async def test_a_file_that_is_no_database_is_refused(
 ) -> None:
     """Another file, and a folder that became one after the settings were read, are refused."""
     file = tmp_path / "store.db"
-    place = place_of(str(file))
-    assert place is not None
+    store = store_at(file)
     if content is None:
         file.mkdir()
     else:
         file.write_bytes(content)
     with pytest.raises(StoreUnavailable, match=reason):
-        await Store(place).open()
+        await store.open()
     assert content is None or file.read_bytes() == content
 
 
 async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     """A file in a folder that does not exist is refused, and the folder is not made."""
-    place = place_of(str(tmp_path / "none" / "store.db"))
-    assert place is not None
     with pytest.raises(StoreError, match="does not exist"):
-        await Store(place).open()
+        await store_at(tmp_path / "none" / "store.db").open()
     assert not (tmp_path / "none").exists()
 
 
@@ -168,10 +162,8 @@ async def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
     with sqlite3.connect(file) as connection:
         connection.execute("CREATE TABLE latimer_media (other TEXT)")
     connection.close()
-    place = place_of(str(file))
-    assert place is not None
     with pytest.raises(StoreUnavailable):
-        await Store(place).open()
+        await store_at(file).open()
     with sqlite3.connect(file) as connection:
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master")]
     connection.close()

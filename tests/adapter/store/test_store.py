@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 from adapter.store.conftest import Opened
-from latimer.adapter.store.config import place_of
 from latimer.adapter.store.errors import StoreUnavailable
 from latimer.adapter.store.records import Query, Record, new_id
 from latimer.adapter.store.store import Store
-from support.stored import KIND, PIXEL, record, same
+from support.stored import KIND, PIXEL, record, same, store_at
 
 
 def keep(store: Store, *records: Record) -> list[str]:
@@ -297,9 +296,7 @@ def test_a_store_imports_its_database_when_it_is_needed() -> None:
 
 async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
     """The text of a deleted object is neither in the file nor in SQLite's log of changes."""
-    place = place_of(str(tmp_path / "store.db"))
-    assert place is not None
-    store = Store(place)
+    store = store_at(tmp_path / "store.db")
     secret = "Rumpelstiltskin"
     name, *_ = keep(store, record(secret * 100, metadata={"name": secret}, image=PIXEL), record())
     assert await store.delete("", KIND, name)
@@ -312,9 +309,7 @@ async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
 async def test_others_cannot_read_a_new_file(tmp_path: Path) -> None:
     """The file of a store and its log of changes are for the owner of the process only."""
     file = tmp_path / "store.db"
-    place = place_of(str(file))
-    assert place is not None
-    store = Store(place)
+    store = store_at(file)
     keep(store, record())
     await listed(store)
     for name in ("store.db", "store.db-wal"):
@@ -325,9 +320,7 @@ async def test_others_cannot_read_a_new_file(tmp_path: Path) -> None:
 async def test_a_locked_file_keeps_objects_in_the_queue(tmp_path: Path) -> None:
     """While another process locks the file, objects wait; afterwards they are stored."""
     file = tmp_path / "store.db"
-    place = place_of(str(file))
-    assert place is not None
-    store = Store(place)
+    store = store_at(file)
     await store.open()
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
