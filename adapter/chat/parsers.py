@@ -12,7 +12,7 @@ from typing import TypeAlias
 import orjson
 from typing_extensions import override
 
-from ..generation.parts import Parser, Part
+from ..generation.choice import Parser, Part
 
 BLANKS = b" \t\r\n"
 

@@ -23,7 +23,7 @@ from ...backends.grammar import Unenforced
 from ...schemas import limits
 from ...schemas.openai.messages import Message
 from ..errors import InvalidRequest
-from ..generation.parts import MessageFormat, Parser
+from ..generation.choice import MessageFormat, Parser
 from ..service import Served
 from . import instruct
 from .conversation import Style, turns_of
