@@ -149,16 +149,12 @@ class TextAssembler:
         """The stop sequence that matched, or None."""
         return self._matcher.stop if self._matcher is not None else None
 
-    def prefix(self, data: bytes) -> str:
-        """Return the text of an echoed prompt, in which no stop matches (contract 2.5)."""
-        return self._decoded(data)
-
     def feed(self, data: bytes) -> str:
         """Return the text that is final after these bytes."""
         if self._matcher is not None:
             data = self._matcher.feed(data)
         self.released += len(data)
-        return self._decoded(data)
+        return self.decode(data)
 
     def flush(self) -> str:
         """Return the text that was held back, at the end of the stream."""
@@ -166,9 +162,10 @@ class TextAssembler:
             return ""
         data = self._matcher.flush()
         self.released += len(data)
-        return self._decoded(data)
+        return self.decode(data)
 
-    def _decoded(self, data: bytes) -> str:
+    def decode(self, data: bytes) -> str:
+        """Return text in which no stop matches, such as an echoed prompt (contract 2.5)."""
         # This does the work of the incremental decoder without its calls into Python code.
         if self._incomplete:
             data = self._incomplete + data
@@ -241,12 +238,12 @@ class Choice:
 
     def start(self) -> Sequence[Delta]:
         """Return the echoed prompt if it is known without the engine."""
-        return self._delta(self._assembler.prefix(self._echo.data)) if self._echo.data else ()
+        return self._delta(self._assembler.decode(self._echo.data)) if self._echo.data else ()
 
     def prompt(self, event: PromptTokens) -> Sequence[Delta]:
         """Return the echoed prompt and its tokens, as the engine reports them."""
         entries = self._placed().place(event.tokens)
-        text = self._assembler.prefix(b"".join(token.data for token in event.tokens))
+        text = self._assembler.decode(b"".join(token.data for token in event.tokens))
         return self._delta(text, entries)
 
     def read(self, piece: Piece) -> int | None:
