@@ -220,7 +220,6 @@ def _folded(deltas: Iterable[Mapping[str, Any]]) -> ChatMessage:
 
 
 def _fold_call(calls: list[dict[str, Any]], call: Mapping[str, Any]) -> None:
-    """Add a tool call's delta to the calls so far."""
     kind, text = ("custom", "input") if "custom" in call else ("function", "arguments")
     if "id" in call:
         own = {key: value for key, value in call.items() if key != "index"}

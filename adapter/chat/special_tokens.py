@@ -113,7 +113,6 @@ def _rendered_if_plain(
 
 
 def _spelled(conversation: Conversation, pattern: re.Pattern[str]) -> set[str]:
-    """Return the control tokens that the conversation's texts spell."""
     return {found for text in _texts(conversation) for found in pattern.findall(text)}
 
 

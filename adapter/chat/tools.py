@@ -211,7 +211,6 @@ def _custom(tool: Custom, path: str) -> Offered:
 
 
 def _named(choice: AnyChoice) -> tuple[Mode, set[str]]:
-    """Return the mode and the tool names of a `tool_choice` object."""
     if isinstance(choice, AllowedToolsChoice):
         allowed = choice.allowed_tools
         return allowed.mode, {_name(tool) for tool in allowed.tools}

@@ -102,7 +102,6 @@ class Deleted(TypedDict):
 
 
 def _flag(value: object) -> object:
-    """Return the boolean in a query parameter."""
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 

@@ -181,7 +181,6 @@ class HarmonyParser(Parser):
         return self._blanks.content(self._raw)
 
     def _close(self) -> list[Part]:
-        """End a body."""
         call, self._call = self._call, None
         if call is None:
             return []
