@@ -14,8 +14,8 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-# Seconds between two looks at whether the caller still waits. `communicate` forgets what it has just
-# read or written if its time is over then, so this is longer than a wait for the interpreter lock.
+# Seconds between two looks at whether the caller still waits. `communicate` ignores what is ready
+# if its time is over then, so this is longer than a wait for the interpreter lock.
 LOOK = 0.05
 
 

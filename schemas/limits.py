@@ -163,11 +163,8 @@ ITEMS = Limit(
     100_000, "items", "a grammar with its repetitions expanded", "Each takes memory and time."
 )
 MULTIPLE = Limit(
-    10_000, (
-"units of its last digit"
-), (
-"`multipleOf` in process, and the common multiple of several"
-),
+    10_000, "units of its last digit",
+    "`multipleOf` in process, and the common multiple of several",
     "llguidance keeps a state for each remainder.",
 )  # fmt: skip
 WAYS = Limit(
@@ -187,14 +184,7 @@ SECONDS = Limit(
     "Rendering, grammars and validation run in threads that are then stopped.",
 )  # fmt: skip
 
-LIMITS: tuple[Limit, ...] = (
-    BODY, HEAD, NESTING, VALUES, CONTAINERS, PROMPTS, INPUTS, CHOICES, IDS, TEXT, TOKEN_SIZE,
-    MESSAGES, PARTS, WORD, SPELLED, IMAGES, PIXELS, SCANS, SOUND, PDF_PAGES, PDF_TEXT,
-    PDF_SECONDS, PDF_MEMORY, TOOLS, STOP, STOPS, STOP_TEXT,
-    BREAKERS, BREAKER, STRENGTH, BIASES, GRAMMAR,
-    SCHEMA, PROPERTIES, SCHEMA_VISITS, COPIES, SCHEMA_DEPTH, ONE_OF, KEY, REPETITIONS, GROUPS,
-    ITEMS, MULTIPLE, WAYS, PATHS, TRIAL, TRIAL_MEMORY, SECONDS,
-)  # fmt: skip
+LIMITS = tuple(one for one in list(globals().values()) if isinstance(one, Limit))
 
 
 def table() -> str:

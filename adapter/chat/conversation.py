@@ -17,12 +17,10 @@ import orjson
 from ...backends.base import MEDIA, Model
 from ...schemas.openai.messages import (
     AssistantMessage,
-    AudioPart,
     CustomToolCall,
     Function,
     FunctionCall,
     FunctionMessage,
-    ImagePart,
     Message,
     RefusalPart,
     TextPart,
@@ -87,18 +85,32 @@ def turns_of(
     functions: Sequence[Function],
     style: Style,
     tags: Tags | None,
+    sees: bool = False,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Return the messages for a template, and the tools if it accepts tools.
 
+    The content of each is a string, and its role is one that the template knows.
+
     Args:
         tags: the tags around reasoning, which is split off the content of assistant messages.
+        sees: True if the conversation contains media; the placeholder is then replaced in text.
     """
     turns: list[dict[str, Any]] = []
     places: dict[str, Place] = {}
     count = 0
-    sees = any(_has_media(message) for message in messages)
     for message in messages:
-        turn = _turn(message, style.developer, sees)
+        role: str = message.role
+        if role == "developer" and not style.developer:
+            role = "system"
+        content = message.content or ""
+        if isinstance(content, list):
+            content = "".join([_text(part, sees) for part in content])
+        elif sees:
+            content = _plain(content, sees)
+        turn: dict[str, Any] = {"role": role, "content": content}
+        name = getattr(message, "name", None)
+        if name is not None:
+            turn["name"] = name
         if isinstance(message, AssistantMessage):
             if message.refusal and not turn["content"]:
                 turn["content"] = _plain(message.refusal, sees)
@@ -122,34 +134,6 @@ def turns_of(
     if style.native:
         return turns, [_tool(function) for function in functions]
     return _with_block(turns, functions, style), None
-
-
-def _has_media(message: Message) -> bool:
-    """Return True if a message contains images or audio."""
-    content = message.content
-    return isinstance(content, list) and any(isinstance(p, ImagePart | AudioPart) for p in content)
-
-
-def _turn(message: Message, developer: bool, sees: bool) -> dict[str, Any]:
-    """Return a message with a string as its content and a role that the template knows.
-
-    Args:
-        developer: True if the template has a developer role.
-        sees: True if the conversation contains media; the placeholder is then replaced in text.
-    """
-    role: str = message.role
-    if role == "developer" and not developer:
-        role = "system"
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(_text(part, sees) for part in content)
-    else:
-        content = _plain(content or "", sees)
-    turn: dict[str, Any] = {"role": role, "content": content}
-    name = getattr(message, "name", None)
-    if name is not None:
-        turn["name"] = name
-    return turn
 
 
 def _text(part: object, sees: bool) -> str:

@@ -121,7 +121,10 @@ class Fetcher:
             self._check(here)
             # A new pool each time, so that no connection outlives the check of its address.
             pool = httpcore2.AsyncConnectionPool(tls, network_backend=_Network(self._allows))
-            async with pool, pool.stream("GET", _target(here), headers=_HEADERS) as reply:
+            target = httpcore2.URL(
+                scheme=here.raw_scheme, host=here.raw_host, port=here.port, target=here.raw_path
+            )
+            async with pool, pool.stream("GET", target, headers=_HEADERS) as reply:
                 headers = httpx2.Headers(reply.headers)
                 if reply.status in _REDIRECTS and "location" in headers:
                     here = here.join(headers["location"])
@@ -164,9 +167,3 @@ class Fetcher:
 @functools.cache
 def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
-
-
-def _target(url: httpx2.URL) -> httpcore2.URL:
-    return httpcore2.URL(
-        scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
-    )

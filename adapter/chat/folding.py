@@ -178,7 +178,6 @@ class _Fold:
             self._waiting.append(label + turn["content"])
 
     def _call(self, turn: Turn) -> None:
-        """Add a message with calls."""
         order = self._order
         if _has_text(turn) and (not order.said or (not order.said_earlier and self._answers > 0)):
             own = {key: value for key, value in _plain(turn).items() if key not in _CALLING}
@@ -276,7 +275,6 @@ def _one_by_one(turns: Sequence[Turn], blank: str | None) -> Iterator[Turn]:
 
 
 def _result_of(call: Turn, results: Sequence[Turn]) -> int | None:
-    """Return the index of a call's result."""
     ids = [result.get("tool_call_id") for result in results]
     return ids.index(call["id"]) if call["id"] in ids else None
 

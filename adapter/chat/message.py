@@ -6,6 +6,7 @@ Sections 3.5 and 3.6 of the contract define the order of deltas.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
@@ -127,6 +128,7 @@ class MessageDeltas:
 
 _ROLE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
 _PLAIN = Shape()
+_TEXT = attrgetter("text")
 
 
 class ChatFrames(Frames):
@@ -189,7 +191,7 @@ class ChatFrames(Frames):
 def message_of(deltas: Sequence[Delta], shape: Shape) -> ChatMessage:
     """Return the message that a choice's deltas add up to (contract 3.3)."""
     if not shape.apart:
-        text = "".join([delta.text for delta in deltas])
+        text = "".join(map(_TEXT, deltas))
         return {"role": "assistant", "content": text, "refusal": None, "annotations": []}
     message = MessageDeltas(shape)
     shown = [fields for delta in deltas for fields, _ in message.add(delta)]
@@ -218,7 +220,6 @@ def _folded(deltas: Iterable[Mapping[str, Any]]) -> ChatMessage:
 
 
 def _fold_call(calls: list[dict[str, Any]], call: Mapping[str, Any]) -> None:
-    """Add a tool call's delta to the calls so far."""
     kind, text = ("custom", "input") if "custom" in call else ("function", "arguments")
     if "id" in call:
         own = {key: value for key, value in call.items() if key != "index"}

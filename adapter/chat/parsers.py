@@ -12,7 +12,7 @@ from typing import TypeAlias
 import orjson
 from typing_extensions import override
 
-from ..generation.parts import Parser, Part
+from ..generation.choice import Parser, Part
 
 BLANKS = b" \t\r\n"
 
@@ -283,7 +283,6 @@ class CallParser:
         self._size = 0
 
     def _next(self) -> Bytes:
-        """Return the next byte that is not blank."""
         byte, self._peeked = self._peeked, None
         while byte is None or byte in _BLANK_BYTES:
             byte = yield

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -13,6 +15,7 @@ from ...backends.base import (
     MEDIA,
     Generation,
     Grammar,
+    Media,
     Preamble,
     Prompt,
     Sampling,
@@ -23,22 +26,26 @@ from ...backends.grammar import Unenforced
 from ...schemas import limits
 from ...schemas.openai.messages import Message
 from ..errors import InvalidRequest
-from ..generation.parts import MessageFormat, Parser
+from ..generation.choice import MessageFormat, Parser
 from ..service import Served
 from . import instruct
 from .conversation import Style, turns_of
 from .custom import enforceable, unenforced
-from .folding import Turn, folded, strictest
+from .folding import ANY, folded, strictest
 from .formats import grammar as calls_grammar
 from .formats.base import FunctionSchema
 from .media import media_of
 from .message import Shape
 from .parsers import Plain
-from .profile import Manner, known_manner_of
+from .profile import Manner, known_manner_of, manners
 from .reasoning import Tags, Thinking
 from .special_tokens import LIKELY, Rendered, prompt_of, spellings_of
 from .templates import AS_USUAL, Conversation, Reasoning, TemplateError, render, variables_of
 from .tools import ToolSet, wrong_schema
+
+_CONTENT = attrgetter("content")
+# Most requests have one of few shapes.
+_shape = lru_cache(maxsize=16)(Shape)
 
 
 @dataclass(slots=True)
@@ -133,10 +140,14 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     if turn.format is not None:
         served = replace(served, model=replace(served.model, template=None))
     model = served.model
-    manner = await known_manner_of(model)
-    tags = manner.tags
-    media = await media_of(turn.messages, served)
-    variables, dropped = variables_of(turn.variables, turn.reasoning, model)
+    manner = manners.known(model) or await known_manner_of(model)
+    media: tuple[Media, ...] = ()
+    if list in map(type, map(_CONTENT, turn.messages)):
+        media = await media_of(turn.messages, served)
+    variables: Mapping[str, Any] = {}
+    dropped: Sequence[str] = ()
+    if turn.variables or turn.reasoning is not AS_USUAL:
+        variables, dropped = variables_of(turn.variables, turn.reasoning, model)
     prompt, markers = await _prompt(turn, served, manner, variables, bool(media))
     check_length(len(prompt.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
     if media and prompt.text.count(MEDIA) != len(media):
@@ -149,7 +160,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     inexact = ["messages"] if prompt.changed else []
     grammar, form = turn.answer, None
     preserved_tokens: tuple[str, ...] = ()
-    if turn.tool_set is not None or tags is not None or manner.style.is_one_of_several:
+    if turn.tool_set is not None or manner.splits:
         special = await _special_of(turn, served, manner, prompt.text, stops)
         inputs = await enforceable(turn.tool_set, special.style.form)
         grammar, enforced = await _grammar(turn, served, special, inputs)
@@ -168,7 +179,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
         fingerprint=model.fingerprint,
     )
     field = served.policy.reasoning
-    shape = Shape(form is not None, reasoning=field)
+    shape = _shape(form is not None, False, (), field)
     if turn.tool_set is not None:
         shape = Shape(True, turn.tool_set.legacy, turn.tool_set.custom, field)
     if media and not served.capabilities.counts_media:
@@ -195,26 +206,24 @@ async def _prompt(
     order = manner.order_with_tools if functions else manner.order
     null = manner.style.null
 
-    def rendered(messages: Sequence[Turn]) -> Awaitable[Rendered]:
-        conversation: Conversation = {"messages": messages, "variables": variables, "tools": tools}
-        return _render(turn, served, form, conversation, has_media, messages is not turns)
-
-    arguments = model, turn.messages, functions, manner.style, manner.tags
+    arguments = model, turn.messages, functions, manner.style, manner.tags, has_media
     if size <= offload.SMALL:
         turns, tools = turns_of(*arguments)
-        messages = folded(turns, order, null)
+        messages = turns if order == ANY else folded(turns, order, null)
     else:
         turns, tools = await offload.run(size, turns_of, *arguments)
         messages = await offload.run(size, folded, turns, order, null)
     markers = () if form is None else form.stops(messages)
+    conversation: Conversation = {"messages": messages, "variables": variables, "tools": tools}
     try:
-        prompt = await rendered(messages)
+        prompt = await _render(turn, served, form, conversation, has_media, messages is not turns)
     except TemplateError:
         # The template rejects an order that no sample conversation covers.
         again = await offload.run(size, folded, turns, strictest(order), null)
         if model.template is None or again is turns or again == messages:
             raise
-        prompt = await rendered(again)
+        conversation["messages"] = again
+        prompt = await _render(turn, served, form, conversation, has_media, True)
     return prompt, markers
 
 
@@ -246,14 +255,12 @@ async def _render(
                 "invalid_value",
             )
 
-    def show(given: Conversation) -> str:
-        return render(served.model, given) if form is None else form.render(given["messages"])
-
     if served.policy.parse_content:
+        show = partial(render, served.model, form=form)
         prompt = Rendered.of(await offload.run(turn.size, show, conversation))
     else:
         prompt = await prompt_of(
-            served.model, conversation, served.backend, show, has_media, turn.size
+            served.model, conversation, served.backend, form, has_media, turn.size
         )
     return prompt._replace(changed=True) if is_folded else prompt
 

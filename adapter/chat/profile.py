@@ -311,12 +311,14 @@ class Manner:
         tags: the tags around its reasoning; None for a model without reasoning.
         order: the orders of messages that its template accepts.
         order_with_tools: the same in a conversation with tools.
+        splits: True if an answer without tools can have other parts than content.
     """
 
     style: Style
     tags: Tags | None
     order: Order
     order_with_tools: Order
+    splits: bool
 
 
 def manner_of(model: Model) -> Manner:
@@ -325,13 +327,13 @@ def manner_of(model: Model) -> Manner:
     order = order_of(model, style)
     with_tools = order_of(model, style, [FUNCTION]) if style.native else order
     tags = tags_of(model.template) if model.template is not None else None
-    return Manner(style, tags, order, with_tools)
+    return Manner(style, tags, order, with_tools, tags is not None or style.is_one_of_several)
 
 
 # The template takes most of the memory of an entry.
-_manners: Memo[Model, Manner] = Memo(1 << 20, lambda model, _: len(model.template or "") + 1_000)
+manners: Memo[Model, Manner] = Memo(1 << 20, lambda model, _: len(model.template or "") + 1_000)
 
 
 async def known_manner_of(model: Model) -> Manner:
     """Return the cached conventions of a model; compiling and trying a template takes 0.1 s."""
-    return await _manners.get(model, lambda: manner_of(model))
+    return await manners.get(model, lambda: manner_of(model))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
-from ..generation.parts import Parser, Part
+from ..generation.choice import Parser, Part
 from .parsers import BLANKS, MarkerFinder
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -21,8 +22,9 @@ from ...backends.base import MEDIA, MEDIA_ID, Backend, Content, Model, Special, 
 from ...backends.errors import EngineUnavailable
 from ...schemas import limits
 from ..errors import InvalidRequest
+from .instruct import InstructFormat
 from .reasoning import Framed
-from .templates import Conversation
+from .templates import Conversation, render
 
 # Breaks a spelling if the engine cannot tokenize plain text.
 BREAK = "\u200b"
@@ -65,37 +67,37 @@ async def prompt_of(
     model: Model,
     conversation: Conversation,
     backend: Backend,
-    render: Callable[[Conversation], str],
+    form: InstructFormat | None = None,
     has_media: bool = False,
     size: int = 0,
 ) -> Rendered:
     """Return the prompt of a chat, in which only the template's control tokens count as such.
 
     Args:
-        render: renders a conversation to text.
+        form: the instruct format to use instead of the model's template, or None.
         has_media: True if `MEDIA` in the prompt is the placeholder of an image or audio.
         size: size of the request body in bytes.
     """
-    plain = (
-        _rendered_if_plain(conversation, render)
-        if size <= offload.SMALL
-        else await offload.run(size, _rendered_if_plain, conversation, render)
-    )
+    if size <= offload.SMALL:
+        plain = _rendered_if_plain(model, conversation, form)
+    else:
+        plain = await offload.run(size, _rendered_if_plain, model, conversation, form)
     if plain is not None:
-        return Rendered.of(plain)
+        return Rendered(Text(plain), plain)
+    shown = partial(render, model, form=form)
     specials = await _special_tokens_of(backend, model)
     spelled = await offload.run(size, _spelled, conversation, specials.pattern)
     if not spelled:
-        return Rendered.of(await offload.run(size, render, conversation))
+        return Rendered.of(await offload.run(size, shown, conversation))
     capabilities = backend.capabilities
     as_text = has_media and not capabilities.media_among_ids
     if as_text or not capabilities.plain_text:
         broken = {spelling: spelling[0] + BREAK + spelling[1:] for spelling in spelled}
         conversation = await offload.run(size, _replaced, conversation, specials.pattern, broken)
-        return Rendered.of(await offload.run(size, render, conversation), True)
+        return Rendered.of(await offload.run(size, shown, conversation), True)
     spelled_as = await offload.run(size, _hidden, conversation, spelled)
     conversation = await offload.run(size, _replaced, conversation, specials.pattern, spelled_as)
-    text = await offload.run(size, render, conversation)
+    text = await offload.run(size, shown, conversation)
     spellings = {character: spelling for spelling, character in spelled_as.items()}
     bos = await backend.tokenize("", add_special=True, parse_special=True)
     ids = await _Cutter(backend, specials, spellings, has_media).ids(text)
@@ -103,15 +105,14 @@ async def prompt_of(
 
 
 def _rendered_if_plain(
-    conversation: Conversation, render: Callable[[Conversation], str]
+    model: Model, conversation: Conversation, form: InstructFormat | None
 ) -> str | None:
     """Render a conversation; return None if it contains characters of control tokens."""
     text = "\n".join(_texts(conversation))
-    return None if LIKELY.search(text) else render(conversation)
+    return None if LIKELY.search(text) else render(model, conversation, form)
 
 
 def _spelled(conversation: Conversation, pattern: re.Pattern[str]) -> set[str]:
-    """Return the control tokens that the conversation's texts spell."""
     return {found for text in _texts(conversation) for found in pattern.findall(text)}
 
 
@@ -125,7 +126,7 @@ def _hidden(conversation: Conversation, spelled: Iterable[str]) -> dict[str, str
 def _texts(conversation: Conversation) -> list[str]:
     """Return every string that a client may have written, in no particular order."""
     found: list[str] = []
-    todo: list[Any] = [part for part in conversation.values() if part]
+    todo: list[Any] = [*filter(None, conversation.values())]
     while todo:
         one = todo.pop()
         if isinstance(one, str):

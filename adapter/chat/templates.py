@@ -25,7 +25,7 @@ from ...backends.base import Model
 from ...backends.errors import EngineError, summed_up
 from ..errors import InvalidRequest
 from .formats import completed
-from .instruct import FORMATS, Opening, opening_of
+from .instruct import FORMATS, InstructFormat, Opening, opening_of
 from .reasoning import tags_of
 
 # Variables that the adapter passes to a template; a request cannot set them.
@@ -86,17 +86,22 @@ class TemplateError(InvalidRequest):
     """An error for messages that the template rejects, cannot render, or omits."""
 
 
-def render(model: Model, conversation: Conversation) -> str:
+def render(model: Model, conversation: Conversation, form: InstructFormat | None = None) -> str:
     """Return the prompt for the assistant's next turn, without a BOS that the engine adds.
 
     A final assistant message is continued. A model without a template gets the Alpaca format, as
     in koboldcpp.
+
+    Args:
+        form: the instruct format to use instead of the template, or None.
 
     Raises:
         TemplateError: the template rejects the messages (roles that must alternate, for example).
         EngineError: the template is invalid.
     """
     messages = conversation["messages"]
+    if form is not None:
+        return form.render(messages)
     if model.template is None:
         return FORMATS["alpaca"].render(messages)
     last = messages[-1]
@@ -104,8 +109,7 @@ def render(model: Model, conversation: Conversation) -> str:
     if opening is None:
         opening = opening_of(messages)
     if opening != "continue":
-        prompt = _rendered(model, conversation, messages, opening == "begin")
-        return without_bos(prompt, model)
+        return _rendered(model, conversation, messages, opening == "begin")
     said = "".join(message["content"] or "" for message in messages)
     here = next(chr(code) for code in _PRIVATE if chr(code) not in said)
     marked = [*messages[:-1], {**last, "content": last["content"] + here}]
@@ -116,7 +120,7 @@ def render(model: Model, conversation: Conversation) -> str:
             "continued. Remove it, or add a user message after it.",
             "messages",
         )
-    return without_bos(prompt, model)
+    return prompt
 
 
 def _rendered(
@@ -138,7 +142,7 @@ def _rendered(
         context = template.environment.context_class(
             template.environment, variables, template.name, template.blocks
         )
-        return "".join(template.root_render_func(context))
+        prompt = "".join(template.root_render_func(context))
     except _Raised as error:
         raise TemplateError(
             f"The model's chat template rejects these messages: {summed_up(str(error))}", "messages"
@@ -148,6 +152,7 @@ def _rendered(
             f"The model's chat template cannot render these messages: {summed_up(repr(error))}",
             "messages",
         ) from error
+    return without_bos(prompt, model) if model.adds_bos else prompt
 
 
 @dataclass(slots=True, frozen=True)

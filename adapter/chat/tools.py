@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -210,7 +211,6 @@ def _custom(tool: Custom, path: str) -> Offered:
 
 
 def _named(choice: AnyChoice) -> tuple[Mode, set[str]]:
-    """Return the mode and the tool names of a `tool_choice` object."""
     if isinstance(choice, AllowedToolsChoice):
         allowed = choice.allowed_tools
         return allowed.mode, {_name(tool) for tool in allowed.tools}
@@ -222,6 +222,7 @@ def _name(tool: FunctionChoice | CustomChoice) -> str:
 
 
 _LEAVE_OUT = "Omit it."
+_CONTENT = attrgetter("content")
 
 
 def check_messages(messages: Sequence[Message], engine: str) -> None:
@@ -253,7 +254,7 @@ def check_messages(messages: Sequence[Message], engine: str) -> None:
                     f"{here}.content",
                     "missing_required_parameter",
                 )
-    check_count([message.content for message in messages], "messages")
+    check_count(map(_CONTENT, messages), "messages")
     check_calls(messages)
 
 
@@ -283,7 +284,10 @@ def check_count(contents: Iterable[object], field: str) -> None:
     Args:
         contents: the content of each message: a string, or a list of parts.
     """
-    parts = sum(len(content) for content in contents if isinstance(content, list))
+    parts = 0
+    for content in contents:
+        if isinstance(content, list):
+            parts += len(content)
     if parts > limits.PARTS.most:
         raise InvalidRequest(
             f"Invalid '{field}': it has {parts} content parts; at most {limits.PARTS.most} "

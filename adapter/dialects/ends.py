@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from ...schemas import limits
-from ...schemas.openai.common import is_unlimited, whole
+from ...schemas.openai.common import read_limit, whole
 from ..errors import InvalidRequest
 from .fields import Draft, Field, ignored, inside, mapped, refused, same, wrong_value
 
@@ -33,7 +33,7 @@ def alternatives(draft: Draft, value: Any) -> None:
 
 def most_tokens(draft: Draft, value: Any) -> None:
     """Set the largest number of tokens; -1 and -2 mean no limit, which Responses has by default."""
-    if draft.where != "responses" or not is_unlimited(whole(value)):
+    if draft.where != "responses" or value is None or read_limit(whole(value)) is not None:
         draft.set("max_tokens", value)
 
 

@@ -15,8 +15,7 @@ from ...backends.queue import Party
 from ...backends.streams import merged
 from ...schemas.openai.common import Usage
 from ..service import Observer
-from .choice import NO_ECHO, Choice, Echo
-from .parts import MessageFormat
+from .choice import NO_ECHO, Choice, Echo, MessageFormat
 
 # The cost of making a choice, in bytes of JSON that take as long to parse.
 CHOICE = 64

@@ -83,7 +83,7 @@ class Answer:
     ) -> Result:
         """Return the choice with these deltas, after those of an echoed prompt."""
         everything = [*prompt, *deltas] if prompt else deltas
-        if not self.needs_tokens:
+        if self.show is None and self.best is None:
             return Result(everything, reason)
         generated = [entry for delta in deltas for entry in delta.entries]
         shown = None
@@ -117,9 +117,10 @@ class Collected(Sink):
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
         self._choices = choices
         self._per_prompt = per_prompt
-        self._prompts = [choice.start() for choice in choices]
-        self._pieces = [[] for _ in choices]
         self._results = [None] * len(choices)
+        for choice in choices:
+            self._prompts.append(choice.start())
+            self._pieces.append([])
 
     @override
     async def take(self, batch: Batch) -> None:

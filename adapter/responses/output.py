@@ -16,9 +16,8 @@ from typing_extensions import override
 
 from ...schemas.openai.common import FinishReason
 from ..chat.custom import InputReader
-from ..generation.choice import Delta
+from ..generation.choice import Delta, Kind
 from ..generation.logprobs import Entry
-from ..generation.parts import Kind
 from .items import item_id
 from .tools import CalledTool
 

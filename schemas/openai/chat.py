@@ -16,6 +16,7 @@ from .common import (
     LogitBias,
     Metadata,
     Penalty,
+    ReplyHead,
     Request,
     Seed,
     Stop,
@@ -23,8 +24,8 @@ from .common import (
     Temperature,
     Usage,
     invalid,
-    is_unlimited,
-    kind_of,
+    read_limit,
+    unexpected,
 )
 from .messages import Content, Function, Message, ResponseFormat, Tool
 
@@ -77,11 +78,7 @@ def _check_word_or_object(*words: str) -> BeforeValidator:
             raise invalid(
                 f"Invalid value: '{value:.200}'. Supported values are: {listed}.", "invalid_value"
             )
-        raise invalid(
-            "Invalid type for '{param}': expected one of a string or object, but got "
-            f"{kind_of(value)} instead.",
-            "invalid_type",
-        )
+        raise unexpected(value, "one of a string or object")
 
     return BeforeValidator(check)
 
@@ -163,10 +160,7 @@ class InstructAdapter(Request):
 
 
 # None means no limit.
-MaxTokens = Annotated[
-    Annotated[int, Field(ge=1)] | None,
-    BeforeValidator(lambda value: None if is_unlimited(value) else value),
-]
+MaxTokens = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(read_limit)]
 
 
 class ChatRequest(EngineExtras):
@@ -223,8 +217,8 @@ class ChatRequest(EngineExtras):
         return self.max_tokens or self.max_completion_tokens
 
 
-class ChatMessage(TypedDict):
-    """The assistant's message; `refusal` is always present, and null."""
+class AssistantText(TypedDict):
+    """The assistant's message without calls; `refusal` is always present, and null."""
 
     role: Literal["assistant"]
     content: str | None
@@ -232,6 +226,11 @@ class ChatMessage(TypedDict):
     annotations: list[Any]
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]
+
+
+class ChatMessage(AssistantText):
+    """The assistant's message."""
+
     tool_calls: NotRequired[list[Any]]
     function_call: NotRequired[Any]
 
@@ -266,17 +265,13 @@ class ChatChoice(TypedDict):
     finish_reason: FinishReason
 
 
-class ChatCompletion(TypedDict):
+class ChatCompletion(ReplyHead):
     """The response to a request without streaming."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: Usage
     service_tier: NotRequired[str]
-    system_fingerprint: str
 
 
 class ChatDelta(TypedDict, total=False):
@@ -300,15 +295,11 @@ class ChatChunkChoice(TypedDict):
     finish_reason: FinishReason | None
 
 
-class ChatChunk(TypedDict):
+class ChatChunk(ReplyHead):
     """One chunk of a streamed response."""
 
-    id: str
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
     service_tier: NotRequired[str]
-    system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
     obfuscation: NotRequired[str]

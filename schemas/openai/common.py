@@ -117,6 +117,36 @@ def invalid(
     return PydanticCustomError("openai", "{text}", context)
 
 
+def unexpected(value: object, expected: str, path: str = "") -> PydanticCustomError:
+    """Return OpenAI's error for a value of another JSON type."""
+    return invalid(
+        f"Invalid type for '{{param}}': expected {expected}, but got {kind_of(value)} instead.",
+        "invalid_type",
+        path,
+    )
+
+
+def too_long(kind: str, most: int, size: int, path: str = "") -> PydanticCustomError:
+    """Return OpenAI's error for a value that is longer than its limit."""
+    one = "a string" if kind == "string" else f"an {kind}"
+    return invalid(
+        f"Invalid '{{param}}': {kind} too long. Expected {one} with maximum length {most}, but got "
+        f"{one} with length {size} instead.",
+        f"{kind}_above_max_{'properties' if kind == 'object' else 'length'}",
+        path,
+    )
+
+
+def empty_string(path: str = "") -> PydanticCustomError:
+    """Return OpenAI's error for an empty string at a path in the field."""
+    return invalid(
+        "Invalid '{param}': empty string. Expected a string with minimum length 1, but got an "
+        "empty string instead.",
+        "empty_string",
+        path,
+    )
+
+
 class Request(BaseModel):
     """Base class of requests and their parts."""
 
@@ -137,26 +167,13 @@ def _check_stop(value: object) -> object:
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise invalid(
-            "Invalid type for '{param}': expected one of a string or array of strings, but got "
-            f"{kind_of(value)} instead.",
-            "invalid_type",
-        )
+        raise unexpected(value, "one of a string or array of strings")
     for index, item in enumerate(value):
         if not isinstance(item, str):
-            raise invalid(
-                f"Invalid type for '{{param}}': expected a string, but got {kind_of(item)} "
-                "instead.",
-                "invalid_type",
-                f"[{index}]",
-            )
+            raise unexpected(item, "a string", f"[{index}]")
         _check_stop_length(item, f"[{index}]")
     if len(value) > limits.STOPS.most:
-        raise invalid(
-            f"Invalid '{{param}}': array too long. Expected an array with maximum length "
-            f"{limits.STOPS.most}, but got an array with length {len(value)} instead.",
-            "array_above_max_length",
-        )
+        raise too_long("array", limits.STOPS.most, len(value))
     size = sum(map(len, value))
     if size > limits.STOP_TEXT.most:
         raise invalid(
@@ -169,20 +186,15 @@ def _check_stop(value: object) -> object:
 
 def _check_stop_length(stop: str, path: str) -> None:
     if len(stop) > MOST_STOP:
-        raise invalid(
-            f"Invalid '{{param}}': string too long. Expected a string with maximum length "
-            f"{MOST_STOP}, but got a string with length {len(stop)} instead.",
-            "string_above_max_length",
-            path,
-        )
+        raise too_long("string", MOST_STOP, len(stop), path)
 
 
 Stop = Annotated[str | list[str] | None, BeforeValidator(_check_stop)]
 
 
-def is_unlimited(value: object) -> bool:
-    """Return True for -1 and -2, with which llama.cpp's clients ask for tokens without a limit."""
-    return type(value) is int and -2 <= value <= -1
+def read_limit(value: object) -> object:
+    """Return None for -1 and -2, with which llama.cpp's clients ask for tokens without a limit."""
+    return None if type(value) is int and -2 <= value <= -1 else value
 
 
 def _check_logit_bias(value: object) -> object:
@@ -192,11 +204,7 @@ def _check_logit_bias(value: object) -> object:
     if not isinstance(value, dict):
         return value
     if len(value) > limits.BIASES.most:
-        raise invalid(
-            f"Invalid '{{param}}': object too long. Expected an object with maximum length "
-            f"{limits.BIASES.most}, but got an object with length {len(value)} instead.",
-            "object_above_max_properties",
-        )
+        raise too_long("object", limits.BIASES.most, len(value))
     for key, bias in value.items():
         if not key.isascii() or not key.isdigit() or len(key) > 10:
             raise invalid(
@@ -205,12 +213,7 @@ def _check_logit_bias(value: object) -> object:
                 "invalid_value",
             )
         if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise invalid(
-                f"Invalid type for '{{param}}': expected a number, but got {kind_of(bias)} "
-                "instead.",
-                "invalid_type",
-                f".{key}",
-            )
+            raise unexpected(bias, "a number", f".{key}")
         if not -100 <= bias <= 100:
             side, word = ("above", "maximum") if bias > 100 else ("below", "minimum")
             raise invalid(
@@ -336,6 +339,15 @@ class Usage(TypedDict):
     total_tokens: int
     prompt_tokens_details: NotRequired[PromptTokensDetails]
     completion_tokens_details: NotRequired[CompletionTokensDetails]
+
+
+class ReplyHead(TypedDict):
+    """The keys that completions, chat completions and their chunks begin with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
 
 
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]

@@ -14,12 +14,13 @@ from .common import (
     FinishReason,
     LogitBias,
     Penalty,
+    ReplyHead,
     Seed,
     Stop,
     StreamOptions,
     Temperature,
     Usage,
-    is_unlimited,
+    read_limit,
 )
 from .inputs import check_inputs
 from .messages import ResponseFormat
@@ -42,9 +43,7 @@ DEFAULT_MAX_TOKENS = 16
 
 def _read_max_tokens(value: object) -> object:
     """Return the default for null, and null for no limit."""
-    if value is None:
-        return DEFAULT_MAX_TOKENS
-    return None if is_unlimited(value) else value
+    return DEFAULT_MAX_TOKENS if value is None else read_limit(value)
 
 
 class CompletionRequest(EngineExtras):
@@ -100,14 +99,10 @@ class CompletionChoice(TypedDict):
     finish_reason: FinishReason
 
 
-class Completion(TypedDict):
+class Completion(ReplyHead):
     """The response to a request without streaming."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
 
@@ -121,17 +116,13 @@ class CompletionChunkChoice(TypedDict):
     finish_reason: FinishReason | None
 
 
-class CompletionChunk(TypedDict):
+class CompletionChunk(ReplyHead):
     """One chunk of a streamed response.
 
     `usage` is present only if it was requested, and null in every chunk but the last.
     """
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChunkChoice]
     usage: NotRequired[Usage | None]
     obfuscation: NotRequired[str]

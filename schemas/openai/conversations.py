@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from .common import Metadata, Request, invalid, kind_of
+from .common import Metadata, Request, empty_string, invalid, too_long, unexpected
 from .response_items import LONGEST_ID, Item, ItemReference
 
 # OpenAI's limit for the items of a request.
@@ -22,25 +22,11 @@ def _check_id(value: object) -> object:
     if name is None:
         return value
     if not isinstance(name, str):
-        raise invalid(
-            f"Invalid type for '{{param}}': expected a string, but got {kind_of(name)} instead.",
-            "invalid_type",
-            ".id",
-        )
+        raise unexpected(name, "a string", ".id")
     if not name:
-        raise invalid(
-            "Invalid '{param}': empty string. Expected a string with minimum length 1, but got an "
-            "empty string instead.",
-            "empty_string",
-            ".id",
-        )
+        raise empty_string(".id")
     if len(name) > LONGEST_ID:
-        raise invalid(
-            f"Invalid '{{param}}': string too long. Expected a string with maximum length "
-            f"{LONGEST_ID}, but got a string with length {len(name)} instead.",
-            "string_above_max_length",
-            ".id",
-        )
+        raise too_long("string", LONGEST_ID, len(name), ".id")
     if not _NAME.fullmatch(name):
         raise invalid(
             "Invalid '{param}': expected letters, digits, underscores and dashes only.",

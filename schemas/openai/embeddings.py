@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
-from .common import Request, invalid, kind_of
+from .common import Request, invalid, unexpected
 from .inputs import Inputs, check_inputs
 
 
@@ -81,11 +81,7 @@ def _check_documents(value: object) -> object:
                     "Missing required parameter: '{param}'.", "missing_required_parameter", where
                 )
         expected = "a string" if isinstance(item, dict) else "one of a string or object with 'text'"
-        raise invalid(
-            f"Invalid type for '{{param}}': expected {expected}, but got {kind_of(found)} instead.",
-            "invalid_type",
-            where,
-        )
+        raise unexpected(found, expected, where)
     return value
 
 

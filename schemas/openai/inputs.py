@@ -7,12 +7,12 @@ from typing import TypeAlias
 from pydantic_core import PydanticCustomError
 
 from .. import limits
-from .common import invalid, kind_of
+from .common import empty_string, invalid, too_long, unexpected
 
 # The types that a field with prompts or inputs may have.
 Inputs: TypeAlias = str | list[str] | list[int] | list[list[int]]
 
-_EXPECTED = "expected a string, array of strings, array of token ids, or array of such arrays"
+_EXPECTED = "a string, array of strings, array of token ids, or array of such arrays"
 
 
 def check_inputs(value: object, most: int, allow_empty: bool = True) -> object:
@@ -27,31 +27,16 @@ def check_inputs(value: object, most: int, allow_empty: bool = True) -> object:
             raise empty_string()
         return value
     if not isinstance(value, list):
-        raise invalid(
-            f"Invalid type for '{{param}}': {_EXPECTED}, but got {kind_of(value)} instead.",
-            "invalid_type",
-        )
+        raise unexpected(value, _EXPECTED)
     if not value:
-        raise invalid(
-            "Invalid '{param}': empty array. Expected an array with minimum length 1, but got an "
-            "empty array instead.",
-            "empty_array",
-        )
+        raise _empty_array()
     first = _shape(value[0])
     if first is not int and len(value) > most:
-        raise invalid(
-            f"Invalid '{{param}}': array too long. Expected an array with maximum length "
-            f"{most}, but got an array with length {len(value)} instead.",
-            "array_above_max_length",
-        )
+        raise too_long("array", most, len(value))
     _check_count(value, first)
     for index, item in enumerate(value):
         if first is None or _shape(item) != first:
-            raise invalid(
-                f"Invalid type for '{{param}}': {_EXPECTED}, but got {kind_of(item)} instead.",
-                "invalid_type",
-                f"[{index}]",
-            )
+            raise unexpected(item, _EXPECTED, f"[{index}]")
         if isinstance(item, list):
             _check_ids(item, f"[{index}]")
         elif item == "" and not allow_empty:
@@ -59,16 +44,6 @@ def check_inputs(value: object, most: int, allow_empty: bool = True) -> object:
     if first is int:
         _check_ids(value, "")
     return value
-
-
-def empty_string(path: str = "") -> PydanticCustomError:
-    """Return OpenAI's error for an empty string at a path in the field."""
-    return invalid(
-        "Invalid '{param}': empty string. Expected a string with minimum length 1, but got an "
-        "empty string instead.",
-        "empty_string",
-        path,
-    )
 
 
 def _check_count(prompts: list[object], first: type | None) -> None:
@@ -89,22 +64,21 @@ def _shape(item: object) -> type | None:
     return type(item) if type(item) in (str, int, list) else None
 
 
+def _empty_array(path: str = "") -> PydanticCustomError:
+    return invalid(
+        "Invalid '{param}': empty array. Expected an array with minimum length 1, but got an "
+        "empty array instead.",
+        "empty_array",
+        path,
+    )
+
+
 def _check_ids(ids: list[object], path: str) -> None:
     if not ids:
-        raise invalid(
-            "Invalid '{param}': empty array. Expected an array with minimum length 1, but got an "
-            "empty array instead.",
-            "empty_array",
-            path,
-        )
+        raise _empty_array(path)
     for index, token in enumerate(ids):
         if type(token) is not int:
-            raise invalid(
-                f"Invalid type for '{{param}}': expected an integer, but got {kind_of(token)} "
-                "instead.",
-                "invalid_type",
-                f"{path}[{index}]",
-            )
+            raise unexpected(token, "an integer", f"{path}[{index}]")
         if not 0 <= token < 2**31:
             side, sign, bound = ("below", ">=", 0) if token < 0 else ("above", "<=", 2**31 - 1)
             name = "minimum" if token < 0 else "maximum"

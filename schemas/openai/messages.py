@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from .common import JsonObject, Request, invalid, kind_of
+from .common import JsonObject, Request, invalid, unexpected
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+$", min_length=1, max_length=64)]
 
@@ -93,20 +93,17 @@ def _check_content(value: object) -> object:
         return value
     if value is None:
         raise invalid(NO_CONTENT, None, dotted=True)
-    raise invalid(
-        "Invalid type for '{param}': expected one of a string or array of objects, but got "
-        f"{kind_of(value)} instead.",
-        "invalid_type",
-    )
+    raise unexpected(value, "one of a string or array of objects")
 
 
-def _content_kind(value: object) -> str:
+def form_of(value: object) -> str:
+    """Return the tag of a field that is one text or a list."""
     return "array" if isinstance(value, list) else "string"
 
 
 Content = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[Part], Tag("array")],
-    Discriminator(_content_kind),
+    Discriminator(form_of),
     BeforeValidator(_check_content),
 ]
 

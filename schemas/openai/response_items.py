@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from .common import Request, type_of, without_nulls, wrong_type, wrong_value
-from .messages import CacheBreakpoint, InputAudio
+from .messages import CacheBreakpoint, InputAudio, RefusalPart, form_of
 from .response_tools import AnyTool
 
 Detail: TypeAlias = Literal["auto", "low", "high", "original"]
@@ -33,13 +33,6 @@ class OutputTextPart(Request):
     text: str
     annotations: Any = None
     logprobs: Any = None
-
-
-class RefusalPart(Request):
-    """A refusal that the model gave earlier."""
-
-    type: Literal["refusal"]
-    refusal: str
 
 
 class InputImagePart(Request):
@@ -152,11 +145,7 @@ def _check_content(value: object) -> object:
     return value
 
 
-def _content_tag(value: object) -> str:
-    return "array" if isinstance(value, list) else "string"
-
-
-_CONTENT = (Discriminator(_content_tag), BeforeValidator(_check_content))
+_CONTENT = (Discriminator(form_of), BeforeValidator(_check_content))
 UserContent = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[UserPart], Tag("array")], *_CONTENT
 ]

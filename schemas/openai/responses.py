@@ -17,10 +17,10 @@ from .common import (
     Seed,
     Stop,
     invalid,
-    kind_of,
     without_nulls,
+    wrong_type,
 )
-from .messages import Name, TextFormat
+from .messages import Name, TextFormat, form_of
 from .response_items import Item
 from .response_tools import AnyTool, FlatToolChoice
 
@@ -129,24 +129,15 @@ Include = Literal[
 
 
 def _check_input(value: object) -> object:
-    if isinstance(value, str | list):
-        return value
-    shown = "an object" if value is None else kind_of(value)
-    raise invalid(
-        "Invalid type for '{param}': expected one of a string or array of input items, but got "
-        f"{shown} instead.",
-        "invalid_type",
-    )
-
-
-def _input_tag(value: object) -> str:
-    return "string" if isinstance(value, str) else "array"
+    if not isinstance(value, str | list):
+        raise wrong_type(value, "one of a string or array of input items")
+    return value
 
 
 Input = Annotated[
     Annotated[str, Tag("string")]
     | Annotated[Annotated[list[Item], Field(max_length=limits.MESSAGES.most)], Tag("array")],
-    Discriminator(_input_tag),
+    Discriminator(form_of),
     BeforeValidator(_check_input),
 ]
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from typing_extensions import NotRequired, TypedDict
 
-from .chat import ChatLogprobs
-from .common import FinishReason, Metadata, Request, Usage
+from .chat import AssistantText, ChatLogprobs
+from .common import FinishReason, Metadata, ReplyHead, Request, Usage
 
 _NUMBER = re.compile("-?[0-9]{1,100}")
 
@@ -43,15 +43,9 @@ class MetadataUpdate(Request):
     metadata: Metadata | None
 
 
-class StoredMessage(TypedDict):
+class StoredMessage(AssistantText):
     """The assistant's message, with the fields that `ChatMessage` may lack."""
 
-    role: Literal["assistant"]
-    content: str | None
-    refusal: None
-    annotations: list[Any]
-    reasoning_content: NotRequired[str]
-    reasoning: NotRequired[str]
     tool_calls: list[Any] | None
     function_call: Any
 
@@ -65,17 +59,13 @@ class StoredChoice(TypedDict):
     finish_reason: FinishReason
 
 
-class StoredCompletion(TypedDict):
+class StoredCompletion(ReplyHead):
     """A stored chat completion with parameters of its request."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
     choices: list[StoredChoice]
     usage: Usage
     service_tier: str
-    system_fingerprint: str
     request_id: str
     temperature: float
     top_p: float
@@ -112,7 +102,6 @@ class Deleted(TypedDict):
 
 
 def _flag(value: object) -> object:
-    """Return the boolean in a query parameter."""
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 

@@ -23,7 +23,7 @@ from ....backends.grammar import (
     token_or_text,
     unmarked,
 )
-from ...generation.parts import Parser
+from ...generation.choice import Parser
 from ..parsers import ARGUMENTS, INPUT, NAME, CallParser, Calls
 
 Path: TypeAlias = tuple[str | int, ...]

@@ -15,7 +15,7 @@ import orjson
 from typing_extensions import override
 
 from ....backends.grammar import literal
-from ...generation.parts import Parser, Part
+from ...generation.choice import Parser, Part
 from ..parsers import Broken, CallParser, Calls, Steps
 from .base import Check, NamedFormat
 from .json_formats import INTERPRETERS, PYTHON_TAG, CodeParser

@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from ....backends.grammar import literal
-from ...generation.parts import Parser, Part
+from ...generation.choice import Parser, Part
 from ..parsers import BLANKS, Blanks, Broken, CallParser, MarkerFinder, Steps
 from .base import ToolCallFormat
 from .base import marker as marker_of
@@ -181,7 +181,6 @@ class HarmonyParser(Parser):
         return self._blanks.content(self._raw)
 
     def _close(self) -> list[Part]:
-        """End a body."""
         call, self._call = self._call, None
         if call is None:
             return []

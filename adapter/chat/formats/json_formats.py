@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from typing_extensions import override
 
-from ...generation.parts import Part
+from ...generation.choice import Part
 from ..parsers import ARGUMENTS, LONGEST_NAME, Broken, CallParser, Steps
 from .base import Check, ToolCallFormat
 

@@ -276,7 +276,6 @@ def _of(schema: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 
 def _is_ruled(schema: Mapping[str, Any], kind: str) -> bool:
-    """Return True if a schema restricts the values of a type."""
     return bool(_of(schema, kind).keys() & CONSTRAINTS - {"type"})
 
 
@@ -716,7 +715,6 @@ class _Values:
         return f"({' | '.join(dict.fromkeys(parts))}) {closing}" if parts else ""
 
     def _rule(self, part: Json) -> str:
-        """Return the name of a rule for JSON."""
         key = orjson.dumps(part.schema, option=orjson.OPT_SORT_KEYS)
         if key not in self._shared:
             own = self._shared[key] = f"{self._prefix}value-{len(self._shared)}"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat, format_of
-from latimer.adapter.generation.parts import Part
+from latimer.adapter.generation.choice import Part
 
 from .outputs import OUTPUTS, Expected
 

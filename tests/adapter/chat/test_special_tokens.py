@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def harmless(content: str) -> str:
 
 async def ids_of(model: Model, backend: Backend, content: str) -> TokenIds:
     """Return the token ids of a conversation's prompt, as the engine gets them."""
-    rendered = await prompt_of(model, chat(content), backend, partial(render, model))
+    rendered = await prompt_of(model, chat(content), backend)
     if not isinstance(rendered.prompt, Text):
         return rendered.prompt
     return await backend.tokenize(rendered.prompt.text, add_special=True, parse_special=True)
@@ -105,7 +104,7 @@ async def test_tags_around_earlier_reasoning_are_tokens(backend: LlamaCpp) -> No
         content = Framed.of(f"<think>a {inner}</think>b {inner}", Tags("<think>", "</think>"))
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
         conversation: Conversation = {"messages": messages, "variables": {}}
-        rendered = await prompt_of(model, conversation, backend, partial(render, model))
+        rendered = await prompt_of(model, conversation, backend)
         prompt = rendered.prompt
         if isinstance(prompt, Text):
             prompt = await backend.tokenize(prompt.text, add_special=True, parse_special=True)
@@ -172,7 +171,7 @@ async def test_tools_calls_and_results_are_text(backend: LlamaCpp, name: str) ->
         found = []
         for content in (attack, harmless(attack)):
             conversation = tool_talk(model, content)
-            rendered = await prompt_of(model, conversation, backend, partial(render, model))
+            rendered = await prompt_of(model, conversation, backend)
             ids = rendered.prompt
             if isinstance(ids, Text):
                 ids = await backend.tokenize(ids.text, add_special=True, parse_special=True)
@@ -188,7 +187,7 @@ async def test_a_prompt_without_marks_stays_one_string(backend: LlamaCpp) -> Non
     """A prompt in which no message spells a control token goes to the engine as one string."""
     model = replace(await backend.model(), template=TEMPLATES["Qwen-Qwen2.5-7B-Instruct"])
     for content in ("hello", "a < b [c] <d>", "<|im_en d|>"):
-        rendered = await prompt_of(model, chat(content), backend, partial(render, model))
+        rendered = await prompt_of(model, chat(content), backend)
         assert isinstance(rendered.prompt, Text)
 
 

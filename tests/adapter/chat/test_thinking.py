@@ -9,7 +9,7 @@ import pytest
 from latimer.adapter.chat.formats import HERMES
 from latimer.adapter.chat.parsers import Plain
 from latimer.adapter.chat.reasoning import Tags, Thinking, tags_of
-from latimer.adapter.generation.parts import Parser, Part
+from latimer.adapter.generation.choice import Parser, Part
 
 from .test_formats import halves, whole
 

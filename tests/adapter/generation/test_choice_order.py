@@ -11,8 +11,8 @@ import pytest
 from latimer.adapter.chat import message
 from latimer.adapter.chat.formats import HERMES
 from latimer.adapter.chat.message import ChatFrames
+from latimer.adapter.generation.choice import MessageFormat
 from latimer.adapter.generation.frames import CompletionFrames, Frames
-from latimer.adapter.generation.parts import MessageFormat
 from latimer.adapter.generation.run import Plan, run
 from latimer.adapter.generation.sinks import Answer, Streamed, usage_of
 from latimer.adapter.request import Exchange

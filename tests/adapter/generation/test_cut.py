@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from latimer.adapter.chat.parsers import Plain
 from latimer.adapter.chat.reasoning import Tags, Thinking
-from latimer.adapter.generation.choice import Choice, Delta
-from latimer.adapter.generation.parts import MessageFormat, Parser
+from latimer.adapter.generation.choice import Choice, Delta, MessageFormat, Parser
 from latimer.adapter.generation.run import Plan, run
 from latimer.backends.base import (
     Batch,

@@ -7,9 +7,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.adapter.generation.choice import Choice, Delta
+from latimer.adapter.generation.choice import Choice, Delta, TextAssembler
 from latimer.adapter.generation.sinks import detailed_usage_of, usage_of
-from latimer.adapter.generation.text import TextAssembler
 from latimer.backends.base import Finish
 from latimer.backends.errors import EngineError
 

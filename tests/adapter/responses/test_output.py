@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.adapter.generation.choice import Delta
+from latimer.adapter.generation.choice import Delta, Kind
 from latimer.adapter.generation.logprobs import Entry, to_response
-from latimer.adapter.generation.parts import Kind
 from latimer.adapter.responses.items import new_response_id
 from latimer.adapter.responses.output import Event, Output, Shape, Thoughts
 from latimer.adapter.responses.tools import CalledTool
