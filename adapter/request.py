@@ -247,7 +247,6 @@ def _start_watchers(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _check_type(content_type: bytes) -> None:
-    """Reject a content type other than JSON."""
     media = content_type.decode("latin-1").partition(";")[0].strip().lower()
     if media and media != "application/json":
         media = as_ascii(media)
@@ -264,7 +263,6 @@ def _read(parts: list[bytes], read: Callable[[dict[str, Any]], T]) -> T:
 
 
 def _object(parts: list[bytes]) -> dict[str, Any]:
-    """Return the JSON object in a body."""
     body = b"".join(parts) if len(parts) > 1 else parts[0]
     if len(body) > limits.CONTAINERS.most < most_values(body):
         _check_count(body)

@@ -117,6 +117,36 @@ def invalid(
     return PydanticCustomError("openai", "{text}", context)
 
 
+def range_error(number: str, sign: str, bound: float, value: object) -> tuple[str, str]:
+    """Return OpenAI's message and code for a number out of range; see `invalid`.
+
+    Args:
+        number: `integer` or `decimal`.
+        sign: `>`, `>=`, `<` or `<=`, which the number should be.
+    """
+    side, word = ("below", "minimum") if sign.startswith(">") else ("above", "maximum")
+    message = (
+        f"Invalid '{{param}}': {number} {side} {word} value. Expected a value {sign} {bound}, but "
+        f"got {value} instead."
+    )
+    return message, f"{number}_{side}_{word[:3]}_value"
+
+
+def length_error(noun: str, bound: int, size: int) -> tuple[str, str]:
+    """Return OpenAI's message and code for a value that is too long; see `invalid`.
+
+    Args:
+        noun: `array`, `object`, `property name` or `string`.
+    """
+    one = f"{'an' if noun[0] in 'ao' else 'a'} {noun}"
+    message = (
+        f"Invalid '{{param}}': {noun} too long. Expected {one} with maximum length {bound}, but "
+        f"got {one} with length {size} instead."
+    )
+    limit = "properties" if noun == "object" else "length"
+    return message, f"{noun.replace(' ', '_')}_above_max_{limit}"
+
+
 class Request(BaseModel):
     """Base class of requests and their parts."""
 
@@ -152,11 +182,7 @@ def _check_stop(value: object) -> object:
             )
         _check_stop_length(item, f"[{index}]")
     if len(value) > limits.STOPS.most:
-        raise invalid(
-            f"Invalid '{{param}}': array too long. Expected an array with maximum length "
-            f"{limits.STOPS.most}, but got an array with length {len(value)} instead.",
-            "array_above_max_length",
-        )
+        raise invalid(*length_error("array", limits.STOPS.most, len(value)))
     size = sum(map(len, value))
     if size > limits.STOP_TEXT.most:
         raise invalid(
@@ -169,12 +195,7 @@ def _check_stop(value: object) -> object:
 
 def _check_stop_length(stop: str, path: str) -> None:
     if len(stop) > MOST_STOP:
-        raise invalid(
-            f"Invalid '{{param}}': string too long. Expected a string with maximum length "
-            f"{MOST_STOP}, but got a string with length {len(stop)} instead.",
-            "string_above_max_length",
-            path,
-        )
+        raise invalid(*length_error("string", MOST_STOP, len(stop)), path)
 
 
 Stop = Annotated[str | list[str] | None, BeforeValidator(_check_stop)]
@@ -192,11 +213,7 @@ def _check_logit_bias(value: object) -> object:
     if not isinstance(value, dict):
         return value
     if len(value) > limits.BIASES.most:
-        raise invalid(
-            f"Invalid '{{param}}': object too long. Expected an object with maximum length "
-            f"{limits.BIASES.most}, but got an object with length {len(value)} instead.",
-            "object_above_max_properties",
-        )
+        raise invalid(*length_error("object", limits.BIASES.most, len(value)))
     for key, bias in value.items():
         if not key.isascii() or not key.isdigit() or len(key) > 10:
             raise invalid(
@@ -212,13 +229,8 @@ def _check_logit_bias(value: object) -> object:
                 f".{key}",
             )
         if not -100 <= bias <= 100:
-            side, word = ("above", "maximum") if bias > 100 else ("below", "minimum")
-            raise invalid(
-                f"Invalid '{{param}}': decimal {side} {word} value. Expected a value "
-                f"{'<= 100' if bias > 100 else '>= -100'}, but got {bias} instead.",
-                f"decimal_{side}_{'max' if bias > 100 else 'min'}_value",
-                f".{key}",
-            )
+            sign, bound = ("<=", 100) if bias > 100 else (">=", -100)
+            raise invalid(*range_error("decimal", sign, bound, bias), f".{key}")
     return value
 
 
@@ -384,10 +396,16 @@ def wrong_type(value: object, expected: str) -> Exception:
     )
 
 
+def joined(words: Sequence[str], conjunction: str) -> str:
+    """Return words as a list with a conjunction before the last one."""
+    if len(words) == 1:
+        return words[0]
+    return ", ".join(words[:-1]) + f"{',' * (len(words) > 2)} {conjunction} {words[-1]}"
+
+
 def wrong_value(value: object, words: Sequence[str], path: str = "") -> Exception:
     """Return OpenAI's error for a word that is not one of several."""
-    listed = ", ".join(f"'{word}'" for word in words[:-1])
-    listed += f"{',' * (len(words) > 2)} and '{words[-1]}'"
+    listed = joined([f"'{word}'" for word in words], "and")
     # The text is a template in which `{param}` is replaced.
     shown = str(value)[:200].replace("{param}", "{ param }")
     message = f"Invalid value: '{shown}'. Supported values are: {listed}."
