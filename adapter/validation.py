@@ -206,7 +206,9 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
         top_p=1.0 if request.top_p is None else request.top_p,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias=tuple((int(token), bias) for token, bias in (request.logit_bias or {}).items()),
+        logit_bias=tuple((int(token), bias) for token, bias in request.logit_bias.items())
+        if request.logit_bias
+        else (),
         extras=extras,
     )
 

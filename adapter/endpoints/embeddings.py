@@ -105,7 +105,7 @@ async def _inputs(
         InvalidRequest: the inputs are ids of an unknown vocabulary, under `strict`.
     """
     given = request.input
-    each = given if _is_list(given) else [given]
+    each: Sequence[Any] = given if _is_list(given) else [given]
     if isinstance(each[0], str):
         context = facts.context if facts is not None else None
         return await offload.run(exchange.size, _texts, given, each, context), ()
@@ -115,7 +115,7 @@ async def _inputs(
         return await offload.run(exchange.size, _decoded, given, each, encoding)
     if served.policy.strict:
         raise InvalidRequest(_FOREIGN_IDS, "input", "invalid_value")
-    return await offload.run(exchange.size, lambda: [*map(tuple, each)]), ("input",)
+    return await offload.run(exchange.size, lambda: [tuple(ids) for ids in each]), ("input",)
 
 
 def _param(given: Any, index: int) -> str:
